@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "kernels/cpu/optimizer_update.h"
+#include "tests/kernels/cpu_updates.h"
 
 namespace tranche::bench {
 

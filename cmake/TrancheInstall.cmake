@@ -48,4 +48,5 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/tranche-config-version.cm
 install(FILES ${PROJECT_BINARY_DIR}/tranche-config.cmake ${PROJECT_BINARY_DIR}/tranche-config-version.cmake
         ${PROJECT_SOURCE_DIR}/cmake/FindNCCL.cmake ${PROJECT_SOURCE_DIR}/cmake/FindHDF5Serial.cmake
         ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
+        ${PROJECT_SOURCE_DIR}/cmake/TrancheRules.cmake ${PROJECT_SOURCE_DIR}/kernels/rules/rule.cpp.in
         DESTINATION ${tranche_config_dir})

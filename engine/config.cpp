@@ -20,16 +20,9 @@ namespace tranche {
 namespace detail {
 namespace {
 
-struct OptimizerType {
-  std::string name;
-  std::vector<std::string> parameters;  ///< of optimizer.params
-};
-const std::vector<OptimizerType> known_optimizers = {
-    {"AdamW", {"lr", "betas", "eps", "weight_decay", "adam_w_mode"}},
-    {"Adam", {"lr", "betas", "eps", "weight_decay", "adam_w_mode"}},
-    {"SGD", {"lr", "momentum", "dampening", "nesterov", "weight_decay"}}};
-const std::vector<std::string> schedule_types = {"constant", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR",
-                                                 "OneCycle"};
+const std::vector<std::string> schedule_types = {
+    "constant", "WarmupLR",    "WarmupDecayLR", "WarmupCosineLR",
+    "OneCycle", "LRRangeTest", "WSD",           "InverseSquareRoot"};
 
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
@@ -49,16 +42,13 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-/// One of DeepSpeed's that we lack is told apart from a typing error.
+/// One that is known elsewhere is told apart from a typing error.
 std::string optimizer_type(const std::string& text, Problems& problems) {
   const std::string known = match(optimizer_types(), text);
   if (!known.empty()) return known;
-  const std::vector<std::string> lacking = {"Lamb",    "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion",
-                                            "Adagrad", "Muon",       "MuAdam",      "MuAdamW",    "MuSGD"};
-  const std::string there = match(lacking, text);
-  if (!there.empty()) {
-    problems.add_first(fmt::format("optimizer.type: {} is not part of this version; there are {}", there,
-                                   joined(optimizer_types())));
+  if (const std::string nearest = nearest_to_missing(text); !nearest.empty()) {
+    problems.add_first(
+        fmt::format("optimizer.type: {} is not part of this version; the nearest is {}", text, nearest));
   } else {
     const std::string closest = closest_match(text, optimizer_types());
     problems.add_first(fmt::format("optimizer.type: '{}' is not one of {}{}", text, joined(optimizer_types()),
@@ -71,12 +61,8 @@ std::string schedule_type(const std::string& text, Problems& problems) {
   const std::string known = match(schedule_types, text);
   if (!known.empty()) return known;
   const std::string closest = closest_match(text, schedule_types);
-  problems.add_first(
-      lower(text) == "lrrangetest"
-          ? fmt::format("scheduler.type: LRRangeTest is not part of this version; there are {}",
-                        joined(schedule_types))
-          : fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
-                        closest.empty() ? "" : "; did you mean " + closest + "?"));
+  problems.add_first(fmt::format("scheduler.type: '{}' is not one of {}{}", text, joined(schedule_types),
+                                 closest.empty() ? "" : "; did you mean " + closest + "?"));
   return "constant";
 }
 
@@ -153,29 +139,30 @@ void read_precision(const Values& values, Config& config, Problems& problems) {
 void read_optimizer(const Values& values, Config& config, Problems& problems) {
   OptimizerConfig& optimizer = config.optimizer;
   if (const auto type = values.text("optimizer.type")) optimizer.type = optimizer_type(*type, problems);
-  const std::vector<std::string>& allowed = optimizer_parameters(optimizer.type);
+  const std::vector<std::string> allowed = optimizer_parameters(optimizer.type);
   for (const std::string& name : values.names_within("optimizer.params")) {
     if (std::find(allowed.begin(), allowed.end(), name) == allowed.end()) {
       problems.add(fmt::format("optimizer.params.{} is no parameter of {}, which has {}", name,
                                optimizer.type, joined(allowed)));
     }
   }
-  optimizer.learning_rate = values.number("optimizer.params.lr").value_or(optimizer.learning_rate);
-  if (values.has("optimizer.params.betas")) {
-    const std::vector<double> betas = values.numbers("optimizer.params.betas");
-    if (betas.size() == 2) {
-      optimizer.beta1 = betas[0];
-      optimizer.beta2 = betas[1];
+  const UpdateRule& rule = *find_rule(optimizer.type)->rule;
+  optimizer.learning_rate = values.number("optimizer.params.lr").value_or(rule.learning_rate);
+  for (const RuleOption& option : rule.options) {
+    const std::string path = "optimizer.params." + std::string(option.name);
+    if (!values.has(path)) continue;
+    RuleValue& value = optimizer.parameters[std::string(option.name)];
+    if (option.kind == RuleOption::Kind::flag) {
+      value = values.boolean(path).value_or(false) ? 1 : 0;
+    } else if (option.kind == RuleOption::Kind::number) {
+      value = values.number(path).value_or(option.first);
+    } else if (const std::vector<double> pair = values.numbers(path); pair.size() == 2) {
+      value = std::array{pair[0], pair[1]};
     } else {
-      problems.add(fmt::format("optimizer.params.betas: expected two numbers, found {}", betas.size()));
+      problems.add(fmt::format("{}: expected two numbers, found {}", path, pair.size()));
+      value = std::array{option.first, option.second};
     }
   }
-  optimizer.epsilon = values.number("optimizer.params.eps").value_or(optimizer.epsilon);
-  optimizer.weight_decay = values.number("optimizer.params.weight_decay").value_or(optimizer.weight_decay);
-  optimizer.adam_w_mode = values.boolean("optimizer.params.adam_w_mode").value_or(optimizer.adam_w_mode);
-  optimizer.momentum = values.number("optimizer.params.momentum").value_or(optimizer.momentum);
-  optimizer.dampening = values.number("optimizer.params.dampening").value_or(optimizer.dampening);
-  optimizer.nesterov = values.boolean("optimizer.params.nesterov").value_or(optimizer.nesterov);
 
   if (const auto type = values.text("scheduler.type")) config.schedule.type = schedule_type(*type, problems);
   Json parameters = Json::object();
@@ -378,16 +365,19 @@ void read_count(const Values& values, const char* path, const char* other, std::
 const std::vector<std::string>& optimizer_types() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> result;
-    for (const OptimizerType& type : known_optimizers) result.push_back(type.name);
+    for (const RuleType& type : rule_types()) result.emplace_back(type.name);
     return result;
   }();
   return names;
 }
 
-const std::vector<std::string>& optimizer_parameters(std::string_view type) {
-  const auto found = std::find_if(known_optimizers.begin(), known_optimizers.end(),
-                                  [&](const OptimizerType& known) { return known.name == type; });
-  return (found == known_optimizers.end() ? known_optimizers.front() : *found).parameters;
+std::vector<std::string> optimizer_parameters(std::string_view type) {
+  const RuleType* const known = find_rule(type);
+  std::vector<std::string> names{"lr"};
+  for (const RuleOption& option : (known == nullptr ? find_rule("AdamW") : known)->rule->options) {
+    names.emplace_back(option.name);
+  }
+  return names;
 }
 
 bool is_known_type(std::string_view block, const Json& type) {

@@ -37,6 +37,15 @@ const std::vector<std::string>& parameters_of(std::string_view schedule) {
   if (schedule == "WarmupDecayLR") return decay;
   if (schedule == "WarmupCosineLR") return cosine;
   if (schedule == "OneCycle") return cycle;
+  static const std::vector<std::string> range_test = {"lr_range_test_min_lr", "lr_range_test_step_size",
+                                                      "lr_range_test_step_rate", "lr_range_test_staircase"};
+  static const std::vector<std::string> stable_decay = {"total_num_steps",  "num_warmup_steps",
+                                                        "num_stable_steps", "num_decay_steps",
+                                                        "min_lr_ratio",     "decay_type"};
+  static const std::vector<std::string> inverse_root = {"num_warmup_steps", "timescale"};
+  if (schedule == "LRRangeTest") return range_test;
+  if (schedule == "WSD") return stable_decay;
+  if (schedule == "InverseSquareRoot") return inverse_root;
   return constant;
 }
 
@@ -50,6 +59,11 @@ WarmupType warmup_type(const Values& values, Problems& problems) {
     problems.add(fmt::format("scheduler.params.warmup_type: '{}' is not one of log, linear", text));
   }
   return text == "linear" ? WarmupType::linear : WarmupType::logarithmic;
+}
+
+bool has_betas(const OptimizerConfig& optimizer) {
+  const std::vector<std::string> names = optimizer_parameters(optimizer.type);
+  return std::find(names.begin(), names.end(), "betas") != names.end();
 }
 
 /// The schedule's parameters with their defaults, built. nullptr after a problem.
@@ -77,9 +91,9 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
     options.cycle_first_stair_count = integer("cycle_first_stair_count", 0);
     options.cycle_second_stair_count = values.integer(key("cycle_second_stair_count"));
     options.decay_step_size = integer("decay_step_size", 0);
-    // SGD has no betas to cycle; DeepSpeed leaves its momentum alone too.
+    // Rules without betas have none to cycle; DeepSpeed leaves SGD's momentum alone too.
     options.cycle_momentum =
-        values.boolean(key("cycle_momentum")).value_or(true) && config.optimizer.type != "SGD";
+        values.boolean(key("cycle_momentum")).value_or(true) && has_betas(config.optimizer);
     options.cycle_min_mom = number("cycle_min_mom", 0.8);
     options.cycle_max_mom = number("cycle_max_mom", 0.9);
     options.decay_mom_rate = number("decay_mom_rate", 0);
@@ -105,6 +119,43 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
     if (type == "WarmupLR") return make_warmup_schedule(options);
     return make_warmup_decay_schedule({options, total_steps});
   }
+  if (type == "LRRangeTest") {
+    RangeTestOptions options;
+    options.min_lr = number("lr_range_test_min_lr", options.min_lr);
+    options.step_size = integer("lr_range_test_step_size", options.step_size);
+    options.step_rate = number("lr_range_test_step_rate", options.step_rate);
+    options.staircase = values.boolean(key("lr_range_test_staircase")).value_or(false);
+    return make_range_test_schedule(options);
+  }
+  if (type == "WSD") {
+    StableDecayOptions options;
+    options.learning_rate = rate;
+    options.num_warmup_steps = integer("num_warmup_steps", 0);
+    if (!values.has(key("num_decay_steps"))) problems.add("scheduler.params.num_decay_steps: WSD needs it");
+    options.num_decay_steps = integer("num_decay_steps", 0);
+    options.num_stable_steps =
+        integer("num_stable_steps",
+                std::max<std::int64_t>(0, total_steps - options.num_warmup_steps - options.num_decay_steps));
+    options.min_lr_ratio = number("min_lr_ratio", 0);
+    const std::string decay = values.text(key("decay_type")).value_or("cosine");
+    const auto known = {DecayType::cosine, DecayType::linear, DecayType::one_minus_root};
+    const auto* const found =
+        std::find_if(known.begin(), known.end(), [&](DecayType each) { return name_of(each) == decay; });
+    if (found == known.end()) {
+      problems.add(
+          fmt::format("scheduler.params.decay_type: '{}' is not one of cosine, linear, 1-sqrt", decay));
+    }
+    if (!problems.empty()) return nullptr;
+    options.decay_type = *found;
+    return make_stable_decay_schedule(options);
+  }
+  if (type == "InverseSquareRoot") {
+    InverseRootOptions options;
+    options.learning_rate = rate;
+    options.num_warmup_steps = integer("num_warmup_steps", 0);
+    options.timescale = values.integer(key("timescale"));
+    return make_inverse_root_schedule(options);
+  }
   return make_constant_schedule(rate);
 }
 
@@ -123,8 +174,9 @@ Values schedule_values(const ScheduleConfig& schedule, Problems& problems) {
   return values;
 }
 
-bool needs_end(const std::string& type) {
-  return type == "WarmupDecayLR" || type == "WarmupCosineLR";
+bool needs_end(const std::string& type, const Values& values) {
+  return type == "WarmupDecayLR" || type == "WarmupCosineLR" ||
+         (type == "WSD" && !values.has(key("num_stable_steps")));
 }
 
 }  // namespace
@@ -152,7 +204,7 @@ std::unique_ptr<Schedule> make_schedule(const Config& config) {
   const detail::Values values = detail::schedule_values(config.schedule, problems);
   problems.raise("configuration");
   std::int64_t total = values.integer(detail::key("total_num_steps")).value_or(config.total_steps_hint);
-  if (detail::needs_end(config.schedule.type) && total < 1) {
+  if (detail::needs_end(config.schedule.type, values) && total < 1) {
     throw ConfigurationError(
         fmt::format("schedule {} must know where the run ends: set scheduler.params.total_num_steps or "
                     "tranche.total_steps",
@@ -170,26 +222,22 @@ std::unique_ptr<Schedule> make_schedule(const Config& config) {
 
 std::unique_ptr<Optimizer> make_optimizer(const Config& config) {
   const OptimizerConfig& from = config.optimizer;
+  if (find_rule(from.type) == nullptr) {
+    throw ConfigurationError(fmt::format("optimizer.type: '{}' is not one of {}", from.type,
+                                         fmt::join(detail::optimizer_types(), ", ")));
+  }
+  std::unique_ptr<Optimizer> optimizer;
   try {
-    if (from.type == "SGD") {
-      return make_sgd({.momentum = from.momentum,
-                       .dampening = from.dampening,
-                       .weight_decay = from.weight_decay,
-                       .nesterov = from.nesterov});
-    }
-    if (from.type == "AdamW" || from.type == "Adam") {
-      return make_adam({.beta1 = from.beta1,
-                        .beta2 = from.beta2,
-                        .epsilon = from.epsilon,
-                        .weight_decay = from.weight_decay,
-                        .decoupled = from.type == "AdamW" || from.adam_w_mode,
-                        .moment_dtype = config.precision.moments});
-    }
+    optimizer = make_rule_optimizer(from.type, from.parameters);
   } catch (const InvalidArgument& error) {
     throw ConfigurationError("optimizer.params: " + error.message());
   }
-  throw ConfigurationError(fmt::format("optimizer.type: '{}' is not one of {}", from.type,
-                                       fmt::join(detail::optimizer_types(), ", ")));
+  if (config.precision.moments == DataType::float32) return optimizer;
+  try {
+    return make_rule_optimizer(from.type, from.parameters, config.precision.moments);
+  } catch (const InvalidArgument& error) {
+    throw ConfigurationError("tranche.moments: " + error.message());
+  }
 }
 
 }  // namespace tranche

@@ -113,19 +113,24 @@ Json precision_keys(const Config& config) {
 }
 
 Json optimizer_keys(const OptimizerConfig& optimizer) {
-  const Json all = {{"lr", optimizer.learning_rate},
-                    {"momentum", optimizer.momentum},
-                    {"dampening", optimizer.dampening},
-                    {"nesterov", optimizer.nesterov},
-                    {"betas", {optimizer.beta1, optimizer.beta2}},
-                    {"eps", optimizer.epsilon},
-                    {"adam_w_mode", optimizer.adam_w_mode},
-                    {"weight_decay", optimizer.weight_decay}};
-  const std::vector<std::string>& belonging = optimizer_parameters(optimizer.type);
   Json json;
   json["type"] = optimizer.type;
-  for (const auto& [key, value] : all.items()) {
-    if (std::find(belonging.begin(), belonging.end(), key) != belonging.end()) json["params"][key] = value;
+  json["params"]["lr"] = optimizer.learning_rate;
+  const RuleType* const type = find_rule(optimizer.type);
+  if (type == nullptr) return json;
+  for (const RuleOption& option : type->rule->options) {
+    const auto given = optimizer.parameters.find(option.name);
+    const bool is_given = given != optimizer.parameters.end();
+    const double first = is_given ? given->second.first : option.first;
+    const double second = is_given ? given->second.second : option.second;
+    Json& value = json["params"][std::string(option.name)];
+    if (option.kind == RuleOption::Kind::flag) {
+      value = first != 0;
+    } else if (option.kind == RuleOption::Kind::pair) {
+      value = {first, second};
+    } else if (std::isfinite(first)) {
+      value = first;
+    }
   }
   return json;
 }

@@ -1,4 +1,16 @@
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <iterator>
+#include <set>
+#include <string>
+#include <vector>
+
 #include "engine/config_keys.h"
+#include "tranche/optim/rules.h"
 
 namespace tranche::detail {
 namespace {
@@ -49,31 +61,22 @@ constexpr ConfigKey keys[] = {
 
     // Optimizer.
     block_of("optimizer", "the update rule"),
-    honoured("optimizer.type", text, "\"AdamW\"", "AdamW, Adam or SGD, in any case of letters"),
+    honoured("optimizer.type", text, "\"AdamW\"", "one of the optimizers below, in any case of letters"),
     no_meaning("optimizer.legacy_fusion", "there is one fused update"),
     block_of("optimizer.params", "its parameters"),
-    automatic("optimizer.params.lr", number, "0.001", "learning rate where no schedule sets it"),
-    automatic("optimizer.params.betas", numbers, "[0.9, 0.999]", "Adam and AdamW: decay of the moments"),
-    automatic("optimizer.params.eps", number, "1e-8", "Adam and AdamW"),
-    automatic("optimizer.params.weight_decay", number, "0",
-              "decoupled in AdamW, added to the gradient in Adam and SGD"),
-    honoured("optimizer.params.adam_w_mode", boolean, "true", "Adam with this is AdamW, as in DeepSpeed"),
-    automatic("optimizer.params.momentum", number, "0", "SGD"),
-    honoured("optimizer.params.dampening", number, "0", "SGD"),
-    honoured("optimizer.params.nesterov", boolean, "false", "SGD"),
     no_meaning("optimizer.params.torch_adam", "there is one Adam, bit-equal on every device; without weight_decay it is 0 (in PyTorch 0.01)"),
     no_meaning("optimizer.params.fused", "the update is always fused"),
     no_meaning("optimizer.params.foreach", "the update is always fused"),
     no_meaning("optimizer.params.set_grad_none", "gradients are freed by the engine"),
     refused("optimizer.params.bias_correction", "true", "Adam is always bias-corrected"),
-    refused("optimizer.params.amsgrad", "false", "AMSGrad is not part of this version"),
+    refused("optimizer.params.eps_inside_sqrt", "false", "eps is added to the root"),
     refused("optimizer.params.maximize", "false", "losses are minimised"),
     refused("optimizer.params.max_grad_norm", "0", "write gradient_clipping at the top level instead"),
 
     // Scheduler.
     block_of("scheduler", "the learning rate over the steps"),
     honoured("scheduler.type", text, "\"constant\"",
-             "constant, WarmupLR, WarmupDecayLR, WarmupCosineLR or OneCycle"),
+             "constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, LRRangeTest, WSD or InverseSquareRoot"),
     block_of("scheduler.params", "its parameters"),
     automatic("scheduler.params.warmup_min_lr", number, "0", "WarmupLR, WarmupDecayLR"),
     automatic("scheduler.params.warmup_max_lr", number, "the optimizer's lr", "WarmupLR, WarmupDecayLR"),
@@ -97,6 +100,16 @@ constexpr ConfigKey keys[] = {
     honoured("scheduler.params.cycle_min_mom", number, "0.8", "OneCycle"),
     honoured("scheduler.params.cycle_max_mom", number, "0.9", "OneCycle"),
     honoured("scheduler.params.decay_mom_rate", number, "0", "OneCycle"),
+    honoured("scheduler.params.lr_range_test_min_lr", number, "0.001", "LRRangeTest: the first rate"),
+    honoured("scheduler.params.lr_range_test_step_size", integer, "2000", "LRRangeTest: steps of an interval"),
+    honoured("scheduler.params.lr_range_test_step_rate", number, "1", "LRRangeTest: the first rate's multiple that an interval adds"),
+    honoured("scheduler.params.lr_range_test_staircase", boolean, "false", "LRRangeTest: once an interval instead of every step"),
+    honoured("scheduler.params.num_warmup_steps", integer, "0", "WSD, InverseSquareRoot: steps of linear warm-up"),
+    honoured("scheduler.params.num_stable_steps", integer, "what the others leave of the run", "WSD: steps at the full rate"),
+    honoured("scheduler.params.num_decay_steps", integer, "required", "WSD: steps of decay"),
+    honoured("scheduler.params.min_lr_ratio", number, "0", "WSD: the share of the rate after the decay"),
+    honoured("scheduler.params.decay_type", text, "\"cosine\"", "WSD: cosine, linear or 1-sqrt"),
+    honoured("scheduler.params.timescale", integer, "num_warmup_steps, else 10000", "InverseSquareRoot: the rate is that of sqrt(timescale / step), shifted so that it begins at the full rate"),
     refused("scheduler.params.last_batch_iteration", "-1", "the step to go on from is the checkpoint's"),
 
     // ZeRO: what is honoured.
@@ -188,8 +201,8 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.parameter_groups[].learning_rate", number, "the schedule's",
              "learning rate of these tensors in every step, in place of the schedule's; the factor multiplies it too"),
     honoured("tranche.parameter_groups[].betas", numbers, "the optimizer's",
-             "Adam and AdamW; also in place of a beta1 that OneCycle cycles"),
-    honoured("tranche.parameter_groups[].eps", number, "the optimizer's", "Adam and AdamW"),
+             "of rules that have betas; also in place of a beta1 that OneCycle cycles"),
+    honoured("tranche.parameter_groups[].eps", number, "the optimizer's", "of rules that have eps"),
     automatic("tranche.collectives", text, "\"auto\"",
               "auto or ours: the fixed-order sum; messages, shared: the same bits, and ranks of a node send each other "
               "data or read each other's memory (auto takes the quicker by size); nccl: NCCL reduces, and promise 1 "
@@ -220,8 +233,88 @@ constexpr ConfigKey keys[] = {
 
 }  // namespace
 
-std::span<const ConfigKey> training_keys() {
+namespace {
+
+std::string default_of(const RuleOption& option) {
+  switch (option.kind) {
+    case RuleOption::Kind::flag:
+      return option.first != 0 ? "true" : "false";
+    case RuleOption::Kind::pair:
+      return fmt::format("[{}, {}]", option.first, option.second);
+    case RuleOption::Kind::number:
+      break;
+  }
+  return std::isfinite(option.first) ? fmt::format("{}", option.first) : "none";
+}
+
+/// A key of optimizer.params as the rules that have it say it.
+struct RuleKey {
+  std::string path, default_value, text;
+  RuleOption::Kind kind = RuleOption::Kind::number;
+};
+
+/// The types of a rule, as "AdamW, Adam".
+std::string types_of(const UpdateRule& rule) {
+  return fmt::format("{}", fmt::join(rule.types, ", "));
+}
+
+std::deque<RuleKey> keys_of_rules() {
+  std::deque<RuleKey> keys;
+  std::set<const UpdateRule*> seen;
+  RuleKey& rate = keys.emplace_back();
+  rate.path = "optimizer.params.lr";
+  rate.default_value = "0.001";
+  rate.text = "learning rate where no schedule sets it";
+  for (const RuleType& type : rule_types()) {
+    const UpdateRule& rule = *type.rule;
+    if (!seen.insert(&rule).second) continue;
+    if (rule.learning_rate != 0.001) {
+      rate.text += fmt::format("; {} in {}", rule.learning_rate, types_of(rule));
+    }
+    for (const RuleOption& option : rule.options) {
+      const std::string path = "optimizer.params." + std::string(option.name);
+      const auto known =
+          std::find_if(keys.begin(), keys.end(), [&](const RuleKey& key) { return key.path == path; });
+      const bool first = known == keys.end();
+      RuleKey& key = first ? keys.emplace_back() : *known;
+      const std::string own = default_of(option);
+      if (first) {
+        key.path = path;
+        key.default_value = own;
+        key.kind = option.kind;
+      }
+      key.text += fmt::format("{}{}{}: {}", first ? "" : "; ", types_of(rule),
+                              own == key.default_value ? "" : " (" + own + ")", option.meaning);
+    }
+  }
   return keys;
+}
+
+}  // namespace
+
+std::span<const ConfigKey> training_keys() {
+  static const std::deque<RuleKey> rules = keys_of_rules();
+  static const std::vector<ConfigKey> all = [] {
+    std::vector<ConfigKey> result;
+    for (const ConfigKey& key : keys) {
+      result.push_back(key);
+      if (key.path != "optimizer.params") continue;
+      for (const RuleKey& of_rule : rules) {
+        const ValueKind kind = of_rule.kind == RuleOption::Kind::flag   ? boolean
+                               : of_rule.kind == RuleOption::Kind::pair ? numbers
+                                                                        : number;
+        // Hugging Face writes "auto" for these.
+        constexpr std::string_view automatic_names[] = {"lr", "betas", "eps", "weight_decay", "momentum"};
+        const std::string_view name = std::string_view(of_rule.path).substr(of_rule.path.rfind('.') + 1);
+        const bool may_be_auto = std::find(std::begin(automatic_names), std::end(automatic_names), name) !=
+                                 std::end(automatic_names);
+        result.push_back(may_be_auto ? automatic(of_rule.path, kind, of_rule.default_value, of_rule.text)
+                                     : honoured(of_rule.path, kind, of_rule.default_value, of_rule.text));
+      }
+    }
+    return result;
+  }();
+  return all;
 }
 
 }  // namespace tranche::detail

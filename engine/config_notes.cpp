@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "engine/config_keys.h"
@@ -62,10 +63,18 @@ void note_optimizer(const Values& values, Config& config) {
         "optimizer.type: not given: {} with a learning rate of {} (DeepSpeed takes the program's optimizer)",
         optimizer.type, optimizer.learning_rate));
   }
+  if (const RuleType* const type = find_rule(optimizer.type)) {
+    for (const RuleOption& option : type->rule->options) {
+      if (std::isfinite(option.first) || optimizer.parameters.contains(option.name)) continue;
+      config.notes.push_back(
+          fmt::format("optimizer.params.{}: not given: off: {}", option.name, option.meaning));
+    }
+  }
   const bool decays_all =
       std::any_of(config.group_rules.begin(), config.group_rules.end(),
                   [](const auto& rule) { return rule.pattern == "*" && rule.decay == true; });
-  if (optimizer.weight_decay != 0 && !decays_all) {
+  const auto decay = optimizer.parameters.find("weight_decay");
+  if (decay != optimizer.parameters.end() && decay->second.first != 0 && !decays_all) {
     config.notes.emplace_back(
         "optimizer.params.weight_decay: tensors of less than two dimensions (biases, norms) do not decay "
         "(DeepSpeed: all do); tranche.decay: [\"*\"] decays them too");
@@ -85,9 +94,11 @@ void note_schedule(const Values& values, Config& config) {
                     config.optimizer.learning_rate));
   }
   if (type == "OneCycle" && values.boolean("scheduler.params.cycle_momentum").value_or(true)) {
-    config.notes.emplace_back(
-        config.optimizer.type == "SGD"
-            ? "scheduler.params.cycle_momentum: no meaning here: SGD has no beta1 to cycle"
+    const std::vector<std::string> names = optimizer_parameters(config.optimizer.type);
+    config.notes.push_back(
+        std::find(names.begin(), names.end(), "betas") == names.end()
+            ? fmt::format("scheduler.params.cycle_momentum: no meaning here: {} has no beta1 to cycle",
+                          config.optimizer.type)
             : "scheduler.params.cycle_momentum: beta2 stays the optimizer's (DeepSpeed sets "
               "it to 0.99 while it cycles)");
   }

@@ -101,7 +101,7 @@ std::string value_of_automatic(const std::string& path, const Config& config);
 /// The names of the optimizers that make_optimizer() makes.
 const std::vector<std::string>& optimizer_types();
 /// The keys of optimizer.params that belong to one of them; AdamW's for any other name.
-const std::vector<std::string>& optimizer_parameters(std::string_view type);
+std::vector<std::string> optimizer_parameters(std::string_view type);
 /// True when `type` names a known optimizer (block "optimizer") or schedule (block "scheduler").
 bool is_known_type(std::string_view block, const Json& type);
 

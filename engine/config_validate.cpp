@@ -92,9 +92,6 @@ void check_precision(const Config& config, Problems& problems) {
   }
   if (!lasts(precision.moments)) {
     problems.add(fmt::format("tranche.moments: {} is not one of fp32, bf16", name_of(precision.moments)));
-  } else if (config.optimizer.type == "SGD" && precision.moments != DataType::float32) {
-    problems.add(fmt::format("tranche.moments: {} is for Adam and AdamW; SGD keeps its momentum in fp32",
-                             name_of(precision.moments)));
   }
   if (config.loss_scaling != (precision.compute == DataType::float16)) {
     problems.add("loss_scaling goes with fp16, and fp16 with loss scaling");

@@ -10,6 +10,10 @@
 
 namespace tranche::detail {
 
+namespace {
+constexpr auto partial_bytes = static_cast<std::int64_t>(sizeof(SquareSum));
+}
+
 FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors)
     : optimizer_(optimizer) {
   for (const TensorState& tensor : tensors) {
@@ -41,7 +45,9 @@ void FlatUpdater::allocate(MemoryResource& memory, bool whole) {
                       "optimizer arguments");
   }
   if (sum_count_ > 0) {
-    sums_ = Buffer(memory, (whole ? 2 : 1) * sum_count_ * 8, Category::other, "optimizer sums");
+    partial_count_ = (whole ? 2 : 1) * sum_count_;
+    sums_ =
+        Buffer(memory, sum_count_ * 8 + partial_count_ * partial_bytes, Category::other, "optimizer sums");
   }
 }
 
@@ -68,17 +74,27 @@ void FlatUpdater::send_numbers(Device& device, Stream& compute, Stream* host, co
 void FlatUpdater::clear_sums(Stream& compute, Stream* host) {
   kernels::fill_zero(compute, {sums_.data(), DataType::float64, Shape{sums_.bytes() / 8}});
   if (host == nullptr) return;
-  const auto count = static_cast<std::size_t>(sums_.bytes() / 8);
-  if (!host_sums_) host_sums_ = std::make_shared<std::vector<double>>(count);
-  host->enqueue("optimizer sums", [sums = host_sums_] { std::fill(sums->begin(), sums->end(), 0.0); });
+  if (!host_sums_) {
+    host_sums_ = std::make_shared<HostSums>();
+    host_sums_->sums.resize(static_cast<std::size_t>(sum_count_));
+    host_sums_->partial.resize(static_cast<std::size_t>(partial_count_));
+  }
+  host->enqueue("optimizer sums",
+                [sums = host_sums_] { std::fill(sums->partial.begin(), sums->partial.end(), SquareSum{}); });
 }
 
 double* FlatUpdater::sums_of(const ShardSlice& slice) {
   if (sum_count_ == 0) return nullptr;
-  return slice.on_host ? host_sums_->data() : static_cast<double*>(sums_.data());
+  return slice.on_host ? host_sums_->sums.data() : static_cast<double*>(sums_.data());
 }
 
-void FlatUpdater::add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first, double* sums,
+SquareSum* FlatUpdater::partial_of(const ShardSlice& slice) {
+  if (slice.on_host) return host_sums_->partial.data();
+  return reinterpret_cast<SquareSum*>(static_cast<double*>(sums_.data()) + sum_count_);
+}
+
+void FlatUpdater::add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first,
+                               const double* sums, SquareSum* partial,
                                std::vector<TensorSegment>& segments) const {
   for (const TensorPiece& piece : flat.layout.pieces(range)) {
     const auto index = static_cast<std::size_t>(flat.tensors[static_cast<std::size_t>(piece.tensor)]);
@@ -89,7 +105,8 @@ void FlatUpdater::add_segments(const FlatBuffer& flat, ElementRange range, std::
     segment.tensor = &tensor.facts;
     segment.first_element = piece.tensor_begin;
     segment.group = tensor.group;
-    if (tensor.first_sum >= 0) segment.sums = sums + tensor.first_sum;
+    if (tensor.first_sum >= 0 && sums != nullptr) segment.sums = sums + tensor.first_sum;
+    if (tensor.first_sum >= 0 && partial != nullptr) segment.partial = partial + tensor.first_sum;
     segments.push_back(segment);
   }
 }
@@ -111,59 +128,56 @@ UpdateRange FlatUpdater::range_of(const ShardSlice& slice, std::span<const Tenso
 
 void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice) {
   std::vector<TensorSegment> segments;
-  double* const counted = sums_of(slice);
-  double* const uncounted = counted + sum_count_;  // only written to where a rank keeps other ranks' shares
+  SquareSum* const counted = partial_of(slice);
+  SquareSum* const uncounted =
+      counted + sum_count_;  // only written to where a rank keeps other ranks' shares
   const ElementRange kept = slice.range, own = flat.owned();
-  add_segments(flat, {kept.begin, own.begin}, kept.begin, uncounted, segments);
-  add_segments(flat, own, kept.begin, counted, segments);
-  add_segments(flat, {own.end, kept.end}, kept.begin, uncounted, segments);
+  add_segments(flat, {kept.begin, own.begin}, kept.begin, nullptr, uncounted, segments);
+  add_segments(flat, own, kept.begin, nullptr, counted, segments);
+  add_segments(flat, {own.end, kept.end}, kept.begin, nullptr, uncounted, segments);
   UpdateRange range = range_of(slice, segments);
   range.weight.data = nullptr;
   optimizer_.prepare(*slice.stream, step, range);
 }
 
-void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks,
-                                int owner) {
+void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks) {
   const auto count = static_cast<std::size_t>(sum_count_);
-  const std::int64_t bytes = sum_count_ * 8;
-  std::vector<double> sums(count + 1, 0.0);
-  device.copy_to_host(compute, sums.data(), sums_.data(), bytes);
+  const std::int64_t bytes = sum_count_ * partial_bytes;
+  std::vector<SquareSum> mine(count);
+  device.copy_to_host(compute, mine.data(), static_cast<double*>(sums_.data()) + sum_count_, bytes);
   compute.synchronize();
-  if (host != nullptr) {
+  if (host != nullptr) host->synchronize();
+  for (std::size_t i = 0; i < count; ++i) {
+    mine[i].normalize();
     // All of a tensor's state is on one tier, so one of the two has its sums and the other zero.
-    host->synchronize();
-    for (std::size_t i = 0; i < count; ++i) sums[i] += (*host_sums_)[i];
+    if (host != nullptr) mine[i] += host_sums_->partial[i];
   }
-  sums[count] = owner;
   // Without peers that answer (a plan) every rank is taken to say what this one says.
   const auto ranks = static_cast<std::size_t>(all_ranks.size());
-  const std::size_t stride = all_ranks.simulated() ? 0 : count + 1;
-  std::vector<double> all(count + 1 + stride * (ranks - 1));
-  std::copy(sums.begin(), sums.end(), all.begin());
+  const std::size_t stride = all_ranks.simulated() ? 0 : count;
+  std::vector<SquareSum> all(count + stride * (ranks - 1));
+  std::copy(mine.begin(), mine.end(), all.begin());
   all_ranks
-      .all_gather(sums.data(), all.data(), bytes + 8, DataType::uint8, 0, {},
+      .all_gather(mine.data(), all.data(), bytes, DataType::uint8, 0, {},
                   OperationLabel{"step", "optimizer sums", Traffic::control, Tier::host})
       .wait();
-  // On a mesh the order of the ranks is not that of the elements, in which one sharded model would add.
-  std::vector<const double*> in_order;
-  for (std::size_t r = 0; r < ranks; ++r) in_order.push_back(all.data() + stride * r);
-  std::stable_sort(in_order.begin(), in_order.end(),
-                   [count](const double* a, const double* b) { return a[count] < b[count]; });
-  sums.assign(count, 0.0);
-  for (const double* of_rank : in_order) {
-    for (std::size_t i = 0; i < count; ++i) sums[i] += of_rank[i];
+  std::vector<double> sums;
+  for (std::size_t i = 0; i < count; ++i) {
+    SquareSum sum = all[i];
+    for (std::size_t r = 1; r < ranks; ++r) sum += all[stride * r + i];
+    sums.push_back(sum.value());
   }
-  device.copy_from_host(compute, sums_.data(), sums.data(), bytes);
+  device.copy_from_host(compute, sums_.data(), sums.data(), sum_count_ * 8);
   if (host == nullptr) return;
   host->enqueue("optimizer sums", [to = host_sums_, from = std::move(sums)] {
-    std::copy(from.begin(), from.end(), to->begin());
+    std::copy(from.begin(), from.end(), to->sums.begin());  // in place: ranges have its address
   });
 }
 
 void FlatUpdater::apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
                         bool fresh_weights) {
   std::vector<TensorSegment> segments;
-  add_segments(flat, slice.range, slice.range.begin, sums_of(slice), segments);
+  add_segments(flat, slice.range, slice.range.begin, sums_of(slice), nullptr, segments);
   if (fresh_weights && slice.weight.data != nullptr) {
     std::int64_t next = 0;
     const auto zero_to = [&](std::int64_t element) {

@@ -39,9 +39,8 @@ class FlatUpdater {
   /// Optimizer::prepare() on the slice's stream for all that a rank keeps of a flat buffer, of which counts
   /// what it owns.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice);
-  /// Adds up the sums of all ranks, in the order of what they own (`owner` is this rank's place in it), and
-  /// sends the results to where apply() reads them.
-  void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks, int owner);
+  /// Adds up the sums of all ranks, rounds each once and sends them to where apply() reads them.
+  void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks);
 
   /// Optimizer::apply() on the slice's stream. `fresh_weights`: the memory of the weights held something else
   /// before, so padding is set to zero.
@@ -54,21 +53,27 @@ class FlatUpdater {
     int group = 0;
     std::int64_t first_sum = -1;  ///< -1: no sums
   };
-  void add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first, double* sums,
-                    std::vector<TensorSegment>& segments) const;
+  void add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first, const double* sums,
+                    SquareSum* partial, std::vector<TensorSegment>& segments) const;
   UpdateRange range_of(const ShardSlice& slice, std::span<const TensorSegment> segments) const;
   double* sums_of(const ShardSlice& slice);
+  SquareSum* partial_of(const ShardSlice& slice);
 
   const Optimizer& optimizer_;
   std::vector<Tensor> tensors_;
   std::vector<GroupOptions> groups_;
   std::size_t number_bytes_ = 0;
   std::int64_t stride_ = 0;
-  std::int64_t sum_count_ = 0;
-  Buffer numbers_, sums_;
+  std::int64_t sum_count_ = 0, partial_count_ = 0;
+  Buffer numbers_;
+  Buffer sums_;  ///< of all ranks, rounded, then what this rank's prepare() adds to
   /// For offloaded state. Written by work of the host stream, which owns them with the updater.
   std::shared_ptr<std::vector<std::byte>> host_numbers_;
-  std::shared_ptr<std::vector<double>> host_sums_;
+  struct HostSums {
+    std::vector<double> sums;
+    std::vector<SquareSum> partial;
+  };
+  std::shared_ptr<HostSums> host_sums_;
 };
 
 }  // namespace tranche::detail

@@ -144,7 +144,7 @@ void StepBoundary::prepare(const OptimizerStep& step) {
     }
     updater_.prepare(step, *flat, kept);
   }
-  updater_.exchange_sums(device_, compute_, host, ranks_, store_.trainable()[0]->owner());
+  updater_.exchange_sums(device_, compute_, host, ranks_);
 }
 
 void StepBoundary::update(const OptimizerStep& step) {

@@ -2,50 +2,71 @@
 
 #include <fmt/core.h>
 
+#include <array>
+#include <bit>
+#include <string>
 #include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cpu/optimizer_update.h"
-#include "kernels/cuda/optimizer_update.h"
 #include "kernels/dispatch.h"
 #include "kernels/meta/optimizer_update_cost.h"
+#include "tranche/core/error.h"
 
 namespace tranche::kernels {
 
 namespace {
 
-void check_common(std::string_view kernel, const ConstTensorView& gradient, const TensorView& master,
-                  const TensorView& weight) {
-  check_dtype(kernel, "master", master.dtype, {DataType::float32});
-  check_floating(kernel, "gradient", gradient.dtype);
-  check_elements(kernel, "gradient", gradient.elements(), master.elements());
-  if (weight.data != nullptr) {
-    check_floating(kernel, "weight", weight.dtype);
-    check_elements(kernel, "weight", weight.elements(), master.elements());
+void check_common(std::string_view kernel, const RuleOperands& of) {
+  check_dtype(kernel, "master", of.master.dtype, {DataType::float32});
+  check_floating(kernel, "gradient", of.gradient.dtype);
+  check_elements(kernel, "gradient", of.gradient.elements(), of.master.elements());
+  if (of.weight.data != nullptr) {
+    check_floating(kernel, "weight", of.weight.dtype);
+    check_elements(kernel, "weight", of.weight.elements(), of.master.elements());
   }
 }
 
-void check_moment(std::string_view kernel, std::string_view operand, const TensorView& moment,
-                  const TensorView& master) {
-  check_tensor(kernel, operand, moment, {DataType::float32, DataType::bfloat16}, master.elements());
+void check_states(const UpdateRule& rule, const RuleOperands& of) {
+  const std::string_view kernel = rule.kernel;
+  if (of.state.size() != static_cast<std::size_t>(std::popcount(of.slots))) {
+    refuse(kernel,
+           fmt::format("{} state tensors come instead of {}", of.state.size(), std::popcount(of.slots)));
+  }
+  std::size_t next = 0;
+  std::string_view first;
+  for (std::size_t slot = 0; slot < rule.states.size(); ++slot) {
+    if ((of.slots >> slot & 1) == 0) continue;
+    const TensorView& state = of.state[next++];
+    const std::string_view name = rule.states[slot].name;
+    check_tensor(kernel, name, state, {DataType::float32, DataType::bfloat16}, of.master.elements());
+    if (first.empty()) first = name;
+    if (state.dtype != of.state[0].dtype) {
+      refuse(kernel, fmt::format("`{}` and `{}` differ in dtype", first, name));
+    }
+  }
 }
 
 /// Groups that are there, and the list's own order and bounds.
-template <class Arguments>
-void check_segments(std::string_view kernel, const GroupArguments<Arguments>& arguments,
-                    std::span<const UpdateSegment> segments, std::int64_t elements) {
-  if (arguments.first == nullptr) refuse(kernel, "the address of `arguments` is null");
+void check_segments(const UpdateRule& rule, RulePhase phase, const RuleOperands& of) {
+  const std::string_view kernel = rule.kernel;
+  if (of.arguments == nullptr) refuse(kernel, "the address of `arguments` is null");
+  const std::int64_t elements = of.master.elements();
   std::int64_t end = 0;
-  for (const UpdateSegment& segment : segments) {
+  for (const UpdateSegment& segment : of.segments) {
+    const auto number = &segment - of.segments.data();
     if (segment.first < end || segment.count < 0 || segment.count > elements - segment.first) {
       refuse(kernel, fmt::format("segment {} is [{}, {} + {}); it must lie between {}, the end of the one "
                                  "before it, and {}, the elements of the range",
-                                 &segment - segments.data(), segment.first, segment.first, segment.count, end,
-                                 elements));
+                                 number, segment.first, segment.first, segment.count, end, elements));
     }
-    if (segment.group < 0 || segment.group >= arguments.groups) {
-      refuse(kernel, fmt::format("segment {} is of group {}, but there are {} groups",
-                                 &segment - segments.data(), segment.group, arguments.groups));
+    if (segment.group < 0 || segment.group >= of.groups) {
+      refuse(kernel, fmt::format("segment {} is of group {}, but there are {} groups", number, segment.group,
+                                 of.groups));
+    }
+    if ((phase == RulePhase::advance && segment.partial == nullptr) ||
+        (phase == RulePhase::finish && segment.sums == nullptr)) {
+      refuse(kernel, fmt::format("segment {} comes without sums", number));
     }
     end = segment.first + segment.count;
   }
@@ -57,51 +78,80 @@ std::int64_t covered_elements(std::span<const UpdateSegment> segments) {
   return covered;
 }
 
-/// A view of as many elements, for cost functions.
-TensorView counted(const ConstTensorView& view, std::int64_t elements) {
-  return {const_cast<void*>(view.data), view.dtype, Shape{elements}};
+const UpdateRule& rule_of(std::string_view kernel) {
+  for (const UpdateRule* rule : built_in_rules()) {
+    if (rule->kernel == kernel) return *rule;
+  }
+  throw LogicError(fmt::format("there is no rule {}", kernel));
+}
+
+template <class Arguments>
+RuleOperands operands_of(const GroupArguments<Arguments>& arguments,
+                         std::span<const UpdateSegment> segments) {
+  RuleOperands of;
+  of.arguments = reinterpret_cast<const std::byte*>(arguments.first);
+  of.groups = arguments.groups;
+  of.stride = arguments.stride;
+  of.segments = segments;
+  return of;
 }
 
 }  // namespace
+
+void rule_update(Stream& stream, const UpdateRule& rule, RulePhase phase, const RuleOperands& operands) {
+  check_common(rule.kernel, operands);
+  check_states(rule, operands);
+  check_segments(rule, phase, operands);
+  if (rule.trust != (phase != RulePhase::update)) {
+    refuse(rule.kernel, rule.trust ? "a rule with a trust ratio updates in two phases"
+                                   : "a rule without a trust ratio updates in one phase");
+  }
+  dispatch(
+      stream, rule.kernel, meta::rule_update(rule, phase, operands, covered_elements(operands.segments)),
+      [threads = stream.threads(), &rule, phase, own = operands,
+       segments = std::vector(operands.segments.begin(), operands.segments.end()),
+       state = std::vector(operands.state.begin(), operands.state.end())]() mutable {
+        own.segments = segments;
+        own.state = state;
+        cpu::rule_update(threads, rule, phase, own);
+      },
+      [&] {
+        if (rule.launch == nullptr) {
+          throw NotCompiled(fmt::format("{} on a GPU (zero_optimization.offload_optimizer.device cpu updates "
+                                        "in host memory)",
+                                        rule.kernel),
+                            "a CUDA compiler in the project that calls tranche_add_optimizer");
+        }
+        rule.launch(stream, phase, operands);
+      });
+}
 
 void adam_update(Stream& stream, const GroupArguments<AdamArguments>& arguments,
                  std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
                  const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
                  const TensorView& weight) {
-  constexpr std::string_view name = "adam_update";
-  check_common(name, gradient, master, weight);
-  check_moment(name, "exp_avg", exp_avg, master);
-  check_moment(name, "exp_avg_sq", exp_avg_sq, master);
-  if (exp_avg.dtype != exp_avg_sq.dtype) refuse(name, "`exp_avg` and `exp_avg_sq` differ in dtype");
-  check_segments(name, arguments, segments, master.elements());
-  const std::int64_t covered = covered_elements(segments);
-  dispatch(
-      stream, name,
-      meta::adam_update(counted(gradient, covered), counted(master, covered), counted(exp_avg, covered),
-                        counted(exp_avg_sq, covered), counted(weight, covered)),
-      [threads = stream.threads(), arguments, owned = std::vector(segments.begin(), segments.end()), gradient,
-       master, exp_avg, exp_avg_sq, weight] {
-        cpu::adam_update(threads, arguments, owned, gradient, master, exp_avg, exp_avg_sq, weight);
-      },
-      [&] { cuda::adam_update(stream, arguments, segments, gradient, master, exp_avg, exp_avg_sq, weight); });
+  const std::array state{exp_avg, exp_avg_sq};
+  RuleOperands of = operands_of(arguments, segments);
+  of.slots = 0b11;
+  of.gradient = gradient;
+  of.master = master;
+  of.state = state;
+  of.weight = weight;
+  rule_update(stream, rule_of("adam_update"), RulePhase::update, of);
 }
 
 void sgd_update(Stream& stream, const GroupArguments<SgdArguments>& arguments,
                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
                 const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight) {
-  constexpr std::string_view name = "sgd_update";
-  check_common(name, gradient, master, weight);
-  if (momentum_buffer.data != nullptr) check_moment(name, "momentum_buffer", momentum_buffer, master);
-  check_segments(name, arguments, segments, master.elements());
-  const std::int64_t covered = covered_elements(segments);
-  dispatch(
-      stream, name,
-      meta::sgd_update(counted(gradient, covered), counted(master, covered),
-                       counted(momentum_buffer, covered), counted(weight, covered)),
-      [threads = stream.threads(), arguments, owned = std::vector(segments.begin(), segments.end()), gradient,
-       master, momentum_buffer,
-       weight] { cpu::sgd_update(threads, arguments, owned, gradient, master, momentum_buffer, weight); },
-      [&] { cuda::sgd_update(stream, arguments, segments, gradient, master, momentum_buffer, weight); });
+  RuleOperands of = operands_of(arguments, segments);
+  if (momentum_buffer.data != nullptr) {
+    of.slots = 0b1;
+    of.state = {&momentum_buffer, 1};
+  }
+  of.gradient = gradient;
+  of.master = master;
+  of.weight = weight;
+  rule_update(stream, rule_of("sgd_update"), RulePhase::update, of);
 }
 
 }  // namespace tranche::kernels

@@ -2,7 +2,6 @@
 
 #include <fmt/core.h>
 
-#include "optim/segments.h"
 #include "tranche/core/error.h"
 
 namespace tranche {
@@ -27,21 +26,6 @@ UpdateRange UpdateRange::part(const TensorSegment& segment) const {
   result.weight = weight.data == nullptr ? TensorView{nullptr, weight.dtype, {segment.count}}
                                          : weight.slice(segment.first, segment.count);
   return result;
-}
-
-std::vector<kernels::UpdateSegment> detail::kernel_segments(std::span<const TensorSegment> segments) {
-  std::vector<kernels::UpdateSegment> result;
-  result.reserve(segments.size());
-  for (const TensorSegment& segment : segments) {
-    result.push_back({segment.first, segment.count, segment.group});
-  }
-  return result;
-}
-
-void detail::check_states(std::string_view optimizer, const UpdateRange& range, std::size_t wanted) {
-  if (range.state.size() == wanted) return;
-  throw InvalidArgument(fmt::format("{}: a range comes with {} state tensors instead of {}", optimizer,
-                                    range.state.size(), wanted));
 }
 
 }  // namespace tranche

@@ -2,7 +2,7 @@
 # Compiles the host optimizer's vector loops for 64-bit ARM (NEON), looks at what came out, and, where qemu-aarch64 is there,
 # runs them on an emulated ARM: every digest must be the one that all other instruction sets give
 # (tests/kernels/optimizer_bits.txt). Needs the Debian packages g++-aarch64-linux-gnu (200 MB with what it depends on, so
-# scripts/setup.sh leaves it out), libhwy-dev and, to run, qemu-user.
+# scripts/setup.sh leaves it out), libhwy-dev, libfmt-dev and, to run, qemu-user.
 # Exit status: 0 compiled (and, with qemu-user, the same bits), 1 not, 77 the compiler or Highway's headers are missing.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -20,14 +20,33 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/include"
 ln -s "$highway/hwy" "$work/include/hwy"  # alone: the host's other headers are not the target's
+ln -s "${FMT_INCLUDE:-/usr/include}/fmt" "$work/include/fmt"
 # The options of the build (cmake/TrancheOptions.cmake, kernels/CMakeLists.txt); statically for NEON, which needs no
 # Highway library of that architecture.
 options=(-std=gnu++20 -O3 -ffp-contract=off -fopenmp -fPIC -Wall -Wextra -Wpedantic -Werror
-  "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)" -DHWY_SHARED_DEFINE -DHWY_COMPILE_ONLY_STATIC
+  "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)" -DHWY_SHARED_DEFINE -DHWY_COMPILE_ONLY_STATIC -DFMT_HEADER_ONLY
   -isystem "$work/include" -I "$root/include" -I "$root")
-"$compiler" "${options[@]}" -c "$root/kernels/cpu/optimizer_update.cpp" -o "$work/optimizer_update.o"
+# As cmake/TrancheRules.cmake writes and compiles the rules' sources.
+mkdir "$work/rules"
+{
+  printf '#include <vector>\n#include "tranche/kernels/optimizer_update.h"\n'
+  for name in adam sgd; do
+    echo "namespace tranche::rules::$name { std::span<const UpdateRule> rules_of_file(); }"
+  done
+  echo "namespace tranche::kernels { std::span<const UpdateRule* const> built_in_rules() {"
+  echo "  static const std::vector<const UpdateRule*> all{&rules::adam::rules_of_file()[0], &rules::sgd::rules_of_file()[0]};"
+  echo "  return all; } }"
+} > "$work/rules/list_of_rules.cpp"
+for name in adam sgd; do
+  sed -e "s|@rule_file@|$root/kernels/rules/$name.h|" -e "s|@rule_source@|$work/rules/$name.cpp|" \
+    -e "s|@rule_name@|$name|" -e "s|@rule_on_gpu@|0|" "$root/kernels/rules/rule.cpp.in" > "$work/rules/$name.cpp"
+  "$compiler" "${options[@]}" -fno-math-errno -fno-trapping-math -c "$work/rules/$name.cpp" -o "$work/$name.o"
+done
+for name in cpu/optimizer_update cpu/reduction update_rule; do
+  "$compiler" "${options[@]}" -c "$root/kernels/$name.cpp" -o "$work/${name#cpu/}.o"
+done
 tools=${compiler%g++}
-"${tools}objdump" -d --no-show-raw-insn "$work/optimizer_update.o" > "$work/listing"
+"${tools}objdump" -d --no-show-raw-insn "$work/adam.o" > "$work/listing"
 roots=$(grep -c 'fsqrt.*v[0-9]*\.4s' "$work/listing" || true)
 quotients=$(grep -c 'fdiv.*v[0-9]*\.4s' "$work/listing" || true)
 echo "check_neon: compiled; whole-vector roots: $roots, divisions: $quotients"
@@ -40,7 +59,7 @@ if ! command -v qemu-aarch64 > /dev/null; then
   exit 0
 fi
 "$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{error,shape,thread}.cpp "$root/device/worker_team.cpp" \
-  "$work/optimizer_update.o" -o "$work/optimizer_bits"
+  "$work/rules/list_of_rules.cpp" "$work"/{adam,sgd,optimizer_update,reduction,update_rule}.o -o "$work/optimizer_bits"
 qemu-aarch64 -L "$(dirname "$("$compiler" -print-file-name=libc.so)")/.." "$work/optimizer_bits" > "$work/bits"
 if ! diff "$root/tests/kernels/optimizer_bits.txt" "$work/bits" > "$work/differences"; then
   echo "check_neon: $(grep -c '^>' "$work/differences") of $(wc -l < "$work/bits") digests are not those of other instruction sets:" >&2

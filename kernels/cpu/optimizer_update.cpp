@@ -1,201 +1,137 @@
 #include "kernels/cpu/optimizer_update.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <mutex>
 #include <span>
 
 #include "hwy/cache_control.h"
 #include "kernels/cpu/parallel.h"
+#include "kernels/cpu/reduction.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/optimizer_update.cpp"
 #include "hwy/foreach_target.h"
-#include "kernels/cpu/optimizer_streams.h"
+#include "kernels/cpu/optimizer_parts.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// adam_element of update_arithmetic.h, a vector at a time.
-class AdamRule {
- public:
-  static constexpr bool has_second = true;
-  explicit AdamRule(const AdamArguments& arguments)
-      : a_(arguments),
-        decay_(arguments.decoupled ? arguments.learning_rate * arguments.weight_decay
-                                   : arguments.weight_decay) {}
-  bool has_first() const { return true; }
-  bool reads_first() const { return true; }
-  template <class D, class V>
-  HWY_INLINE void operator()(D d, V g, V& w, V& m, V& v) const {
-    g = hn::Mul(g, hn::Set(d, a_.gradient_scale));
-    const auto decayed = hn::Mul(hn::Set(d, decay_), w);
-    if (a_.decoupled) {
-      w = hn::Sub(w, decayed);
-    } else {
-      g = hn::Add(g, decayed);
+/// 16-bit elements of memory as fp32 in a block, and the other way.
+void widen(DataType dtype, const void* from, std::int64_t first, std::int64_t count, std::int64_t ahead,
+           float* to) {
+  with_floating(dtype, [&](auto value) HWY_ATTR {
+    const auto* elements = static_cast<const decltype(value)*>(from) + first;
+    const hn::ScalableTag<float> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    std::int64_t i = 0;
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+      hwy::Prefetch(reinterpret_cast<const char*>(elements + i) + ahead);
+      store(d, load(d, elements + i), to + i);
+      store(d, load(d, elements + i + lanes), to + i + lanes);
     }
-    m = hn::Add(hn::Mul(hn::Set(d, a_.beta1), m), hn::Mul(hn::Set(d, 1.0f - a_.beta1), g));
-    v = hn::Add(hn::Mul(hn::Set(d, a_.beta2), v), hn::Mul(hn::Mul(hn::Set(d, 1.0f - a_.beta2), g), g));
-    const auto denominator = hn::Add(hn::Sqrt(v), hn::Set(d, a_.corrected_epsilon));
-    w = hn::Sub(w, hn::Mul(hn::Set(d, a_.step_size), hn::Div(m, denominator)));
-  }
-
- private:
-  AdamArguments a_;
-  float decay_;
-};
-
-/// sgd_element and sgd_momentum_element, a vector at a time; the buffer is the first moment.
-class SgdRule {
- public:
-  static constexpr bool has_second = false;
-  explicit SgdRule(const SgdArguments& arguments) : a_(arguments) {}
-  bool has_first() const { return a_.momentum != 0; }
-  bool reads_first() const { return has_first() && !a_.first_step; }
-  template <class D, class V>
-  HWY_INLINE void operator()(D d, V g, V& w, V& b, V&) const {
-    g = hn::Add(hn::Mul(g, hn::Set(d, a_.gradient_scale)), hn::Mul(hn::Set(d, a_.weight_decay), w));
-    auto direction = g;
-    if (has_first()) {
-      const auto momentum = hn::Set(d, a_.momentum);
-      if (a_.first_step) {
-        b = g;
-      } else {
-        b = hn::Add(hn::Mul(momentum, b), hn::Mul(hn::Set(d, 1.0f - a_.dampening), g));
-      }
-      direction = a_.nesterov ? hn::Add(g, hn::Mul(momentum, b)) : b;
-    }
-    w = hn::Sub(w, hn::Mul(hn::Set(d, a_.learning_rate), direction));
-  }
-
- private:
-  SgdArguments a_;
-};
-
-/// One vector: everything but the store of the new weight, which is returned in fp32.
-template <class D, class Rule, class Gradient, class Moment>
-HWY_INLINE hn::VFromD<D> update_vector(D d, const Rule& rule, const UpdateStreams<Gradient, Moment>& s,
-                                       std::int64_t i) {
-  auto w = load(d, s.master + i);
-  auto first = hn::Zero(d), second = hn::Zero(d);
-  if (rule.reads_first()) first = load(d, s.first + i);
-  if constexpr (Rule::has_second) second = load(d, s.second + i);
-  rule(d, load(d, s.gradient + i), w, first, second);
-  store(d, w, s.master + i);
-  if (rule.has_first()) store(d, first, s.first + i);
-  if constexpr (Rule::has_second) store(d, second, s.second + i);
-  return w;
-}
-
-/// The few elements before and after the loop over whole vectors, by way of a vector on the stack: every lane
-/// computes for itself. Out of line, as it is met twice a segment at most, and by value: arguments whose
-/// address went out of line would be read again in every iteration of the caller's loop, whose stores might
-/// have changed them for all the compiler knows.
-template <class Rule, class Gradient, class Moment>
-HWY_NOINLINE void update_edge(Rule rule, UpdateStreams<Gradient, Moment> s, std::int64_t first,
-                              std::int64_t count) {
-  const hn::ScalableTag<float> d;
-  constexpr std::size_t most = hn::MaxLanes(hn::ScalableTag<float>());
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto weight_bytes = static_cast<std::size_t>(size_of(s.weight_type));
-  for (std::int64_t i = first; i < first + count; i += lanes) {
-    const auto n = static_cast<std::size_t>(std::min(lanes, first + count - i));
-    Gradient gradient[most] = {};
-    float master[most] = {}, weight[most];
-    Moment moments[2][most] = {};
-    std::memcpy(gradient, s.gradient + i, n * sizeof(Gradient));
-    std::memcpy(master, s.master + i, n * sizeof(float));
-    if (rule.reads_first()) std::memcpy(moments[0], s.first + i, n * sizeof(Moment));
-    if (Rule::has_second) std::memcpy(moments[1], s.second + i, n * sizeof(Moment));
-    const UpdateStreams<Gradient, Moment> local{gradient, master,        moments[0], moments[1],
-                                                weight,   s.weight_type, 0};
-    store_any(d, update_vector(d, rule, local, 0), s.weight_type, weight, 0);
-    std::memcpy(s.master + i, master, n * sizeof(float));
-    if (rule.has_first()) std::memcpy(s.first + i, moments[0], n * sizeof(Moment));
-    if (Rule::has_second) std::memcpy(s.second + i, moments[1], n * sizeof(Moment));
-    if (s.weight != nullptr) {
-      std::memcpy(static_cast<std::byte*>(s.weight) + static_cast<std::size_t>(i) * weight_bytes, weight,
-                  n * weight_bytes);
-    }
-  }
-}
-
-/// Asks for what the loop will need in a while. Hardware looks ahead within a page of 4 KiB only, and each
-/// stream enters a new one every thousand elements. Addresses beyond the end are harmless.
-template <class T>
-HWY_INLINE void prefetch(const T* from, std::int64_t first, std::int64_t elements, std::int64_t ahead) {
-  const auto* bytes = reinterpret_cast<const char*>(from + first) + ahead;
-  for (std::int64_t b = 0; b < elements * static_cast<std::int64_t>(sizeof(T)); b += 64) {
-    hwy::Prefetch(bytes + b);
-  }
-}
-
-/// Elements before the first whose weight lies on a whole vector's address, as non-temporal stores want it.
-template <class Streams>
-std::int64_t elements_before_alignment(const Streams& s, std::int64_t first, std::int64_t lanes) {
-  const auto element = static_cast<std::uintptr_t>(size_of(s.weight_type));
-  const auto vector = static_cast<std::uintptr_t>(lanes) * sizeof(float);
-  const auto address =
-      reinterpret_cast<std::uintptr_t>(s.weight) + static_cast<std::uintptr_t>(first) * element;
-  return static_cast<std::int64_t>((vector - address % vector) % vector / element);
-}
-
-template <class Rule, class Gradient, class Moment>
-HWY_INLINE void update_loop(Rule rule, UpdateStreams<Gradient, Moment> s, std::int64_t first,
-                            std::int64_t count, bool streaming) {
-  const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  std::int64_t i = first;
-  const std::int64_t end = first + count;
-  if (streaming) {
-    i = std::min(end, first + elements_before_alignment(s, first, lanes));
-    update_edge(rule, s, first, i - first);
-  }
-  for (; i + 2 * lanes <= end; i += 2 * lanes) {
-    prefetch(s.gradient, i, 2 * lanes, s.ahead);
-    prefetch(s.master, i, 2 * lanes, s.ahead);
-    if (rule.reads_first()) prefetch(s.first, i, 2 * lanes, s.ahead);
-    if constexpr (Rule::has_second) prefetch(s.second, i, 2 * lanes, s.ahead);
-    const auto lower = update_vector(d, rule, s, i);
-    const auto upper = update_vector(d, rule, s, i + lanes);
-    if (s.weight == nullptr) continue;
-    switch (s.weight_type) {
-      case DataType::bfloat16:
-        store_pair(d, lower, upper, static_cast<bfloat16*>(s.weight) + i, streaming);
-        break;
-      case DataType::float16:
-        store_pair(d, lower, upper, static_cast<float16*>(s.weight) + i, streaming);
-        break;
-      default:
-        store_pair(d, lower, upper, static_cast<float*>(s.weight) + i, streaming);
-    }
-  }
-  update_edge(rule, s, i, end - i);
-}
-
-template <class Rule>
-HWY_INLINE void update_dispatch(const Rule& rule, const UpdateViews& views, std::int64_t first,
-                                std::int64_t count, bool streaming) {
-  with_floating(views.gradient.dtype, [&](auto gradient) HWY_ATTR {
-    using Gradient = decltype(gradient);
-    if (views.first.dtype == DataType::bfloat16) {
-      update_loop(rule, streams_of<Gradient, bfloat16>(views), first, count, streaming);
-    } else {
-      update_loop(rule, streams_of<Gradient, float>(views), first, count, streaming);
-    }
+    const hn::CappedTag<float, 1> one;
+    for (; i < count; ++i) store(one, load(one, elements + i), to + i);
   });
 }
 
-void adam(const AdamArguments& arguments, const UpdateViews& views, std::int64_t first, std::int64_t count,
-          bool streaming) {
-  update_dispatch(AdamRule(arguments), views, first, count, streaming);
+/// `streaming`: the address is one of a whole vector, and the stores are non-temporal.
+void narrow(DataType dtype, const float* from, void* to, std::int64_t first, std::int64_t count,
+            bool streaming) {
+  with_floating(dtype, [&](auto value) HWY_ATTR {
+    auto* elements = static_cast<decltype(value)*>(to) + first;
+    const hn::ScalableTag<float> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    std::int64_t i = 0;
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+      store_pair(d, load(d, from + i), load(d, from + i + lanes), elements + i, streaming);
+    }
+    const hn::CappedTag<float, 1> one;
+    for (; i < count; ++i) store(one, load(one, from + i), elements + i);
+  });
 }
-void sgd(const SgdArguments& arguments, const UpdateViews& views, std::int64_t first, std::int64_t count,
-         bool streaming) {
-  update_dispatch(SgdRule(arguments), views, first, count, streaming);
+
+/// Elements before the first whose weight lies on a whole vector's address, as non-temporal stores want it.
+std::int64_t elements_before_alignment(const TensorView& weight, std::int64_t first) {
+  const hn::ScalableTag<float> d;
+  const auto element = static_cast<std::uintptr_t>(size_of(weight.dtype));
+  const auto vector = hn::Lanes(d) * sizeof(float);
+  const auto address =
+      reinterpret_cast<std::uintptr_t>(weight.data) + static_cast<std::uintptr_t>(first) * element;
+  return static_cast<std::int64_t>((vector - address % vector) % vector / element);
+}
+
+/// One block. What is fp32 in memory is worked on in place, the rest by way of the core's own cache.
+void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count, bool streaming) {
+  const RuleOperands& of = *part.operands;
+  const UpdateRule& rule = *part.rule;
+  const RulePhase phase = part.phase;
+  HWY_ALIGN float gradient[block_elements], states[most_rule_states][block_elements];
+  RuleBlock block;
+  block.count = count;
+  block.ratio = part.ratio;
+  block.ahead = part.ahead;
+  const bool states_first = rule.trust && rule.states_first;
+  if (phase == RulePhase::finish && states_first) {
+    // direction() looks at no gradient.
+  } else if (of.gradient.dtype != DataType::float16) {
+    block.gradient = static_cast<const std::byte*>(of.gradient.data) + first * size_of(of.gradient.dtype);
+    block.gradient_type = of.gradient.dtype;
+  } else {
+    widen(of.gradient.dtype, of.gradient.data, first, count, part.ahead, gradient);
+    block.gradient = gradient;
+  }
+  block.master = static_cast<float*>(of.master.data) + first;
+  const bool reduced = !of.state.empty() && of.state[0].dtype != DataType::float32;
+  const auto for_each_state = [&](const auto& call) HWY_ATTR {
+    std::size_t next = 0;
+    for (int slot = 0; slot < most_rule_states; ++slot) {
+      if ((of.slots >> slot & 1) != 0) call(slot, of.state[next++]);
+    }
+  };
+  const auto read_states = [&] HWY_ATTR {
+    for_each_state([&](int slot, const TensorView& state) HWY_ATTR {
+      if (reduced) {
+        widen(state.dtype, state.data, first, count, part.ahead, states[slot]);
+        block.state[slot] = states[slot];
+      } else {
+        block.state[slot] = static_cast<float*>(state.data) + first;
+      }
+    });
+  };
+  read_states();
+  if (phase != RulePhase::advance || states_first) rule.block(part.arguments, of.slots, phase, block);
+  const bool writes_states = phase == RulePhase::update || (phase == RulePhase::advance) == states_first;
+  if (reduced && writes_states) {
+    for_each_state([&](int slot, const TensorView& state)
+                       HWY_ATTR { narrow(state.dtype, states[slot], state.data, first, count, false); });
+  }
+  if (phase == RulePhase::advance) {
+    if (reduced && states_first) read_states();  // as they are stored, and as the other phase finds them
+    HWY_ALIGN float direction[block_elements];
+    block.direction = direction;
+    block.ahead = 0;
+    rule.direct(part.arguments, of.slots, block);
+    add_squares({block.master, DataType::float32, Shape{count}}, part.sums[0]);
+    add_squares({direction, DataType::float32, Shape{count}}, part.sums[1]);
+  } else if (of.weight.data != nullptr) {
+    narrow(of.weight.dtype, block.master, of.weight.data, first, count, streaming);
+  }
+}
+
+void update_part(const UpdatePart& part, std::int64_t first, std::int64_t count, bool streaming) {
+  std::int64_t i = first;
+  const std::int64_t end = first + count;
+  if (streaming) {
+    i = std::min(end, first + elements_before_alignment(part.operands->weight, first));
+    if (i > first) update_block(part, first, i - first, false);
+  }
+  for (; i < end; i += block_elements) {
+    update_block(part, i, std::min(block_elements, end - i), streaming);
+  }
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -204,16 +140,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace tranche::kernels::cpu {
 
-HWY_EXPORT(adam);
-HWY_EXPORT(sgd);
+HWY_EXPORT(update_part);
 
 namespace {
 
-/// Calls update(arguments, first, count) for the parts of all segments, spread over threads by position in
+/// Calls update(segment, first, count) for the parts of all segments, spread over threads by position in
 /// the range, whatever the segments' sizes. Each range ends with its streamed weights on their way to memory.
-template <class Arguments, class Update>
-void for_each_part(int threads, const GroupArguments<Arguments>& groups,
-                   std::span<const UpdateSegment> segments, bool streaming, const Update& update) {
+template <class Update>
+void for_each_part(int threads, std::span<const UpdateSegment> segments, bool streaming,
+                   const Update& update) {
   if (segments.empty()) return;
   const std::int64_t begin = segments.front().first;
   const std::int64_t total = segments.back().first + segments.back().count - begin;
@@ -222,10 +157,9 @@ void for_each_part(int threads, const GroupArguments<Arguments>& groups,
     auto segment = std::partition_point(segments.begin(), segments.end(),
                                         [&](const UpdateSegment& s) { return s.first + s.count <= first; });
     for (; segment != segments.end() && segment->first < end; ++segment) {
-      const Arguments& arguments = groups[segment->group];
       const std::int64_t from = std::max(first, segment->first);
       const std::int64_t to = std::min(end, segment->first + segment->count);
-      if (arguments.apply && from < to) update(arguments, from, to - from);
+      if (from < to) update(*segment, from, to - from);
     }
     if (streaming) hwy::FlushStream();
   });
@@ -247,28 +181,28 @@ UpdateTuning update_tuning() {
   return {};
 }
 
-void adam_update(int threads, const GroupArguments<AdamArguments>& arguments,
-                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight, const UpdateTuning& tuning) {
-  const UpdateViews views{gradient, master, exp_avg, exp_avg_sq, weight, tuning};
-  const bool streaming = streams(segments, weight);
-  for_each_part(threads, arguments, segments, streaming,
-                [&](const AdamArguments& of_group, std::int64_t first, std::int64_t count) {
-                  HWY_DYNAMIC_DISPATCH(adam)(of_group, views, first, count, streaming);
-                });
-}
-
-void sgd_update(int threads, const GroupArguments<SgdArguments>& arguments,
-                std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight,
-                const UpdateTuning& tuning) {
-  const UpdateViews views{gradient, master, momentum_buffer, {}, weight, tuning};
-  const bool streaming = streams(segments, weight);
-  for_each_part(threads, arguments, segments, streaming,
-                [&](SgdArguments of_group, std::int64_t first, std::int64_t count) {
-                  if (momentum_buffer.data == nullptr) of_group.momentum = 0;
-                  HWY_DYNAMIC_DISPATCH(sgd)(of_group, views, first, count, streaming);
+void rule_update(int threads, const UpdateRule& rule, RulePhase phase, const RuleOperands& operands,
+                 const UpdateTuning& tuning) {
+  const bool streaming = phase != RulePhase::advance && streams(operands.segments, operands.weight);
+  std::mutex adding;
+  for_each_part(threads, operands.segments, streaming,
+                [&](const UpdateSegment& segment, std::int64_t first, std::int64_t count) {
+                  UpdatePart part;
+                  part.rule = &rule;
+                  part.phase = phase;
+                  part.operands = &operands;
+                  part.arguments = operands.arguments + segment.group * operands.stride;
+                  part.ahead = tuning.prefetch_bytes;
+                  if (!rule.applies(part.arguments)) return;
+                  if (phase == RulePhase::finish) {
+                    part.ratio =
+                        rule.ratio(part.arguments, std::sqrt(segment.sums[0]), std::sqrt(segment.sums[1]));
+                  }
+                  HWY_DYNAMIC_DISPATCH(update_part)(part, first, count, streaming);
+                  if (phase != RulePhase::advance) return;
+                  const std::lock_guard lock(adding);
+                  segment.partial[0] += part.sums[0];
+                  segment.partial[1] += part.sums[1];
                 });
 }
 

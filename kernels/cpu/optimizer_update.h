@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <span>
 
 #include "tranche/kernels/optimizer_update.h"
 
@@ -15,15 +14,9 @@ struct UpdateTuning {
 /// taken for the former.
 UpdateTuning update_tuning();
 
-/// As kernels::adam_update, operands checked, on the calling thread and `threads - 1` more. The weights
+/// As kernels::rule_update, operands checked, on the calling thread and `threads - 1` more. The weights
 /// written are seen by any thread that is ordered after the call.
-void adam_update(int threads, const GroupArguments<AdamArguments>& arguments,
-                 std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
-                 const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
-                 const TensorView& weight, const UpdateTuning& tuning = update_tuning());
-void sgd_update(int threads, const GroupArguments<SgdArguments>& arguments,
-                std::span<const UpdateSegment> segments, const ConstTensorView& gradient,
-                const TensorView& master, const TensorView& momentum_buffer, const TensorView& weight,
-                const UpdateTuning& tuning = update_tuning());
+void rule_update(int threads, const UpdateRule& rule, RulePhase phase, const RuleOperands& operands,
+                 const UpdateTuning& tuning = update_tuning());
 
 }  // namespace tranche::kernels::cpu

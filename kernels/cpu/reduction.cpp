@@ -326,6 +326,10 @@ std::int64_t find_non_finite(const ConstTensorView& view, std::int64_t first, st
 
 }  // namespace
 
+void add_squares(const ConstTensorView& values, SquareSum& squares) {
+  if (!HWY_DYNAMIC_DISPATCH(add_block_squares)(values, 0, values.elements(), squares)) squares.add_infinity();
+}
+
 void ordered_sum(int threads, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target) {
   parallel_ranges(threads, out.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {

@@ -23,4 +23,7 @@ OnThreads<decltype(kernels::rounded_sum)> rounded_sum;
 OnThreads<decltype(kernels::gradient_statistics)> gradient_statistics;
 OnThreads<decltype(kernels::add_digest)> add_digest;
 
+/// Adds the squares of at most 4096 elements without rounding; of one that is not finite, infinity.
+void add_squares(const ConstTensorView& values, SquareSum& squares);
+
 }  // namespace tranche::kernels::cpu

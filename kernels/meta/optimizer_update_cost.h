@@ -4,24 +4,26 @@
 
 namespace tranche::kernels::meta {
 
-/// A masked update counts like any other: skipped steps issue the same work.
-inline Cost adam_update(const ConstTensorView& gradient, const TensorView& master, const TensorView& exp_avg,
-                        const TensorView& exp_avg_sq, const TensorView& weight) {
-  const auto state = static_cast<double>(master.bytes() + exp_avg.bytes() + exp_avg_sq.bytes());
-  const double copy = weight.data == nullptr ? 0.0 : static_cast<double>(weight.bytes());
-  return {16.0 * static_cast<double>(master.elements()), state + static_cast<double>(gradient.bytes()),
-          state + copy};
-}
-
-/// As a step that is neither the first nor nesterov; a buffer without data is no momentum.
-inline Cost sgd_update(const ConstTensorView& gradient, const TensorView& master,
-                       const TensorView& momentum_buffer, const TensorView& weight) {
-  const bool has_momentum = momentum_buffer.data != nullptr;
-  const auto state = static_cast<double>(master.bytes());
-  const double buffer = has_momentum ? static_cast<double>(momentum_buffer.bytes()) : 0.0;
-  const double copy = weight.data == nullptr ? 0.0 : static_cast<double>(weight.bytes());
-  return {(has_momentum ? 8.0 : 5.0) * static_cast<double>(master.elements()),
-          state + static_cast<double>(gradient.bytes()) + buffer, state + buffer + copy};
+/// Of `covered` elements. A masked update counts like any other: skipped steps issue the same work. What is
+/// read once counts once: the states that are read anew behind RulePhase::advance lie in a cache.
+inline Cost rule_update(const UpdateRule& rule, RulePhase phase, const RuleOperands& of,
+                        std::int64_t covered) {
+  const auto elements = static_cast<double>(covered);
+  const auto bytes = [&](const ConstTensorView& view) {
+    return elements * static_cast<double>(size_of(view.dtype));
+  };
+  double states = 0;
+  for (const TensorView& state : of.state) states += bytes(state);
+  const bool states_too = phase == RulePhase::update || (phase == RulePhase::advance) == rule.states_first;
+  const bool gradient_too = phase != RulePhase::finish || !rule.states_first;
+  const bool states_read = phase != RulePhase::advance || rule.states_first;
+  const double read = bytes(of.master) + (states_read ? states : 0) + (gradient_too ? bytes(of.gradient) : 0);
+  double written = states_too ? states : 0;
+  if (phase != RulePhase::advance) {
+    written += bytes(of.master) + (of.weight.data == nullptr ? 0 : bytes(of.weight));
+  }
+  const double share = phase == RulePhase::update ? 1 : 0.5;
+  return {share * rule.operations(of.slots) * elements, read, written};
 }
 
 }  // namespace tranche::kernels::meta

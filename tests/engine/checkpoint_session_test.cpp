@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 
 Config momentum_config(int stage) {
   Config config = plain_config(stage);
-  config.optimizer.momentum = 0.5;
+  config.optimizer.parameters["momentum"] = 0.5;
   return config;
 }
 

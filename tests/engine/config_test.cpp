@@ -108,11 +108,10 @@ TEST(Config, EveryFieldIsRead) {
   EXPECT_EQ(config.max_live_elements, 4'000'000);
   EXPECT_EQ(config.optimizer.type, "Adam");
   EXPECT_EQ(config.optimizer.learning_rate, 0.01);
-  EXPECT_EQ(config.optimizer.beta1, 0.8);
-  EXPECT_EQ(config.optimizer.beta2, 0.9);
-  EXPECT_EQ(config.optimizer.epsilon, 1e-6);
-  EXPECT_EQ(config.optimizer.weight_decay, 0.1);
-  EXPECT_FALSE(config.optimizer.adam_w_mode);
+  EXPECT_EQ(config.optimizer.parameters.at("betas"), RuleValue(std::array{0.8, 0.9}));
+  EXPECT_EQ(config.optimizer.parameters.at("eps"), RuleValue(1e-6));
+  EXPECT_EQ(config.optimizer.parameters.at("weight_decay"), RuleValue(0.1));
+  EXPECT_EQ(config.optimizer.parameters.at("adam_w_mode"), RuleValue(0));
   EXPECT_EQ(make_optimizer(config)->name(), "Adam");
   EXPECT_EQ(config.schedule.type, "WarmupLR");
   EXPECT_EQ(config.reduction, ReductionPolicy::boundary);
@@ -507,12 +506,13 @@ TEST(Config, WhatAsksForWhatIsAlwaysSoIsSaid) {
 TEST(Config, WhatIsNotPartOfThisVersionComesFirstAndItsParametersNotAtAll) {
   EXPECT_EQ(
       problems(R"({"nebula": {"enabled": true}, "optimizer": {"type": "OneBitAdam", "params": {"lr": 1e-3,
-    "freeze_step": 100, "cuda_aware": false, "comm_backend_name": "nccl"}}, "scheduler": {"type": "LRRangeTest",
-    "params": {"lr_range_test_min_lr": 1e-5, "lr_range_test_step_size": 200}}})"),
+    "freeze_step": 100, "cuda_aware": false, "comm_backend_name": "nccl"}}, "scheduler": {"type": "Cyclic",
+    "params": {"up": 1e-5, "down": 200}}})"),
       "configuration has 3 problems:\n"
-      "  optimizer.type: OneBitAdam is not part of this version; there are AdamW, Adam, SGD\n"
-      "  scheduler.type: LRRangeTest is not part of this version; there are constant, WarmupLR, "
-      "WarmupDecayLR, WarmupCosineLR, OneCycle\n"
+      "  optimizer.type: OneBitAdam is not part of this version; the nearest is AdamW (1-bit Adam compresses "
+      "what ranks exchange; communication_data_type says its dtype)\n"
+      "  scheduler.type: 'Cyclic' is not one of constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle, "
+      "LRRangeTest, WSD, InverseSquareRoot\n"
       "  nebula: {\"enabled\":true} cannot be honoured: checkpoints go to file systems");
 }
 
@@ -667,7 +667,7 @@ TEST(Config, AConfigMadeInCodeIsCheckedTheSameWay) {
   config.stage = 5;
   config.depth = 0;
   config.precision.compute = DataType::float16;
-  config.optimizer.type = "Lion";
+  config.optimizer.type = "Lyon";
   config.schedule.type = "OneCycle";
   config.train_batch_size = 25;
   try {
@@ -678,7 +678,7 @@ TEST(Config, AConfigMadeInCodeIsCheckedTheSameWay) {
         error.message(),
         AllOf(HasSubstr("configuration has 6 problems"), HasSubstr("stage is 0 to 3, not 5"),
               HasSubstr("tranche.depth: 0"), HasSubstr("loss_scaling goes with fp16"),
-              HasSubstr("'Lion' is not one of AdamW, Adam, SGD"),
+              HasSubstr("'Lyon' is not one of AdamW, Adagrad, Adam, LARS, Lamb, Lion, RMSprop, SGD"),
               HasSubstr("scheduler.params.cycle_min_lr: OneCycle needs it"), HasSubstr("= 24; change one")));
   }
 }

@@ -23,11 +23,11 @@ class NormalizedDescent : public Optimizer {
   int sums(const TrainableTensor&) const override { return 2; }
   void prepare(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
     for (const TensorSegment& segment : range.segments) {
-      stream.enqueue("prepare", [gradient = range.part(segment).gradient, sums = segment.sums] {
+      stream.enqueue("prepare", [gradient = range.part(segment).gradient, sums = segment.partial] {
         for (std::int64_t i = 0; i < gradient.elements(); ++i) {
           const double value = gradient.as<float>()[i];
-          sums[0] += value * value;
-          sums[1] += 1;
+          sums[0].add(value * value);
+          sums[1].add(1.0);
         }
       });
     }
@@ -94,7 +94,7 @@ TEST(OptimizerSums, AreSummedOverAllShardsOnce) {
         const kernels::Digest digest = engine.state_digest();
         if (rank == 0) digests.push_back(digest);
       });
-      // The sums' order is fixed (rank by rank), so the bits are too.
+      // The sums are exact, so their bits are the same however they are spread.
       EXPECT_EQ(digests.back(), digests[digests.size() - 1 - static_cast<std::size_t>(run.stage)])
           << run.to_string();
     }
@@ -116,14 +116,14 @@ class TrustRatio final : public Optimizer {
   int sums(const TrainableTensor& tensor) const override { return tensor.name == "tiny.e" ? 0 : 2; }
   void prepare(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const override {
     for (const TensorSegment& segment : range.segments) {
-      stream.enqueue("prepare", [part = range.part(segment), sums = segment.sums, step] {
+      stream.enqueue("prepare", [part = range.part(segment), sums = segment.partial, step] {
         for (std::int64_t i = 0; i < part.master.elements(); ++i) {
           const float w = part.master.as<float>()[i];
           float& m = part.state[0].as<float>()[i];
           if (step.apply) m = 0.5f * m + (part.gradient.as<float>()[i] * step.gradient_scale + decay * w);
           if (sums == nullptr) continue;
-          sums[0] += static_cast<double>(w) * w;
-          sums[1] += static_cast<double>(m) * m;
+          sums[0].add_square(w);
+          sums[1].add_square(m);
         }
       });
     }

@@ -62,7 +62,10 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
                            DataType::float16}[static_cast<std::size_t>(pick(3))];
     run.policy = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
     run.reduction_group = 1 + pick(4);
-    run.optimizer = std::array{"AdamW", "Adam", "SGD"}[static_cast<std::size_t>(pick(3))];
+    run.optimizer =
+        std::array{
+            "AdamW", "Adam", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop"}[static_cast<std::size_t>(
+            pick(8))];
     OddRun plain = run;
     plain.overlap = false;
     plain.plan_memory = false;
@@ -82,7 +85,7 @@ TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {
   // weights but for the logarithm and cosine of normal numbers: hence the tied unit's uniform tensor and a
   // few steps of everything else, with every gradient taken from the host.
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-    for (const char* optimizer : {"AdamW", "SGD"}) {
+    for (const char* optimizer : {"AdamW", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop"}) {
       OddRun run = on_gpu();
       run.ranks = 3;
       run.stage = 2;

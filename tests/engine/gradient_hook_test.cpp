@@ -64,7 +64,7 @@ class Gradients : public Saving {
           if (runtime.rank() == 0) digest = mine;
         },
         [&](Config& config, RuntimeOptions& options) {
-          config.optimizer.momentum = 0;
+          config.optimizer.parameters.erase("momentum");
           config.optimizer.learning_rate = rate;
           options.device = run.device;
         });
@@ -355,7 +355,7 @@ class Summing final : public Optimizer {
   void prepare(Stream&, const OptimizerStep&, const UpdateRange& range) const override {
     for (const TensorSegment& segment : range.segments) {
       const ConstTensorView gradient = range.part(segment).gradient;
-      for (std::int64_t i = 0; i < gradient.elements(); ++i) *segment.sums += gradient.as<float>()[i];
+      for (std::int64_t i = 0; i < gradient.elements(); ++i) segment.partial->add(gradient.as<float>()[i]);
     }
   }
   void apply(Stream&, const OptimizerStep& step, const UpdateRange& range) const override {

@@ -181,7 +181,9 @@ Config odd_config(const OddRun& run) {
   config.gradient_clipping = run.clipping;
   config.optimizer.type = run.optimizer;
   config.optimizer.learning_rate = 0.05;
-  config.optimizer.momentum = run.optimizer == "SGD" ? 0.9 : 0.0;
+  config.optimizer.parameters = run.parameters;
+  if (run.optimizer == "SGD") config.optimizer.parameters["momentum"] = 0.9;
+  config.precision.moments = run.moments;
   if (run.frozen) config.frozen = {"mixed.froz*"};
   if (!run.also_frozen.empty()) config.frozen.push_back(run.also_frozen);
   config.workspace_bytes = 64 << 10;  // no kernel of this model wants more; poison fills all of it

@@ -44,6 +44,8 @@ struct OddRun {
   ReductionPolicy policy = ReductionPolicy::automatic;
   int reduction_group = 0;
   std::string optimizer = "AdamW";
+  RuleParameters parameters = {};
+  DataType moments = DataType::float32;
   bool overlap = true;
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;

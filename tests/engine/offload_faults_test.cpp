@@ -166,8 +166,8 @@ class LooksFirst final : public Optimizer {
   void prepare(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
     if (stream.kind() != DeviceKind::cpu) return;
     for (const TensorSegment& segment : range.segments) {
-      stream.enqueue("sum", [gradient = range.part(segment).gradient, sums = segment.sums] {
-        for (std::int64_t i = 0; i < gradient.elements(); ++i) *sums += gradient.as<float>()[i];
+      stream.enqueue("sum", [gradient = range.part(segment).gradient, sums = segment.partial] {
+        for (std::int64_t i = 0; i < gradient.elements(); ++i) sums->add(gradient.as<float>()[i]);
       });
     }
   }
@@ -197,6 +197,8 @@ std::unique_ptr<Optimizer> looks_first() {
 TEST_F(OffloadFaults, RulesThatLookFirstMayLiveInHostMemoryButNotOnDisk) {
   EXPECT_THAT(train(1, {}, looks_first)[0],
               AllOf(HasSubstr("optimizer LooksFirst looks at its whole state"), HasSubstr("\"cpu\"")));
+  EXPECT_THAT(train(1, {}, [] { return make_rule_optimizer("Lamb", {}); })[0],
+              AllOf(HasSubstr("optimizer Lamb looks at its whole state"), HasSubstr("\"cpu\"")));
   kernels::Digest digests[2];
   for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu}) {
     run_.offload.optimizer = tier;

@@ -23,7 +23,7 @@ bool is_own(const std::string& tensor) {
 }
 
 void with_globals(Config& config) {
-  config.optimizer.weight_decay = 0.01;
+  config.optimizer.parameters["weight_decay"] = 0.01;
   config.schedule.type = "WarmupLR";
   config.schedule.parameters_json =
       R"({"warmup_num_steps": 3, "warmup_min_lr": 0.01, "warmup_max_lr": 0.05})";
@@ -46,10 +46,9 @@ void with_own_groups(Config& config) {
 
 void with_own_for_all(Config& config) {
   config.optimizer.learning_rate = 0.02;
-  config.optimizer.weight_decay = 0.3;
-  config.optimizer.beta1 = 0.7;
-  config.optimizer.beta2 = 0.95;
-  config.optimizer.epsilon = 1e-3;
+  config.optimizer.parameters["weight_decay"] = 0.3;
+  config.optimizer.parameters["betas"] = std::array{0.7, 0.95};
+  config.optimizer.parameters["eps"] = 1e-3;
   config.group_rules.push_back({"*", std::nullopt, true});
 }
 
@@ -176,7 +175,7 @@ TEST_F(OwnGroups, AreRefusedWhereTheRuleHasNoSuchValue) {
                           std::unique_ptr<Optimizer> own = nullptr) {
     Config config = odd_config({});
     config.optimizer.type = optimizer;
-    config.optimizer.momentum = 0;
+    config.optimizer.parameters.erase("momentum");
     config.group_rules = {rule};
     Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
     return message_of<ConfigurationError>(

@@ -86,7 +86,7 @@ TEST_P(StateStoreTiers, WhatIsWrittenIsRead) {
   const testing::TestFolder folder;
   Config config = plain_config(GetParam().stage);
   config.precision.compute = DataType::bfloat16;
-  config.optimizer.momentum = 0.5;
+  config.optimizer.parameters["momentum"] = 0.5;
   config.offload = in_tiles(256, GetParam().optimizer, GetParam().parameters);
   run_thread_ranks(3, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});

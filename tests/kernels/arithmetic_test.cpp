@@ -4,7 +4,8 @@
 
 #include "kernels/dropout_draws.h"
 #include "kernels/gelu_arithmetic.h"
-#include "kernels/update_arithmetic.h"
+#include "kernels/rules/adam.h"
+#include "kernels/rules/sgd.h"
 #include "optimizer_spec.h"
 #include "tranche/kernels/elementwise.h"
 #include "vector_test_support.h"
@@ -33,11 +34,11 @@ TEST(Arithmetic, AdamOfOneElementIsTheLoops) {
     TestStream stream;
     adam_update_all(stream, arguments, gradient.view(), master.view(), m.view(), v.view(), {});
     for (std::int64_t i = 0; i < 999; ++i) {
-      float weight = w_wanted.get(i), first = m_wanted.get(i), second = v_wanted.get(i);
-      adam_element(arguments, gradient.get(i), weight, first, second, [](float x) { return std::sqrt(x); });
+      float weight = w_wanted.get(i), moments[] = {m_wanted.get(i), v_wanted.get(i), 0};
+      rules::adam::Adam::element<0b011>(arguments, gradient.get(i), weight, moments);
       w_wanted.set(i, weight);
-      m_wanted.set(i, first);
-      v_wanted.set(i, second);
+      m_wanted.set(i, moments[0]);
+      v_wanted.set(i, moments[1]);
     }
     EXPECT_TRUE(master.bits() == w_wanted.bits() && m.bits() == m_wanted.bits() &&
                 v.bits() == v_wanted.bits());
@@ -56,14 +57,10 @@ TEST(Arithmetic, SgdOfOneElementIsTheLoops) {
     TestStream stream;
     sgd_update_all(stream, arguments, gradient.view(), master.view(), buffer.view(), {});
     for (std::int64_t i = 0; i < 99; ++i) {
-      float weight = w_wanted.get(i), held = b_wanted.get(i);
-      if (arguments.momentum != 0) {
-        sgd_momentum_element(arguments, gradient.get(i), weight, held);
-      } else {
-        sgd_element(arguments, gradient.get(i), weight);
-      }
+      float weight = w_wanted.get(i), held[] = {b_wanted.get(i)};
+      rules::sgd::Sgd::element<0b1>(arguments, gradient.get(i), weight, held);
       w_wanted.set(i, weight);
-      b_wanted.set(i, held);
+      b_wanted.set(i, held[0]);
     }
     EXPECT_TRUE(master.bits() == w_wanted.bits() && buffer.bits() == b_wanted.bits()) << variant;
   }

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/cpu/optimizer_update.h"
+#include "tests/kernels/cpu_updates.h"
 
 namespace {
 

@@ -8,7 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cpu/optimizer_streams.h"
+#include "kernels/cpu/optimizer_parts.h"
+#include "tests/kernels/cpu_updates.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "vector_test_support.h"
 

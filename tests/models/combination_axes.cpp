@@ -29,9 +29,9 @@ CombinationAxis of_two(const char* name, bool changes_bits, const char* capabili
 Value optimizer(const char* capability, const char* type, bool decoupled = true) {
   return {capability, [type, decoupled](Combination& c) {
             c.config.optimizer.type = type;
-            c.config.optimizer.adam_w_mode = decoupled;
+            if (!decoupled) c.config.optimizer.parameters["adam_w_mode"] = 0;
             c.config.optimizer.learning_rate = c.config.optimizer.type == "SGD" ? 0.05 : 0.003;
-            c.config.optimizer.momentum = c.config.optimizer.type == "SGD" ? 0.9 : 0;
+            if (c.config.optimizer.type == "SGD") c.config.optimizer.parameters["momentum"] = 0.9;
           }};
 }
 
@@ -118,6 +118,8 @@ std::vector<CombinationAxis> combination_axes() {
       {optimizer("adamw", "AdamW"),
        optimizer("adam-l2", "Adam", false),
        optimizer("sgd", "SGD"),
+       optimizer("lion", "Lion"),
+       optimizer("lamb", "Lamb"),
        {"own-rule", [](Combination& c) {
           c.rule = Rule::own;
           c.config.optimizer.learning_rate = 0.02;
@@ -222,14 +224,14 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   // Refused: GPT-2 has learnt positions, and takes one document a row.
   if (are("gpt", "documents")) return false;
   // Refused: weights that are not sharded do not leave the device; a rule that looks at all state before it
-  // updates would read the nvme tier twice; only Adam has moments that may be bf16; copies add their sums up
-  // in a bracket of their own.
+  // updates would read the nvme tier twice; copies add their sums up in a bracket of their own.
   if (with("parameters-", [](const std::string& key, const CombinationAxis& axis, int) {
         return axis.name == "stage" && key != "stage-3";
       })) {
     return false;
   }
-  if (are("own-rule", "optimizer-nvme") || are("sgd", "moments-bf16") || are("replicas", "reduction-group")) {
+  if (are("own-rule", "optimizer-nvme") || are("lamb", "optimizer-nvme") ||
+      are("replicas", "reduction-group")) {
     return false;
   }
   // Gradients and state are sharded over the copies, so stage 0 is out; new weights are exchanged on the
@@ -260,7 +262,7 @@ Combination start() {
   Combination c;
   c.config = plain_config(0);
   c.config.train_batch_size = 0;
-  c.config.optimizer.weight_decay = 0.1;
+  c.config.optimizer.parameters["weight_decay"] = 0.1;
   c.config.staging_bytes = std::int64_t{1} << 18;
   c.config.offload.tile_elements = 4096;
   c.config.loss_scaling = false;

@@ -144,7 +144,7 @@ GoldenDifferences compare_with_golden(const std::string& folder) {
 
   Config config = plain_config(batches.batch);
   config.optimizer.learning_rate = 1e-3;
-  config.optimizer.weight_decay = 0.1;
+  config.optimizer.parameters["weight_decay"] = 0.1;
   config.lora = adapters_in(folder);
   on_ranks(1, model.spec(batches.time), config, [&](Engine& engine) {
     load_weights(engine, folder + "/model.safetensors");

@@ -45,15 +45,15 @@ Config training_config(int ranks, std::int64_t accumulation = 1) {
   config.micro_batch_size = 8 / ranks / accumulation;
   config.gradient_clipping = 0.5;
   config.optimizer.learning_rate = 2e-3;
-  config.optimizer.weight_decay = 0.1;
+  config.optimizer.parameters["weight_decay"] = 0.1;
   return config;
 }
 
 Config sgd(Config config) {
   config.optimizer.type = "SGD";
   config.optimizer.learning_rate = 0.1;
-  config.optimizer.momentum = 0.9;
-  config.optimizer.weight_decay = 0;
+  config.optimizer.parameters["momentum"] = 0.9;
+  config.optimizer.parameters["weight_decay"] = 0;
   return config;
 }
 

@@ -29,7 +29,7 @@ Config gpu_config(int ranks, const char* optimizer) {
   config.gradient_clipping = 0.5;
   config.optimizer.type = optimizer;
   config.optimizer.learning_rate = config.optimizer.type == "SGD" ? 0.1 : 2e-3;
-  config.optimizer.momentum = config.optimizer.type == "SGD" ? 0.9 : 0;
+  if (config.optimizer.type == "SGD") config.optimizer.parameters["momentum"] = 0.9;
   return config;
 }
 

@@ -24,7 +24,7 @@ Config llama_training(int ranks) {
   config.gradient_clipping = 0.5;
   config.reduction = ReductionPolicy::micro_batch;
   config.optimizer.learning_rate = 2e-3;
-  config.optimizer.weight_decay = 0.1;
+  config.optimizer.parameters["weight_decay"] = 0.1;
   return config;
 }
 

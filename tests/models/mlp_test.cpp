@@ -56,7 +56,7 @@ Config mlp_config(int ranks, std::int64_t accumulation, const char* optimizer) {
   config.micro_batch_size = batch_size / ranks / accumulation;
   config.optimizer.type = optimizer;
   config.optimizer.learning_rate = optimizer == std::string("SGD") ? 0.05 : 3e-3;
-  config.optimizer.momentum = 0.9;
+  if (config.optimizer.type == "SGD") config.optimizer.parameters["momentum"] = 0.9;
   config.gradient_clipping = 1.0;
   return config;
 }

@@ -55,6 +55,7 @@ class Relative final : public Optimizer {
     s.weight = part.weight.data;
     s.weight_dtype = part.weight.dtype;
     s.count = segment.count;
+    s.partial = segment.partial;
     s.sums = segment.sums;
     s.scale = step.gradient_scale;
     s.decay = static_cast<float>(group.weight_decay.value_or(group.decay ? 0.1 : 0.0));

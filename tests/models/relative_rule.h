@@ -21,7 +21,8 @@ struct RelativeSegment {
   void* weight = nullptr;  ///< null: the master is the weight
   DataType weight_dtype = DataType::float32;
   std::int64_t count = 0;
-  double* sums = nullptr;
+  SquareSum* partial = nullptr;
+  const double* sums = nullptr;
   float scale = 1, decay = 0;
   double rate = 0;
   bool apply = true;
@@ -35,8 +36,8 @@ constexpr void prepare_relative(const RelativeSegment& s) {
                                : to_float(static_cast<const bfloat16*>(s.gradient)[i]);
     const float w = s.master[i];
     if (s.apply) s.direction[i] = 0.5f * s.direction[i] + (gradient * s.scale + s.decay * w);
-    s.sums[0] += static_cast<double>(w) * w;
-    s.sums[1] += static_cast<double>(s.direction[i]) * s.direction[i];
+    s.partial[0].add_square(w);
+    s.partial[1].add_square(s.direction[i]);
   }
 }
 

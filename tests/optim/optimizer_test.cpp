@@ -309,10 +309,12 @@ TEST_F(OptimizerTest, DeclareTheirState) {
 TEST_F(OptimizerTest, DescribeThemselves) {
   EXPECT_EQ(
       make_adam({.weight_decay = 0.1})->describe(),
-      R"({"type": "AdamW", "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.1, "moments": "fp32"})");
+      R"({"type": "AdamW", "betas": [0.9, 0.999], "eps": 1e-08, "weight_decay": 0.1, "amsgrad": false, )"
+      R"("moments": "fp32"})");
   EXPECT_THAT(make_adam({.decoupled = false})->describe(), HasSubstr(R"("type": "Adam")"));
   EXPECT_EQ(make_sgd({.momentum = 0.5})->describe(),
-            R"({"type": "SGD", "momentum": 0.5, "dampening": 0, "weight_decay": 0, "nesterov": false})");
+            R"({"type": "SGD", "momentum": 0.5, "dampening": 0, "weight_decay": 0, "nesterov": false, )"
+            R"("moments": "fp32"})");
 }
 
 TEST_F(OptimizerTest, RefuseWhatCannotBe) {

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <iterator>
 #include <limits>
 
 #include "tests/core/error_text.h"
@@ -202,6 +203,70 @@ TEST(Schedules, DescribeThemselves) {
   EXPECT_THAT(make_warmup_cosine_schedule({1, 50})->describe(), HasSubstr(R"("cos_min_ratio": 0.0001)"));
   EXPECT_THAT(make_one_cycle_schedule(short_cycle())->describe(),
               HasSubstr(R"("cycle_second_step_size": 4)"));
+}
+
+TEST(LRRangeTest, GrowsByTheRateOverEachIntervalEvenlyOrAtItsEnd) {
+  const auto evenly = make_range_test_schedule({0.5, 10, 2, false});
+  const auto stairs = make_range_test_schedule({0.5, 10, 2, true});
+  EXPECT_DOUBLE_EQ(evenly->learning_rate(1), 0.5 * (1 + 2 * 0.1));
+  EXPECT_DOUBLE_EQ(evenly->learning_rate(25), 0.5 * (1 + 2 * 2.5));
+  EXPECT_DOUBLE_EQ(stairs->learning_rate(9), 0.5);
+  EXPECT_DOUBLE_EQ(stairs->learning_rate(10), 0.5 * 3);
+  EXPECT_DOUBLE_EQ(stairs->learning_rate(19), 0.5 * 3);
+  EXPECT_EQ(stairs->describe(),
+            R"({"type": "LRRangeTest", "lr_range_test_min_lr": 0.5, "lr_range_test_step_size": 10, )"
+            R"("lr_range_test_step_rate": 2, "lr_range_test_staircase": true})");
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                make_range_test_schedule({0.5, 0, 2, true});
+              }),
+              HasSubstr("lr_range_test_step_size is 0"));
+}
+
+// Factors of transformers 5.24's get_wsd_schedule and get_inverse_sqrt_schedule, in the iterations named.
+TEST(WSD, IsTransformers) {
+  const std::int64_t iterations[] = {0, 3, 5, 11, 12, 15, 22, 23, 40};
+  const double cosine[] = {0.125, 0.65, 1, 1, 1, 0.8490015711010623, 0.14272182404365746, 0.125, 0.125};
+  const double linear[] = {0.125, 0.65, 1, 1, 1, 0.7613636363636364, 0.20454545454545459, 0.125, 0.125};
+  const double root[] = {0.125, 0.65, 1, 1, 1, 0.5430461531162931, 0.1657202344101067, 0.125, 0.125};
+  for (const auto& [type, factors] :
+       {std::pair(DecayType::cosine, cosine), std::pair(DecayType::linear, linear),
+        std::pair(DecayType::one_minus_root, root)}) {
+    const auto schedule = make_stable_decay_schedule({0.5, 5, 7, 11, 0.125, type});
+    for (std::size_t i = 0; i < std::size(iterations); ++i) {
+      EXPECT_DOUBLE_EQ(schedule->learning_rate(iterations[i] + 1), 0.5 * factors[i])
+          << name_of(type) << " in iteration " << iterations[i];
+    }
+  }
+  EXPECT_EQ(
+      make_stable_decay_schedule({0.5, 5, 7, 11, 0.125, DecayType::one_minus_root})->describe(),
+      R"({"type": "WSD", "lr": 0.5, "num_warmup_steps": 5, "num_stable_steps": 7, "num_decay_steps": 11, )"
+      R"("min_lr_ratio": 0.125, "decay_type": "1-sqrt"})");
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                make_stable_decay_schedule({0.5, 5, 7, 11, 2});
+              }),
+              HasSubstr("min_lr_ratio is 2"));
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                make_stable_decay_schedule({0.5, -1, 7, 11});
+              }),
+              HasSubstr("num_warmup_steps is -1"));
+}
+
+TEST(InverseSquareRoot, IsTransformers) {
+  const auto with = make_inverse_root_schedule({0.5, 5, 9});
+  const std::int64_t iterations[] = {0, 3, 5, 6, 40, 1000};
+  const double factors[] = {0, 0.6, 1, 0.9486832980505138, 0.4522670168666454, 0.09467916046467048};
+  for (std::size_t i = 0; i < std::size(iterations); ++i) {
+    EXPECT_DOUBLE_EQ(with->learning_rate(iterations[i] + 1), 0.5 * factors[i]) << iterations[i];
+  }
+  const auto without = make_inverse_root_schedule({1});
+  EXPECT_DOUBLE_EQ(without->learning_rate(4), 0.9998500337415648);
+  EXPECT_DOUBLE_EQ(without->learning_rate(20001), 0.5773502691896258);
+  EXPECT_EQ(without->describe(),
+            R"({"type": "InverseSquareRoot", "lr": 1, "num_warmup_steps": 0, "timescale": 10000})");
+  EXPECT_THAT(message_of<InvalidArgument>([] {
+                make_inverse_root_schedule({0.5, 5, 0});
+              }),
+              HasSubstr("timescale is 0"));
 }
 
 }  // namespace

@@ -132,7 +132,7 @@ TEST_F(ProgramErrors, SettingsThatDoNotGoTogether) {
     }
   }
   refused({"--set", "optimizer.type=SGD", "--set", "tranche.moments=bf16"},
-          {"tranche.moments: bf16 is for Adam and AdamW; SGD keeps its momentum in fp32"});
+          {"tranche.moments: SGD: it keeps no moments with these parameters, in bf16 or any dtype"});
 }
 
 TEST_F(ProgramErrors, ReportsWithoutAPlaceAreToldBeforeTraining) {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 namespace tranche {
 
@@ -17,6 +18,8 @@ template <int lowest, int count>
 struct ExactSum {
   static constexpr int lowest_exponent = lowest;
   static constexpr int limb_count = count;
+  /// Of the highest limb, more than finite sums come to.
+  static constexpr std::int64_t infinite = std::int64_t{1} << 40;
   std::int64_t limbs[count] = {};
 
   /// Adds integer * 2^exponent. The exponent is at least lowest_exponent and below
@@ -36,6 +39,16 @@ struct ExactSum {
     const int last = exponent - 53 < lowest_exponent ? lowest_exponent : exponent - 53;
     add(static_cast<std::int64_t>(std::ldexp(fraction, exponent - last)), last);
   }
+  /// Adds the square of an fp32 number, or infinity where that is not finite.
+  constexpr void add_square(float number) {
+    const std::uint32_t bits = std::bit_cast<std::uint32_t>(number) & 0x7fffffffu;
+    if (bits >= 0x7f800000u) return add_infinity();
+    const int exponent = bits < 0x800000u ? 1 : static_cast<int>(bits >> 23);
+    const std::uint64_t mantissa = (bits & 0x7fffffu) | (bits < 0x800000u ? 0u : 0x800000u);
+    add(static_cast<std::int64_t>(mantissa * mantissa), 2 * exponent - 300);
+  }
+  /// Notes a summand that is not finite, whatever its sign: the sum's value is infinite from then on.
+  constexpr void add_infinity() { limbs[limb_count - 1] += infinite; }
   constexpr ExactSum& operator+=(const ExactSum& other) {
     for (int i = 0; i < limb_count; ++i) limbs[i] += other.limbs[i];
     normalize();
@@ -52,6 +65,7 @@ struct ExactSum {
   double value() const {
     ExactSum sum = *this;
     sum.normalize();
+    if (sum.limbs[limb_count - 1] >= infinite / 2) return std::numeric_limits<double>::infinity();
     const bool negative = sum.limbs[limb_count - 1] < 0;
     if (negative) {
       for (std::int64_t& limb : sum.limbs) limb = -limb;

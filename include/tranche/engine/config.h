@@ -15,6 +15,7 @@
 #include "tranche/optim/loss_scaler.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/parameter_groups.h"
+#include "tranche/optim/rules.h"
 #include "tranche/optim/schedule.h"
 
 namespace tranche {
@@ -53,12 +54,10 @@ struct PrecisionConfig {
 
 /// Type and parameters as read; `make_optimizer()` builds it.
 struct OptimizerConfig {
-  std::string type = "AdamW";  ///< AdamW, Adam, SGD
+  std::string type = "AdamW";  ///< a name of rule_types()
   double learning_rate = 1e-3;
-  double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0;
-  double momentum = 0, dampening = 0;
-  bool nesterov = false;
-  bool adam_w_mode = true;  ///< "Adam" with this is AdamW, as in DeepSpeed
+  RuleParameters parameters =
+      {};  ///< the other keys of optimizer.params; what is absent has the rule's default
 };
 
 struct ScheduleConfig {

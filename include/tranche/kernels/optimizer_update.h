@@ -10,6 +10,7 @@
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/update_rule.h"
 
 namespace tranche::kernels {
 
@@ -17,6 +18,10 @@ namespace tranche::kernels {
 struct UpdateSegment {
   std::int64_t first = 0, count = 0;
   int group = 0;
+  /// Of rules with a trust ratio: where RulePhase::advance adds the squares of weights and of directions, and
+  /// their sums over whole tensors, which RulePhase::finish reads; two each, where the stream's work may.
+  SquareSum* partial = nullptr;
+  const double* sums = nullptr;
 };
 
 /// The arguments of each group, `stride` bytes apart, in memory that the stream's work may read (on cuda
@@ -32,6 +37,26 @@ struct GroupArguments {
     return *reinterpret_cast<const Arguments*>(reinterpret_cast<const std::byte*>(first) + group * stride);
   }
 };
+
+/// The operands of any rule's update.
+struct RuleOperands {
+  const std::byte* arguments = nullptr;  ///< UpdateRule::arguments() of each group, as GroupArguments
+  int groups = 1;
+  std::int64_t stride = 0;
+  unsigned slots = 0;  ///< the states that are kept
+  std::span<const UpdateSegment> segments;
+  ConstTensorView gradient;
+  TensorView master;
+  std::span<const TensorView> state;  ///< those of `slots`, in ascending order
+  TensorView weight;                  ///< null data in RulePhase::advance
+};
+/// Updates the segments by a rule, all of it or a phase; adam_update() says what it asks of the operands.
+void rule_update(Stream& stream, const UpdateRule& rule, RulePhase phase, const RuleOperands& operands);
+
+/// All rules of kernels/rules/, in the order of their files' names.
+std::span<const UpdateRule* const> built_in_rules();
+/// Those that CMake's tranche_add_optimizer gave to this program; none without.
+std::span<const UpdateRule* const> rules_of_program();
 
 /// Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019). With g = gradient * gradient_scale:
 /// decoupled: w = w - (learning_rate * weight_decay) * w, else g = g + weight_decay * w; then

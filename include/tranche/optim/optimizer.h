@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "tranche/core/exact_sum.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
 
@@ -63,7 +64,8 @@ struct TensorSegment {
   const TrainableTensor* tensor = nullptr;
   std::int64_t first_element = 0;  ///< of this part within its tensor
   int group = 0;                   ///< index of its group's numbers
-  double* sums = nullptr;          ///< of its tensor, Optimizer::sums() of them; see prepare() and apply()
+  SquareSum* partial = nullptr;    ///< of its tensor, Optimizer::sums() of them, in prepare()
+  const double* sums = nullptr;    ///< what they come to over all ranks, rounded once, in apply()
 };
 
 /// A range of a flat buffer: all that a rank updates of it, or a tile of that. Addresses are of memory that
@@ -107,12 +109,14 @@ class Optimizer {
   /// record once and replay. Rules without are issued anew with the OptimizerStep that they are given.
   virtual std::vector<std::byte> numbers(const OptimizerStep&, const GroupOptions&) const { return {}; }
 
-  /// How many reductions over all of a tensor's elements the rule needs, in fp64 (LAMB's norms of weight and
-  /// update: two); 0 for most.
+  /// How many reductions over all of a tensor's elements the rule needs (LAMB's norms of weight and update:
+  /// two); 0 for most.
   virtual int sums(const TrainableTensor&) const { return 0; }
-  /// Before apply(), for rules with sums: may change state, and adds each segment's share to `sums` of the
-  /// segment, which begin at zero. The gradient's true scale is known. A tensor's sums over all ranks are
-  /// added up in a fixed order. `range` is all that this rank updates of a flat buffer. Where several ranks
+  /// Before apply(), for rules with sums: may change state, and adds each segment's share to `partial` of the
+  /// segment, which begin at zero. The gradient's true scale is known. These sums have no rounding: squares
+  /// of fp32 numbers are exact in fp64, so neither the cut in shards nor the mesh changes a bit of them. A
+  /// summand that is not finite is add_infinity(). `range` is all that this rank updates of a flat buffer.
+  /// Where several ranks
   /// keep the same elements, segments also end at the begin and end of the rank's own shard, and only that
   /// shard's sums count.
   virtual void prepare(Stream&, const OptimizerStep&, const UpdateRange& /*range*/) const {}

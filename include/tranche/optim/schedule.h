@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace tranche {
 
@@ -78,5 +79,39 @@ struct OneCycleOptions {
   double decay_mom_rate = 0;
 };
 std::unique_ptr<Schedule> make_one_cycle_schedule(const OneCycleOptions& options);
+
+/// DeepSpeed's LRRangeTest: the rate grows by step_rate times min_lr over every step_size updates, evenly or,
+/// with `staircase`, at the end of each interval. Run once, it shows from which rate on the loss falls and
+/// from which it rises.
+struct RangeTestOptions {
+  double min_lr = 0.001;
+  std::int64_t step_size = 2000;
+  double step_rate = 1;
+  bool staircase = false;
+};
+std::unique_ptr<Schedule> make_range_test_schedule(const RangeTestOptions& options);
+
+/// Warm-up, stable, decay (Hu et al., 2024), with the keys and arithmetic of transformers'
+/// get_wsd_schedule: a line from min_lr_ratio to 1, 1, and down to min_lr_ratio, where it stays.
+enum class DecayType : std::uint8_t { cosine, linear, one_minus_root };
+std::string_view name_of(DecayType type);
+struct StableDecayOptions {
+  double learning_rate = 0.001;
+  std::int64_t num_warmup_steps = 0;
+  std::int64_t num_stable_steps = 0;
+  std::int64_t num_decay_steps = 0;
+  double min_lr_ratio = 0;
+  DecayType decay_type = DecayType::cosine;
+};
+std::unique_ptr<Schedule> make_stable_decay_schedule(const StableDecayOptions& options);
+
+/// transformers' get_inverse_sqrt_schedule: a line from 0 over num_warmup_steps updates, then 1 / sqrt((i +
+/// timescale - num_warmup_steps) / timescale) of the rate in iteration i.
+struct InverseRootOptions {
+  double learning_rate = 0.001;
+  std::int64_t num_warmup_steps = 0;
+  std::optional<std::int64_t> timescale = {};  ///< num_warmup_steps when not set, 10000 where that is 0
+};
+std::unique_ptr<Schedule> make_inverse_root_schedule(const InverseRootOptions& options);
 
 }  // namespace tranche

@@ -7,12 +7,14 @@
 
 using namespace tranche;
 
-bool brings_its_own_state();  // state.cpp
+bool brings_its_own_state();      // state.cpp
+bool brings_its_own_optimizer();  // optimizer.cpp
 
 int main() {
   Runtime runtime;
   try {
     std::printf("brings its own state: %s\n", brings_its_own_state() ? "yes" : "no");
+    std::printf("brings its own optimizer: %s\n", brings_its_own_optimizer() ? "yes" : "no");
     runtime =
         Runtime::from_config(R"({"bf16": {"enabled": false}, "gradient_clipping": 1.0, "train_batch_size": 1,
         "optimizer": {"type": "SGD", "params": {"lr": 0.1}}})");

@@ -1,0 +1,74 @@
+# Optimizers as single files (tranche/kernels/update_rule.h).
+#   tranche_add_optimizer(<program> <file.h>...)
+# adds a program's own: they have names in the configuration, and are sharded, offloaded, saved and planned as those of
+# the library, whose loops they are compiled into. Once for each program. A CUDA compiler is not used: on GPUs such a
+# rule updates in host memory (zero_optimization.offload_optimizer.device "cpu" or "nvme"), and is refused elsewhere.
+# The sources of <files> in <target>, and one that defines <function>, their list. <gpu>: 1 where loops for GPUs are
+# added too.
+function(tranche_rule_sources target function gpu)
+  set(rule_on_gpu ${gpu})
+  set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/rule.cpp.in)  # of an installation
+  if(NOT EXISTS ${template})
+    set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../kernels/rules/rule.cpp.in)
+  endif()
+  # Contraction would change bits. What loops need to become vectors changes none: there is no errno and no trap, and
+  # vectors may be as wide as there are.
+  set(options -ffp-contract=off -fno-math-errno -fno-trapping-math $<$<CONFIG:Release>:-O3>)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    list(APPEND options -mprefer-vector-width=512)
+  endif()
+  set(rule_declarations)
+  set(rule_calls)
+  foreach(rule_file ${ARGN})
+    get_filename_component(rule_file ${rule_file} ABSOLUTE)
+    get_filename_component(rule_name ${rule_file} NAME_WE)
+    set(rule_source ${CMAKE_CURRENT_BINARY_DIR}/rules/${rule_name}.cpp)
+    configure_file(${template} ${rule_source} @ONLY)
+    set_source_files_properties(${rule_source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
+      COMPILE_OPTIONS "${options}")
+    target_sources(${target} PRIVATE ${rule_source})
+    string(APPEND rule_declarations "namespace tranche::rules::${rule_name} { std::span<const UpdateRule> rules_of_file(); }\n")
+    string(APPEND rule_calls "    add(rules::${rule_name}::rules_of_file());\n")
+  endforeach()
+  set(rule_list ${CMAKE_CURRENT_BINARY_DIR}/rules/list_of_rules.cpp)
+  file(CONFIGURE OUTPUT ${rule_list} @ONLY CONTENT "// Written by CMake: the list of rules.
+#include <span>
+#include <vector>
+
+#include \"tranche/kernels/optimizer_update.h\"
+
+@rule_declarations@
+namespace tranche::kernels {
+std::span<const UpdateRule* const> @function@() {
+  static const std::vector<const UpdateRule*> all = [] {
+    std::vector<const UpdateRule*> rules;
+    const auto add = [&](std::span<const UpdateRule> of_file) {
+      for (const UpdateRule& rule : of_file) rules.push_back(&rule);
+    };
+@rule_calls@    return rules;
+  }();
+  return all;
+}
+}  // namespace tranche::kernels
+")
+  target_sources(${target} PRIVATE ${rule_list})
+endfunction()
+
+function(tranche_add_optimizer target)
+  if(NOT ARGN)
+    message(FATAL_ERROR "tranche_add_optimizer(${target}) names no file")
+  endif()
+  get_target_property(kind ${target} TYPE)
+  if(NOT kind STREQUAL "EXECUTABLE")
+    message(FATAL_ERROR "tranche_add_optimizer: ${target} is no program but a ${kind}: an optimizer is part of a program")
+  endif()
+  get_target_property(before ${target} TRANCHE_OPTIMIZERS)
+  if(before)
+    message(FATAL_ERROR "tranche_add_optimizer: ${target} has optimizers already; name all files in one call")
+  endif()
+  set_target_properties(${target} PROPERTIES TRANCHE_OPTIMIZERS "${ARGN}")
+  if(TARGET hwy::hwy)
+    target_link_libraries(${target} PRIVATE hwy::hwy)
+  endif()
+  tranche_rule_sources(${target} rules_of_program 0 ${ARGN})
+endfunction()

@@ -1,0 +1,174 @@
+// Every optimizer of the registry in an engine: the same bits wherever its state lies and however it is cut,
+// plans that are the ledger, and runs that go on from a checkpoint of other ranks and another stage.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "on_ranks.h"
+#include "same_bits.h"
+#include "saving_fixture.h"
+#include "tranche/optim/rules.h"
+
+namespace tranche::test {
+namespace {
+
+/// One case for each set of states that a type may keep.
+struct RuleCase {
+  std::string type;
+  RuleParameters parameters;
+  bool moments;  ///< may be kept in bf16
+};
+const std::vector<RuleCase>& rule_cases() {
+  static const std::vector<RuleCase> all = {
+      {"AdamW", {{"amsgrad", 1}, {"weight_decay", 0.1}}, true},
+      {"Adam", {{"adam_w_mode", 0}, {"weight_decay", 0.1}}, true},
+      {"Adagrad", {{"initial_accumulator_value", 0.1}}, false},
+      {"LARS", {{"trust_coefficient", 0.1}, {"weight_decay", 0.1}}, true},
+      {"Lamb", {{"weight_decay", 0.1}}, true},
+      {"Lion", {{"weight_decay", 0.1}}, true},
+      {"RMSprop", {}, true},
+      {"RMSprop", {{"centered", 1}, {"momentum", 0.5}, {"eps", 1e-3}}, true},
+      {"SGD", {{"momentum", 0.9}, {"nesterov", 1}}, true}};
+  return all;
+}
+
+OddRun run_of(const RuleCase& rule, int ranks, bool reduced) {
+  OddRun run;
+  run.ranks = ranks;
+  run.dtype = DataType::bfloat16;
+  run.policy = ReductionPolicy::micro_batch;
+  run.accumulation = 2;
+  run.steps = 3;
+  run.optimizer = rule.type;
+  run.parameters = rule.parameters;
+  run.moments = reduced ? DataType::bfloat16 : DataType::float32;
+  return run;
+}
+
+bool looks_first(const RuleCase& rule) {
+  return find_rule(rule.type)->rule->trust;
+}
+
+TEST(OptimizerRules, HaveACaseEach) {
+  for (const RuleType& type : rule_types()) {
+    const auto& cases = rule_cases();
+    EXPECT_TRUE(std::any_of(cases.begin(), cases.end(), [&](const RuleCase& c) {
+      return c.type == type.name;
+    })) << type.name;
+  }
+}
+
+TEST(OptimizerRules, GiveTheSameBitsOverStagesTiersAndBuckets) {
+  for (const RuleCase& rule : rule_cases()) {
+    for (const int ranks : {1, 2, 3}) {
+      for (const bool reduced : {false, true}) {
+        if (reduced && !rule.moments) continue;
+        OddRun run = run_of(rule, ranks, reduced);
+        const OddResult expected = train_odd(run);
+        ASSERT_NE(expected.steps.back().loss, expected.steps.front().loss) << rule.type << " does nothing";
+        for (run.stage = 1; run.stage <= 3; ++run.stage) expect_same(expected, train_odd(run), run);
+        run.stage = 3;
+        run.reduce_bucket = 700;
+        run.gather_bucket = 300;
+        run.poison = true;
+        expect_same(expected, train_odd(run), run);
+        run.stage = 1 + ranks % 3;
+        run.offload.tile_elements = 4096;
+        run.offload.nvme_path = std::filesystem::temp_directory_path().string();
+        for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
+          if (tier == OffloadTier::nvme && looks_first(rule)) continue;  // refused
+          run.offload.optimizer = tier;
+          expect_same(expected, train_odd(run), run);
+        }
+        if (::testing::Test::HasFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(OptimizerRules, OfTrustRatiosHaveTheBitsOfOneShardedModelOnAMesh) {
+  for (const RuleCase& rule : rule_cases()) {
+    if (!looks_first(rule)) continue;
+    OddRun run = run_of(rule, 4, false);
+    run.stage = 2;
+    run.reduction_group = 2;
+    const OddResult expected = train_odd(run);
+    run.mesh = "replicate=*, shard=2";
+    for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
+      run.replicate = replicate;
+      expect_same(expected, train_odd(run), run);
+    }
+  }
+}
+
+TEST(OptimizerRules, ArePlannedToTheByte) {
+  for (const RuleCase& rule : rule_cases()) {
+    for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu}) {
+      OddRun run = run_of(rule, 2, rule.moments);
+      run.stage = 2;
+      run.accumulation = 1;
+      run.offload.optimizer = tier;
+      std::vector<TierAccount> measured, planned;
+      const auto train = [&](Engine& engine, Runtime& runtime) {
+        for (int step = 0; step < 3; ++step) {
+          whole_step(engine, runtime, step);
+          engine.step();
+        }
+        if (runtime.rank() != 0) return;
+        auto& into = engine.device().kind() == DeviceKind::meta ? planned : measured;
+        for (const Tier of : {Tier::device, Tier::host}) into.push_back(runtime.ledger().account(of));
+      };
+      on_ranks(run, train);
+      const Config config = odd_config(run);
+      RuntimeOptions options = RuntimeOptions::from(config);
+      options.device = DeviceKind::meta;
+      Runtime runtime(options,
+                      [](const CommunicatorOptions& of) { return make_meta_communicator(0, 2, 2, of); });
+      Engine engine(runtime, odd_model(), config);
+      train(engine, runtime);
+      ASSERT_EQ(measured.size(), planned.size());
+      for (std::size_t t = 0; t < planned.size(); ++t) {
+        EXPECT_EQ(measured[t].peak, planned[t].peak) << rule.type;
+        EXPECT_EQ(measured[t].persistent.bytes, planned[t].persistent.bytes) << rule.type;
+      }
+    }
+  }
+}
+
+class OptimizerRulesResume : public Saving {};
+
+// Three ranks of stage 1 save; two of stage 3 read weights and state, which are what was saved.
+TEST_F(OptimizerRulesResume, AtOtherRanksAndAnotherStage) {
+  for (const RuleCase& rule : rule_cases()) {
+    std::filesystem::remove_all(path());
+    OddRun run = run_of(rule, 3, rule.moments);
+    run.accumulation = 1;
+    run.stage = 1;
+    kernels::Digest saved, loaded;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      for (int step = 0; step < 2; ++step) {
+        whole_step(engine, runtime, step);
+        engine.step();
+      }
+      engine.save(path(), {.wait = true});
+      const kernels::Digest digest = engine.state_digest();
+      if (runtime.rank() == 0) saved = digest;
+    });
+    run.ranks = 2;
+    run.stage = 3;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      engine.load(path());
+      const kernels::Digest digest = engine.state_digest();
+      if (runtime.rank() == 0) loaded = digest;
+      whole_step(engine, runtime, 2);
+      EXPECT_TRUE(engine.step().applied);
+    });
+    EXPECT_EQ(saved, loaded) << rule.type;
+  }
+}
+
+}  // namespace
+}  // namespace tranche::test
