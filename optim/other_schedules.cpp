@@ -10,7 +10,7 @@
 namespace tranche {
 namespace {
 
-void require_finite(const char* name, double value) {
+void require_finite_parameter(const char* name, double value) {
   if (!std::isfinite(value))
     throw InvalidArgument(fmt::format("{} is {}; it must be a finite number", name, value));
 }
@@ -22,8 +22,8 @@ void require_count(const char* name, std::int64_t value, std::int64_t least) {
 class RangeTest final : public Schedule {
  public:
   explicit RangeTest(const RangeTestOptions& options) : o_(options) {
-    require_finite("lr_range_test_min_lr", o_.min_lr);
-    require_finite("lr_range_test_step_rate", o_.step_rate);
+    require_finite_parameter("lr_range_test_min_lr", o_.min_lr);
+    require_finite_parameter("lr_range_test_step_rate", o_.step_rate);
     require_count("lr_range_test_step_size", o_.step_size, 1);
   }
   double learning_rate(std::int64_t step) const override {
@@ -44,7 +44,7 @@ class RangeTest final : public Schedule {
 class StableDecay final : public Schedule {
  public:
   explicit StableDecay(const StableDecayOptions& options) : o_(options) {
-    require_finite("learning rate", o_.learning_rate);
+    require_finite_parameter("learning rate", o_.learning_rate);
     require_count("num_warmup_steps", o_.num_warmup_steps, 0);
     require_count("num_stable_steps", o_.num_stable_steps, 0);
     require_count("num_decay_steps", o_.num_decay_steps, 1);
@@ -87,7 +87,7 @@ class StableDecay final : public Schedule {
 class InverseRoot final : public Schedule {
  public:
   explicit InverseRoot(const InverseRootOptions& options) : o_(options) {
-    require_finite("learning rate", o_.learning_rate);
+    require_finite_parameter("learning rate", o_.learning_rate);
     require_count("num_warmup_steps", o_.num_warmup_steps, 0);
     if (o_.timescale) require_count("timescale", *o_.timescale, 1);
   }

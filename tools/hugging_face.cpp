@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::string_view file_suffix = ".safetensors";
 
+}  // namespace
+
 Shape shape_of(const SafeTensor& tensor, const std::string& path) {
   try {
     return Shape(tensor.shape);
@@ -24,8 +26,6 @@ Shape shape_of(const SafeTensor& tensor, const std::string& path) {
     throw CheckpointError(fmt::format("{}: tensor {}: {}", path, tensor.name, problem.message()));
   }
 }
-
-}  // namespace
 
 bool is_hugging_face(detail::FileSystem& files, const std::string& path) {
   if (path.ends_with(file_suffix)) return true;

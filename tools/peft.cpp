@@ -96,14 +96,6 @@ bool has_in_out(const ModelSpec& spec) {
   return false;
 }
 
-Shape shape_of(const SafeTensor& tensor, const std::string& path) {
-  try {
-    return Shape(tensor.shape);
-  } catch (const InvalidArgument& problem) {
-    throw CheckpointError(fmt::format("{}: tensor {}: {}", path, tensor.name, problem.message()));
-  }
-}
-
 }  // namespace
 
 bool is_peft(detail::FileSystem& files, const std::string& path) {
