@@ -12,6 +12,7 @@
 #include "engine/engine_impl.h"
 #include "engine/rank_texts.h"
 #include "engine/state_reader.h"
+#include "engine/tensor_match.h"
 #include "offload/block_io.h"
 
 namespace tranche {
@@ -161,29 +162,11 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const checkpoint::Layout own = session->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader;
+  TensorMatch match;
   LossScalerState scale = scaler.state();
   const auto find_all = [&]() -> std::string {
     reader = std::make_unique<checkpoint::Reader>(storage, chosen);
-    for (const TensorState& tensor : store.tensors()) {
-      const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
-      if (!(stored.shape == tensor.shape)) {
-        throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
-                              chosen + ", but " + tensor.shape.to_string() + " in this model");
-      }
-      if (tensor.frozen || options.weights_only) continue;
-      const std::vector<std::string> kinds = reader->kinds(stored);
-      for (const OptimizerStateTensor& state : store.state_tensors()) {
-        if (std::find(kinds.begin(), kinds.end(), state.name) != kinds.end()) continue;
-        throw CheckpointError("optimizer " + optimizer->name() + " needs " + state.name + " of tensor " +
-                              tensor.name + ", which " + chosen + " does not hold (saved by " +
-                              reader->manifest().run.optimizer + "); load only the weights to start it anew");
-      }
-    }
-    for (const checkpoint::StoredTensor& stored : reader->tensors()) {
-      if (!store.has_tensor(stored.name)) {
-        throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have");
-      }
-    }
+    match = match_tensors(store, *reader, options, optimizer->name());
     const auto saved = parse_json(reader->manifest().run.loss_scaler);
     const auto has_number = [&](const char* key) { return saved.contains(key) && saved[key].is_number(); };
     if (config.loss_scaling && has_number("scale") && has_number("clean_steps") &&
@@ -193,9 +176,10 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     return {};
   };
   const auto read_all = [&]() -> std::string {
+    if (simulated()) return {};  // there is no memory to read to
     std::vector<checkpoint::SectionRecord> sections = own.sections;
     if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
-    read_sections(store, *reader, sections, runtime.device(), runtime.memory(Tier::host));
+    read_sections(store, *reader, match, sections, runtime.device(), runtime.memory(Tier::host));
     return {};
   };
   std::vector<std::string> damaged, passed_over;
@@ -215,6 +199,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
   }
   result.folder = chosen;
+  result.differences = match.differences;
   for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
   half_loaded.clear();
   const checkpoint::Manifest& manifest = reader->manifest();
@@ -278,9 +263,9 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
     // States that this optimizer has were required; what else was saved ends here.
     std::set<std::string> dropped;
-    for (const TensorState& tensor : store.tensors()) {
-      if (tensor.frozen) continue;
-      for (const std::string& kind : reader->kinds(reader->tensor(tensor.name))) {
+    for (std::size_t t = 0; t < match.stored.size(); ++t) {
+      if (store.tensors()[t].frozen || match.stored[t] == nullptr) continue;
+      for (const std::string& kind : reader->kinds(*match.stored[t])) {
         const bool used = kind == "weight" ||
                           std::any_of(store.state_tensors().begin(), store.state_tensors().end(),
                                       [&](const OptimizerStateTensor& state) { return state.name == kind; });

@@ -21,14 +21,15 @@ namespace tranche::tools {
 namespace {
 
 /// Weights as a training run of one rank keeps them; no optimizer state.
-checkpoint::Layout layout_of(const ModelSpec& spec) {
+checkpoint::Layout layout_of(const ModelSpec& spec, const HuggingFaceModel& source) {
   std::vector<checkpoint::UnitDescription> units;
   for (const UnitSpec& unit : spec.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const TensorSpec& tensor : unit.tensors) {
+      if (!source.has(tensor.name)) continue;
       description.tensors.push_back({tensor.name, tensor.shape, false, tensor.aliases});
     }
-    units.push_back(std::move(description));
+    if (!description.tensors.empty()) units.push_back(std::move(description));
   }
   return checkpoint::make_layout(units, {}, DataType::float32, DataType::float32, 1);
 }
@@ -87,7 +88,8 @@ std::uint64_t draw_token() {
 int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   const checkpoint::LocalStorage local;
   detail::FileSystem& files = detail::posix_file_system();
-  const HuggingFaceModel source(files, options.path, options.model, options.models);
+  const HuggingFaceModel source(files, options.path, options.model, options.models,
+                                {options.partial, parse_renames(options.rename)});
   if (!checkpoint::list_checkpoints(files, options.to).empty()) {
     throw CheckpointError(
         fmt::format("cannot import to {}: it holds checkpoints already, of which this would be the newest; "
@@ -97,7 +99,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   checkpoint::Manifest manifest;
   const RunIdentity identity = identity_of(source.model());
   const ModelSpec spec = identity.model->spec(identity.sequence);
-  manifest.layout = layout_of(spec);
+  manifest.layout = layout_of(spec, source);
   manifest.numerics = "imported from " + source.dtype();
   manifest.run.user = identity.to_json();
 
@@ -120,8 +122,16 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
     throw;
   }
   progress.finish();
-  output.out << fmt::format("{}: {} parameters ({})\ntrain on from it with --resume-weights-only {}\n", path,
-                            spec.parameters(), progress.summary(), options.to);
+  for (const std::string& line : source.differences()) output.out << line << "\n";
+  std::int64_t parameters = 0;
+  for (const checkpoint::UnitRecord& unit : manifest.layout.units) {
+    for (const checkpoint::TensorRecord& tensor : unit.tensors) parameters += tensor.shape.elements();
+  }
+  const bool whole = parameters == spec.parameters();
+  output.out << fmt::format("{}: {} parameters{} ({})\ntrain on from it with --resume-weights-only {}{}\n",
+                            path, parameters,
+                            whole ? "" : fmt::format(" of the model's {}", spec.parameters()),
+                            progress.summary(), options.to, whole ? "" : " --partial");
   return 0;
 }
 
