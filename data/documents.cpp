@@ -1,6 +1,7 @@
 #include "tranche/data/documents.h"
 
 #include <fmt/format.h>
+#include <utf8proc.h>
 
 #include <algorithm>
 #include <array>
@@ -15,11 +16,30 @@ namespace {
 
 constexpr std::array<std::string_view, 5> template_names{"none", "chatml", "llama3", "mistral", "qwen"};
 
+/// The bytes of the blank that a text begins with, by Python's str.isspace(); 0: it begins with none.
+std::size_t blank_bytes(std::string_view text) {
+  utf8proc_int32_t character = -1;
+  const utf8proc_ssize_t bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
+                                                  static_cast<utf8proc_ssize_t>(text.size()), &character);
+  if (bytes <= 0) return 0;
+  const utf8proc_property_t& property = *utf8proc_get_property(character);
+  const bool blank =
+      property.category == UTF8PROC_CATEGORY_ZS || property.bidi_class == UTF8PROC_BIDI_CLASS_WS ||
+      property.bidi_class == UTF8PROC_BIDI_CLASS_B || property.bidi_class == UTF8PROC_BIDI_CLASS_S;
+  return blank ? static_cast<std::size_t>(bytes) : 0;
+}
+
+/// The text without blanks at both ends, as the filter `trim` of templates leaves it.
 std::string trimmed(std::string_view text) {
-  constexpr std::string_view blanks = " \t\n\r\f\v";
-  const std::size_t begin = text.find_first_not_of(blanks);
-  if (begin == std::string_view::npos) return {};
-  return std::string(text.substr(begin, text.find_last_not_of(blanks) - begin + 1));
+  while (const std::size_t bytes = blank_bytes(text)) text.remove_prefix(bytes);
+  std::size_t end = text.size();
+  for (std::size_t at = end; at > 0;) {
+    do --at;
+    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
+    if (blank_bytes(text.substr(at, end - at)) != end - at) break;
+    end = at;
+  }
+  return std::string(text.substr(0, end));
 }
 
 /// Writes messages; a template is its own small function over them.

@@ -14,6 +14,7 @@
 #include "engine/engine_impl.h"
 #include "engine/rank_texts.h"
 #include "engine/state_reader.h"
+#include "engine/tensor_match.h"
 #include "offload/block_io.h"
 
 namespace tranche {
@@ -185,6 +186,10 @@ Engine::Impl::Part Engine::Impl::part_of(const checkpoint::Reader& reader, const
                         " holds no adapters: take its weights as their base (--resume-weights-only)");
 }
 
+TensorMatch Engine::Impl::match_base(const checkpoint::Reader& base) const {
+  return match_tensors(store, base, {.weights_only = true}, optimizer->name(), TensorsTaken::frozen);
+}
+
 std::unique_ptr<checkpoint::Reader> Engine::Impl::open_base(const checkpoint::Reader& adapters,
                                                             const LoadOptions& options,
                                                             const checkpoint::Storage& storage) {
@@ -198,13 +203,7 @@ std::unique_ptr<checkpoint::Reader> Engine::Impl::open_base(const checkpoint::Re
     (void)together(world, load_label, [&]() -> std::string {
       base = std::make_unique<checkpoint::Reader>(storage, chosen);
       if (base->manifest().base) throw CheckpointError(chosen + " holds adapters alone; export it merged");
-      for (const TensorState& tensor : store.tensors()) {
-        if (!tensor.frozen) continue;
-        const checkpoint::StoredTensor& stored = base->tensor(tensor.name);
-        if (stored.shape == tensor.shape) continue;
-        throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
-                              chosen + ", but " + tensor.shape.to_string() + " in this model");
-      }
+      (void)match_base(*base);
       return {};
     });
     return base;
@@ -252,37 +251,15 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader, base;
   Part part = Part::whole;
+  TensorMatch match;
   LossScalerState scale = scaler.state();
   const auto find_all = [&]() -> std::string {
     reader = std::make_unique<checkpoint::Reader>(storage, chosen);
     part = part_of(*reader, options);
-    for (const TensorState& tensor : store.tensors()) {
-      if (part != Part::whole && tensor.frozen != (part == Part::base)) continue;
-      const checkpoint::StoredTensor& stored = reader->tensor(tensor.name);
-      if (!(stored.shape == tensor.shape)) {
-        throw CheckpointError("tensor " + tensor.name + " has shape " + stored.shape.to_string() + " in " +
-                              chosen + ", but " + tensor.shape.to_string() + " in this model");
-      }
-      if (tensor.frozen || options.weights_only) continue;
-      const std::vector<std::string> kinds = reader->kinds(stored);
-      for (const OptimizerStateTensor& state : store.state_tensors()) {
-        if (std::find(kinds.begin(), kinds.end(), state.name) != kinds.end()) continue;
-        throw CheckpointError("optimizer " + optimizer->name() + " needs " + state.name + " of tensor " +
-                              tensor.name + ", which " + chosen + " does not hold (saved by " +
-                              reader->manifest().run.optimizer + "); load only the weights to start it anew");
-      }
-    }
-    for (const checkpoint::StoredTensor& stored : reader->tensors()) {
-      if (!store.has_tensor(stored.name)) {
-        const bool adapter = stored.name.find(".lora_A.") != std::string::npos;
-        throw CheckpointError(chosen + " holds tensor " + stored.name + ", which this model does not have" +
-                              (!adapter ? ""
-                               : config.lora.any()
-                                   ? "; its adapters are others than those of tranche.lora"
-                                   : "; it holds adapters: give its tranche.lora, or export it "
-                                     "merged"));
-      }
-    }
+    match = match_tensors(store, *reader, options, optimizer->name(),
+                          part == Part::whole  ? TensorsTaken::all
+                          : part == Part::base ? TensorsTaken::frozen
+                                               : TensorsTaken::trainable);
     const auto saved = parse_json(reader->manifest().run.loss_scaler);
     const auto has_number = [&](const char* key) { return saved.contains(key) && saved[key].is_number(); };
     if (config.loss_scaling && has_number("scale") && has_number("clean_steps") &&
@@ -292,16 +269,17 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     return {};
   };
   const auto read_all = [&]() -> std::string {
+    if (simulated()) return {};  // there is no memory to read to
     std::vector<checkpoint::SectionRecord> sections = own.sections;
     if (options.weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
-    const auto read = [&](checkpoint::Reader& from, Part of) {
+    const auto read = [&](checkpoint::Reader& from, Part of, const TensorMatch& tensors) {
       std::vector<checkpoint::SectionRecord> of_part = sections;
       if (of != Part::whole)
         std::erase_if(of_part, [&](const auto& one) { return one.frozen != (of == Part::base); });
-      read_sections(store, from, of_part, runtime.device(), runtime.memory(Tier::host));
+      read_sections(store, from, tensors, of_part, runtime.device(), runtime.memory(Tier::host));
     };
-    if (base) read(*base, Part::base);
-    read(*reader, part);
+    if (base) read(*base, Part::base, match_base(*base));
+    read(*reader, part, match);
     return {};
   };
   std::vector<std::string> damaged, passed_over;
@@ -323,6 +301,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
   }
   result.folder = chosen;
+  result.differences = match.differences;
   for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
   const checkpoint::Manifest& manifest = reader->manifest();
   base_digest.reset();
@@ -390,9 +369,9 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     }
     // States that this optimizer has were required; what else was saved ends here.
     std::set<std::string> dropped;
-    for (const TensorState& tensor : store.tensors()) {
-      if (tensor.frozen) continue;
-      for (const std::string& kind : reader->kinds(reader->tensor(tensor.name))) {
+    for (std::size_t t = 0; t < match.stored.size(); ++t) {
+      if (store.tensors()[t].frozen || match.stored[t] == nullptr) continue;
+      for (const std::string& kind : reader->kinds(*match.stored[t])) {
         const bool used = kind == "weight" ||
                           std::any_of(store.state_tensors().begin(), store.state_tensors().end(),
                                       [&](const OptimizerStateTensor& state) { return state.name == kind; });

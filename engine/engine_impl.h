@@ -105,6 +105,8 @@ struct Engine::Impl {
   enum class Part : std::uint8_t { whole, base, adapters };
   /// Throws CheckpointError where the model has no use for what it holds.
   Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;
+  /// Its frozen tensors. Throws CheckpointError where one is missing or of another shape.
+  TensorMatch match_base(const checkpoint::Reader& base) const;
   /// Collective. The checkpoint of the base; null where that was drawn.
   std::unique_ptr<checkpoint::Reader> open_base(const checkpoint::Reader& adapters,
                                                 const LoadOptions& options,

@@ -1,5 +1,6 @@
 #include "engine/state_reader.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "engine/sections.h"
@@ -10,8 +11,8 @@ namespace tranche::detail {
 namespace {
 
 /// Asks for elements [first, ...) of a section of a flat buffer, to be read to `host`, which has the view's
-/// elements; what no tensor covers is zeroed.
-void request(const StateStore& store, const checkpoint::Reader& reader, const FlatBuffer& flat,
+/// elements; what no tensor covers is zeroed, what the match leaves out is not touched.
+void request(const checkpoint::Reader& reader, const TensorMatch& match, const FlatBuffer& flat,
              const std::string& kind, std::int64_t first, const TensorView& host,
              std::vector<checkpoint::ReadRequest>& requests) {
   const std::int64_t width = size_of(host.dtype);
@@ -22,18 +23,28 @@ void request(const StateStore& store, const checkpoint::Reader& reader, const Fl
     std::memset(bytes + (next - first) * width, 0, static_cast<std::size_t>((element - next) * width));
   };
   for (const TensorPiece& piece : flat.layout.pieces(range)) {
-    requests.push_back(reader.request_for(store.tensor_of(flat, piece).name, kind,
-                                          {piece.tensor_begin, piece.tensor_begin + piece.elements},
-                                          host.dtype, bytes + (piece.buffer_begin - first) * width));
+    if (const checkpoint::StoredTensor* source = match.source(flat, piece, kind)) {
+      requests.push_back(reader.request_for(source->name, kind,
+                                            {piece.tensor_begin, piece.tensor_begin + piece.elements},
+                                            host.dtype, bytes + (piece.buffer_begin - first) * width));
+    }
     pad_to(piece.buffer_begin);
     next = piece.buffer_begin + piece.elements;
   }
   pad_to(range.end);
 }
 
+/// True when some elements in the range stay as they are.
+bool keeps_some(const TensorMatch& match, const FlatBuffer& flat, const std::string& kind,
+                const ElementRange& range) {
+  const std::vector<TensorPiece> pieces = flat.layout.pieces(range);
+  return std::any_of(pieces.begin(), pieces.end(),
+                     [&](const TensorPiece& piece) { return match.source(flat, piece, kind) == nullptr; });
+}
+
 }  // namespace
 
-void read_sections(StateStore& store, checkpoint::Reader& reader,
+void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMatch& match,
                    const std::vector<checkpoint::SectionRecord>& sections, Device& device,
                    MemoryResource& host_memory) {
   Stream& compute = device.compute_stream();
@@ -49,12 +60,15 @@ void read_sections(StateStore& store, checkpoint::Reader& reader,
     for (FlatBuffer& flat : unit.buffers) {
       const auto read = [&](const std::string& kind, std::int64_t first, const TensorView& to, bool on_host) {
         if (in_place || on_host) {
-          request(store, reader, flat, kind, first, to, requests);
+          request(reader, match, flat, kind, first, to, requests);
           return;
         }
         const AlignedBuffer staged(host_memory, to.bytes(), Category::other,
                                    unit.name + " " + kind + " from checkpoint");
-        request(store, reader, flat, kind, first, {staged.data(), to.dtype, to.shape}, requests);
+        if (keeps_some(match, flat, kind, {first, first + to.elements()})) {
+          store.read(staged.data(), to.data, to.bytes(), false);
+        }
+        request(reader, match, flat, kind, first, {staged.data(), to.dtype, to.shape}, requests);
         read_now();
         device.copy_from_host(compute, to.data, staged.data(), to.bytes());
         compute.synchronize();
@@ -83,7 +97,10 @@ void read_sections(StateStore& store, checkpoint::Reader& reader,
         const Shape shape{range.size()};
         const AlignedBuffer staged(host_memory, shape.elements() * size_of(section.dtype), Category::other,
                                    unit.name + " frozen from checkpoint");
-        request(store, reader, flat, section.kind, range.begin, {staged.data(), section.dtype, shape},
+        if (keeps_some(match, flat, section.kind, range)) {
+          store.read_parameters(flat, range, staged.data());
+        }
+        request(reader, match, flat, section.kind, range.begin, {staged.data(), section.dtype, shape},
                 requests);
         read_now();
         store.write_parameters(flat, range, staged.data());

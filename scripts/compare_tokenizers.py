@@ -183,14 +183,15 @@ class Tokenizer:
         self.decode = lambda tokens: tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-def tokens_of(program, folder, strings):
-    """The program's tokens of each string."""
-    lines = folder / "strings.jsonl"
-    lines.write_text("".join(json.dumps({"text": string}) + "\n" for string in strings), encoding="utf-8")
+def documents_of(program, folder, documents, *flags):
+    """The program's tokens of each document, an object of a JSON line, and for each token 1 where it is learned."""
+    lines = folder / "documents.jsonl"
+    lines.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
     out = folder / "tokens.safetensors"
-    subprocess.run([program, "tokenize", "--data", lines, "--tokenizer", folder, "--out", out, "--no-special"], check=True,
+    subprocess.run([program, "tokenize", "--data", lines, "--tokenizer", folder, "--out", out, *flags], check=True,
                    stdout=subprocess.DEVNULL)
     content = out.read_bytes()
+    out.unlink()
     length = struct.unpack("<Q", content[:8])[0]
     header, data = json.loads(content[8:8 + length]), content[8 + length:]
 
@@ -199,12 +200,14 @@ def tokens_of(program, folder, strings):
         return struct.unpack(f"<{(end - begin) // struct.calcsize(letter)}{letter}", data[begin:end])
 
     tokens = tensor("tokens", "H" if header["tokens"]["dtype"] == "U16" else "I")
+    learned = tensor("targets", "B") if "targets" in header else (1,) * len(tokens)
     ends = tensor("document_ends", "q")
-    return [list(tokens[begin:end]) for begin, end in zip((0, *ends), ends)]
+    return [(list(tokens[begin:end]), list(learned[begin:end])) for begin, end in zip((0, *ends), ends)]
 
 
 def compare(program, name, tokenizer, strings):
-    ours = tokens_of(program, tokenizer.folder, strings)
+    documents = [{"text": string} for string in strings]
+    ours = [tokens for tokens, _ in documents_of(program, tokenizer.folder, documents, "--no-special")]
     assert len(ours) == len(strings), f"{len(ours)} documents for {len(strings)} strings"
     wrong = [(string, own, tokenizer.encode(string)) for string, own in zip(strings, ours) if own != tokenizer.encode(string)]
     print(f"{name}: {len(strings)} strings, {sum(map(len, ours))} tokens, {len(wrong)} differ", flush=True)

@@ -245,6 +245,17 @@ void add_train_flags(CLI::App& app, Options& options) {
       "start a new run from the weights of a checkpoint; with --resume latest, while there is none");
   add(app, "--base", options.base, "DIR",
       "where the base of a checkpoint of adapters is (default: where it was when they were trained)");
+  app.add_flag(
+      "--partial", options.partial,
+      "take from --resume DIR or --resume-weights-only the tensors that the model has too; a line for each "
+      "that is missing, and keeps its initial value, or passed over");
+  app.add_option(
+         "--rename", options.rename,
+         "name of a tensor there and in the model, one * in both standing for the same text; may be given "
+         "several times")
+      ->type_name("OLD=NEW")
+      ->expected(1)
+      ->take_all();
   heading(app, "Output");
   add_number(app, "--log-every", options.log_every,
              "steps between progress lines in a file (default: about 50 lines)");
@@ -291,6 +302,14 @@ void check_checkpoints(const Options& options) {
   if (options.resume_strict && options.resume != "latest") {
     refuse("--resume-strict says what --resume latest does with damaged checkpoints; give that too");
   }
+  if ((options.partial || !options.rename.empty()) && options.resume_weights_only.empty() &&
+      (options.resume.empty() || options.resumes_own())) {
+    refuse(fmt::format(
+        "{} says how the tensors of --resume DIR or --resume-weights-only DIR are taken; give one "
+        "of them (checkpoints that --resume latest and best find are the run's own, and whole)",
+        options.partial ? "--partial" : "--rename"));
+  }
+  (void)parse_renames(options.rename);
   if (!options.resume.empty() && options.resume != "latest" && options.resume != "best" &&
       !options.resume_weights_only.empty()) {
     refuse(fmt::format(

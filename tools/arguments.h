@@ -91,8 +91,12 @@ struct Options {
   std::string resume;               ///< "latest", "best", or a path
   bool resume_strict = false;       ///< a damaged checkpoint is an error, not passed over
   std::string resume_weights_only;  ///< a path
-  std::string from;                 ///< evaluate: a path
-  std::string base;                 ///< of a checkpoint of adapters, where it is not where it was
+  bool partial = false;             ///< take of that path what fits the model
+  std::vector<std::string> rename;  ///< "OLD=NEW"
+  /// True where --resume looks among the run's own checkpoints, which are whole.
+  bool resumes_own() const { return resume == "latest" || resume == "best"; }
+  std::string from;  ///< evaluate: a path
+  std::string base;  ///< of a checkpoint of adapters, where it is not where it was
 
   std::string report, trace;
   std::string metrics;         ///< file of a line a step

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <charconv>
 
+#include "checkpoint/renames.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -62,6 +63,15 @@ CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options) 
       ->required();
   from->add_option("--model", options.model, "preset or config.json instead of the folder's own")
       ->type_name("NAME|FILE");
+  from->add_flag("--partial", options.partial,
+                 "take the tensors that the model has too; a line for each that is missing or passed over");
+  from->add_option(
+          "--rename", options.rename,
+          "name of a tensor in the folder and of one that transformers' model has, one * in both standing "
+          "for the same text; may be given several times")
+      ->type_name("OLD=NEW")
+      ->expected(1)
+      ->take_all();
 
   CLI::App* diff =
       add("diff", "compare two checkpoints by value, of any numbers of ranks; status 1 when they differ",
@@ -119,6 +129,7 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
 void check(const CheckpointOptions& options) {
   if (options.dtype != "fp32" && options.dtype != "bf16")
     throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16", options.dtype));
+  (void)parse_renames(options.rename);
 }
 
 void check(const GenerateOptions& options) {
@@ -146,6 +157,23 @@ void check(const GenerateOptions& options) {
   if (options.prompt && options.prompt->empty())
     throw ConfigurationError("the --prompt is empty; give it at least one character to go on from");
   if (options.prompt_tokens) (void)parse_tokens(*options.prompt_tokens);
+}
+
+std::vector<std::pair<std::string, std::string>> parse_renames(const std::vector<std::string>& texts) {
+  std::vector<std::pair<std::string, std::string>> renames;
+  for (const std::string& text : texts) {
+    const std::size_t equals = text.find('=');
+    if (equals == std::string::npos) {
+      throw ConfigurationError(fmt::format("--rename '{}' is not OLD=NEW, the names of a tensor", text));
+    }
+    renames.emplace_back(text.substr(0, equals), text.substr(equals + 1));
+  }
+  try {
+    (void)checkpoint::Renames(renames);
+  } catch (const InvalidArgument& problem) {
+    throw ConfigurationError("--" + problem.message());
+  }
+  return renames;
 }
 
 std::vector<std::int32_t> parse_tokens(const std::string& text) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tranche/models/model_registry.h"
@@ -27,6 +28,8 @@ struct CheckpointOptions {
   std::string base;   ///< of adapters, where it is not where they were trained beside it
   bool peft = false;  ///< export: adapters in PEFT's format
   std::string dtype = "fp32";
+  bool partial = false;             ///< import: only the tensors that the model has too
+  std::vector<std::string> rename;  ///< import: "OLD=NEW"
   bool json = false;
 };
 
@@ -57,6 +60,9 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options);
 /// Throw ConfigurationError for what was parsed but cannot be.
 void check(const CheckpointOptions& options);
 void check(const GenerateOptions& options);
+
+/// "OLD=NEW" as names; ConfigurationError naming what is none, and what LoadOptions::renames cannot be.
+std::vector<std::pair<std::string, std::string>> parse_renames(const std::vector<std::string>& texts);
 
 /// "1,2,3" as numbers; ConfigurationError naming what is none.
 std::vector<std::int32_t> parse_tokens(const std::string& text);

@@ -27,14 +27,16 @@ namespace tranche::tools {
 namespace {
 
 /// Weights as a training run of one rank keeps them; no optimizer state.
-checkpoint::Layout layout_of(const ModelSpec& spec) {
+checkpoint::Layout layout_of(const ModelSpec& spec,
+                             const std::function<bool(const std::string& tensor)>& has) {
   std::vector<checkpoint::UnitDescription> units;
   for (const UnitSpec& unit : spec.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const TensorSpec& tensor : unit.tensors) {
+      if (!has(tensor.name)) continue;
       description.tensors.push_back({tensor.name, tensor.shape, false, tensor.aliases});
     }
-    units.push_back(std::move(description));
+    if (!description.tensors.empty()) units.push_back(std::move(description));
   }
   return checkpoint::make_layout(units, {}, DataType::float32, DataType::float32, 1);
 }
@@ -127,6 +129,10 @@ std::pair<std::string, std::string> write_checkpoint(checkpoint::Manifest manife
 
 /// Adapters of PEFT's beside a base, as a checkpoint of adapters alone.
 int import_peft(const CheckpointOptions& options, const Output& output) {
+  if (options.partial || !options.rename.empty()) {
+    throw ConfigurationError(fmt::format(
+        "--partial and --rename are of a model's weights, and {} holds adapters of PEFT's", options.path));
+  }
   if (options.base.empty()) {
     throw ConfigurationError(
         fmt::format("{} holds adapters of PEFT's: give the checkpoint of the model that they belong to with "
@@ -154,7 +160,7 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
   manifest.base = checkpoint::BaseRecord{std::filesystem::absolute(base.folder()).lexically_normal().string(),
                                          "fp32", ""};
   const ModelSpec spec = spec_with_adapters(*identity.model, manifest);
-  manifest.layout = layout_of(spec);
+  manifest.layout = layout_of(spec, [](const std::string&) { return true; });
   const auto [path, summary] = write_checkpoint(
       std::move(manifest),
       [&](const std::string& tensor, detail::ElementRange elements, void* memory) {
@@ -177,22 +183,31 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
     throw ConfigurationError(fmt::format("--base is of adapters of PEFT's, and {} holds none ({})",
                                          options.path, peft_config_name));
   }
-  const HuggingFaceModel source(files, options.path, options.model, options.models);
+  const HuggingFaceModel source(files, options.path, options.model, options.models,
+                                {options.partial, parse_renames(options.rename)});
   require_empty(files, options.to);
   checkpoint::Manifest manifest;
   const RunIdentity identity = identity_of(source.model());
   const ModelSpec spec = identity.model->spec(identity.sequence);
-  manifest.layout = layout_of(spec);
+  manifest.layout = layout_of(spec, [&](const std::string& tensor) { return source.has(tensor); });
   manifest.numerics = "imported from " + source.dtype();
   manifest.run.user = identity.to_json();
+  std::int64_t parameters = 0;
+  for (const checkpoint::UnitRecord& unit : manifest.layout.units) {
+    for (const checkpoint::TensorRecord& tensor : unit.tensors) parameters += tensor.shape.elements();
+  }
   const auto [path, summary] = write_checkpoint(
       std::move(manifest),
       [&](const std::string& tensor, detail::ElementRange elements, void* memory) {
         source.read(tensor, elements, DataType::float32, memory);
       },
       options.to, output);
-  output.out << fmt::format("{}: {} parameters ({})\ntrain on from it with --resume-weights-only {}\n", path,
-                            spec.parameters(), summary, options.to);
+  for (const std::string& line : source.differences()) output.out << line << "\n";
+  const bool whole = parameters == spec.parameters();
+  output.out << fmt::format("{}: {} parameters{} ({})\ntrain on from it with --resume-weights-only {}{}\n",
+                            path, parameters,
+                            whole ? "" : fmt::format(" of the model's {}", spec.parameters()), summary,
+                            options.to, whole ? "" : " --partial");
   return 0;
 }
 

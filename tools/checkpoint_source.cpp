@@ -71,8 +71,16 @@ RunIdentity identity_of(std::shared_ptr<const models::LanguageModel> model) {
   return identity;
 }
 
-void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
-                     const std::vector<NamedShape>& found, std::string_view found_origin) {
+std::string TensorDifferences::to_string() const {
+  std::string text;
+  if (!missing.empty()) text += fmt::format("; the model has, but it does not: {}", some_of(missing));
+  if (!extra.empty()) text += fmt::format("; it has, but the model does not: {}", some_of(extra));
+  if (!shapes.empty()) text += fmt::format("; other shapes in it than in the model: {}", some_of(shapes));
+  return text;
+}
+
+TensorDifferences compare_tensors(const models::LanguageModel& model, std::string_view model_origin,
+                                  const std::vector<NamedShape>& found, std::string_view found_origin) {
   const std::int64_t layers = model.shape().layers;
   // Each layer has tensors of its own. A model that claims millions of them is not even laid out.
   if (layers > static_cast<std::int64_t>(found.size())) {
@@ -80,38 +88,53 @@ void require_tensors(const models::LanguageModel& model, std::string_view model_
         fmt::format("{} does not hold the model of {}: it has {} tensors, the model {} layers", found_origin,
                     model_origin, found.size(), layers));
   }
-  require_tensors(model.spec(model.shape().positions), model_origin, found, found_origin);
+  return compare_tensors(model.spec(model.shape().positions), found);
 }
 
-void require_tensors(const ModelSpec& spec, std::string_view model_origin,
-                     const std::vector<NamedShape>& found, std::string_view found_origin) {
+TensorDifferences compare_tensors(const ModelSpec& spec, const std::vector<NamedShape>& found) {
   std::unordered_map<std::string, const Shape*> left;
   for (const NamedShape& tensor : found) left.emplace(tensor.name, &tensor.shape);
-  std::vector<std::string> missing, shapes, extra;
+  TensorDifferences differences;
   for (const UnitSpec& unit : spec.units()) {
     for (const TensorSpec& wanted : unit.tensors) {
       const auto at = left.find(wanted.name);
       if (at == left.end()) {
-        missing.push_back(wanted.name);
+        differences.missing.push_back(wanted.name);
         continue;
       }
       if (!(*at->second == wanted.shape)) {
-        shapes.push_back(fmt::format("{} is {} and not {}", wanted.name, at->second->to_string(),
-                                     wanted.shape.to_string()));
+        differences.shapes.push_back(fmt::format("{} is {} and not {}", wanted.name, at->second->to_string(),
+                                                 wanted.shape.to_string()));
       }
       left.erase(at);
       for (const std::string& alias : wanted.aliases) left.erase(alias);
     }
   }
   for (const NamedShape& tensor : found) {
-    if (left.count(tensor.name) > 0) extra.push_back(tensor.name);
+    if (left.count(tensor.name) > 0) differences.extra.push_back(tensor.name);
   }
-  if (missing.empty() && shapes.empty() && extra.empty()) return;
-  std::string text = fmt::format("{} does not hold the model of {}", found_origin, model_origin);
-  if (!missing.empty()) text += fmt::format("; the model has, but it does not: {}", some_of(missing));
-  if (!extra.empty()) text += fmt::format("; it has, but the model does not: {}", some_of(extra));
-  if (!shapes.empty()) text += fmt::format("; other shapes in it than in the model: {}", some_of(shapes));
-  throw CheckpointError(text);
+  return differences;
+}
+
+namespace {
+
+void refuse(const TensorDifferences& differences, std::string_view model_origin,
+            std::string_view found_origin) {
+  if (!differences.any()) return;
+  throw CheckpointError(
+      fmt::format("{} does not hold the model of {}{}", found_origin, model_origin, differences.to_string()));
+}
+
+}  // namespace
+
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin) {
+  refuse(compare_tensors(model, model_origin, found, found_origin), model_origin, found_origin);
+}
+
+void require_tensors(const ModelSpec& spec, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin) {
+  refuse(compare_tensors(spec, found), model_origin, found_origin);
 }
 
 void require_tensors(const models::LanguageModel& model, std::string_view model_origin,

@@ -28,6 +28,16 @@ struct NamedShape {
   std::string name;
   Shape shape;
 };
+struct TensorDifferences {
+  std::vector<std::string> missing, extra;  ///< names: only the model's, only those that were found
+  std::vector<std::string> shapes;          ///< "wte.weight is [5, 2] and not [4, 2]"
+  bool any() const { return !missing.empty() || !extra.empty() || !shapes.empty(); }
+  std::string to_string() const;
+};
+/// Throws CheckpointError for a model of more layers than `found` has tensors.
+TensorDifferences compare_tensors(const models::LanguageModel& model, std::string_view model_origin,
+                                  const std::vector<NamedShape>& found, std::string_view found_origin);
+TensorDifferences compare_tensors(const ModelSpec& spec, const std::vector<NamedShape>& found);
 /// Throws CheckpointError, naming both sides, unless `found` are the tensors of the model: missing ones, ones
 /// too many, other shapes.
 void require_tensors(const models::LanguageModel& model, std::string_view model_origin,

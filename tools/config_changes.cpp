@@ -235,6 +235,20 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
   return lines;
 }
 
+std::vector<std::string> model_changes(const RunIdentity& saved, const RunIdentity& present) {
+  std::vector<std::string> lines;
+  const std::string was = saved.model->architecture(), is = present.model->architecture();
+  if (was != is) {  // their keys are others, too
+    lines.push_back(fmt::format("the model is a {}, was a {}: the command line wins", is, was));
+    return lines;
+  }
+  for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
+    lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
+  }
+  return lines;
+}
+
 void require_same_model(const RunIdentity& saved, const RunIdentity& present, std::string_view checkpoint) {
   std::string text;
   const std::string was = saved.model->architecture(), is = present.model->architecture();
@@ -247,8 +261,8 @@ void require_same_model(const RunIdentity& saved, const RunIdentity& present, st
   }
   if (text.empty()) return;
   throw CheckpointError(
-      fmt::format("{} is of another model than --model gives: {}; give its own --model, or start a run of "
-                  "this one without the checkpoint",
+      fmt::format("{} is of another model than --model gives: {}; give its own --model, take what both "
+                  "have with --partial, or start a run of this one without the checkpoint",
                   checkpoint, text));
 }
 

@@ -19,6 +19,9 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
 /// here.
 std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIdentity& present);
 
+/// A line for each property of the model that require_same_model() refuses.
+std::vector<std::string> model_changes(const RunIdentity& saved, const RunIdentity& present);
+
 /// Throws CheckpointError, naming both sides, when the weights of `checkpoint` are of a model of another
 /// shape.
 void require_same_model(const RunIdentity& saved, const RunIdentity& present, std::string_view checkpoint);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <span>
 
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
@@ -119,28 +120,27 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const Lo
   return config;
 }
 
-/// The model, its weights zero until they are read: drawing initial ones would take longer than reading.
-ModelSpec spec_of(const RunIdentity& identity) {
-  const ModelSpec drawn = identity.model->spec(identity.sequence);
+/// The model. Each rank takes what it keeps of the weights from a folder of Hugging Face's as its engine is
+/// made; those of a checkpoint are zero until they are read, as drawing initial ones would take longer.
+ModelSpec spec_of(const Source& source) {
+  const ModelSpec drawn = source.identity.model->spec(source.identity.sequence);
   ModelSpec spec;
   spec.tokens_per_sample = drawn.tokens_per_sample;
   spec.flops_per_token = drawn.flops_per_token;
   for (UnitSpec unit : drawn.units()) {
-    for (TensorSpec& tensor : unit.tensors) tensor.initializer = Initializer::zeros();
+    for (TensorSpec& tensor : unit.tensors) {
+      tensor.initializer = Initializer::zeros();
+      if (!source.hugging_face) continue;
+      tensor.initializer = Initializer::from(
+          "the folder's",
+          [&folder = *source.hugging_face, name = tensor.name](std::int64_t first, std::span<float> values) {
+            const auto count = static_cast<std::int64_t>(values.size());
+            folder.read(name, {first, first + count}, DataType::float32, values.data());
+          });
+    }
     spec.add_unit(std::move(unit));
   }
   return spec;
-}
-
-void fill(Engine& engine, const HuggingFaceModel& source) {
-  std::vector<float> values;
-  for (const UnitSpec& unit : engine.model().units()) {
-    for (const TensorSpec& tensor : unit.tensors) {
-      values.resize(static_cast<std::size_t>(tensor.shape.elements()));
-      source.read(tensor.name, {0, tensor.shape.elements()}, DataType::float32, values.data());
-      engine.write_weight(tensor.name, values);
-    }
-  }
 }
 
 /// The text of a token, which is a byte where there is no tokenizer.
@@ -225,7 +225,7 @@ int run_generate(const Options& all_options, const Output& output) {
     source = open_source(options);
     open_encoding(options, source);
     prompt = prompt_of(options, source);
-    spec = spec_of(source.identity);
+    spec = spec_of(source);
     config = config_of(options, spec, source.adapters, launch.size());
   });
   if (status != 0) return status;
@@ -234,9 +234,7 @@ int run_generate(const Options& all_options, const Output& output) {
   try {
     runtime = std::make_unique<Runtime>(Runtime::from_environment(RuntimeOptions::from(config)));
     engine = std::make_unique<Engine>(*runtime, spec, config);
-    if (source.hugging_face) {
-      fill(*engine, *source.hugging_face);
-    } else {
+    if (!source.hugging_face) {
       LoadOptions load;
       load.weights_only = true;
       load.base = options.base;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "checkpoint/renames.h"
 #include "tools/checkpoint_source.h"
 #include "tranche/core/error.h"
 
@@ -34,7 +35,7 @@ bool is_hugging_face(detail::FileSystem& files, const std::string& path) {
 }
 
 HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, const std::string& model,
-                                   const models::ModelRegistry& models)
+                                   const models::ModelRegistry& models, const TensorsTaken& taken)
     : path_(std::move(path)), folder_(files, path_) {
   const std::string text = folder_.config();
   const std::string folder = path_.ends_with(file_suffix) ? detail::parent_path(path_) : path_;
@@ -48,14 +49,30 @@ HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, 
         "there is no config.json in {}, so what model it is of is not known: give --model a preset or a file",
         folder));
   }
-  std::vector<NamedShape> found;
-  for (const SafeTensor& tensor : folder_.tensors()) {
-    const std::string name = model_->tensor_of(tensor.name);
-    if (name.empty()) continue;
-    if (tensor.dtype != "F32" && tensor.dtype != "BF16" && tensor.dtype != "F16") {
-      throw CheckpointError(
-          fmt::format("{}: tensor {} is {}; F32, BF16 and F16 are read", path_, tensor.name, tensor.dtype));
+  take_tensors(origin, taken);
+  const ModelSpec spec = model_->spec(model_->shape().positions);
+  for (const UnitSpec& unit : spec.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      for (const std::string& alias : tensor.aliases) {
+        if (tensors_.contains(alias) && has(tensor.name)) {
+          require_equal(*tensors_.at(alias), *tensors_.at(tensor.name));
+        }
+      }
     }
+  }
+}
+
+void HuggingFaceModel::take_tensors(const std::string& origin, const TensorsTaken& taken) {
+  checkpoint::Renames renames(taken.renames);
+  std::vector<NamedShape> found;
+  std::vector<std::string> stored_names;
+  for (const SafeTensor& tensor : folder_.tensors()) {
+    stored_names.push_back(tensor.name);
+    const std::string renamed = renames.apply(tensor.name), name = model_->tensor_of(renamed);
+    if (renamed != tensor.name) {
+      differences_.push_back(fmt::format("tensor {} of {}: renamed {}", tensor.name, path_, renamed));
+    }
+    if (name.empty()) continue;
     const auto [at, added] = tensors_.emplace(name, &tensor);
     if (!added) {
       throw CheckpointError(fmt::format("{}: {} and {} are the same tensor of the model", path_,
@@ -63,14 +80,33 @@ HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, 
     }
     found.push_back({name, shape_of(tensor, path_)});
   }
-  require_tensors(*model_, origin, found, path_);
-  const ModelSpec spec = model_->spec(model_->shape().positions);
-  for (const UnitSpec& unit : spec.units()) {
-    for (const TensorSpec& tensor : unit.tensors) {
-      for (const std::string& alias : tensor.aliases) {
-        if (const auto at = tensors_.find(alias); at != tensors_.end())
-          require_equal(*at->second, *tensors_.at(tensor.name));
-      }
+  renames.require_used(path_, stored_names);
+  const TensorDifferences differences = compare_tensors(*model_, origin, found, path_);
+  if (!differences.shapes.empty() || (!taken.partial && differences.any())) {
+    throw CheckpointError(
+        fmt::format("{} does not hold the model of {}{}; {}", path_, origin, differences.to_string(),
+                    taken.partial ? "one of another shape is left out by --rename NAME=unused.NAME"
+                                  : "tranche checkpoint import --partial takes the tensors that both have"));
+  }
+  if (differences.extra.size() == found.size()) {
+    throw CheckpointError(
+        fmt::format("{} holds no tensor of the model of {}{}", path_, origin, differences.to_string()));
+  }
+  for (const std::string& name : differences.missing) {
+    differences_.push_back(fmt::format("tensor {} is not in {}", name, path_));
+  }
+  for (const std::string& name : differences.extra) {
+    differences_.push_back(fmt::format("tensor {} of {}: passed over, the model has none of this name",
+                                       tensors_.at(name)->name, path_));
+    tensors_.erase(name);
+  }
+  for (const NamedShape& tensor : found) {
+    const auto at = tensors_.find(tensor.name);
+    if (at == tensors_.end()) continue;
+    const SafeTensor& one = *at->second;
+    if (one.dtype != "F32" && one.dtype != "BF16" && one.dtype != "F16") {
+      throw CheckpointError(
+          fmt::format("{}: tensor {} is {}; F32, BF16 and F16 are read", path_, one.name, one.dtype));
     }
   }
 }

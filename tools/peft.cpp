@@ -12,6 +12,7 @@
 #include "core/json_node.h"
 #include "core/text_file.h"
 #include "tools/checkpoint_source.h"
+#include "tools/hugging_face.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/model_spec.h"
 

@@ -183,7 +183,8 @@ void Report::set_resumed(const LoadResult& loaded, bool weights_only, const kern
                                 {"stage", loaded.stage},
                                 {"weights_digest", format_digest(weights)},
                                 {"state_digest", format_digest(state)},
-                                {"changes", changes}};
+                                {"changes", changes},
+                                {"differences", loaded.differences}};
 }
 
 void Report::set_stopped(const std::string& signal) {

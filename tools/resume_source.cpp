@@ -54,10 +54,15 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
     return;
   }
   const RunIdentity saved = RunIdentity::from_json(user, resume_source.folder, models);
-  require_same_model(saved, present, resume_source.folder);
+  if (resume_source.partial) {
+    resume_source.changes = model_changes(saved, present);
+  } else {
+    require_same_model(saved, present, resume_source.folder);
+  }
   if (!resume_source.weights_only) {
     require_same_tokenizer(saved, present, resume_source.folder);
-    resume_source.changes = identity_changes(saved, present);
+    const std::vector<std::string> more = identity_changes(saved, present);
+    resume_source.changes.insert(resume_source.changes.end(), more.begin(), more.end());
   } else if (!(saved.tokenizer == present.tokenizer)) {
     resume_source.notes.push_back(
         fmt::format("{} was trained on {}, --data holds {}: the same numbers mean other text",
@@ -106,6 +111,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
     resume_source.weights_only = !path.empty();
   }
   if (path.empty()) return resume_source;
+  resume_source.partial = options.partial && (resume_source.weights_only || !options.resumes_own());
   open_at(files, path, resume_source, user);
   hold_against(present, options.models, user, resume_source.folder, resume_source);
   return resume_source;

@@ -14,6 +14,7 @@ namespace tranche::tools {
 struct ResumeSource {
   std::string folder;                ///< the checkpoint; empty: none, weights are drawn
   bool weights_only = false;         ///< the run is a new one
+  bool partial = false;              ///< tensors may be missing or too many
   std::string config;                ///< effective configuration of the run that saved it
   std::vector<std::string> changes;  ///< a line for each property of model and data that is not as it was
   std::vector<std::string> notes;    ///< other lines for people

@@ -232,7 +232,7 @@ void Run::show_start() {
   for (const ValidationSet& set : data.validation) {
     if (named) print_row("held out: " + set.name, held_out(set));
   }
-  if (data.bytes() && settings.model->shape().vocabulary != 256) {
+  if (data.bytes() && settings.model->shape().vocabulary > 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,
                                   settings.model->shape().vocabulary));
   }
@@ -240,6 +240,8 @@ void Run::show_start() {
     print_row("note", fmt::format("{} attends from one document to those before it in its sequence",
                                   settings.model->architecture()));
   }
+  const std::string documents = note_on_long_documents(data, settings.sequence);
+  if (!documents.empty()) print_row("note", documents);
   const std::string cores = note_on_cores(placement);
   if (!cores.empty() && options.device == "cpu") print_row("note", cores);
   for (const std::string& note : resume_source.notes) print_row("note", note);
@@ -248,10 +250,14 @@ void Run::show_start() {
 
 void Run::load_resume_source() {
   const bool latest = options.resume == "latest" && !takes_weights_only;
-  const LoadResult loaded = engine->load(latest ? options.checkpoint_dir : resume_source.folder,
-                                         {.weights_only = takes_weights_only,
-                                          .pass_over_damaged = latest && !options.resume_strict,
-                                          .base = options.base});
+  LoadOptions how{.weights_only = takes_weights_only,
+                  .pass_over_damaged = latest && !options.resume_strict,
+                  .base = options.base};
+  if (takes_weights_only || !options.resumes_own()) {
+    how.partial = options.partial;
+    how.renames = parse_renames(options.rename);
+  }
+  const LoadResult loaded = engine->load(latest ? options.checkpoint_dir : resume_source.folder, how);
   const kernels::Digest weights = engine->weights_digest(), state = engine->state_digest();
   if (!is_root()) return;
   if (loaded.folder != resume_source.folder)
@@ -273,6 +279,7 @@ void Run::load_resume_source() {
   print_row("weights", format_digest(weights));
   if (!resume_source.weights_only) print_row("weights and moments", format_digest(state));
   for (const std::string& change : changes) print_row("changed", change);
+  for (const std::string& difference : loaded.differences) print_row("difference", difference);
   for (const std::string& note : loaded.notes) {
     const bool said =
         std::find(resume_source.notes.begin(), resume_source.notes.end(), note) != resume_source.notes.end();

@@ -329,6 +329,26 @@ Data open_data(const Options& options, const Settings& settings) {
   return data;
 }
 
+std::string note_on_long_documents(const Data& data, std::int64_t sequence) {
+  std::int64_t documents = 0, longer = 0, longest = 0;
+  for (const auto* files : {&data.training_files, &data.validation_files}) {
+    for (const auto& file : *files) {
+      std::int64_t begin = 0;
+      for (const std::int64_t end : file->document_ends()) {
+        ++documents;
+        // The first token of a document is no target, so that one more than a sequence fits.
+        if (end - begin > sequence + 1) ++longer;
+        longest = std::max(longest, end - begin);
+        begin = end;
+      }
+    }
+  }
+  if (longer == 0) return {};
+  return fmt::format(
+      "{} of {} documents {} longer than a sequence of {} tokens (the longest has {}): {} split over several",
+      longer, documents, longer == 1 ? "is" : "are", sequence, longest, longer == 1 ? "it is" : "they are");
+}
+
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data) {
   Tokenizer tokenizer;
   if (!data.bytes()) tokenizer = {Tokenizer::Kind::tokens, settings.model->shape().vocabulary};

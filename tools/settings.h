@@ -85,6 +85,9 @@ struct Data {
 /// ConfigurationError.
 Data open_data(const Options& options, const Settings& settings);
 
+/// "3 of 51 documents are longer than a sequence ..."; empty where none is, or no file tells of documents.
+std::string note_on_long_documents(const Data& data, std::int64_t sequence);
+
 /// The description of this run for its checkpoints.
 RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data);
 

@@ -53,6 +53,24 @@ TEST(Documents, TextPromptsAndConversations) {
   EXPECT_TRUE(read(talk, ChatTemplate::chatml).rendered);
 }
 
+TEST(Documents, Llama3TrimsTheBlanksThatPythonTrims) {
+  const auto content = [](const std::string& text) {
+    const std::string line = R"({"messages": [{"role": "user", "content": ")" + text + R"("}]})";
+    const std::string written = marked(read(line, ChatTemplate::llama3));
+    const std::string before = "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n",
+                      after = "<|eot_id|>";
+    EXPECT_TRUE(written.starts_with(before) && written.ends_with(after)) << written;
+    return written.substr(before.size(), written.size() - before.size() - after.size());
+  };
+  EXPECT_EQ(
+      content(
+          R"(\u001c\u0085\u00a0\u1680\u2003\u2028\u202f\u205f\u3000 a\u3000b\u00e9 \t\r\n\u000b\u000c\u2029\u001f)"),
+      "a\u3000b\u00e9");
+  EXPECT_EQ(content(R"(\u200b\u180e\ufeff\u2060)"), "\u200b\u180e\ufeff\u2060") << "these are none";
+  EXPECT_EQ(content(R"(\u2003 \u3000)"), "");
+  EXPECT_EQ(content(""), "");
+}
+
 TEST(Documents, WhatIsNotOneIsRefused) {
   const auto refused = [](std::string_view line, ChatTemplate chat = ChatTemplate::none) {
     return message_of<ConfigurationError>([&] { (void)read(line, chat); });

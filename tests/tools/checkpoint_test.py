@@ -36,8 +36,9 @@ TEXT = write("text.txt", (b"the cat sat on a mat and saw seven rats\n" * 200))
 SHAPE = {"model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 33, "n_inner": 61, "vocab_size": 257, "n_positions": 32,
          "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}
 MODEL = write("config.json", json.dumps(SHAPE).encode())
-TINY = ["train", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--threads", "1", "--eval-batches", "1",
-        "--debug-peak-seconds", "0.01", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+WITHOUT_DATA = ["train", "--model", MODEL, "--sequence", "13", "--threads", "1", "--eval-batches", "1",
+                "--debug-peak-seconds", "0.01", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
+TINY = WITHOUT_DATA + ["--data", TEXT]
 
 
 def command(arguments, ranks):
@@ -120,6 +121,12 @@ def suite_resume():
     run(["evaluate", "--model", MODEL, "--data", TEXT, "--sequence", "13", "--threads", "1",
          "--debug-peak-seconds", "0.01", "--from", path("kept")], 3, 0,
         ["validation loss of " + path("kept", "step-00000004")])
+    # A model of two layers takes what it has of the three, on all ranks.
+    part = train(base + ["--stage", "3", "--model", model, "--resume", path("kept"), "--partial", "--steps", "5"], 3,
+                 ["the model's n_layer is 2, was 3: the command line wins",
+                  "tensor transformer.h.2.ln_1.weight of " + path("kept", "step-00000004") + ": passed over"])
+    expect(len(part["resumed"].get("differences", [])) == 12, "each tensor of the third layer is passed over")
+    expect([step["step"] for step in part["steps"]] == [5], "a partial load goes on with the next step")
 
 
 def token_file(name, documents):
@@ -158,6 +165,24 @@ def suite_mixture():
         expect(other["resumed"].get("samples") == 48, "4 steps of 12 samples came before")
         worst = max((abs(a - b) for a, b in zip(losses(other), losses(reference)[4:])), default=1)
         expect(worst < 1e-5 and len(other["steps"]) == 3, f"losses of {ranks} ranks differ by {worst} from those of one")
+    masked_ranks()
+
+
+def masked_ranks():
+    """Steps in which a rank has nothing to learn are those of a rank that has the whole batch."""
+    lines = [{"prompt": f"{n} " * 60, "completion": f"is {n}. " * 30} for n in range(30)]
+    text, tokens = path("prompts.jsonl"), path("prompts.safetensors")
+    write("prompts.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+    run(["tokenize", "--data", text, "--out", tokens], 0)
+    base = ["--data", tokens, "--dtype", "fp32", "--steps", "12", "--eval-every", "6"]
+    alone = train(base + ["--micro-batch", "2", "--stage", "0"], 1, base=WITHOUT_DATA)
+    both = train(base + ["--micro-batch", "1", "--stage", "3"], 2, ["30 of 30 documents are longer than a sequence of 13 tokens"],
+                 base=WITHOUT_DATA)
+    counts = [step["tokens"] for step in both["steps"]]
+    expect(13 in counts and 26 in counts, f"a rank of a step is masked, and none: {counts}")
+    expect([step["tokens"] for step in alone["steps"]] == counts, "masked tokens are counted nowhere")
+    worst = max((abs(a - b) for a, b in zip(losses(both), losses(alone))), default=1)
+    expect(worst < 1e-5 and len(both["steps"]) == 12, f"losses with masked ranks differ by {worst}")
 
 
 class Job:

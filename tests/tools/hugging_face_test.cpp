@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -209,6 +210,84 @@ TEST_F(HuggingFace, ExportAndImportAreEachOthersInverse) {
   expect_weights(folder_.path("fp32-back/step-00000000"), sample_weight);
 }
 
+/// A folder's one file as several, each of some tensors, and an index, as transformers shards it.
+void shard(const std::string& folder, int shards) {
+  const std::string file = test::read_file(folder + "/model.safetensors");
+  std::uint64_t length = 0;
+  std::memcpy(&length, file.data(), 8);
+  const ordered_json header = ordered_json::parse(file.substr(8, length));
+  std::vector<ordered_json> headers(static_cast<std::size_t>(shards), ordered_json::object());
+  std::vector<std::string> data(headers.size());
+  ordered_json index{{"metadata", {{"total_size", file.size()}}}, {"weight_map", ordered_json::object()}};
+  std::size_t number = 0;
+  for (const auto& [name, entry] : header.items()) {
+    if (name == "__metadata__") continue;
+    const std::size_t at = number++ % headers.size();
+    const auto begin = entry["data_offsets"][0].get<std::size_t>(),
+               end = entry["data_offsets"][1].get<std::size_t>();
+    headers[at][name] = entry;
+    headers[at][name]["data_offsets"] = {data[at].size(), data[at].size() + end - begin};
+    data[at] += file.substr(8 + length + begin, end - begin);
+    index["weight_map"][name] = "model-" + std::to_string(at) + ".safetensors";
+  }
+  for (std::size_t at = 0; at < headers.size(); ++at) {
+    const std::string text = headers[at].dump();
+    const std::uint64_t bytes = text.size();
+    std::ofstream(folder + "/model-" + std::to_string(at) + ".safetensors", std::ios::binary)
+        << std::string(reinterpret_cast<const char*>(&bytes), 8) << text << data[at];
+  }
+  std::ofstream(folder + "/model.safetensors.index.json") << index.dump();
+  std::filesystem::remove(folder + "/model.safetensors");
+}
+
+TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromShardsBitForBit) {
+  const std::string sizes =
+      R"("hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 32, "vocab_size": 256, "rms_norm_eps": 1e-6)";
+  int number = 0;
+  for (const std::string kind : {"gpt2", "llama", "mistral", "qwen2", "qwen3"}) {
+    for (const bool tied : {true, false}) {
+      const std::string name = kind + (tied ? "-tied" : "-untied");
+      const std::string config =
+          kind == "gpt2"
+              ? R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 256,
+                              "n_positions": 32})"
+              : "{\"model_type\": \"" + kind +
+                    "\", \"tie_word_embeddings\": " + (tied ? "true, " : "false, ") +
+                    (kind == "qwen3" ? "\"head_dim\": 8, " : "") + sizes + "}";
+      if (kind == "gpt2" && !tied) continue;  // which GPT-2 is not
+      const std::string file = folder_.write(name + ".json", config);
+      const ProgramResult trained = test::run(test::tiny_train(
+          folder_, {"--model", file, "--steps", "2", "--checkpoint-dir", folder_.path(name + "-run")}));
+      ASSERT_EQ(trained.status, 0) << name << trained.errors;
+      for (const std::string dtype : {"fp32", "bf16"}) {
+        const std::string out = folder_.path(name + dtype), back = folder_.path(name + dtype + "-back"),
+                          again = folder_.path(name + dtype + "-again");
+        ASSERT_EQ(
+            checkpoint_command({"export", folder_.path(name + "-run"), "--to", out, "--dtype", dtype}).status,
+            0);
+        const std::string whole = test::read_file(out + "/model.safetensors");
+        EXPECT_EQ(whole.find("lm_head.weight") != std::string::npos, !tied) << name;
+        shard(out, 3);
+        const ProgramResult imported = checkpoint_command({"import", out, "--to", back});
+        ASSERT_EQ(imported.status, 0) << name << imported.errors;
+        ASSERT_EQ(checkpoint_command({"export", back, "--to", again, "--dtype", dtype}).status, 0);
+        EXPECT_EQ(test::read_file(again + "/model.safetensors"), whole) << name << " " << dtype;
+        EXPECT_EQ(test::read_file(again + "/config.json"), test::read_file(out + "/config.json"));
+        // A folder without a tokenizer whose vocabulary holds 256 is one of bytes.
+        const ProgramResult text = test::run({"generate", "--from", out, "--prompt", "the cat", "--tokens",
+                                              "3", "--greedy", "--threads", "1"});
+        EXPECT_EQ(text.status, 0) << name << text.errors;
+        EXPECT_EQ(text.out, test::run({"generate", "--from", back, "--prompt", "the cat", "--tokens", "3",
+                                       "--greedy", "--threads", "1"})
+                                .out);
+        ++number;
+      }
+    }
+  }
+  EXPECT_EQ(number, 18);
+}
+
 TEST_F(HuggingFace, ImportNamesBothSidesOfWhatDoesNotFit) {
   const auto refused = [&](const HandMade& made) {
     const std::string source = write("hf", made.file());
@@ -244,6 +323,81 @@ TEST_F(HuggingFace, ImportNamesBothSidesOfWhatDoesNotFit) {
   made = tiny_tensors("");
   made.tensors.emplace_back("wpe.bias", std::vector<std::int64_t>{2, 1, 1, 1, 1, 1, 1});
   EXPECT_THAT(refused(made), HasSubstr("tensor wpe.bias"));
+}
+
+TEST_F(HuggingFace, APartialImportTakesWhatBothHaveAndListsTheRest) {
+  HandMade made = tiny_tensors("");
+  std::erase_if(made.tensors, [](const auto& tensor) {
+    return tensor.first.starts_with("h.1.") || tensor.first == "ln_f.bias";
+  });
+  for (auto& tensor : made.tensors) {
+    if (tensor.first == "ln_f.weight") tensor.first = "final_norm.weight";
+  }
+  made.tensors.emplace_back("score.weight", std::vector<std::int64_t>{2, 15});
+  const std::string source = write("hf", made.file());
+  const std::vector<std::string> line{"import",
+                                      source,
+                                      "--to",
+                                      folder_.path("run"),
+                                      "--partial",
+                                      "--rename",
+                                      "final_norm.*=transformer.ln_f.*"};
+  ProgramResult result = checkpoint_command(line);
+  ASSERT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(
+      result.out,
+      AllOf(
+          HasSubstr("tensor final_norm.weight of " + source + ": renamed transformer.ln_f.weight\n"),
+          HasSubstr("tensor transformer.h.1.ln_1.weight is not in " + source + "\n"),
+          HasSubstr("tensor transformer.ln_f.bias is not in " + source + "\n"),
+          HasSubstr("tensor score.weight of " + source + ": passed over, the model has none of this name\n"),
+          HasSubstr("6211 parameters of the model's 8222"),
+          HasSubstr("--resume-weights-only " + folder_.path("run") + " --partial\n")));
+  const std::string path = folder_.path("run/step-00000000");
+  expect_weights(path, [](const std::string& name, std::int64_t element) {
+    return sample_weight(name == "transformer.ln_f.weight" ? "transformer.final_norm.weight" : name, element);
+  });
+  const checkpoint::LocalStorage local;
+  EXPECT_EQ(checkpoint::Reader(local, path).tensors().size(), 15u);
+  EXPECT_EQ(checkpoint_command({"verify", path}).status, 0);
+  // What is missing is nobody's: neither text nor a folder is made of it.
+  result = checkpoint_command({"export", path, "--to", folder_.path("out")});
+  EXPECT_EQ(result.status, 4);
+  EXPECT_THAT(result.errors, HasSubstr("the model has, but it does not: transformer.ln_f.bias"));
+}
+
+TEST_F(HuggingFace, APartialImportRefusesShapesAndWhatHoldsNothingOfTheModel) {
+  const auto refused = [&](const HandMade& made, const std::vector<std::string>& more, int status = 4) {
+    std::vector<std::string> line{"import", write("hf", made.file()), "--to", folder_.path("run")};
+    line.insert(line.end(), more.begin(), more.end());
+    const ProgramResult result = checkpoint_command(line);
+    EXPECT_EQ(result.status, status) << result.errors;
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("run"))) << "nothing was made";
+    return result.errors;
+  };
+  HandMade made = tiny_tensors("");
+  made.tensors[1].second = {25, 15};
+  EXPECT_THAT(refused(made, {"--partial"}),
+              AllOf(HasSubstr("transformer.wpe.weight is [25, 15] and not [24, 15]"),
+                    HasSubstr("one of another shape is left out by --rename NAME=unused.NAME")));
+  EXPECT_THAT(refused(made, {}),
+              HasSubstr("tranche checkpoint import --partial takes the tensors that both have"));
+  HandMade other;
+  other.tensors = {{"a", {2}}, {"b", {3}}};
+  EXPECT_THAT(refused(other, {"--partial"}), HasSubstr("holds no tensor of the model of"));
+  EXPECT_THAT(refused(made, {"--partial", "--rename", "wpe.wieght=unused"}),
+              HasSubstr("rename wpe.wieght=unused: " + folder_.path("hf") + " has no tensor of this name"));
+  EXPECT_THAT(refused(made, {"--partial", "--rename", "wpe.weight=wte.weight"}),
+              HasSubstr("wte.weight and wpe.weight are the same tensor of the model"));
+  EXPECT_THAT(refused(made, {"--rename", "wpe.weight"}, 2),
+              HasSubstr("--rename 'wpe.weight' is not OLD=NEW, the names of a tensor"));
+  EXPECT_THAT(refused(made, {"--rename", "a*b*=c"}, 2),
+              HasSubstr("--rename a*b*=c: a name has at most one *"));
+  // The way out that the text names.
+  EXPECT_EQ(checkpoint_command({"import", folder_.path("hf"), "--to", folder_.path("run"), "--partial",
+                                "--rename", "wpe.weight=unused.wpe.weight"})
+                .status,
+            0);
 }
 
 TEST_F(HuggingFace, AHeadThatDiffersInOneBitIsRefused) {

@@ -358,6 +358,45 @@ TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {
   EXPECT_THAT(out, HasSubstr("the same numbers mean other text"));
 }
 
+TEST_F(ProgramCheckpoints, APartialResumeTakesWhatBothModelsHaveAndReportsEachDifference) {
+  const json first = report({"--checkpoint-dir", folder()});
+  const std::string other = files_.write(
+      "config.json",
+      R"({"model_type": "gpt2", "n_layer": 3, "n_head": 2, "n_embd": 32, "vocab_size": 256, "n_positions": 64})");
+  refused(4, {"--resume", folder(), "--model", other}, {"n_layer is 2 there, 3 here", "--partial"});
+  std::string out;
+  const std::string from = folder() + "/step-00000003";
+  const json grown = report({"--resume", folder(), "--model", other, "--partial", "--rename",
+                             "transformer.h.1.*=transformer.h.2.*", "--steps", "5"},
+                            &out);
+  const auto& differences = grown["resumed"]["differences"];
+  EXPECT_EQ(differences.size(), 24u) << "12 tensors renamed, 12 missing";
+  EXPECT_THAT(differences.get<std::vector<std::string>>(),
+              testing::IsSupersetOf(
+                  {"tensor transformer.h.1.ln_1.weight of " + from + ": renamed transformer.h.2.ln_1.weight",
+                   "tensor transformer.h.1.ln_1.weight is not in " + from + ": it stays as it is"}));
+  for (const auto& line : differences)
+    EXPECT_THAT(out, HasSubstr("difference             " + line.get<std::string>()));
+  EXPECT_THAT(out,
+              HasSubstr("changed                the model's n_layer is 3, was 2: the command line wins"));
+  EXPECT_EQ(grown["resumed"]["step"], 3);
+  EXPECT_EQ(grown["steps"][0]["step"], 4);
+  // Back to two layers: the third is passed over, and the first two have their old weights.
+  const json shrunk = report({"--resume-weights-only", folder(), "--partial", "--checkpoint-dir",
+                              folder("small"), "--resume", "latest"});
+  EXPECT_THAT(shrunk["resumed"]["differences"], IsEmpty());
+  EXPECT_EQ(shrunk["resumed"]["weights_digest"], first["weights_digest"]);
+  // The run's own checkpoints are whole, so that the line that started it goes on with it.
+  const json again = report({"--resume-weights-only", folder(), "--partial", "--rename", "none.*=other.*",
+                             "--checkpoint-dir", folder("small"), "--resume", "latest"});
+  EXPECT_EQ(again["resumed"]["weights_only"], false);
+  refused(2, {"--partial"},
+          {"--partial says how the tensors of --resume DIR or --resume-weights-only DIR are taken"});
+  refused(2, {"--partial", "--checkpoint-dir", folder(), "--resume", "latest"}, {"--partial says how"});
+  refused(2, {"--rename", "a=b"}, {"--rename says how"});
+  refused(2, {"--resume", folder(), "--rename", "a"}, {"--rename 'a' is not OLD=NEW"});
+}
+
 TEST_F(ProgramCheckpoints, WhatIsNotThereOrDamagedIsRefused) {
   refused(4, {"--resume", folder("none")}, {"no complete checkpoint in " + folder("none")});
   report({"--checkpoint-dir", folder()});

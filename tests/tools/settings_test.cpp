@@ -4,6 +4,7 @@
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
+#include "tranche/data/tokenize.h"
 
 namespace tranche::tools {
 namespace {
@@ -234,6 +235,29 @@ TEST(Settings, ManyFilesAndMixtures) {
             "--data '" + a + ":0.5' and --data '" + b + "': give all of them a weight, or none");
   EXPECT_EQ(refused({a + ":0", b + ":1"}), "'" + a + ":0' has the weight 0, but weights are above 0");
   EXPECT_EQ(refused({folder.path("*.bin")}), "no file matches '" + folder.path("*.bin") + "'");
+}
+
+TEST(Settings, DocumentsLongerThanASequenceAreSaid) {
+  const TemporaryFolder folder;
+  const std::string lines = folder.write("a.jsonl", R"({"text": ")" + std::string(11, 'a') + "\"}\n" +
+                                                        R"({"text": ")" + std::string(40, 'b') + "\"}\n" +
+                                                        R"({"text": ")" + std::string(12, 'c') + "\"}\n");
+  const std::string tokens = folder.path("a.safetensors");
+  data::TokenizeOptions how;
+  how.inputs = {lines};
+  how.output = tokens;
+  (void)data::tokenize_files(*data::make_byte_tokenizer(), how);
+  const auto note = [&](const char* sequence, const std::string& file) {
+    const Options options = train({"--data", file, "--sequence", sequence, "--validation-fraction", "0.3"});
+    return note_on_long_documents(open_data(options, resolve_settings(options, 1)), options.sequence.value());
+  };
+  EXPECT_EQ(note("10", tokens),
+            "2 of 3 documents are longer than a sequence of 10 tokens (the longest has 40): they are split "
+            "over several");
+  EXPECT_EQ(note("11", tokens),
+            "1 of 3 documents is longer than a sequence of 11 tokens (the longest has 40): it is split over "
+            "several");
+  EXPECT_EQ(note("10", folder.write("b.txt", test::some_text(500))), "") << "which tells of no documents";
 }
 
 TEST(Settings, ValidationsDuringTrainingAreBounded) {

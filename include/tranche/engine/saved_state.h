@@ -70,18 +70,28 @@ struct LoadOptions {
   /// For a checkpoint of adapters alone (LoraConfig): where its base is, a checkpoint or a folder of them;
   /// empty: where it was.
   std::string base = {};
+  /// Takes the tensors that checkpoint and model both have, with their optimizer state unless weights_only.
+  /// Those that the checkpoint lacks keep weight and optimizer state (of a new engine: the initial ones),
+  /// those that the model lacks are passed over; LoadResult::differences has a line for each. Another shape
+  /// is refused all the same. Without it each difference is an error.
+  bool partial = false;
+  /// Names of the checkpoint's tensors and those that the model looks for instead, the first that fits
+  /// counting. One `*` in the old name stands for any text, in the new one for the same. A rule that fits
+  /// nothing is an error.
+  std::vector<std::pair<std::string, std::string>> renames = {};
 };
 
 /// The state that was loaded, and how it differs from what was saved.
 struct LoadResult {
   std::string folder;  ///< the checkpoint
   std::int64_t step = 0, applied_steps = 0, samples = 0, tokens = 0;
-  int world = 1, stage = 0;        ///< of the run that saved
-  std::string user = "{}";         ///< as SaveOptions had it
-  std::vector<ArrayInfo> arrays;   ///< the arrays that load_arrays() can read
-  std::string config = "{}";       ///< the effective configuration of that run
-  std::string optimizer;           ///< as Optimizer::describe() put it
-  std::int64_t bytes_read = 0;     ///< by this rank
+  int world = 1, stage = 0;              ///< of the run that saved
+  std::string user = "{}";               ///< as SaveOptions had it
+  std::vector<ArrayInfo> arrays;         ///< the arrays that load_arrays() can read
+  std::string config = "{}";             ///< the effective configuration of that run
+  std::string optimizer;                 ///< as Optimizer::describe() put it
+  std::int64_t bytes_read = 0;           ///< by this rank
+  std::vector<std::string> differences;  ///< a line for each tensor that is renamed, missing or passed over
   std::vector<std::string> notes;  ///< one line for each difference that changes bits or was passed over
 };
 
