@@ -348,10 +348,13 @@ TEST(LibTorchInitialWeights, AreTheModulesOnEveryNumberOfRanksBuiltAtOnceOrByUni
 
 TEST(LibTorchInitialWeights, ThatDifferOverRanksAreRefused) {
   if (world().size() == 1) GTEST_SKIP() << "one rank";
-  const std::string text = message_of<ConfigurationError>([&] {
-    torch::manual_seed(static_cast<std::uint64_t>(world().rank()));
-    Rank<Gpt> rank({.stage = 3}, all_ranks(), world().size(), Gpt(0.0));
-  });
+  const Trial run{.stage = 3};
+  const Config config = parse_config(run.json(), world().size());
+  Runtime runtime(RuntimeOptions::from(config), all_ranks());
+  torch::manual_seed(static_cast<std::uint64_t>(world().rank()));
+  Gpt net(0.0);
+  const std::string text =
+      message_of<ConfigurationError>([&] { const lt::Trainer trainer(runtime, *net, {.config = config}); });
   EXPECT_NE(text.find("rank 1 starts with other weights than rank 0: seed torch alike"), std::string::npos)
       << text;
 }
