@@ -8,6 +8,7 @@
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
+#include "tranche/models/key_value_cache.h"
 
 namespace tranche::models {
 
@@ -80,6 +81,10 @@ UnitSpec Llama::head_unit() const {
       .tensors = {
           {norm_name, {config_.width}, Initializer::ones()},
           {head_name, {config_.vocabulary, config_.width}, Initializer::normal(config_.initializer_range)}}};
+}
+
+std::optional<CacheHeads> Llama::cache_heads() const {
+  return CacheHeads{config_.key_value_heads, config_.head_dim};
 }
 
 StepTensors Llama::acquire_tables(const Pass& pass) const {
