@@ -5,10 +5,12 @@
 #include <tuple>
 #include <vector>
 
+#include "tranche/kernels/cached_attention.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/layer_norm.h"
+#include "tranche/kernels/matmul_rows.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/rms_norm.h"
@@ -205,6 +207,51 @@ void add_llama_layers(const Entries& entry) {
   }
 }
 
+/// Of generation: keys, values and weights pass once for a token of each text.
+void add_generation(const Entries& entry) {
+  struct Heads {
+    std::int64_t batch, heads, shared, width, keys;
+  };
+  for (const Heads& h : {Heads{1, 12, 12, 64, 4096}, Heads{8, 12, 12, 64, 1024}, Heads{8, 32, 8, 128, 1024},
+                         Heads{8, 8, 1, 128, 2048}}) {
+    for (const auto dtype : {fp32, bf16}) {
+      entry("attention_with_cache_" + std::string(name_of(dtype)) + "/batch:" + std::to_string(h.batch) +
+                "/heads:" + std::to_string(h.heads) + "/shared:" + std::to_string(h.shared) +
+                "/width:" + std::to_string(h.width) + "/keys:" + std::to_string(h.keys),
+            [=](Bench& b) -> Bench::Call {
+              const std::int64_t keys = b.small() ? 40 : h.keys;
+              AttentionOptions options;
+              options.heads = h.heads;
+              const auto query = b.tensor(dtype, {h.batch, 1, h.heads * h.width}),
+                         out = b.tensor(dtype, {h.batch, 1, h.heads * h.width});
+              const Shape kept{h.batch, h.shared, keys, h.width};
+              const CachedKeys cache{b.tensor(dtype, kept), b.tensor(dtype, kept),
+                                     b.tensor(DataType::int32, {h.batch}, static_cast<float>(keys),
+                                              static_cast<float>(keys + 1)),
+                                     keys};
+              return [=](Stream& stream) { attention_with_cache(stream, options, {query}, cache, out); };
+            });
+    }
+  }
+  for (const std::int64_t rows : {1, 8}) {
+    for (const bool transposed : {false, true}) {
+      for (const auto dtype : {fp32, bf16}) {
+        entry("matmul_rows_" + std::string(name_of(dtype)) + (transposed ? "_transposed" : "") +
+                  "/rows:" + std::to_string(rows) + "/inner:768/columns:3072",
+              [=](Bench& b) -> Bench::Call {
+                const std::int64_t inner = 768, columns = b.small() ? 64 : 3072;
+                const auto x = b.tensor(dtype, {rows, inner}), out = b.tensor(dtype, {rows, columns}),
+                           weight =
+                               b.tensor(dtype, transposed ? Shape{columns, inner} : Shape{inner, columns});
+                return [=, workspace = b.workspace()](Stream& stream) {
+                  matmul_rows(stream, transposed, x, weight, {}, out, workspace);
+                };
+              });
+      }
+    }
+  }
+}
+
 constexpr std::int64_t vocabulary = 50257, embedding_width = 768, embedding_time = 1024;
 
 /// Bytes are what uniform tokens need: the rows that are drawn, each once where they are added to.
@@ -322,6 +369,7 @@ void add_memory_bound_kernels(std::int64_t flat, const AddBench& add) {
   add_reductions(entry);
   add_layers(entry);
   add_llama_layers(entry);
+  add_generation(entry);
 }
 
 }  // namespace tranche::kernels::bench

@@ -18,7 +18,7 @@ function(tranche_library folder)
   endif()
   # Few loops over elements here, and much that is slow to compile. ThreadSanitizer's tests would lose more than that.
   if(NOT TRANCHE_SANITIZE MATCHES "fuzzer" AND
-     ((TRANCHE_SANITIZE AND folder MATCHES "^(engine|engine_parts|report|trainer|planner|tools)$") OR
+     ((TRANCHE_SANITIZE AND folder MATCHES "^(engine|engine_parts|report|generation|trainer|planner|tools)$") OR
       (TRANCHE_SANITIZE MATCHES "address" AND folder MATCHES "^(checkpoint|models|offload|optim|partition)$")))
     target_compile_options(${target} PRIVATE -O0)
   endif()

@@ -41,12 +41,17 @@ Sizes check_sizes(std::string_view kernel, const ConstTensorView& tokens, std::s
 }  // namespace
 
 void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
-                       const ConstTensorView& position_table, const TensorView& out) {
+                       const ConstTensorView& position_table, const TensorView& out,
+                       const ConstTensorView& positions) {
   constexpr std::string_view kernel = "embedding_forward";
   check_floating(kernel, "out", out.dtype);
   check_dtype(kernel, "token_table", token_table.dtype, {out.dtype});
   const Sizes sizes = check_sizes(kernel, tokens, "token_table", token_table, "position_table",
                                   position_table, "out", out.elements());
+  if (is_given(positions)) {
+    if (!is_given(position_table)) refuse(kernel, "`positions` are given, but no position_table");
+    check_tensor(kernel, "positions", positions, {DataType::int32}, tokens.elements());
+  }
   const cpu::EmbeddingForward call{.batch = sizes.batch,
                                    .time = sizes.time,
                                    .width = sizes.width,
@@ -55,12 +60,13 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
                                    .token_table = token_table.data,
                                    .position_table = position_table.data,
                                    .positions = is_given(position_table),
+                                   .given = static_cast<const std::int32_t*>(positions.data),
                                    .out = out.data,
                                    .threads = stream.threads()};
   dispatch(
       stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype, call.positions),
       [call] { cpu::embedding_forward(call); },
-      [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out); });
+      [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out, positions); });
 }
 
 void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,

@@ -6,6 +6,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/layer_norm.h"
+#include "tranche/models/key_value_cache.h"
 
 namespace tranche::models {
 
@@ -73,11 +74,16 @@ UnitSpec Gpt::embedding_unit() const {
           .uses_per_micro_batch = 2};
 }
 
+std::optional<CacheHeads> Gpt::cache_heads() const {
+  return CacheHeads{config_.heads, config_.width / config_.heads};
+}
+
 void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                             const TensorView& out) const {
   Stream& stream = pass.engine.compute_stream();
   kernels::embedding_forward(stream, tokens, unit.tensor(token_table), unit.tensor(position_table),
-                             out.reshaped({pass.batch, pass.time, config_.width}));
+                             out.reshaped({pass.batch, pass.time, config_.width}),
+                             pass.positions.value_or(ConstTensorView{}));
   const auto options = pass.dropout(config_.embedding_dropout, 0);
   if (options.probability > 0) kernels::dropout(stream, options, out, out);
 }

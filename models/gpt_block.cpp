@@ -8,6 +8,7 @@
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/key_value_cache.h"
 #include "tranche/models/linear.h"
 #include "tranche/models/weight_gradients.h"
 
@@ -111,12 +112,12 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
 
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
-  linear_forward(engine, unit, {attn_weight, attn_bias}, saved[normed_1],
+  linear_forward(pass, unit, {attn_weight, attn_bias}, saved[normed_1],
                  saved[query_key_value].reshaped({rows, 3 * width}));
   const TensorView& packed = saved[query_key_value];
-  kernels::attention_forward(stream, attention, {packed}, {packed, width}, {packed, 2 * width},
-                             saved[attended], saved[log_sum_exp], engine.workspace());
-  linear_forward(engine, unit, {attn_projection_weight, attn_projection_bias},
+  attend(pass, block, attention, {packed}, {packed, width}, {packed, 2 * width}, saved[attended],
+         saved[log_sum_exp]);
+  linear_forward(pass, unit, {attn_projection_weight, attn_projection_bias},
                  saved[attended].reshaped({rows, width}), saved[attention_residual]);
   const auto attention_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
   if (attention_dropout.probability > 0) {
@@ -125,13 +126,13 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
   kernels::residual_layer_norm_forward(
       stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
       config.layer_norm_epsilon, saved[attention_residual], saved[normed_2], saved[mean_2], saved[rstd_2]);
-  linear_forward(engine, unit, {mlp_weight, mlp_bias}, saved[normed_2], saved[hidden]);
+  linear_forward(pass, unit, {mlp_weight, mlp_bias}, saved[normed_2], saved[hidden]);
   if (output == nullptr) return;
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
                                 {{pass.dtype(), saved[hidden].shape}});
     kernels::gelu_forward(stream, saved[hidden], activated[0]);
-    linear_forward(engine, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
+    linear_forward(pass, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
   }
   const auto mlp_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
   if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);

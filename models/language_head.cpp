@@ -7,6 +7,7 @@
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/kernels/matmul_rows.h"
 
 namespace tranche::models {
 
@@ -169,8 +170,8 @@ void language_logits(const LanguageModel& model, const Pass& pass, const Gathere
   const StepTensors norm_memory = acquire_final_norm(pass, count);
   const FinalNorm norm = final_norm(norm_memory);
   model.final_norm_forward(pass, unit, rows_of(x, first, count), norm);
-  kernels::matmul(pass.engine.compute_stream(), {.transpose_b = true}, norm.normed,
-                  unit.tensor(pass.shape.head_weight), logits, pass.engine.workspace());
+  kernels::matmul_rows(pass.engine.compute_stream(), true, norm.normed, unit.tensor(pass.shape.head_weight),
+                       {}, logits, pass.engine.workspace());
   if (const auto low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight))
     low_rank->forward(norm.normed, logits);
 }

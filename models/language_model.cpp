@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "models/language_head.h"
@@ -305,55 +304,6 @@ void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
                 totals[0], totals[1], nullptr);
   saved.residuals.back().release();
   engine.end_micro_batch(totals[0], totals[1]);
-}
-
-std::vector<float> LanguageModel::next_token_logits(Engine& engine,
-                                                    std::span<const std::int32_t> tokens) const {
-  if (tokens.empty()) throw InvalidArgument("no tokens were given to continue; give at least one");
-  const ModelShape sizes = shape();
-  const auto seen = std::min(static_cast<std::int64_t>(tokens.size()), sizes.positions);
-  tokens = tokens.last(static_cast<std::size_t>(seen));
-  for (const auto token : tokens) {
-    if (token < 0 || token >= sizes.vocabulary) {
-      throw InvalidArgument(fmt::format("token {} is not in the vocabulary of {}", token, sizes.vocabulary));
-    }
-  }
-  std::vector<float> result(static_cast<std::size_t>(sizes.vocabulary));
-  Stream& stream = engine.compute_stream();
-  const InferenceScope scope(engine, {1, seen, 0, 0});
-  const StepTensors device_tokens(engine, Category::activations, "prompt", {{DataType::int32, {1, seen}}});
-  engine.device().copy_from_host(stream, device_tokens[0].data, tokens.data(), device_tokens[0].bytes());
-  const std::int64_t sample = 0;
-  const TokenBatch batch{device_tokens[0], device_tokens[0], {&sample, 1}};
-  Pass pass = pass_of(engine, batch, false);
-  pass.tables = acquire_tables(pass);
-  SavedActivations saved(pass.shape.layers);
-  forward_blocks(*this, pass, batch.tokens, saved, 0, false);
-  const StepTensors logits(engine, Category::activations, "next token's logits",
-                           {{DataType::float32, {1, sizes.vocabulary}}});
-  language_logits(*this, pass, engine.gather(unit_of_head()), saved.residuals.back()[0], seen - 1, 1,
-                  logits[0]);
-  engine.device().copy_to_host(stream, result.data(), logits[0].data, logits[0].bytes());
-  stream.synchronize();
-  return result;
-}
-
-std::vector<double> LanguageModel::next_token_probabilities(Engine& engine,
-                                                            std::span<const std::int32_t> tokens,
-                                                            double temperature) const {
-  if (!(temperature > 0)) {
-    throw InvalidArgument(fmt::format("temperature is {}, but must be positive", temperature));
-  }
-  const std::vector<float> logits = next_token_logits(engine, tokens);
-  const double highest = *std::max_element(logits.begin(), logits.end());
-  std::vector<double> probabilities(logits.size());
-  double sum = 0;
-  for (std::size_t i = 0; i < logits.size(); ++i) {
-    probabilities[i] = std::exp((logits[i] - highest) / temperature);
-    sum += probabilities[i];
-  }
-  for (auto& p : probabilities) p /= sum;
-  return probabilities;
 }
 
 }  // namespace tranche::models

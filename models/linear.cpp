@@ -6,6 +6,8 @@
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/kernels/matmul_rows.h"
+#include "tranche/models/key_value_cache.h"
 #include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {
@@ -30,10 +32,14 @@ void own_gradients(Engine& engine, const UnitGradients& gradients, const Linear&
 }  // namespace
 
 void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
-                    const TensorView& out) {
+                    const TensorView& out, bool by_rows) {
   Stream& stream = engine.compute_stream();
   const bool transposed = linear.layout == Linear::Layout::out_in;
-  if (linear.bias < 0) {
+  if (by_rows) {
+    kernels::matmul_rows(stream, transposed, x, unit.tensor(linear.weight),
+                         linear.bias < 0 ? ConstTensorView{} : unit.tensor(linear.bias), out,
+                         engine.workspace());
+  } else if (linear.bias < 0) {
     kernels::matmul(stream, {.transpose_b = transposed}, x, unit.tensor(linear.weight), out,
                     engine.workspace());
   } else {
@@ -41,6 +47,11 @@ void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& line
                          engine.workspace(), transposed);
   }
   if (const auto low_rank = LowRank::of(engine, unit, linear.weight)) low_rank->forward(x, out);
+}
+
+void linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
+                    const ConstTensorView& x, const TensorView& out) {
+  linear_forward(pass.engine, unit, linear, x, out, pass.cache != nullptr && !pass.cache->from_start);
 }
 
 void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,

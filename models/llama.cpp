@@ -8,6 +8,7 @@
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
+#include "tranche/models/key_value_cache.h"
 
 namespace tranche::models {
 
@@ -83,6 +84,10 @@ UnitSpec Llama::head_unit() const {
                        Initializer::normal(config_.initializer_range),
                        {},
                        LinearLayout::out_in}}};
+}
+
+std::optional<CacheHeads> Llama::cache_heads() const {
+  return CacheHeads{config_.key_value_heads, config_.head_dim};
 }
 
 StepTensors Llama::acquire_tables(const Pass& pass) const {

@@ -10,6 +10,7 @@
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
 #include "tranche/kernels/swiglu.h"
+#include "tranche/models/key_value_cache.h"
 #include "tranche/models/linear.h"
 #include "tranche/models/llama.h"
 #include "tranche/models/weight_gradients.h"
@@ -184,27 +185,27 @@ void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUn
 
   kernels::rms_norm_forward(stream, input, unit.tensor(at.norm_1), config_.norm_epsilon, saved[normed_1],
                             saved[rstd_1]);
-  linear_forward(engine, unit, at.query, saved[normed_1], saved[query]);
-  linear_forward(engine, unit, at.key, saved[normed_1], saved[key]);
-  linear_forward(engine, unit, at.value, saved[normed_1], saved[value]);
+  linear_forward(pass, unit, at.query, saved[normed_1], saved[query]);
+  linear_forward(pass, unit, at.key, saved[normed_1], saved[key]);
+  linear_forward(pass, unit, at.value, saved[normed_1], saved[value]);
   {
     const StepTensors scratch = step.acquire_rotated();
     const Rotated rotated = step.norm_and_rotate(scratch);
-    kernels::attention_forward(stream, step.attention(block), {step.by_sequence(rotated.query)},
-                               {step.by_sequence(rotated.key)}, {step.by_sequence(saved[value])},
-                               step.by_sequence(saved[attended]), saved[log_sum_exp], engine.workspace());
+    attend(pass, block, step.attention(block), {step.by_sequence(rotated.query)},
+           {step.by_sequence(rotated.key)}, {step.by_sequence(saved[value])},
+           step.by_sequence(saved[attended]), saved[log_sum_exp]);
   }
-  linear_forward(engine, unit, at.output, saved[attended], saved[attention_residual]);
+  linear_forward(pass, unit, at.output, saved[attended], saved[attention_residual]);
   kernels::residual_rms_norm_forward(stream, input, saved[attention_residual], unit.tensor(at.norm_2),
                                      config_.norm_epsilon, saved[attention_residual], saved[normed_2],
                                      saved[rstd_2]);
-  linear_forward(engine, unit, at.gate, saved[normed_2], saved[gate]);
-  linear_forward(engine, unit, at.up, saved[normed_2], saved[up]);
+  linear_forward(pass, unit, at.gate, saved[normed_2], saved[gate]);
+  linear_forward(pass, unit, at.up, saved[normed_2], saved[up]);
   if (output == nullptr) return;
   const StepTensors activated(engine, Category::activations, "MLP forward",
                               {{pass.dtype(), saved[gate].shape}});
   kernels::swiglu_forward(stream, saved[gate], saved[up], activated[0]);
-  linear_forward(engine, unit, at.down, activated[0], *output);
+  linear_forward(pass, unit, at.down, activated[0], *output);
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
 

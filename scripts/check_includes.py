@@ -14,7 +14,7 @@ import sys
 # Folders of one layer do not know each other.
 LAYERS = [
     ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"],
-    ["report", "models", "data"], ["trainer"], ["planner"], ["tools"], ["libtorch"],
+    ["report", "models", "data"], ["generation"], ["trainer"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.

@@ -90,10 +90,18 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
                   "config.json")
       ->type_name("DIR")
       ->required();
-  app->add_option("--prompt", options.prompt, "text to go on from")->type_name("TEXT");
+  app->add_option("--prompt", options.prompts, "text to go on from; may be given several times")
+      ->type_name("TEXT")
+      ->expected(1)
+      ->take_all();
+  app->add_option("--prompts", options.prompts_file,
+                  "file of prompts, one a line; .jsonl: the \"prompt\" of each object")
+      ->type_name("FILE");
   app->add_option("--prompt-tokens", options.prompt_tokens,
-                  "numbers to go on from, like 1,2,3; numbers are printed")
-      ->type_name("N,N...");
+                  "numbers to go on from, like 1,2,3; numbers are printed; may be given several times")
+      ->type_name("N,N...")
+      ->expected(1)
+      ->take_all();
   app->add_option("--tokens", options.tokens, "tokens to write")->capture_default_str();
   app->add_option("--temperature", options.temperature, "of the draws; 0: always the likeliest token")
       ->capture_default_str();
@@ -107,6 +115,11 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       ->expected(1)
       ->take_all();
   app->add_option("--seed", options.seed, "of the draws")->capture_default_str();
+  app->add_option("--max-batch", options.max_batch,
+                  "prompts that a rank works on at once, which bounds the memory of keys and values")
+      ->capture_default_str();
+  app->add_flag("!--no-cache", options.cache, "compute the whole text again for each token");
+  app->add_flag("--json", options.json, "a JSON object a prompt: index, prompt, text, tokens, end");
   app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
       ->type_name("NAME|FILE");
   app->add_option("--base", options.base, "base of a checkpoint of adapters (default: where it was)")
@@ -144,19 +157,26 @@ void check(const GenerateOptions& options) {
   for (const std::string& text : options.stop) {
     if (text.empty()) throw ConfigurationError("--stop is empty; give it the text to end behind");
   }
-  if (!options.stop.empty() && options.prompt_tokens) {
+  if (!options.stop.empty() && !options.prompt_tokens.empty()) {
     throw ConfigurationError("--stop is a text, but --prompt-tokens are numbers; give a --prompt");
   }
   if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
+  if (options.max_batch < 1) refuse("--max-batch", options.max_batch, "must be at least 1");
   if (options.stage < 0 || options.stage > 3) refuse("--stage", options.stage, "must be 0 to 3");
   if (options.threads && *options.threads < 1) refuse("--threads", *options.threads, "must be at least 1");
   if (options.dtype != "fp32" && options.dtype != "bf16" && options.dtype != "fp16")
     throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", options.dtype));
-  if (options.prompt.has_value() == options.prompt_tokens.has_value())
-    throw ConfigurationError("give a --prompt, or --prompt-tokens like 1,2,3: one of the two");
-  if (options.prompt && options.prompt->empty())
-    throw ConfigurationError("the --prompt is empty; give it at least one character to go on from");
-  if (options.prompt_tokens) (void)parse_tokens(*options.prompt_tokens);
+  const int kinds = static_cast<int>(!options.prompts.empty()) +
+                    static_cast<int>(!options.prompts_file.empty()) +
+                    static_cast<int>(!options.prompt_tokens.empty());
+  if (kinds != 1)
+    throw ConfigurationError(
+        "give a --prompt, --prompts with a file, or --prompt-tokens like 1,2,3: one of the three");
+  for (const std::string& prompt : options.prompts) {
+    if (prompt.empty())
+      throw ConfigurationError("the --prompt is empty; give it at least one character to go on from");
+  }
+  for (const std::string& prompt : options.prompt_tokens) (void)parse_tokens(prompt);
 }
 
 std::vector<std::pair<std::string, std::string>> parse_renames(const std::vector<std::string>& texts) {

@@ -39,8 +39,9 @@ struct GenerateOptions {
   std::string model;      ///< as above
   std::string base;       ///< of adapters, as above
   std::string tokenizer;  ///< folder that data::load_tokenizer() reads
-  std::optional<std::string> prompt;
-  std::optional<std::string> prompt_tokens;  ///< "1,2,3"
+  std::vector<std::string> prompts;
+  std::string prompts_file;                ///< a prompt a line, or JSON lines with "prompt"
+  std::vector<std::string> prompt_tokens;  ///< "1,2,3" each
   std::int64_t tokens = 200;
   double temperature = 0.8;
   bool greedy = false;
@@ -48,6 +49,9 @@ struct GenerateOptions {
   double top_p = 1;
   std::vector<std::string> stop;  ///< texts that end generation
   std::int64_t seed = 1234;
+  std::int64_t max_batch = 8;  ///< prompts that a rank works on at once
+  bool cache = true;
+  bool json = false;
   std::string dtype = "fp32";
   std::int64_t stage = 0;
   std::optional<std::int64_t> threads;

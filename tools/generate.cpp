@@ -7,16 +7,18 @@
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <span>
+#include <sstream>
 
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
 #include "core/printable.h"
+#include "core/text_file.h"
 #include "tools/adapters.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
-#include "tools/token_sampler.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenizer.h"
+#include "tranche/generation/generate.h"
 
 namespace tranche::tools {
 
@@ -36,7 +38,7 @@ struct Source {
 void open_encoding(const GenerateOptions& options, Source& source) {
   std::string folder = options.tokenizer;
   if (folder.empty() && source.hugging_face && data::has_tokenizer(options.from)) folder = options.from;
-  if (folder.empty() || options.prompt_tokens) return;
+  if (folder.empty() || !options.prompt_tokens.empty()) return;
   source.encoding = data::load_tokenizer(folder);
   if (source.encoding->vocabulary() > source.identity.model->shape().vocabulary) {
     throw ConfigurationError(
@@ -69,30 +71,73 @@ Source open_source(const GenerateOptions& options) {
   return source;
 }
 
-std::vector<std::int32_t> prompt_of(const GenerateOptions& options, const Source& source) {
-  const RunIdentity& identity = source.identity;
+/// A text to go on from.
+struct Prompt {
+  std::string text;  ///< empty where it was given as numbers
   std::vector<std::int32_t> tokens;
-  if (options.prompt_tokens) {
-    tokens = parse_tokens(*options.prompt_tokens);
-  } else if (source.encoding) {
+};
+
+/// The texts of --prompts.
+std::vector<std::string> read_prompts(const std::string& path) {
+  const auto refuse = [&](std::size_t line, const std::string& what) {
+    throw ConfigurationError(fmt::format("--prompts {}, line {}: {}", path, line, what));
+  };
+  const bool objects = path.ends_with(".jsonl");
+  std::istringstream lines(detail::read_text_file(path, "--prompts"));
+  std::vector<std::string> prompts;
+  std::size_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    if (!objects) {
+      prompts.push_back(line);
+      continue;
+    }
+    const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object()) refuse(number, "is no JSON object");
+    const auto found = json.find("prompt");
+    if (found == json.end() || !found->is_string() || found->get_ref<const std::string&>().empty())
+      refuse(number, "has no \"prompt\", which is a text to go on from");
+    prompts.push_back(*found);
+  }
+  if (prompts.empty()) throw ConfigurationError(fmt::format("--prompts {} has no prompts", path));
+  return prompts;
+}
+
+/// The text as tokens, with those that the model expects before it.
+std::vector<std::int32_t> tokens_of(const std::string& text, const GenerateOptions& options,
+                                    const Source& source) {
+  std::vector<std::int32_t> tokens;
+  if (source.encoding) {
     tokens = source.encoding->special().before;
-    const std::vector<std::int32_t> prompt = source.encoding->encode(*options.prompt);
+    const std::vector<std::int32_t> prompt = source.encoding->encode(text);
     tokens.insert(tokens.end(), prompt.begin(), prompt.end());
-  } else if (identity.tokenizer.kind != Tokenizer::Kind::bytes) {
+  } else if (source.identity.tokenizer.kind != Tokenizer::Kind::bytes) {
     throw ConfigurationError(fmt::format(
         "{} is of {}: which numbers the --prompt is in them is not known; give --tokenizer a folder with "
         "its tokenizer, or give --prompt-tokens",
-        options.from, describe(identity.tokenizer)));
+        options.from, describe(source.identity.tokenizer)));
   } else {
-    for (const char c : *options.prompt) tokens.push_back(static_cast<unsigned char>(c));
-  }
-  for (const std::int32_t token : tokens) {
-    if (token >= identity.model->shape().vocabulary) {
-      throw ConfigurationError(fmt::format("token {} of the prompt is not below the model's vocabulary of {}",
-                                           token, identity.model->shape().vocabulary));
-    }
+    for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
   }
   return tokens;
+}
+
+std::vector<Prompt> prompts_of(const GenerateOptions& options, const Source& source) {
+  std::vector<Prompt> prompts;
+  for (const std::string& numbers : options.prompt_tokens) prompts.push_back({"", parse_tokens(numbers)});
+  const std::vector<std::string> texts =
+      options.prompts_file.empty() ? options.prompts : read_prompts(options.prompts_file);
+  for (const std::string& text : texts) prompts.push_back({text, tokens_of(text, options, source)});
+  for (const Prompt& prompt : prompts) {
+    for (const std::int32_t token : prompt.tokens) {
+      if (token < source.identity.model->shape().vocabulary) continue;
+      throw ConfigurationError(fmt::format("token {} of the prompt is not below the model's vocabulary of {}",
+                                           token, source.identity.model->shape().vocabulary));
+    }
+  }
+  return prompts;
 }
 
 /// Weights only: nothing but the smallest tensor, or what adapters there are, is trainable, so that there are
@@ -149,25 +194,63 @@ std::string bytes_of(const Source& source, std::int32_t token) {
   return {static_cast<char>(static_cast<unsigned char>(token))};
 }
 
-/// Writes tokens as text or as numbers.
+/// Writes prompts with what follows them: one as it comes, several one behind the other, for people or as
+/// JSON lines.
 class Writer {
  public:
-  Writer(const Output& output, bool numbers, const Source& source)
-      : output_(output), numbers_(numbers), source_(source) {}
-  void add(std::int32_t token) {
-    if (numbers_) {
-      output_.out << (first_ ? "" : " ") << token;
-    } else {
-      add(bytes_of(source_, token));
+  Writer(const Output& output, const GenerateOptions& options, const Source& source,
+         const std::vector<Prompt>& prompts)
+      : output_(output), options_(options), source_(source), prompts_(prompts) {}
+
+  /// There is one, and it is for people: add() is called with each of its new tokens.
+  bool streams() const { return prompts_.size() == 1 && !options_.json; }
+  void begin() {
+    if (streams()) add(prompts_.front().tokens);
+  }
+  void add(std::span<const std::int32_t> tokens) {
+    for (const std::int32_t token : tokens) {
+      if (options_.prompt_tokens.empty()) {
+        put(bytes_of(source_, token));
+      } else {
+        output_.out << (first_ ? "" : " ") << token;
+      }
+      first_ = false;
     }
-    first_ = false;
     output_.out.flush();
   }
-  void finish() { output_.out << std::endl; }
+  void finish(const generation::Generation& text) {
+    const Prompt& prompt = prompts_[static_cast<std::size_t>(text.prompt)];
+    if (options_.json) return put(json_of(prompt, text) + "\n");
+    if (!streams()) {
+      first_ = true;
+      output_.out << fmt::format("{}==> prompt {} of {} <==\n", text.prompt == 0 ? "" : "\n", text.prompt + 1,
+                                 prompts_.size());
+      add(prompt.tokens);
+      add(text.tokens);
+    }
+    output_.out << std::endl;
+  }
 
  private:
+  std::string json_of(const Prompt& prompt, const generation::Generation& text) const {
+    nlohmann::ordered_json json;
+    json["index"] = text.prompt;
+    if (options_.prompt_tokens.empty()) {
+      std::string written;
+      for (const std::int32_t token : text.tokens) written += bytes_of(source_, token);
+      json["prompt"] = prompt.text;
+      json["text"] = written;
+    } else {
+      json["prompt"] = prompt.tokens;
+    }
+    json["tokens"] = text.tokens;
+    using End = generation::Generation::End;
+    json["end"] = text.end == End::length ? "length" : text.end == End::end_token ? "end_token" : "stop";
+    // A text may end within a character.
+    return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  }
   /// A file gets the bytes that the model wrote.
-  void add(std::string_view bytes) {
+  void put(std::string_view bytes) {
     if (output_.terminal) {
       output_.out << bytes;
     } else {
@@ -175,41 +258,44 @@ class Writer {
     }
   }
   const Output& output_;
-  bool numbers_;
+  const GenerateOptions& options_;
   const Source& source_;
+  const std::vector<Prompt>& prompts_;
   bool first_ = true;
 };
 
 /// Collective.
-void generate(Engine& engine, const models::LanguageModel& model, const GenerateOptions& options,
-              const Source& source, std::vector<std::int32_t> tokens, Writer* writer) {
+void generate(Engine& engine, const GenerateOptions& options, const Source& source,
+              const std::vector<Prompt>& prompts, Writer* writer) {
+  generation::GenerationOptions wanted;
+  wanted.tokens = options.tokens;
+  // Positions beyond the training sequences' have embeddings that never were trained.
+  wanted.context = source.identity.sequence;
+  wanted.max_batch = options.max_batch;
+  wanted.cache = options.cache;
+  wanted.sampling = {options.greedy ? 0 : options.temperature, options.top_k, options.top_p,
+                     static_cast<std::uint64_t>(options.seed)};
+  const std::int64_t vocabulary = source.identity.model->shape().vocabulary;
   // Only tokens that can be written are drawn: a model's vocabulary may be padded.
-  std::size_t writable = SIZE_MAX;
-  if (!options.prompt_tokens)
-    writable = source.encoding ? static_cast<std::size_t>(source.encoding->vocabulary()) : 256;
-  const SamplingOptions sampling{options.greedy ? 0 : options.temperature, options.top_k, options.top_p,
-                                 static_cast<std::uint64_t>(options.seed)};
-  const std::int32_t end = source.encoding ? source.encoding->special().end.value_or(-1) : -1;
-  std::string text;  // what is generated, where something ends it
-  const auto context = static_cast<std::size_t>(source.identity.sequence);
-  if (writer != nullptr) {
-    for (const std::int32_t token : tokens) writer->add(token);
-  }
-  for (std::int64_t i = 0; i < options.tokens; ++i) {
-    // Positions beyond the training sequences' have embeddings that never were trained.
-    const std::vector<float> logits =
-        model.next_token_logits(engine, std::span(tokens).last(std::min(tokens.size(), context)));
-    tokens.push_back(draw_token(std::span(logits).first(std::min(logits.size(), writable)), sampling, i));
-    if (tokens.back() == end) break;  // of a document
-    if (writer != nullptr) writer->add(tokens.back());
-    if (options.stop.empty()) continue;
-    text += bytes_of(source, tokens.back());
-    if (std::any_of(options.stop.begin(), options.stop.end(),
-                    [&](const std::string& stop) { return text.find(stop) != std::string::npos; })) {
-      break;
-    }
-  }
-  if (writer != nullptr) writer->finish();
+  if (options.prompt_tokens.empty())
+    wanted.writable = std::min(vocabulary, source.encoding ? source.encoding->vocabulary() : 256);
+  if (source.encoding) wanted.end_token = source.encoding->special().end.value_or(-1);
+  std::vector<std::string> texts(prompts.size());  // what is generated, where something ends it
+  wanted.on_token = [&](std::int64_t prompt, std::int32_t token) {
+    if (writer != nullptr && writer->streams()) writer->add({&token, 1});
+    if (options.stop.empty()) return false;
+    std::string& text = texts[static_cast<std::size_t>(prompt)];
+    text += bytes_of(source, token);
+    return std::any_of(options.stop.begin(), options.stop.end(),
+                       [&](const std::string& stop) { return text.find(stop) != std::string::npos; });
+  };
+  std::vector<std::vector<std::int32_t>> tokens;
+  for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
+  if (writer != nullptr) writer->begin();
+  generation::generate(engine, *source.identity.model, tokens, wanted,
+                       [&](const generation::Generation& text) {
+                         if (writer != nullptr) writer->finish(text);
+                       });
 }
 
 }  // namespace
@@ -218,13 +304,13 @@ int run_generate(const Options& all_options, const Output& output) {
   const GenerateOptions& options = all_options.generate;
   Launch launch(output.errors, all_options.flags);
   Source source;
-  std::vector<std::int32_t> prompt;
+  std::vector<Prompt> prompts;
   ModelSpec spec;
   Config config;
   const int status = launch.agree([&] {
     source = open_source(options);
     open_encoding(options, source);
-    prompt = prompt_of(options, source);
+    prompts = prompts_of(options, source);
     spec = spec_of(source);
     config = config_of(options, spec, source.adapters, launch.size());
   });
@@ -240,12 +326,12 @@ int run_generate(const Options& all_options, const Output& output) {
       load.base = options.base;
       (void)engine->load(source.checkpoint, load);
     }
-    Writer writer(output, options.prompt_tokens.has_value(), source);
+    Writer writer(output, options, source, prompts);
     const bool speaks = launch.rank() == 0;
     for (const std::string& note : source.notes) {
       if (speaks) output.errors << "note: " << note << "\n";
     }
-    generate(*engine, *source.identity.model, options, source, std::move(prompt), speaks ? &writer : nullptr);
+    generate(*engine, options, source, prompts, speaks ? &writer : nullptr);
   } catch (...) {
     // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
     return launch.fail(std::current_exception(), 2, {}, runtime.get());

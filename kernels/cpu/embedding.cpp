@@ -20,7 +20,8 @@ void forward_row(const EmbeddingForward& call, std::int64_t row) {
     std::copy_n(token, call.width, out);
     return;
   }
-  const T* position = static_cast<const T*>(call.position_table) + row % call.time * call.width;
+  const std::int64_t at = call.given == nullptr ? row % call.time : call.given[row];
+  const T* position = static_cast<const T*>(call.position_table) + at * call.width;
   for_vectors(call.width, [&](std::int64_t i, std::int64_t lanes) {
     store_at(hn::Add(load_at(token, i, lanes), load_at(position, i, lanes)), out, i, lanes);
   });

@@ -15,7 +15,8 @@ struct EmbeddingForward {
   const std::int32_t* tokens = nullptr;
   const void* token_table = nullptr;
   const void* position_table = nullptr;
-  bool positions = true;  ///< false: there is no position_table
+  bool positions = true;                ///< false: there is no position_table
+  const std::int32_t* given = nullptr;  ///< rows of it, or null: those of the time
   void* out = nullptr;
   int threads = 1;
 };

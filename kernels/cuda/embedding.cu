@@ -31,7 +31,7 @@ constexpr int forward_rows = 4;  // rows a thread has in flight
 /// stays in cache.
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
-    forward_kernel(const std::int32_t* tokens, const Elements<T> token_table,
+    forward_kernel(const std::int32_t* tokens, const std::int32_t* positions, const Elements<T> token_table,
                    const Elements<T> position_table, const Elements<T> out, const std::int64_t rows,
                    const std::int64_t time, const std::int64_t columns) {
   const std::int64_t column = (std::int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
@@ -44,7 +44,8 @@ __global__ void __launch_bounds__(block_threads)
     if (row >= rows) break;
     token[u] = token_table.template load<width>(tokens[row] * columns + column);
     if (position_table.data != nullptr) {
-      position[u] = position_table.template load<width>(row % time * columns + column);
+      const std::int64_t at = positions == nullptr ? row % time : positions[row];
+      position[u] = position_table.template load<width>(at * columns + column);
     }
   }
 #pragma unroll
@@ -226,7 +227,8 @@ LaunchShape row_shape(std::int64_t rows, std::int64_t columns, int width, int ro
 }  // namespace
 
 void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
-                       const ConstTensorView& position_table, const TensorView& out) {
+                       const ConstTensorView& position_table, const TensorView& out,
+                       const ConstTensorView& positions) {
   const std::int64_t rows = tokens.elements();
   const std::int64_t columns = token_table.shape[1];
   if (rows == 0 || columns == 0) return;
@@ -239,8 +241,8 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
                    demand_of(position_table.data, sizeof(T), width), demand_of(out.data, sizeof(T), width)});
     launch(stream, "embedding_forward", fits == width ? forward_kernel<width, T> : forward_kernel<1, T>,
            row_shape(rows, columns, fits, forward_rows), tokens.as<std::int32_t>(),
-           elements_of<T>(token_table), elements_of<T>(position_table), elements_of<T>(out), rows,
-           tokens.shape[1], columns);
+           static_cast<const std::int32_t*>(positions.data), elements_of<T>(token_table),
+           elements_of<T>(position_table), elements_of<T>(out), rows, tokens.shape[1], columns);
   });
 }
 

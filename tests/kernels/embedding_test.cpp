@@ -179,6 +179,36 @@ TEST(Embedding, BackwardAddsInAscendingOrderWhateverTheThreads) {
   }
 }
 
+TEST(Embedding, PositionsThatAreGivenAreRowsOfTheTable) {
+  Random random(35);
+  Machine machine(2);
+  for (DataType dtype : floating_dtypes) {
+    Operands run(dtype, 2, 5, 33, random);
+    // As if the second half of each row's tokens came first.
+    const std::vector<double> places{3, 4, 0, 1, 2, 7, 6, 5, 0, 7};
+    HostTensor positions(DataType::int32, {2, 5}, places);
+    embedding_forward(machine.stream(), run.tokens.view(), run.token_table.view(), run.position_table.view(),
+                      run.out.view(), positions.view());
+    settle();
+    const auto table = run.token_table.values(), offsets = run.position_table.values();
+    std::vector<double> wanted;
+    for (std::size_t row = 0; row < places.size(); ++row) {
+      for (std::size_t i = 0; i < 33; ++i) {
+        wanted.push_back(table[static_cast<std::size_t>(run.ids[row]) * 33 + i] +
+                         offsets[static_cast<std::size_t>(places[row]) * 33 + i]);
+      }
+    }
+    expect_close(run.out.values(), wanted, rounding_of(dtype), underflow_of(dtype), "out");
+  }
+  Machine meta(1, 0, DeviceKind::meta);
+  const TensorView tokens{nullptr, DataType::int32, {2, 3}}, table{nullptr, fp32, {7, 8}},
+      out{nullptr, fp32, {2, 3, 8}}, five{nullptr, DataType::int32, {5}};
+  EXPECT_EQ(refusal([&] { embedding_forward(meta.stream(), tokens, table, {}, out, tokens); }),
+            "embedding_forward: `positions` are given, but no position_table");
+  EXPECT_EQ(refusal([&] { embedding_forward(meta.stream(), tokens, table, table, out, five); }),
+            "embedding_forward: `positions` has 5 elements, wanted 6");
+}
+
 TEST(Embedding, MetaCountsLikeTheCpuAndTouchesNothing) {
   Random random(34);
   Operands run(DataType::bfloat16, 2, 3, 8, random);

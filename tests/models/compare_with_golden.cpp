@@ -14,13 +14,10 @@ int main(int argc, char** argv) {
   }
   try {
     const auto found = tranche::models::compare_with_golden(argv[1]);
-    const nlohmann::json object = {{"logits", found.logits},
-                                   {"loss", found.loss},
-                                   {"gradients", found.gradients},
-                                   {"training", found.training},
-                                   {"generated", found.generated},
-                                   {"config", found.config},
-                                   {"worst_gradient", found.worst_gradient}};
+    const nlohmann::json object = {{"logits", found.logits},     {"cached", found.cached},
+                                   {"loss", found.loss},         {"gradients", found.gradients},
+                                   {"training", found.training}, {"generated", found.generated},
+                                   {"config", found.config},     {"worst_gradient", found.worst_gradient}};
     std::printf("%s\n", object.dump().c_str());
   } catch (const std::exception& error) {
     std::fprintf(stderr, "compare_with_golden: %s\n", error.what());

@@ -9,6 +9,7 @@
 #include "offload/file_system.h"
 #include "training_fixture.h"
 #include "tranche/core/error.h"
+#include "tranche/models/key_value_cache.h"
 #include "tranche/models/llama.h"
 
 namespace tranche::models {
@@ -100,16 +101,20 @@ void load_weights(Engine& engine, const std::string& path) {
   if (used != weights.tensors().size()) throw CheckpointError(path + " has tensors that the model lacks");
 }
 
-/// Every logit of the first batch: a token's row is that behind the tokens up to it.
+/// Every logit of the first batch: a token's row is that behind the tokens up to it. With a cache of one row
+/// the first half of a sequence is its prompt.
 double logits_difference(const Llama& model, Engine& engine, const GoldenBatches& batches,
-                         const Floats& wanted) {
+                         const Floats& wanted, KeyValueCache* cache) {
   double largest = 0, difference = 0;
   std::size_t at = 0;
   for (std::int64_t sequence = 0; sequence < batches.batch; ++sequence) {
     for (std::int64_t t = 1; t <= batches.time; ++t) {
       const std::span<const std::int32_t> tokens(batches.tokens.data() + sequence * batches.time,
                                                  static_cast<std::size_t>(t));
-      for (const float logit : model.next_token_logits(engine, tokens)) {
+      const Floats logits = cache == nullptr        ? model.next_token_logits(engine, tokens)
+                            : t <= batches.time / 2 ? model.prefill(engine, *cache, 0, tokens)
+                                                    : model.decode(engine, *cache, tokens.last(1));
+      for (const float logit : logits) {
         const float theirs = wanted.at(at++);
         largest = std::max<double>(largest, std::abs(theirs));
         difference = std::max<double>(difference, std::abs(logit - theirs));
@@ -123,9 +128,10 @@ double logits_difference(const Llama& model, Engine& engine, const GoldenBatches
 int generation_differences(const Llama& model, Engine& engine, const Floats& wanted) {
   constexpr std::size_t prompt = 8;
   std::vector<std::int32_t> tokens(wanted.begin(), wanted.begin() + prompt);
+  KeyValueCache cache(engine, model, 1, static_cast<std::int64_t>(wanted.size()));
   int different = 0;
-  while (tokens.size() < wanted.size()) {
-    const Floats logits = model.next_token_logits(engine, tokens);
+  Floats logits = model.prefill(engine, cache, 0, tokens);
+  for (; tokens.size() < wanted.size(); logits = model.decode(engine, cache, std::span(tokens).last(1))) {
     const auto next = std::max_element(logits.begin(), logits.end()) - logits.begin();
     different += next != static_cast<std::ptrdiff_t>(wanted[tokens.size()]);
     tokens.push_back(static_cast<std::int32_t>(next));
@@ -149,7 +155,9 @@ GoldenDifferences compare_with_golden(const std::string& folder) {
   on_ranks(1, model.spec(batches.time), config, [&](Engine& engine) {
     load_weights(engine, folder + "/model.safetensors");
     if (config.lora.any()) load_adapters(engine, folder + "/adapter_model.safetensors");
-    result.logits = logits_difference(model, engine, batches, golden["logits"]);
+    result.logits = logits_difference(model, engine, batches, golden["logits"], nullptr);
+    KeyValueCache cache(engine, model, 1, batches.time);
+    result.cached = logits_difference(model, engine, batches, golden["logits"], &cache);
     result.generated = generation_differences(model, engine, golden["generated"]);
     const Floats losses = golden["losses"];
     for (std::int64_t step = 0; step < batches.steps; ++step) {

@@ -8,10 +8,11 @@ namespace tranche::models {
 /// Relative differences; those of vectors and matrices in the 2-norm.
 struct GoldenDifferences {
   double logits = 0;     ///< the largest, over the largest logit
+  double cached = 0;     ///< the same of logits over a key-value cache
   double loss = 0;       ///< of the first step
   double gradients = 0;  ///< of the tensor of which it is largest
   double training = 0;   ///< of the loss of the step of which it is largest
-  int generated = 0;     ///< tokens of greedy generation that are others
+  int generated = 0;     ///< tokens of greedy generation over a key-value cache that are others
   std::string worst_gradient;
   std::string config;  ///< LlamaConfig::to_json() of what was read
 };

@@ -13,10 +13,14 @@ class LlamaGolden : public ::testing::TestWithParam<const char*> {};
 TEST_P(LlamaGolden, AgreesWithTransformers) {
   const auto found = compare_with_golden(std::string(TRANCHE_GOLDEN) + "/" + GetParam());
   std::printf(
-      "measured: %s against transformers: logits %.1e, loss %.1e, gradients %.1e (%s), training %.1e\n",
-      GetParam(), found.logits, found.loss, found.gradients, found.worst_gradient.c_str(), found.training);
+      "measured: %s against transformers: logits %.1e (cached %.1e), loss %.1e, gradients %.1e (%s), "
+      "training "
+      "%.1e\n",
+      GetParam(), found.logits, found.cached, found.loss, found.gradients, found.worst_gradient.c_str(),
+      found.training);
   // Two sums in fp32, each within a few units of 2^-24 of the exact one.
   EXPECT_LE(found.logits, 1e-5);
+  EXPECT_LE(found.cached, 1e-5);
   EXPECT_LE(found.loss, 1e-5);
   EXPECT_LE(found.gradients, 1e-5) << found.worst_gradient;
   EXPECT_LE(found.training, 1e-5);

@@ -84,7 +84,7 @@ TEST(GenerateArguments, ReadsEveryFlag) {
   EXPECT_EQ(options.command, Command::generate);
   const GenerateOptions& given = options.generate;
   EXPECT_EQ(given.from, "run");
-  EXPECT_EQ(given.prompt, "It was");
+  EXPECT_THAT(given.prompts, testing::ElementsAre("It was"));
   EXPECT_EQ(given.tokens, 9);
   EXPECT_EQ(given.temperature, 0.5);
   EXPECT_EQ(given.top_k, 40);
@@ -94,7 +94,17 @@ TEST(GenerateArguments, ReadsEveryFlag) {
   EXPECT_EQ(given.threads, 2);
   EXPECT_EQ(given.model, "gpt2");
   EXPECT_FALSE(given.greedy);
+  EXPECT_TRUE(given.cache && !given.json);
+  EXPECT_EQ(given.max_batch, 8);
   EXPECT_TRUE(parse_arguments({"generate", "--from", "x", "--prompt", "a", "--greedy"}).generate.greedy);
+  const GenerateOptions many = parse_arguments({"generate", "--from", "x", "--prompt", "a", "--prompt", "b",
+                                                "--max-batch", "3", "--no-cache", "--json"})
+                                   .generate;
+  EXPECT_THAT(many.prompts, testing::ElementsAre("a", "b"));
+  EXPECT_EQ(many.max_batch, 3);
+  EXPECT_TRUE(many.json && !many.cache);
+  EXPECT_EQ(parse_arguments({"generate", "--from", "x", "--prompts", "f.txt"}).generate.prompts_file,
+            "f.txt");
 }
 
 TEST(GenerateArguments, RefusesWhatCannotBe) {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/tools/gpt_checkpoint.h"
 #include "tests/tools/program_fixture.h"
@@ -123,6 +125,68 @@ TEST_F(Generate, EndsBehindAStopText) {
   EXPECT_EQ(text({"--stop", "The"}), whole) << "of the prompt";
 }
 
+TEST_F(Generate, SeveralPromptsAreWrittenInTheirOrder) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const auto written = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--from", path, "--tokens", "6"});
+    const ProgramResult result = generate(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return result.out;
+  };
+  const std::string first = written({"--prompt", "The", "--greedy"});
+  const std::string second = written({"--prompt", "A long time ago", "--greedy"});
+  const std::string both = "==> prompt 1 of 2 <==\n" + first + "\n==> prompt 2 of 2 <==\n" + second;
+  EXPECT_EQ(written({"--prompt", "The", "--prompt", "A long time ago", "--greedy"}), both);
+  const std::string lines = folder_.write("prompts.txt", "The\r\n\nA long time ago");
+  EXPECT_EQ(written({"--prompts", lines, "--greedy"}), both);
+  const std::string objects =
+      folder_.write("prompts.jsonl", "{\"prompt\": \"The\"}\n{\"prompt\": \"A long time ago\", \"id\": 7}\n");
+  EXPECT_EQ(written({"--prompts", objects, "--greedy", "--max-batch", "1"}), both);
+  EXPECT_EQ(written({"--prompts", objects, "--greedy", "--no-cache"}), both);
+  const std::string numbers =
+      written({"--prompt-tokens", "84,104,101", "--prompt-tokens", "65", "--temperature", "2"});
+  EXPECT_THAT(numbers,
+              testing::MatchesRegex(
+                  "==> prompt 1 of 2 <==\n84 104 101( [0-9]+)+\n\n==> prompt 2 of 2 <==\n65( [0-9]+)+\n"));
+}
+
+TEST_F(Generate, JsonLinesAreForPrograms) {
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const auto lines = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--from", path, "--json", "--greedy"});
+    const ProgramResult result = generate(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    std::vector<nlohmann::json> objects;
+    std::istringstream text(result.out);
+    for (std::string line; std::getline(text, line);) objects.push_back(nlohmann::json::parse(line));
+    return objects;
+  };
+  const std::vector<std::int32_t> whole = expected({84, 104, 101}, 6, 16);
+  const std::vector<std::int32_t> tokens(whole.begin() + 3, whole.end());
+  const auto text = lines({"--prompt", "The", "--prompt", "x", "--tokens", "6"});
+  ASSERT_EQ(text.size(), 2u);
+  EXPECT_EQ(text[0]["index"], 0);
+  EXPECT_EQ(text[0]["prompt"], "The");
+  EXPECT_TRUE(text[0]["text"].is_string());
+  EXPECT_EQ(text[0]["tokens"], tokens);
+  EXPECT_EQ(text[0]["end"], "length");
+  EXPECT_EQ(text[1]["index"], 1);
+  const auto numbers = lines({"--prompt-tokens", "84,104,101", "--tokens", "6"});
+  ASSERT_EQ(numbers.size(), 1u);
+  EXPECT_EQ(numbers[0]["prompt"], (std::vector<std::int32_t>{84, 104, 101}));
+  EXPECT_EQ(numbers[0]["tokens"], tokens);
+  EXPECT_FALSE(numbers[0].contains("text"));
+  // The first byte that can be given as an argument stops it.
+  for (const std::int32_t token : tokens) {
+    if (token < 33 || token > 126) continue;
+    const std::string stop(1, static_cast<char>(token));
+    const auto stopped = lines({"--prompt", "The", "--stop", stop, "--tokens", "6"});
+    EXPECT_EQ(stopped.at(0)["end"], "stop");
+    EXPECT_EQ(stopped.at(0)["tokens"].back(), token);
+    return;
+  }
+}
+
 TEST_F(Generate, InHalfPrecision) {
   const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
   for (const char* dtype : {"bf16", "fp16"}) {
@@ -149,8 +213,26 @@ TEST_F(Generate, SaysWhatItCannotDo) {
       {{"--from", tokens, "--prompt-tokens", "299,300"},
        2,
        "token 300 of the prompt is not below the model's vocabulary of 300"},
-      {{"--from", bytes}, 2, "give a --prompt, or --prompt-tokens like 1,2,3: one of the two"},
-      {{"--from", bytes, "--prompt", "a", "--prompt-tokens", "1"}, 2, "one of the two"},
+      {{"--from", bytes},
+       2,
+       "give a --prompt, --prompts with a file, or --prompt-tokens like 1,2,3: one of the three"},
+      {{"--from", bytes, "--prompt", "a", "--prompt-tokens", "1"}, 2, "one of the three"},
+      {{"--from", bytes, "--prompt", "a", "--prompts", "file"}, 2, "one of the three"},
+      {{"--from", bytes, "--prompt", "a", "--prompt", ""}, 2, "the --prompt is empty"},
+      {{"--from", bytes, "--prompt", "a", "--max-batch", "0"}, 2, "--max-batch is 0, but must be at least 1"},
+      {{"--from", bytes, "--prompts", folder_.path("none")},
+       2,
+       "--prompts '" + folder_.path("none") + "' cannot be read"},
+      {{"--from", bytes, "--prompts", folder_.write("empty.txt", "\n \n")}, 2, "empty.txt has no prompts"},
+      {{"--from", bytes, "--prompts", folder_.write("a.jsonl", "{\"prompt\": \"a\"}\n\n[1]\n")},
+       2,
+       "a.jsonl, line 3: is no JSON object"},
+      {{"--from", bytes, "--prompts", folder_.write("b.jsonl", "{\"text\": \"a\"}")},
+       2,
+       "b.jsonl, line 1: has no \"prompt\", which is a text to go on from"},
+      {{"--from", bytes, "--prompts", folder_.write("c.jsonl", "{\"prompt\": \"\"}")},
+       2,
+       "c.jsonl, line 1: has no \"prompt\""},
       {{"--from", bytes, "--prompt", ""}, 2, "the --prompt is empty"},
       {{"--from", bytes, "--prompt-tokens", "1", "--stop", "a"}, 2, "--stop is a text"},
       {{"--prompt", "a"}, 2, "--from"},

@@ -33,6 +33,7 @@ class Gpt final : public LanguageModel {
                          const TensorView& out) const override;
   void embedding_backward(const Pass& pass, const UnitGradients& gradients, const ConstTensorView& tokens,
                           const TensorView& gradient) const override;
+  std::optional<CacheHeads> cache_heads() const override;
   StepTensors acquire_block_activations(const Pass& pass) const override;
   void block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
                      const ConstTensorView& input, const StepTensors& activations,

@@ -22,7 +22,10 @@ class UnitGradients;
 
 namespace models {
 
+class KeyValueCache;
 class WeightGradients;
+struct CacheHeads;
+struct CachePlace;
 
 /// A micro-batch of token sequences.
 struct TokenBatch {
@@ -57,6 +60,9 @@ struct Pass {
   bool training = false;                  ///< dropout on
   std::optional<ConstTensorView> document_begin = {}, positions = {};
   StepTensors tables = {};  ///< LanguageModel::acquire_tables()
+  /// Of a pass that generates: keys and values of tokens before (models::attend()). `positions` are given
+  /// then.
+  const CachePlace* cache = nullptr;
 
   std::int64_t rows() const { return batch * time; }
   DataType dtype() const;  ///< of activations and of gathered weights
@@ -125,6 +131,23 @@ class LanguageModel {
   std::vector<double> next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,
                                                double temperature = 1) const;
 
+  /// True when prefill() and decode() work: cache_heads() is overridden. Else generation computes all tokens
+  /// again for each new one.
+  bool has_cache() const;
+  /// next_token_logits() of `tokens`, the same bits, which also leaves their keys and values in row `row` of
+  /// the cache, in place of what it held. They have to fit.
+  std::vector<float> prefill(Engine& engine, KeyValueCache& cache, std::int64_t row,
+                             std::span<const std::int32_t> tokens) const;
+  /// Appends a token to every row of the cache that does not rest and gives the logits of the next ones:
+  /// [rows, vocabulary], next_token_logits() but for rounding. `tokens` has one for each row; a negative one
+  /// lets the row rest, whose logits mean nothing. On a CPU a row's logits are the same bits whatever the
+  /// other rows hold and however many there are. InvalidArgument for a row that is empty or full. Collective;
+  /// between steps.
+  std::vector<float> decode(Engine& engine, KeyValueCache& cache, std::span<const std::int32_t> tokens) const;
+  /// The part of the others' next_token_logits(), prefill() or decode() of a rank that has nothing to
+  /// compute: units are gathered in the same order. Collective; between steps.
+  void gather_for_others(Engine& engine) const;
+
   // These functions are for the training above, and for schedules of a caller's own. None of it depends on
   // data, and block_forward writes the same bits each time.
 
@@ -138,6 +161,9 @@ class LanguageModel {
   /// True when the model can use TokenBatch::document_begin and TokenBatch::positions; else a batch with
   /// them is refused.
   virtual bool takes_documents() const { return false; }
+  /// What a block keeps of a token, for models whose block_forward attends through models::attend() and whose
+  /// embedding and tables honour Pass::positions; nothing: there is no cache.
+  virtual std::optional<CacheHeads> cache_heads() const;
   /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch.
   Pass pass_of(Engine& engine, const TokenBatch& batch, bool training) const;
   /// Tables that all blocks of a micro-batch read (rotary positions, say), filled.

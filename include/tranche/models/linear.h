@@ -13,6 +13,7 @@ class UnitGradients;
 namespace models {
 
 class WeightGradients;
+struct Pass;
 
 /// A linear layer's tensors, by their indices in the unit.
 struct Linear {
@@ -23,9 +24,13 @@ struct Linear {
   Layout layout = Layout::in_out;
 };
 
-/// out[rows, columns] = x[rows, inner] W[inner, columns] + b[columns].
+/// out[rows, columns] = x[rows, inner] W[inner, columns] + b[columns]; with `by_rows` by
+/// kernels::matmul_rows.
 void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& linear, const ConstTensorView& x,
-                    const TensorView& out);
+                    const TensorView& out, bool by_rows = false);
+/// The same in a block's forward: by rows where the pass appends tokens to a cache.
+void linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
+                    const ConstTensorView& x, const TensorView& out);
 
 /// d_x = d_out W^T, or += when `accumulate`.
 void linear_input_gradient(Engine& engine, const GatheredUnit& unit, const Linear& linear,

@@ -29,6 +29,7 @@ class Llama final : public LanguageModel {
   UnitSpec block_unit(std::int64_t block) const override;
   UnitSpec head_unit() const override;
   bool takes_documents() const override { return true; }
+  std::optional<CacheHeads> cache_heads() const override;
   StepTensors acquire_tables(const Pass& pass) const override;
   void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                          const TensorView& out) const override;

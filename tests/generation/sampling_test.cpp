@@ -1,11 +1,11 @@
-#include "tools/token_sampler.h"
+#include "tranche/generation/sampling.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <vector>
 
-namespace tranche::tools {
+namespace tranche::generation {
 namespace {
 
 const std::vector<float> logits{0.5f, -1.0f, 2.0f, 2.0f, -30.0f, 1.0f, 0.0f};
@@ -82,4 +82,4 @@ TEST(TokenSampler, IsAFunctionOfSeedAndPosition) {
 }
 
 }  // namespace
-}  // namespace tranche::tools
+}  // namespace tranche::generation

@@ -1,4 +1,4 @@
-#include "tools/token_sampler.h"
+#include "tranche/generation/sampling.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "tranche/core/random.h"
 
-namespace tranche::tools {
+namespace tranche::generation {
 
 namespace {
 
@@ -47,8 +47,8 @@ double keep_share(std::vector<double>& weights, double sum, double share) {
 
 }  // namespace
 
-std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& options,
-                        std::int64_t position) {
+std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
+                        std::int64_t text) {
   const auto likeliest = std::max_element(logits.begin(), logits.end());
   if (options.temperature == 0) return static_cast<std::int32_t>(likeliest - logits.begin());
   std::vector<float> kept;
@@ -65,7 +65,8 @@ std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& op
   }
   if (options.top_p < 1) sum = keep_share(weights, sum, options.top_p);
   const double draw =
-      sum * random_uniform({options.seed, RandomPurpose::sampling, 0}, static_cast<std::uint64_t>(position));
+      sum * random_uniform({options.seed, RandomPurpose::sampling, static_cast<std::uint64_t>(text)},
+                           static_cast<std::uint64_t>(position));
   double passed = 0;
   std::size_t chosen = 0;  // the last one with any probability when rounding leaves the draw above the sum
   for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -77,4 +78,4 @@ std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& op
   return static_cast<std::int32_t>(chosen);
 }
 
-}  // namespace tranche::tools
+}  // namespace tranche::generation

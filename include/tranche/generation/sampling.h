@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace tranche::tools {
+namespace tranche::generation {
 
 struct SamplingOptions {
   double temperature = 1;  ///< 0: always the likeliest, the first of equals
@@ -17,7 +17,9 @@ struct SamplingOptions {
 };
 
 /// A token below logits.size(), drawn from softmax(logits / temperature) in fp64 by a random number that is a
-/// function of seed and `position`: the same on all ranks and in every run.
-std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, std::int64_t position);
+/// function of seed, `text` (the number of the prompt) and `position` (that of the new token): the same on
+/// all ranks and in every run.
+std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& options, std::int64_t position,
+                        std::int64_t text = 0);
 
-}  // namespace tranche::tools
+}  // namespace tranche::generation

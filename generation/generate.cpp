@@ -1,0 +1,252 @@
+#include "tranche/generation/generate.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "tranche/comm/communicator.h"
+#include "tranche/core/error.h"
+#include "tranche/engine/engine.h"
+#include "tranche/models/key_value_cache.h"
+
+namespace tranche::generation {
+
+namespace {
+
+using Tokens = std::vector<std::int32_t>;
+using Prompts = std::span<const Tokens>;
+
+void check(const models::LanguageModel& model, Prompts prompts, const GenerationOptions& options) {
+  const models::ModelShape shape = model.shape();
+  const auto refuse = [](const std::string& text) { throw InvalidArgument("generate: " + text); };
+  if (options.tokens < 1)
+    refuse(fmt::format("{} tokens were asked for; ask for at least one", options.tokens));
+  if (options.max_batch < 1) refuse(fmt::format("max_batch is {}, wanted at least 1", options.max_batch));
+  if (options.context < 0 || options.context > shape.positions) {
+    refuse(fmt::format("a context of {} tokens was asked for; the model has {} positions (0: all of them)",
+                       options.context, shape.positions));
+  }
+  if (options.writable < 0 || options.writable > shape.vocabulary) {
+    refuse(fmt::format("writable is {}, wanted up to the vocabulary of {} (0: all of it)", options.writable,
+                       shape.vocabulary));
+  }
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    if (prompts[i].empty()) refuse(fmt::format("prompt {} has no tokens; give it at least one", i));
+    for (const std::int32_t token : prompts[i]) {
+      if (token >= 0 && token < shape.vocabulary) continue;
+      refuse(fmt::format("token {} of prompt {} is not in the vocabulary of {}", token, i, shape.vocabulary));
+    }
+  }
+}
+
+/// The same number for the same arguments, below 2^62.
+std::int64_t hash_of(Prompts prompts, const GenerationOptions& options) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&](auto value) {
+    hash = (hash ^ static_cast<std::uint64_t>(value)) * 0x100000001b3u;
+    hash ^= hash >> 29;
+  };
+  for (const Tokens& prompt : prompts) {
+    add(prompt.size());
+    for (const std::int32_t token : prompt) add(token);
+  }
+  for (const std::int64_t number :
+       {options.tokens, options.context, options.max_batch, std::int64_t{options.end_token}, options.writable,
+        std::int64_t{options.cache}, options.sampling.top_k}) {
+    add(number);
+  }
+  add(options.sampling.seed);
+  for (const double number : {options.sampling.temperature, options.sampling.top_p}) add(number * 1e15);
+  return static_cast<std::int64_t>(hash >> 2);
+}
+
+std::int64_t largest(Communicator& ranks, std::int64_t value) {
+  if (ranks.size() == 1) return value;
+  ranks
+      .all_reduce(&value, 1, DataType::int64, ReduceOperation::maximum,
+                  {"generation", "agree", Traffic::control, Tier::host})
+      .wait();
+  return value;
+}
+
+/// A text that is being written.
+struct Text {
+  std::int64_t prompt = 0;
+  std::int64_t row = 0;  ///< of the cache
+  Tokens tokens = {};    ///< the prompt's, and new ones
+  std::int64_t length_of_prompt = 0;
+  bool ended = false;
+  Generation::End end = Generation::End::length;
+
+  std::int64_t length() const { return static_cast<std::int64_t>(tokens.size()); }
+};
+
+class Generator {
+ public:
+  Generator(Engine& engine, const models::LanguageModel& model, Prompts prompts,
+            const GenerationOptions& options)
+      : engine_(engine),
+        model_(model),
+        prompts_(prompts),
+        options_(options),
+        ranks_(engine.runtime().all()),
+        context_(options.context == 0 ? model.shape().positions : options.context),
+        rows_(std::min(options.max_batch, divide_round_up(static_cast<std::int64_t>(prompts.size()),
+                                                          std::int64_t{ranks_.size()}))),
+        writable_(
+            static_cast<std::size_t>(options.writable == 0 ? model.shape().vocabulary : options.writable)) {
+    const std::int64_t hash = hash_of(prompts, options);
+    if (largest(ranks_, hash) != -largest(ranks_, -hash)) {
+      throw InvalidArgument("generate: ranks were given different prompts or options");
+    }
+    if (prompts.empty()) return;
+    if (options.cache && !model.has_cache()) {
+      if (ranks_.rank() == 0) {
+        engine.runtime().log().info(
+            model.architecture() +
+            " has no key-value cache (LanguageModel::cache_heads): all tokens are computed "
+            "again for each new one");
+      }
+    } else if (options.cache) {
+      std::size_t longest = 0;
+      for (const Tokens& prompt : prompts) longest = std::max(longest, prompt.size());
+      // The last new token is not computed with.
+      const std::int64_t most = static_cast<std::int64_t>(longest) + options.tokens - 1;
+      cache_.emplace(engine, model, rows_, std::min(context_, most));
+    }
+  }
+
+  std::int64_t prompts_of_a_round() const { return rows_ * ranks_.size(); }
+
+  /// The prompts from `first` on.
+  std::vector<Generation> round(std::int64_t first) {
+    texts_.clear();
+    const auto count = static_cast<std::int64_t>(prompts_.size());
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      const std::int64_t prompt = first + row * ranks_.size() + ranks_.rank();
+      if (prompt >= count) break;
+      const Tokens& tokens = prompts_[static_cast<std::size_t>(prompt)];
+      texts_.push_back({.prompt = prompt,
+                        .row = row,
+                        .tokens = tokens,
+                        .length_of_prompt = static_cast<std::int64_t>(tokens.size())});
+      if (cache_) cache_->set_length(row, 0);
+    }
+    while (one_token()) {
+    }
+    return exchanged(first, std::min(count, first + prompts_of_a_round()));
+  }
+
+ private:
+  std::span<const std::int32_t> seen(const Text& text) const {
+    return std::span(text.tokens).last(static_cast<std::size_t>(std::min(text.length(), context_)));
+  }
+  /// All but the last token are in the cache, and there is room for it.
+  bool goes_on_in_cache(const Text& text) const {
+    if (!cache_ || text.length() > cache_->capacity()) return false;
+    return text.length() > 1 && cache_->length(text.row) == text.length() - 1;
+  }
+
+  /// Writes the next token of all texts that have not ended; false when none is left on any rank.
+  bool one_token() {
+    std::vector<Text*> whole, next;
+    for (Text& text : texts_) {
+      if (!text.ended) (goes_on_in_cache(text) ? next : whole).push_back(&text);
+    }
+    const auto mine = static_cast<std::int64_t>(whole.size() + (next.empty() ? 0 : 1));
+    const std::int64_t passes = largest(ranks_, mine);
+    for (Text* text : whole) {
+      const bool fits = cache_ && text->length() <= cache_->capacity();
+      const std::vector<float> logits = fits ? model_.prefill(engine_, *cache_, text->row, text->tokens)
+                                             : model_.next_token_logits(engine_, seen(*text));
+      draw(*text, logits);
+    }
+    if (!next.empty()) {
+      Tokens tokens(static_cast<std::size_t>(rows_), -1);
+      for (const Text* text : next) tokens[static_cast<std::size_t>(text->row)] = text->tokens.back();
+      const std::vector<float> logits = model_.decode(engine_, *cache_, tokens);
+      const auto vocabulary = static_cast<std::size_t>(model_.shape().vocabulary);
+      for (Text* text : next) {
+        draw(*text, std::span(logits).subspan(static_cast<std::size_t>(text->row) * vocabulary, vocabulary));
+      }
+    }
+    for (std::int64_t pass = mine; pass < passes; ++pass) model_.gather_for_others(engine_);
+    return passes > 0;
+  }
+
+  void draw(Text& text, std::span<const float> logits) {
+    const std::int64_t position = text.length() - text.length_of_prompt;
+    const std::int32_t token = draw_token(logits.first(writable_), options_.sampling, position, text.prompt);
+    const auto end = [&](Generation::End how) {
+      text.ended = true;
+      text.end = how;
+    };
+    if (token == options_.end_token) return end(Generation::End::end_token);
+    text.tokens.push_back(token);
+    if (options_.on_token && options_.on_token(text.prompt, token)) return end(Generation::End::stopped);
+    if (position + 1 == options_.tokens) end(Generation::End::length);
+  }
+
+  /// The round's texts of all ranks, in the order of the prompts.
+  std::vector<Generation> exchanged(std::int64_t first, std::int64_t end) const {
+    // For each row: the number of new tokens, how it ended, the tokens.
+    const std::int64_t stride = 2 + options_.tokens;
+    Tokens mine(static_cast<std::size_t>(rows_ * stride));
+    for (const Text& text : texts_) {
+      const auto at = mine.begin() + text.row * stride;
+      at[0] = static_cast<std::int32_t>(text.length() - text.length_of_prompt);
+      at[1] = static_cast<std::int32_t>(text.end);
+      std::copy(text.tokens.begin() + text.length_of_prompt, text.tokens.end(), at + 2);
+    }
+    Tokens all(mine.size() * static_cast<std::size_t>(ranks_.size()));
+    if (ranks_.size() == 1) {
+      all = mine;
+    } else {
+      ranks_
+          .all_gather(mine.data(), all.data(), static_cast<std::int64_t>(mine.size()), DataType::int32, 0, {},
+                      {"generation", "texts", Traffic::control, Tier::host})
+          .wait();
+    }
+    std::vector<Generation> result;
+    for (std::int64_t prompt = first; prompt < end; ++prompt) {
+      const std::int64_t rank = (prompt - first) % ranks_.size(), row = (prompt - first) / ranks_.size();
+      const auto at = all.begin() + (rank * rows_ + row) * stride;
+      result.push_back({prompt, {at + 2, at + 2 + at[0]}, static_cast<Generation::End>(at[1])});
+    }
+    return result;
+  }
+
+  Engine& engine_;
+  const models::LanguageModel& model_;
+  Prompts prompts_;
+  const GenerationOptions& options_;
+  Communicator& ranks_;
+  std::int64_t context_, rows_;
+  std::size_t writable_;
+  std::optional<models::KeyValueCache> cache_;
+  std::vector<Text> texts_;
+};
+
+}  // namespace
+
+void generate(Engine& engine, const models::LanguageModel& model, Prompts prompts,
+              const GenerationOptions& options, const std::function<void(const Generation&)>& finished) {
+  check(model, prompts, options);
+  Generator generator(engine, model, prompts, options);
+  for (std::int64_t first = 0; first < static_cast<std::int64_t>(prompts.size());
+       first += generator.prompts_of_a_round()) {
+    for (const Generation& text : generator.round(first)) finished(text);
+  }
+}
+
+std::vector<Generation> generate(Engine& engine, const models::LanguageModel& model, Prompts prompts,
+                                 const GenerationOptions& options) {
+  std::vector<Generation> texts;
+  generate(engine, model, prompts, options, [&](const Generation& text) { texts.push_back(text); });
+  return texts;
+}
+
+}  // namespace tranche::generation

@@ -1,0 +1,11 @@
+#pragma once
+#include "kernels/cached_attention_operands.h"
+#include "tranche/device/stream.h"
+
+namespace tranche::kernels::cuda {
+
+/// As in kernels/cached_attention.h, arguments checked.
+void append_to_cache(Stream& stream, const CacheAppend& call);
+void attention_with_cache(Stream& stream, const CachedAttention& call);
+
+}  // namespace tranche::kernels::cuda

@@ -1,0 +1,74 @@
+#include "tranche/models/key_value_cache.h"
+
+#include <fmt/core.h>
+
+#include "tranche/core/error.h"
+#include "tranche/engine/engine.h"
+
+namespace tranche::models {
+
+namespace {
+
+CacheHeads heads_of(const LanguageModel& model) {
+  const std::optional<CacheHeads> heads = model.cache_heads();
+  if (heads) return *heads;
+  throw InvalidArgument(fmt::format(
+      "{} keeps no keys and values, so that there is no cache for it: it does not override cache_heads()",
+      model.architecture()));
+}
+
+}  // namespace
+
+KeyValueCache::KeyValueCache(Engine& engine, const LanguageModel& model, std::int64_t rows,
+                             std::int64_t capacity)
+    : heads_(heads_of(model)), capacity_(capacity), dtype_(engine.config().precision.compute) {
+  const std::int64_t positions = model.shape().positions;
+  if (rows < 1 || capacity < 1 || capacity > positions) {
+    throw InvalidArgument(fmt::format(
+        "a key-value cache of {} rows of {} tokens was asked for, wanted at least one row of 1 to {} "
+        "tokens, which are the model's positions",
+        rows, capacity, positions));
+  }
+  memory_ = Buffer(engine.runtime().memory(Tier::device), bytes(model, dtype_, rows, capacity),
+                   Category::activations, "key-value cache");
+  lengths_.resize(static_cast<std::size_t>(rows));
+}
+
+std::int64_t KeyValueCache::bytes(const LanguageModel& model, DataType dtype, std::int64_t rows,
+                                  std::int64_t capacity) {
+  const CacheHeads heads = heads_of(model);
+  const std::int64_t token = 2 * model.shape().layers * heads.key_value_heads * heads.head_width;
+  return checked_multiply(checked_multiply(rows, capacity), token * size_of(dtype));
+}
+
+void KeyValueCache::set_length(std::int64_t row, std::int64_t length) {
+  if (length < 0 || length > capacity_) {
+    throw InvalidArgument(fmt::format("row {} of a key-value cache cannot have {} tokens: it has room for {}",
+                                      row, length, capacity_));
+  }
+  lengths_.at(static_cast<std::size_t>(row)) = length;
+}
+
+TensorView KeyValueCache::part(std::int64_t index, std::int64_t first, std::int64_t count) const {
+  const std::int64_t row = heads_.key_value_heads * capacity_ * heads_.head_width;
+  const TensorView all{memory_.data(), dtype_, {memory_.bytes() / size_of(dtype_)}};
+  return all.slice((index * rows() + first) * row, count * row)
+      .reshaped({count, heads_.key_value_heads, capacity_, heads_.head_width});
+}
+
+void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+            const kernels::ConstHeads& query, const kernels::ConstHeads& key,
+            const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp) {
+  Stream& stream = pass.engine.compute_stream();
+  if (pass.cache != nullptr) {
+    const CachePlace& place = *pass.cache;
+    const kernels::CachedKeys cached{place.cache.keys(block, place.first_row, pass.batch),
+                                     place.cache.values(block, place.first_row, pass.batch), place.lengths,
+                                     place.most};
+    kernels::append_to_cache(stream, key, value, cached);
+    if (!place.from_start) return kernels::attention_with_cache(stream, options, query, cached, out);
+  }
+  kernels::attention_forward(stream, options, query, key, value, out, log_sum_exp, pass.engine.workspace());
+}
+
+}  // namespace tranche::models

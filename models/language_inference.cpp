@@ -1,0 +1,188 @@
+// Forward passes of language models that give logits: of a whole text, and of its next token over a cache.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "models/language_head.h"
+#include "tranche/core/error.h"
+#include "tranche/engine/engine.h"
+#include "tranche/models/key_value_cache.h"
+#include "tranche/models/language_model.h"
+
+namespace tranche::models {
+
+namespace {
+
+constexpr UnitId embedding{0};
+
+StepTensors acquire_residual(const Pass& pass) {
+  return {pass.engine, Category::activations, "residual", {{pass.dtype(), {pass.rows(), pass.shape.width}}}};
+}
+
+/// The residual stream behind all blocks.
+StepTensors forward(const LanguageModel& model, Pass& pass, const ConstTensorView& tokens) {
+  Engine& engine = pass.engine;
+  pass.tables = model.acquire_tables(pass);
+  StepTensors residual = acquire_residual(pass);
+  model.embedding_forward(pass, engine.gather(embedding), tokens, residual[0]);
+  for (std::int64_t block = 0; block < pass.shape.layers; ++block) {
+    const GatheredUnit unit = engine.gather(model.unit_of_block(block));
+    const StepTensors activations = model.acquire_block_activations(pass);
+    StepTensors next = acquire_residual(pass);
+    model.block_forward(pass, block, unit, residual[0], activations, &next[0]);
+    residual = std::move(next);
+  }
+  return residual;
+}
+
+/// Logits of rows [first, first + count) of the residual, on the host; waits for them.
+std::vector<float> logits_of(const LanguageModel& model, const Pass& pass, const ConstTensorView& residual,
+                             std::int64_t first, std::int64_t count) {
+  Engine& engine = pass.engine;
+  Stream& stream = engine.compute_stream();
+  std::vector<float> result(static_cast<std::size_t>(count * pass.shape.vocabulary));
+  const StepTensors logits(engine, Category::activations, "next token's logits",
+                           {{DataType::float32, {count, pass.shape.vocabulary}}});
+  language_logits(model, pass, engine.gather(model.unit_of_head()), residual, first, count, logits[0]);
+  engine.device().copy_to_host(stream, result.data(), logits[0].data, logits[0].bytes());
+  stream.synchronize();
+  return result;
+}
+
+void require_token(std::int32_t token, std::int64_t vocabulary) {
+  if (token < 0 || token >= vocabulary) {
+    throw InvalidArgument(fmt::format("token {} is not in the vocabulary of {}", token, vocabulary));
+  }
+}
+
+/// Logits behind `tokens`, which are few enough; into a row of the cache, if there is one.
+std::vector<float> whole_text(const LanguageModel& model, Engine& engine,
+                              std::span<const std::int32_t> tokens, const KeyValueCache* cache,
+                              std::int64_t row) {
+  if (tokens.empty()) throw InvalidArgument("no tokens were given to continue; give at least one");
+  const auto seen = static_cast<std::int64_t>(tokens.size());
+  for (const std::int32_t token : tokens) require_token(token, model.shape().vocabulary);
+  const InferenceScope scope(engine, {1, seen, 1});
+  Stream& stream = engine.compute_stream();
+  const StepTensors inputs(engine, Category::activations, "prompt",
+                           {{DataType::int32, {1, seen}}, {DataType::int32, {1}}});
+  engine.device().copy_from_host(stream, inputs[0].data, tokens.data(), inputs[0].bytes());
+  const std::int64_t sample = 0;
+  Pass pass = model.pass_of(engine, {inputs[0], inputs[0], {&sample, 1}}, false);
+  std::optional<CachePlace> place;
+  const auto length = static_cast<std::int32_t>(seen);
+  if (cache != nullptr) {
+    engine.device().copy_from_host(stream, inputs[1].data, &length, inputs[1].bytes());
+    place.emplace(CachePlace{*cache, row, inputs[1], seen, true});
+    pass.cache = &*place;
+  }
+  const StepTensors residual = forward(model, pass, inputs[0]);
+  return logits_of(model, pass, residual[0], seen - 1, 1);
+}
+
+}  // namespace
+
+std::optional<CacheHeads> LanguageModel::cache_heads() const {
+  return std::nullopt;
+}
+
+bool LanguageModel::has_cache() const {
+  return cache_heads().has_value();
+}
+
+std::vector<float> LanguageModel::next_token_logits(Engine& engine,
+                                                    std::span<const std::int32_t> tokens) const {
+  const auto most = static_cast<std::size_t>(shape().positions);
+  return whole_text(*this, engine, tokens.last(std::min(tokens.size(), most)), nullptr, 0);
+}
+
+std::vector<float> LanguageModel::prefill(Engine& engine, KeyValueCache& cache, std::int64_t row,
+                                          std::span<const std::int32_t> tokens) const {
+  cache.set_length(row, static_cast<std::int64_t>(tokens.size()));
+  try {
+    return whole_text(*this, engine, tokens, &cache, row);
+  } catch (...) {
+    cache.set_length(row, 0);
+    throw;
+  }
+}
+
+std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
+                                         std::span<const std::int32_t> tokens) const {
+  const std::int64_t rows = cache.rows();
+  if (static_cast<std::int64_t>(tokens.size()) != rows) {
+    throw InvalidArgument(
+        fmt::format("{} tokens were given for the {} rows of a key-value cache", tokens.size(), rows));
+  }
+  const ModelShape sizes = shape();
+  std::vector<std::int32_t> inputs, positions, lengths;  // of rows that rest: what does no harm
+  std::int64_t most = 1;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int32_t token = tokens[static_cast<std::size_t>(row)];
+    const std::int64_t length = cache.length(row);
+    if (token >= 0) {
+      require_token(token, sizes.vocabulary);
+      if (length < 1 || length >= cache.capacity()) {
+        throw InvalidArgument(
+            fmt::format("row {} of a key-value cache cannot take another token: it has {} of {}; {}", row,
+                        length, cache.capacity(),
+                        length < 1 ? "fill it with prefill()" : "let it rest and compute the text anew"));
+      }
+      most = std::max(most, length + 1);
+    }
+    inputs.push_back(std::max(token, 0));
+    positions.push_back(token < 0 ? 0 : static_cast<std::int32_t>(length));
+    lengths.push_back(token < 0 ? 0 : static_cast<std::int32_t>(length) + 1);
+  }
+  std::vector<float> result;
+  {
+    const InferenceScope scope(engine, {rows, 1, rows});
+    Stream& stream = engine.compute_stream();
+    const TensorRequest numbers{DataType::int32, {rows, 1}};
+    const StepTensors memory(engine, Category::activations, "new tokens", {numbers, numbers, numbers});
+    engine.device().copy_from_host(stream, memory[0].data, inputs.data(), memory[0].bytes());
+    engine.device().copy_from_host(stream, memory[1].data, positions.data(), memory[1].bytes());
+    engine.device().copy_from_host(stream, memory[2].data, lengths.data(), memory[2].bytes());
+    const std::vector<std::int64_t> samples(static_cast<std::size_t>(rows));
+    Pass pass = pass_of(engine, {memory[0], memory[0], samples}, false);
+    pass.positions = memory[1];
+    const CachePlace place{cache, 0, memory[2].reshaped({rows}), most, false};
+    pass.cache = &place;
+    const StepTensors residual = forward(*this, pass, memory[0]);
+    result = logits_of(*this, pass, residual[0], 0, rows);
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (tokens[static_cast<std::size_t>(row)] >= 0) cache.set_length(row, cache.length(row) + 1);
+  }
+  return result;
+}
+
+void LanguageModel::gather_for_others(Engine& engine) const {
+  const InferenceScope scope(engine, {0, 0, 0});
+  (void)engine.gather(embedding);
+  for (std::int64_t block = 0; block < shape().layers; ++block) (void)engine.gather(unit_of_block(block));
+  (void)engine.gather(unit_of_head());
+}
+
+std::vector<double> LanguageModel::next_token_probabilities(Engine& engine,
+                                                            std::span<const std::int32_t> tokens,
+                                                            double temperature) const {
+  if (!(temperature > 0)) {
+    throw InvalidArgument(fmt::format("temperature is {}, but must be positive", temperature));
+  }
+  const std::vector<float> logits = next_token_logits(engine, tokens);
+  const double highest = *std::max_element(logits.begin(), logits.end());
+  std::vector<double> probabilities(logits.size());
+  double sum = 0;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    probabilities[i] = std::exp((logits[i] - highest) / temperature);
+    sum += probabilities[i];
+  }
+  for (auto& p : probabilities) p /= sum;
+  return probabilities;
+}
+
+}  // namespace tranche::models
