@@ -22,6 +22,7 @@
 #include "engine/step_boundary.h"
 #include "engine/step_recorder.h"
 #include "engine/tensor_access.h"
+#include "engine/tensor_match.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 
