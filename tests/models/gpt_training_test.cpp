@@ -16,15 +16,7 @@ constexpr std::int64_t time_steps = 11;
 std::vector<double> reference_losses(const GptConfig& model, const Config& config, int steps) {
   reference_training::Tensors weights;
   on_ranks(1, Gpt::spec(model, time_steps), config, [&](Engine& engine) { weights = read_all(engine); });
-  const auto& from = config.optimizer;
-  reference_training::Optimizer optimizer({.adam = from.type == "AdamW",
-                                           .learning_rate = from.learning_rate,
-                                           .beta1 = from.beta1,
-                                           .beta2 = from.beta2,
-                                           .epsilon = from.epsilon,
-                                           .weight_decay = from.weight_decay,
-                                           .momentum = from.momentum,
-                                           .clipping = config.gradient_clipping});
+  reference_training::Optimizer optimizer(reference_optimizer(config));
   std::vector<double> losses;
   TokenData data(time_steps, model.vocabulary, true);
   for (int step = 0; step < steps; ++step) {

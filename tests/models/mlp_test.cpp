@@ -85,12 +85,7 @@ Run train(int ranks, const MlpConfig& model, const Config& config, int steps) {
 std::vector<double> reference_losses(const MlpConfig& model, const Config& config, int steps) {
   Tensors weights;
   on_ranks(1, Mlp::spec(model), config, [&](Engine& engine) { weights = read_all(engine); });
-  const auto& from = config.optimizer;
-  reference_training::Optimizer optimizer({.adam = from.type == "AdamW",
-                                           .learning_rate = from.learning_rate,
-                                           .weight_decay = from.weight_decay,
-                                           .momentum = from.momentum,
-                                           .clipping = config.gradient_clipping});
+  reference_training::Optimizer optimizer(reference_optimizer(config));
   std::vector<double> losses;
   for (int step = 0; step < steps; ++step) {
     const RowData data(model, step * batch_size, batch_size);

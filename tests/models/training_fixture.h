@@ -33,6 +33,20 @@ inline Config plain_config(std::int64_t batch, int ranks = 1) {
   return config;
 }
 
+/// The reference's optimizer for a configuration of AdamW or SGD with numbers of its own.
+inline reference_training::OptimizerOptions reference_optimizer(const Config& config) {
+  const OptimizerConfig& from = config.optimizer;
+  const auto value = [&](const char* key) {
+    const auto at = from.parameters.find(key);
+    return at == from.parameters.end() ? 0.0 : at->second.first;
+  };
+  return {.adam = from.type == "AdamW",
+          .learning_rate = from.learning_rate,
+          .weight_decay = value("weight_decay"),
+          .momentum = value("momentum"),
+          .clipping = config.gradient_clipping};
+}
+
 /// Made on every rank; `body` runs there too.
 inline void on_ranks(int ranks, const ModelSpec& spec, const Config& config,
                      const std::function<void(Engine&)>& body, DeviceKind device = DeviceKind::cpu) {
