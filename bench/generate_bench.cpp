@@ -38,12 +38,16 @@ void measure(const Settings& settings) {
   Config config;
   config.micro_batch_size = config.train_batch_size = 1;
   config.threads = settings.threads;
-  // No gradients, no optimizer state of what is large.
-  config.frozen = {"*.mlp.*", "*attn.*", "*embed*", "*.wte.*", "*.wpe.*", "lm_head.*"};
+  const ModelSpec spec = model->spec(settings.prompt + settings.tokens);
+  for (const UnitSpec& unit : spec.units()) {  // neither gradients nor optimizer state of matrices
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (tensor.shape.rank() > 1) config.frozen.push_back(tensor.name);
+    }
+  }
   if (settings.dtype == "fp32") config.precision.compute = config.precision.communication = DataType::float32;
   Runtime runtime(RuntimeOptions::from(config),
                   [](const CommunicatorOptions& options) { return make_self_communicator(options); });
-  Engine engine(runtime, model->spec(settings.prompt + settings.tokens), config);
+  Engine engine(runtime, spec, config);
   std::vector<std::vector<std::int32_t>> prompts;
   for (std::int64_t i = 0; i < settings.batch; ++i) {
     prompts.emplace_back();

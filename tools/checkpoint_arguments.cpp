@@ -118,7 +118,8 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--max-batch", options.max_batch,
                   "prompts that a rank works on at once, which bounds the memory of keys and values")
       ->capture_default_str();
-  app->add_flag("!--no-cache", options.cache, "compute the whole text again for each token");
+  app->add_flag_callback(
+      "--no-cache", [&options] { options.cache = false; }, "compute the whole text again for each token");
   app->add_flag("--json", options.json, "a JSON object a prompt: index, prompt, text, tokens, end");
   app->add_option("--model", options.model, "preset or config.json, where --from does not say it")
       ->type_name("NAME|FILE");

@@ -21,7 +21,7 @@ TEST(GpuGeneration, WritesWhatTheCpuWrites) {
   for (const models::LanguageModel* model : {static_cast<const models::LanguageModel*>(&mistral),
                                              static_cast<const models::LanguageModel*>(&gpt)}) {
     std::vector<Generation> texts[2];
-    models::reference_training::Tensors start;
+    reference_training::Tensors start;
     for (const DeviceKind device : {DeviceKind::cpu, DeviceKind::cuda}) {
       on_ranks(
           1, model->spec(8), models::plain_config(1),
