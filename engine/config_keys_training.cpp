@@ -68,7 +68,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("optimizer.params.fused", "the update is always fused"),
     no_meaning("optimizer.params.foreach", "the update is always fused"),
     no_meaning("optimizer.params.set_grad_none", "gradients are freed by the engine"),
-    refused("optimizer.params.bias_correction", "true", "Adam is always bias-corrected"),
+    refused("optimizer.params.bias_correction", "true", "moments are always bias-corrected"),
     refused("optimizer.params.eps_inside_sqrt", "false", "eps is added to the root"),
     refused("optimizer.params.maximize", "false", "losses are minimised"),
     refused("optimizer.params.max_grad_norm", "0", "write gradient_clipping at the top level instead"),

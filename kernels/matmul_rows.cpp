@@ -15,16 +15,14 @@ namespace tranche::kernels {
 
 namespace {
 
-void on_gpu(Stream& stream, const cpu::MatmulRows& call, const ConstTensorView& bias, const TensorView& c,
-            const Workspace& workspace) {
+cuda::Gemm gemm_of_rows(const cpu::MatmulRows& call) {
   cuda::Gemm gemm = cuda::dense(false, call.transpose_b, call.m, call.n, call.k);
   gemm.dtype = call.dtype;
   gemm.c_dtype = call.c_dtype;
   gemm.a = call.a;
   gemm.b = call.b;
   gemm.c = call.c;
-  if (call.bias == nullptr) return cuda::gemm(stream, gemm, workspace);
-  cuda::matmul_bias(stream, gemm, c, bias, workspace);
+  return gemm;
 }
 
 }  // namespace
@@ -73,7 +71,10 @@ void matmul_rows(Stream& stream, bool transpose_b, const ConstTensorView& a, con
   cost.gemm.transpose_b = transpose_b;
   dispatch(
       stream, kernel, cost, [call] { cpu::matmul_rows(call); },
-      [&] { on_gpu(stream, call, bias, c, workspace); });
+      [&] {
+        if (call.bias == nullptr) return cuda::gemm(stream, gemm_of_rows(call), workspace);
+        cuda::matmul_bias(stream, gemm_of_rows(call), c, bias, workspace);
+      });
 }
 
 }  // namespace tranche::kernels

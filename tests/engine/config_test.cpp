@@ -491,11 +491,12 @@ TEST(Config, TheOlderBooleanOfZeroOptimizationIsAStage) {
 }
 
 TEST(Config, WhatAsksForWhatIsAlwaysSoIsSaid) {
-  EXPECT_THAT(test::every_note(parse_config(
-                  R"({"optimizer": {"type": "AdamW", "params": {"bias_correction": true}}})", 1)),
-              Contains("optimizer.params.bias_correction: no meaning here: Adam is always bias-corrected"));
+  EXPECT_THAT(
+      test::every_note(
+          parse_config(R"({"optimizer": {"type": "AdamW", "params": {"bias_correction": true}}})", 1)),
+      Contains("optimizer.params.bias_correction: no meaning here: moments are always bias-corrected"));
   EXPECT_EQ(problems(R"({"optimizer": {"params": {"bias_correction": false}}})"),
-            "configuration: optimizer.params.bias_correction: false cannot be honoured: Adam is always "
+            "configuration: optimizer.params.bias_correction: false cannot be honoured: moments are always "
             "bias-corrected");
   EXPECT_THAT(test::every_note(parse_config(R"({"compile": {"deepcompile": true}})", 1)),
               Contains("compile: no meaning here: there is no graph compiler"));
