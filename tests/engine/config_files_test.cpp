@@ -151,8 +151,7 @@ TEST(ConfigFiles, OptimizersAndSchedulesThatWeLackOrThatDoNotExist) {
 TEST(ConfigFiles, ParametersBelongToTheirType) {
   EXPECT_EQ(problems(R"({"optimizer": {"type": "AdamW", "params": {"momentum": 0.9}}})"),
             "configuration: optimizer.params.momentum is no parameter of AdamW, which has lr, betas, eps, "
-            "weight_decay, "
-            "adam_w_mode");
+            "weight_decay, adam_w_mode, amsgrad");
   EXPECT_THAT(problems(R"({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.9]}}})"),
               HasSubstr("optimizer.params.betas is no parameter of SGD"));
   EXPECT_THAT(

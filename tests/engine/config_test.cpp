@@ -228,8 +228,9 @@ TEST(Config, PrecisionProblems) {
               HasSubstr("data_types.grad_accum_dtype: fp16 is not one of fp32, bf16"));
   EXPECT_THAT(problems(R"({"tranche": {"moments": "fp16"}})"),
               HasSubstr("tranche.moments: fp16 is not one of"));
-  EXPECT_THAT(problems(R"({"optimizer": {"type": "SGD"}, "tranche": {"moments": "bf16"}})"),
-              HasSubstr("tranche.moments: bf16 is for Adam and AdamW; SGD keeps its momentum in fp32"));
+  EXPECT_THAT(
+      problems(R"({"optimizer": {"type": "SGD"}, "tranche": {"moments": "bf16"}})"),
+      HasSubstr("tranche.moments: SGD: it keeps no moments with these parameters, in bf16 or any dtype"));
   EXPECT_THAT(problems(R"({"fp16": {"enabled": true, "initial_scale_power": 81}})"),
               HasSubstr("fp16.initial_scale_power: 81 is not between 0 and 80"));
   EXPECT_THAT(problems(R"({"fp16": {"enabled": true, "loss_scale_window": 0}})"),

@@ -47,8 +47,10 @@ void with_own_groups(Config& config) {
 void with_own_for_all(Config& config) {
   config.optimizer.learning_rate = 0.02;
   config.optimizer.parameters["weight_decay"] = 0.3;
-  config.optimizer.parameters["betas"] = std::array{0.7, 0.95};
-  config.optimizer.parameters["eps"] = 1e-3;
+  if (config.optimizer.type != "SGD") {
+    config.optimizer.parameters["betas"] = std::array{0.7, 0.95};
+    config.optimizer.parameters["eps"] = 1e-3;
+  }
   config.group_rules.push_back({"*", std::nullopt, true});
 }
 

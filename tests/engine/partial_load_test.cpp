@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 
+#include "device/cuda_probe.h"
 #include "on_ranks.h"
 #include "saving_fixture.h"
 
@@ -84,6 +85,12 @@ void step(Engine& engine, Runtime& runtime) {
 
 class PartialLoad : public Saving {
  protected:
+#ifdef TRANCHE_ENGINE_TESTS_ON_GPU
+  void SetUp() override {
+    const detail::CudaProbe probe = detail::probe_cuda();
+    if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  }
+#endif
   OddRun setup(int ranks, int stage, DataType dtype, const std::string& mesh = {},
                OffloadTier tier = OffloadTier::none) const {
     OddRun run;
