@@ -13,6 +13,8 @@ namespace {
 using models::on_ranks;
 
 TEST(GpuGeneration, WritesWhatTheCpuWrites) {
+  const detail::CudaProbe probe = detail::probe_cuda();
+  if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   models::LlamaConfig windowed = models::tiny_llama(models::LlamaKind::mistral);
   windowed.head_dim = 8;
   const models::Llama mistral(windowed);
