@@ -97,7 +97,7 @@ def remove(document, path):
 
 def optimizer(drawn):
     kind = drawn["optimizer"]
-    values = {"lr": 0.003, "betas": [0.9, 0.95], "eps": 1e-8, "adam_w_mode": kind != "Adam L2"}
+    values = {"lr": 0.003, "betas": [0.9, 0.95], "eps": 1e-8, "adam_w_mode": kind != "Adam L2", "amsgrad": kind == "Adam"}
     if kind.startswith("SGD"):
         values = {"lr": 0.05, "momentum": 0.0 if kind == "SGD" else 0.9, "dampening": 0.1 if kind == "SGD momentum" else 0.0, "nesterov": kind == "SGD nesterov"}
     return {"type": kind.split()[0], "params": {**values, "weight_decay": drawn["weight_decay"]}}
