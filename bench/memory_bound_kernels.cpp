@@ -225,10 +225,11 @@ void add_generation(const Entries& entry) {
               const auto query = b.tensor(dtype, {h.batch, 1, h.heads * h.width}),
                          out = b.tensor(dtype, {h.batch, 1, h.heads * h.width});
               const Shape kept{h.batch, h.shared, keys, h.width};
-              const CachedKeys cache{b.tensor(dtype, kept), b.tensor(dtype, kept),
-                                     b.tensor(DataType::int32, {h.batch}, static_cast<float>(keys),
-                                              static_cast<float>(keys + 1)),
-                                     keys};
+              const std::vector<std::int32_t> lengths(static_cast<std::size_t>(h.batch),
+                                                      static_cast<std::int32_t>(keys));  // all full
+              const CachedKeys cache{
+                  b.tensor(dtype, kept), b.tensor(dtype, kept),
+                  ConstTensorView(b.constant(lengths.data(), 4 * h.batch), DataType::int32, {h.batch}), keys};
               return [=](Stream& stream) { attention_with_cache(stream, options, {query}, cache, out); };
             });
     }

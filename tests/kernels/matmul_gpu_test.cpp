@@ -10,6 +10,7 @@
 #include "tests/kernels/gpu_testing.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/kernels/matmul_rows.h"
 
 namespace tranche::kernels {
 namespace {
@@ -200,6 +201,12 @@ TEST_F(MatmulGpu, FusedFormsAgreeWithTheReference) {
       matmul_bias(stream(), on_a.view(), on_turned.view(), on_bias.view(), from_transposed.view(),
                   workspace(), true);
       expect_close(from_transposed.values(), wanted, 2.1 * r, 2 * r + 1e-5, "b stored [n, k]");
+      const Tensor by_rows = poisoned(dtype, {p.m, p.n}), plain = poisoned(dtype, {p.m, p.n});
+      matmul_rows(stream(), true, on_a.view(), on_turned.view(), on_bias.view(), by_rows.view(), workspace());
+      EXPECT_EQ(by_rows.values(), from_transposed.values()) << "the same calls of the library";
+      matmul(stream(), {}, on_a.view(), on_b.view(), plain.view(), workspace());
+      matmul_rows(stream(), false, on_a.view(), on_b.view(), {}, by_rows.view(), workspace());
+      EXPECT_EQ(by_rows.values(), plain.values());
       expect_close(hidden.values(), wanted, 2.1 * r, 2 * r + 1e-5, "hidden");
       expect_close(activated.values(), gelu, 4 * r, 4 * r + 1e-4, "activated");
     }
