@@ -129,6 +129,8 @@ class RuleValues {
   std::vector<std::pair<double, double>> values_;
 };
 
+/// A template, since Clang has no constant expression of it and refuses a constexpr function without any.
+template <int = 0>
 constexpr float square_root(float x) {
   return __builtin_sqrtf(x);
 }

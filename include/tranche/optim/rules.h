@@ -16,8 +16,10 @@ namespace tranche {
 
 /// A value of optimizer.params: a number, two of them, or true (1) and false (0).
 struct RuleValue {
-  RuleValue(double number = 0) : first(number) {}
-  RuleValue(std::array<double, 2> pair) : first(pair[0]), second(pair[1]), pair(true) {}
+  // Configurations assign numbers and pairs.
+  RuleValue(double number = 0) : first(number) {}  // NOLINT(google-explicit-constructor)
+  RuleValue(std::array<double, 2> both)            // NOLINT(google-explicit-constructor)
+      : first(both[0]), second(both[1]), pair(true) {}
   double first = 0, second = 0;
   bool pair = false;
   friend bool operator==(const RuleValue&, const RuleValue&) = default;
