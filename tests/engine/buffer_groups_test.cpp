@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -170,12 +171,15 @@ TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
 
 // Whoever waits for the buffer after an error, waits for what was issued before it.
 TEST(BufferCopies, AnErrorOfTheSumOverReplicasLeavesTheEventOfTheGroups) {
+  std::atomic<bool> began = false;  // on rank 0, whose barrier the failure would end otherwise
   run_thread_ranks(2, [&](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({}), alone = make_self_communicator();
     RankState rank(plain_config(2), *alone, detail::posix_file_system(), {},
                    [&](StateLayout& layout) { regroup(layout.units[0].buffers[0], *alone, all.get()); });
     all->barrier({"test", "begin"}).wait();
+    if (rank_number == 0) began = true;
     if (rank_number == 1) {
+      while (!began) std::this_thread::yield();
       all->post_failure("ended by the test", ExitStatus::communication, 1);
       return;
     }
