@@ -34,7 +34,8 @@ class CheckpointSession {
   void reserve();
   /// The layout of a checkpoint of everything in the store.
   checkpoint::Layout whole_layout() const;
-  /// Of what is saved: without the frozen base of adapters, unless LoraConfig::save_base asks for it.
+  /// The layout of a checkpoint: without the frozen base of adapters, unless LoraConfig::save_base asks for
+  /// it.
   checkpoint::Layout saved_layout() const;
   /// Collective. Ends the save before, copies the state and begins to write it; the path that the checkpoint
   /// will have. `manifest` says what rank 0 adds about the run. Throws CheckpointError on all ranks.

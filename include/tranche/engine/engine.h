@@ -154,7 +154,7 @@ class Engine {
   int fail(std::exception_ptr error) noexcept;
   /// Index of the open (or next) micro-batch within the step.
   std::int64_t micro_batch() const;
-  /// What begin_micro_batch() was given.
+  /// The samples that begin_micro_batch() was given.
   std::span<const std::int64_t> micro_batch_samples() const;
   bool frozen(std::string_view tensor) const;
 

@@ -31,7 +31,7 @@ struct GenerationOptions {
   std::function<bool(std::int64_t prompt, std::int32_t token)> on_token = {};
 };
 
-/// What was said behind a prompt.
+/// The continuation of a prompt.
 struct Generation {
   enum class End : std::uint8_t {
     length,     ///< options.tokens are written

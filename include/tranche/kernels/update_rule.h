@@ -18,7 +18,7 @@
 ///     static constexpr void element(const Arguments&, float g, float& w, float (&states)[1]);
 ///   };
 ///
-/// What it may have besides:
+/// Optional members:
 ///     static void check(const RuleValues&);                  // throws InvalidArgument
 ///     static std::string_view name(const RuleValues&);       // where it is not the type
 ///     static float initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
@@ -169,7 +169,7 @@ struct RuleOperands;
 
 }  // namespace kernels
 
-/// What the library knows of a rule, wherever its file lies.
+/// The registry's entry of a rule, whether its file is the library's or a program's.
 struct UpdateRule {
   std::span<const std::string_view> types;
   std::string_view kernel;

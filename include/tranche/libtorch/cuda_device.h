@@ -33,7 +33,7 @@ inline at::Device torch_device(Device& device) {
       "device meta runs no module of LibTorch, so what its activations take is not known");
 }
 
-/// What torch is asked for in this scope goes to the engine's compute stream.
+/// Work that torch is given in this scope goes to the engine's compute stream.
 class StreamScope {
  public:
   explicit StreamScope([[maybe_unused]] Engine& engine) {

@@ -164,7 +164,7 @@ class Trainer {
   void export_torch(const std::string& path) { detail::write_archive(*engine_, model_, units_.all(), path); }
 
  private:
-  /// What the library's own models do, and the adapter cannot.
+  /// Refuses settings that the library's own models honour and the adapter cannot.
   static void check(const Config& config) {
     const std::string cannot = ": Tranche's own models honour it, modules of LibTorch cannot; leave it out";
     if (config.offload.activations) {

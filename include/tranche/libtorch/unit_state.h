@@ -20,7 +20,7 @@ struct Pass {
   /// The input of every mark: a scalar that wants a gradient, on the device, since autograd has a queue for
   /// each device and the marks belong into that of the units' nodes.
   at::Tensor anchor;
-  /// Where calls begin and end, as roots of backward (see graph.h).
+  /// The marks of calls' beginnings and ends, as roots of backward (see graph.h).
   std::vector<at::Tensor> marks;
   bool backward = false;   ///< calls that are made now recompute others
   bool first_run = false;  ///< the forward of a recomputed unit, without a graph
