@@ -1,8 +1,9 @@
 #pragma once
 /// An optimizer's update rule as one file, ours (kernels/rules/) or a program's (CMake's
 /// tranche_add_optimizer). A rule for tensors `w` with gradients `g` is a struct, the only entry of
-/// `using Rules = std::tuple<...>` or one of several, in namespace tranche::rules::<name of the file>:
+/// `using Rules = std::tuple<...>` or one of several, in namespace tranche::rules::NAME_OF_THE_FILE:
 ///
+/// @code
 ///   struct Descent {
 ///     static constexpr std::string_view types[] = {"Descent"};      // optimizer.type
 ///     static constexpr std::string_view kernel = "descent_update";  // in traces and refusals
@@ -17,12 +18,16 @@
 ///     template <unsigned kept>
 ///     static constexpr void element(const Arguments&, float g, float& w, float (&states)[1]);
 ///   };
+/// @endcode
 ///
 /// Optional members:
+/// @code
 ///     static void check(const RuleValues&);                  // throws InvalidArgument
 ///     static std::string_view name(const RuleValues&);       // where it is not the type
 ///     static float initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
+/// @endcode
 /// and, in place of element(), what rules with a trust ratio have (LARS, LAMB):
+/// @code
 ///     static constexpr bool states_first = ...;
 ///     template <unsigned kept>  // states_first alone: the states' new values
 ///     static constexpr void advance(const Arguments&, float g, float w, float (&states)[n]);
@@ -32,6 +37,7 @@
 ///     template <unsigned kept>  // states are written unless states_first
 ///     static constexpr void finish(const Arguments&, float ratio, float direction, float& w,
 ///                                  float (&states)[n]);
+/// @endcode
 /// The norms are those of whole tensors over all ranks, roots of sums without rounding. direction() sees the
 /// states as they are stored, so both calls of it (for the norm, and before finish()) give the same bits.
 ///
