@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "on_ranks.h"
@@ -101,6 +104,59 @@ TEST(OptimizerRules, OfTrustRatiosHaveTheBitsOfOneShardedModelOnAMesh) {
       run.replicate = replicate;
       expect_same(expected, train_odd(run), run);
     }
+  }
+}
+
+// Clipped gradients of fp16, scaled, of micro-batches with different numbers of tokens: the ratio is that of
+// the update that they make, which epsilon keeps from being the same at every scale.
+TEST(OptimizerRules, LambsTrustRatiosAreThoseOfTheTrueGradient) {
+  for (const int ranks : {1, 3}) {
+    OddRun run = run_of({"Lamb", {{"weight_decay", 0.05}, {"eps", 0.1}}, true}, ranks, false);
+    run.dtype = DataType::float16;
+    run.clipping = 0.5;
+    run.stage = ranks == 1 ? 0 : 2;
+    on_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          for (std::int64_t m = 0; m < 2; ++m) {
+            odd_micro_batch(engine, 10 * m + 3 * runtime.rank(), 1 + (m + runtime.rank()) % 3);
+          }
+          struct Before {
+            std::vector<float> weight, gradient;
+            double decay;
+          };
+          std::map<std::string, Before> before;
+          for (const UnitSpec& unit : engine.model().units()) {
+            for (const TensorSpec& tensor : unit.tensors) {
+              if (engine.frozen(tensor.name)) continue;
+              before[tensor.name] = {engine.read_weight(tensor.name), engine.read_gradient(tensor.name),
+                                     tensor.shape.rank() > 1 ? 0.05 : 0};  // vectors do not decay
+            }
+          }
+          const StepResult step = engine.step();
+          ASSERT_TRUE(step.applied);
+          ASSERT_LT(step.clip_coefficient, 0.9);
+          ASSERT_EQ(step.loss_scale, 1024);
+          for (const auto& [name, values] : before) {
+            const auto& [weight, gradient, decay] = values;
+            const std::vector<float> after = engine.read_weight(name);
+            double weights = 0, updates = 0, change = 0;
+            for (std::size_t i = 0; i < weight.size(); ++i) {
+              const double g = gradient[i] * step.clip_coefficient;
+              const double u = g / (std::abs(g) + 0.1) + decay * weight[i];
+              weights += double{weight[i]} * weight[i];
+              updates += u * u;
+              change += (double{weight[i]} - after[i]) * u;
+            }
+            const double wanted = weights == 0 ? 1 : std::sqrt(weights / updates);
+            EXPECT_NEAR(change / updates, wanted, 1e-6 * wanted) << name << " on " << ranks << " ranks";
+          }
+        },
+        [](Config& config, RuntimeOptions&) {
+          config.optimizer.learning_rate = 1;
+          config.loss_scaling = true;
+          config.loss_scaler.initial_scale = 1024;
+        });
   }
 }
 
