@@ -32,6 +32,7 @@ wants("TokenMlp of 4 layers")
 run(checkpoint export run --to out)
 run(train --model out/config.json --data ${DATA} --steps 1 --eval-batches 2 --debug-peak-seconds 0.01 --resume-weights-only run)
 run(generate --from out --prompt a --tokens 5 --greedy)
+wants("TokenMlp has no key-value cache")
 run(train --model token-mlp --data ${DATA} --steps 5 --eval-batches 2 --debug-peak-seconds 0.01 --resume-weights-only run
   --set tranche.lora.rank=4 --checkpoint-dir tuned)
 wants("on all-linear \\(8 layers\\): 10240 parameters are trained")

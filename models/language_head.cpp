@@ -172,8 +172,9 @@ void language_logits(const LanguageModel& model, const Pass& pass, const Gathere
   model.final_norm_forward(pass, unit, rows_of(x, first, count), norm);
   kernels::matmul_rows(pass.engine.compute_stream(), true, norm.normed, unit.tensor(pass.shape.head_weight),
                        {}, logits, pass.engine.workspace());
-  if (const auto low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight))
-    low_rank->forward(norm.normed, logits);
+  if (const auto low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight)) {
+    low_rank->forward(norm.normed, logits, true);
+  }
 }
 
 }  // namespace tranche::models

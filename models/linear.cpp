@@ -46,7 +46,9 @@ void linear_forward(Engine& engine, const GatheredUnit& unit, const Linear& line
     kernels::matmul_bias(stream, x, unit.tensor(linear.weight), unit.tensor(linear.bias), out,
                          engine.workspace(), transposed);
   }
-  if (const auto low_rank = LowRank::of(engine, unit, linear.weight)) low_rank->forward(x, out);
+  if (const auto low_rank = LowRank::of(engine, unit, linear.weight)) {
+    low_rank->forward(x, out, by_rows);
+  }
 }
 
 void linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,

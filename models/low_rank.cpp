@@ -3,6 +3,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/kernels/matmul_rows.h"
 
 namespace tranche::models {
 
@@ -68,11 +69,22 @@ void LowRank::inner(const ConstTensorView& x, const TensorView& inner) const {
   multiply_by(*engine_, adapter_->scale, inner);
 }
 
-void LowRank::forward(const ConstTensorView& x, const TensorView& out) const {
+void LowRank::forward(const ConstTensorView& x, const TensorView& out, bool by_rows) const {
+  if (by_rows) return forward_by_rows(x, out);
   const StepTensors memory(*engine_, Category::activations, "adapter", {{dtype(), {x.shape[0], rank()}}});
   inner(x, memory[0]);
   kernels::matmul(engine_->compute_stream(), {.transpose_b = true, .accumulate = true}, memory[0], b_, out,
                   engine_->workspace());
+}
+
+void LowRank::forward_by_rows(const ConstTensorView& x, const TensorView& out) const {
+  const StepTensors memory(*engine_, Category::activations, "adapter",
+                           {{dtype(), {x.shape[0], rank()}}, {out.dtype, out.shape}});
+  Stream& stream = engine_->compute_stream();
+  kernels::matmul_rows(stream, true, x, a_, {}, memory[0], engine_->workspace());
+  multiply_by(*engine_, adapter_->scale, memory[0]);
+  kernels::matmul_rows(stream, true, memory[0], b_, {}, memory[1], engine_->workspace());
+  kernels::accumulate(stream, memory[1], out);
 }
 
 void LowRank::inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const {

@@ -23,14 +23,15 @@ class LowRank {
 
   /// inner[rows, rank] = scale * dropout(x) A^T.
   void inner(const ConstTensorView& x, const TensorView& inner) const;
-  /// out += inner(x) B^T.
-  void forward(const ConstTensorView& x, const TensorView& out) const;
+  /// out += inner(x) B^T; with `by_rows`, for generation, by kernels::matmul_rows and without dropout.
+  void forward(const ConstTensorView& x, const TensorView& out, bool by_rows = false) const;
   /// d_inner[rows, rank] = scale * d_out B, the gradient of dropout(x) A^T.
   void inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const;
   /// d_x += dropout(d_inner A).
   void input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const;
 
  private:
+  void forward_by_rows(const ConstTensorView& x, const TensorView& out) const;
   LowRank(Engine& engine, const GatheredUnit& unit, const LowRankAdapter& adapter)
       : engine_(&engine), adapter_(&adapter), a_(unit.tensor(adapter.a)), b_(unit.tensor(adapter.b)) {}
 

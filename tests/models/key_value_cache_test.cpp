@@ -88,39 +88,47 @@ TEST(KeyValueCache, GivesTheLogitsOfTheWholeText) {
   }
 }
 
+void expect_rows_as_alone(const LanguageModel& model, DataType dtype, bool adapters) {
+  SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) + (adapters ? ", with adapters" : ""));
+  const std::int64_t vocabulary = model.shape().vocabulary;
+  Config config = config_of(dtype);
+  if (adapters) config.lora = {.rank = 3, .alpha = 7, .targets = {"*"}};  // the head too
+  on_ranks(1, model.spec(8), config, [&](Engine& engine) {
+    write_adapters(engine);
+    constexpr std::int64_t rows = 7;
+    const auto text = [](std::int64_t row) {
+      return some_tokens(static_cast<std::size_t>(1 + 2 * row % 5), static_cast<std::int32_t>(row));
+    };
+    const auto next = [](std::int64_t row, int step) {
+      return static_cast<std::int32_t>((row * 5 + step * 11) % 61);
+    };
+    KeyValueCache cache(engine, model, rows, 12), alone(engine, model, 1, 16);
+    for (std::int64_t row = 0; row < rows; ++row) (void)model.prefill(engine, cache, row, text(row));
+    std::vector<Logits> together;
+    for (int step = 0; step < 5; ++step) {
+      Tokens tokens;
+      for (std::int64_t row = 0; row < rows; ++row) {
+        tokens.push_back(row == step ? -1 : next(row, step));  // each of the first rests once
+      }
+      together.push_back(model.decode(engine, cache, tokens));
+    }
+    for (std::int64_t row = 0; row < rows; ++row) {
+      (void)model.prefill(engine, alone, 0, text(row));
+      for (int step = 0; step < 5; ++step) {
+        if (row == step) continue;
+        const Logits logits = model.decode(engine, alone, Tokens{next(row, step)});
+        const auto found = row_of(together[static_cast<std::size_t>(step)], row, vocabulary);
+        EXPECT_TRUE(std::equal(found.begin(), found.end(), logits.begin()))
+            << "row " << row << ", step " << step;
+      }
+    }
+  });
+}
+
 TEST(KeyValueCache, ARowsLogitsAreThoseItHasAlone) {
   for (const auto& model : all_models()) {
-    const std::int64_t vocabulary = model->shape().vocabulary;
     for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
-      on_ranks(1, model->spec(8), config_of(dtype), [&](Engine& engine) {
-        constexpr std::int64_t rows = 7;
-        const auto text = [](std::int64_t row) {
-          return some_tokens(static_cast<std::size_t>(1 + 2 * row % 5), static_cast<std::int32_t>(row));
-        };
-        const auto next = [](std::int64_t row, int step) {
-          return static_cast<std::int32_t>((row * 5 + step * 11) % 61);
-        };
-        KeyValueCache cache(engine, *model, rows, 12), alone(engine, *model, 1, 16);
-        for (std::int64_t row = 0; row < rows; ++row) (void)model->prefill(engine, cache, row, text(row));
-        std::vector<Logits> together;
-        for (int step = 0; step < 5; ++step) {
-          Tokens tokens;
-          for (std::int64_t row = 0; row < rows; ++row) {
-            tokens.push_back(row == step ? -1 : next(row, step));  // each of the first rests once
-          }
-          together.push_back(model->decode(engine, cache, tokens));
-        }
-        for (std::int64_t row = 0; row < rows; ++row) {
-          (void)model->prefill(engine, alone, 0, text(row));
-          for (int step = 0; step < 5; ++step) {
-            if (row == step) continue;
-            const Logits logits = model->decode(engine, alone, Tokens{next(row, step)});
-            const auto found = row_of(together[static_cast<std::size_t>(step)], row, vocabulary);
-            EXPECT_TRUE(std::equal(found.begin(), found.end(), logits.begin()))
-                << model->describe() << ", " << name_of(dtype) << ", row " << row << ", step " << step;
-          }
-        }
-      });
+      for (const bool adapters : {false, true}) expect_rows_as_alone(*model, dtype, adapters);
     }
   }
 }

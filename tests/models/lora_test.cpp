@@ -36,27 +36,6 @@ Config lora_config(int ranks, std::vector<std::string> targets = {"all-linear"})
   return config;
 }
 
-/// fp32 values between -0.3 and 0.3 for a tensor, by its name alone.
-std::vector<float> drawn_values(const std::string& name, std::int64_t elements) {
-  RandomKey key{.seed = std::hash<std::string>()(name)};
-  std::vector<float> values(static_cast<std::size_t>(elements));
-  for (std::size_t i = 0; i < values.size(); ++i)
-    values[i] = 0.6f * (random_uniform(key, static_cast<std::uint64_t>(i)) - 0.5f);
-  return values;
-}
-
-/// Gives adapters values that are not zero, as training does.
-void write_adapters(Engine& engine) {
-  for (const UnitSpec& unit : engine.model().units()) {
-    for (const LowRankAdapter& adapter : unit.adapters) {
-      for (const int index : {adapter.a, adapter.b}) {
-        const TensorSpec& tensor = unit.tensors[static_cast<std::size_t>(index)];
-        engine.write_weight(tensor.name, drawn_values(tensor.name, tensor.shape.elements()));
-      }
-    }
-  }
-}
-
 /// An adapter with its layer's weight, in fp64.
 struct Adapter {
   std::string weight, a_name, b_name;

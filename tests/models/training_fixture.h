@@ -83,6 +83,27 @@ inline double relative_distance(const std::vector<double>& a, const std::vector<
   return std::sqrt(size > 0 ? difference / size : difference);
 }
 
+/// fp32 values between -0.3 and 0.3 for a tensor, by its name alone.
+inline std::vector<float> drawn_values(const std::string& name, std::int64_t elements) {
+  RandomKey key{.seed = std::hash<std::string>()(name)};
+  std::vector<float> values(static_cast<std::size_t>(elements));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = 0.6f * (random_uniform(key, static_cast<std::uint64_t>(i)) - 0.5f);
+  return values;
+}
+
+/// Gives adapters values that are not zero, as training does.
+inline void write_adapters(Engine& engine) {
+  for (const UnitSpec& unit : engine.model().units()) {
+    for (const LowRankAdapter& adapter : unit.adapters) {
+      for (const int index : {adapter.a, adapter.b}) {
+        const TensorSpec& tensor = unit.tensors[static_cast<std::size_t>(index)];
+        engine.write_weight(tensor.name, drawn_values(tensor.name, tensor.shape.elements()));
+      }
+    }
+  }
+}
+
 /// Sequences that can be learnt: an affine walk over the vocabulary with a start and a slip now and then.
 /// Sample s is the same whoever draws it. Every 13th target is ignored when asked.
 struct TokenData {
