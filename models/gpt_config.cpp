@@ -12,6 +12,7 @@
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
 #include "tranche/engine/config.h"
+#include "tranche/models/language_model.h"
 
 namespace tranche::models {
 

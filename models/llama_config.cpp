@@ -12,7 +12,7 @@
 #include "models/config_json.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/models/gpt_config.h"
+#include "tranche/models/language_model.h"
 
 namespace tranche::models {
 

@@ -11,7 +11,7 @@
 #include "core/text_file.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/gpt_config.h"
+#include "tranche/models/language_model.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::planner {

@@ -1,5 +1,7 @@
 // Kernels as they run inside steps: a few steps of small models, each piece of work timed.
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <map>
@@ -15,7 +17,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/runtime.h"
-#include "tranche/models/gpt.h"
+#include "tranche/models/model_registry.h"
 
 namespace tranche::tools {
 
@@ -25,18 +27,29 @@ using detail::GemmShape;
 using detail::RecordedWork;
 using detail::WorkRecorder;
 
-/// A step that is timed: of a GPT.
+/// Models whose steps are timed: together they run the kernels of all architectures. {} are layers, width,
+/// heads and vocabulary.
+constexpr const char* with_learned_positions =
+    R"({{"model_type": "gpt2", "n_layer": {}, "n_embd": {}, "n_head": {}, "vocab_size": {}}})";
+constexpr const char* with_rotary_positions =
+    R"({{"model_type": "llama", "num_hidden_layers": {0}, "hidden_size": {1}, "intermediate_size": {1},
+         "num_attention_heads": {2}, "vocab_size": {3}}})";
+
+/// A step that is timed.
 struct Probe {
+  const char* model;
   std::int64_t layers, width, heads, sequence, batch, vocabulary;
   bool micro_batch_policy;
 };
 
-constexpr std::array<Probe, 4> probes{{{2, 64, 2, 64, 2, 256, false},
-                                       {2, 192, 4, 128, 2, 256, true},
-                                       {1, 384, 6, 256, 1, 2048, false},
-                                       {1, 768, 12, 256, 1, 4096, true}}};
+constexpr std::array<Probe, 6> probes{{{with_learned_positions, 2, 64, 2, 64, 2, 256, false},
+                                       {with_rotary_positions, 2, 64, 2, 64, 2, 256, true},
+                                       {with_learned_positions, 2, 192, 4, 128, 2, 256, true},
+                                       {with_learned_positions, 1, 384, 6, 256, 1, 2048, false},
+                                       {with_rotary_positions, 1, 384, 6, 256, 1, 2048, true},
+                                       {with_learned_positions, 1, 768, 12, 256, 1, 4096, true}}};
 /// From here on a probe's steps are long.
-constexpr std::size_t long_probe = 3;
+constexpr std::size_t long_probe = 5;
 /// Sizes nearer to each other than this are one point.
 constexpr double same_size = 1.15;
 
@@ -67,12 +80,9 @@ bool meet(Communicator& group, bool another) {
 /// timed.
 Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int threads, double seconds,
                 int warm_steps) {
-  models::GptConfig model;
-  model.layers = probe.layers;
-  model.width = probe.width;
-  model.heads = probe.heads;
-  model.vocabulary = probe.vocabulary;
-  model.positions = probe.sequence;
+  const auto model = models::ModelRegistry::with_builtin().from_json(
+      fmt::format(fmt::runtime(probe.model), probe.layers, probe.width, probe.heads, probe.vocabulary),
+      "a model of the calibration");
   Config config;
   config.micro_batch_size = probe.batch;
   config.accumulation_steps = 2;
@@ -85,8 +95,7 @@ Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int thr
   RuntimeOptions options = RuntimeOptions::from(config);
   options.log_level = LogLevel::off;
   Runtime runtime(options, [](const CommunicatorOptions& o) { return make_self_communicator(o); });
-  Engine engine(runtime, models::Gpt::spec(model, probe.sequence), config);
-  const models::Gpt gpt(model);
+  Engine engine(runtime, model->spec(probe.sequence), config);
   const std::int64_t tokens = probe.batch * probe.sequence;
   Buffer batch(runtime.memory(Tier::device), 2 * tokens * size_of(DataType::int32), Category::other, "probe");
   auto* numbers = static_cast<std::int32_t*>(batch.data());
@@ -112,7 +121,7 @@ Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int thr
     if (settled) compute.set_recorder(recorder.get(), WorkRecorder::host_lane);
     const detail::Stopwatch wall;
     const double begin = now();
-    for (int m = 0; m < 2; ++m) gpt.forward_backward(engine, data);
+    for (int m = 0; m < 2; ++m) model->forward_backward(engine, data);
     (void)engine.step();
     const double whole = now() - begin;
     compute.set_recorder(nullptr, 0);

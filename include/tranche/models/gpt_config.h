@@ -8,13 +8,6 @@
 
 namespace tranche::models {
 
-/// The limits of GptConfig::validate().
-inline constexpr std::int64_t most_layers = 65'536;
-inline constexpr std::int64_t most_width = std::int64_t{1} << 20;
-inline constexpr std::int64_t most_rows = std::int64_t{1}
-                                          << 24;  ///< largest vocabulary and largest number of positions
-inline constexpr std::int64_t most_parameters = std::int64_t{1} << 44;
-
 /// Hyperparameters of the GPT-2 architecture (Radford et al., 2019). Everything that config.json of a
 /// GPT2LMHeadModel can say beyond these is refused unless it has no effect on training.
 struct GptConfig {

@@ -27,6 +27,13 @@ class WeightGradients;
 struct CacheHeads;
 struct CachePlace;
 
+/// The largest models that a config.json may ask for.
+inline constexpr std::int64_t most_layers = 65'536;
+inline constexpr std::int64_t most_width = std::int64_t{1} << 20;
+/// The largest vocabulary and the largest number of positions.
+inline constexpr std::int64_t most_rows = std::int64_t{1} << 24;
+inline constexpr std::int64_t most_parameters = std::int64_t{1} << 44;
+
 /// A micro-batch of token sequences.
 struct TokenBatch {
   ConstTensorView tokens;   ///< int32 [batch, time] in device memory, in [0, vocabulary): not checked here
