@@ -68,6 +68,7 @@ std::vector<CombinationAxis> combination_axes() {
       {model("gpt", Architecture::gpt), model("llama", Architecture::llama),
        model("qwen3", Architecture::qwen3)});
   axes.push_back(of_two("documents", true, "documents", [](Combination& c) { c.documents = true; }));
+  axes.push_back(of_two("lengths", true, "lengths", [](Combination& c) { c.lengths = true; }));
   const auto stage = [](const char* capability, int number) -> Value {
     return {capability, [number](Combination& c) { c.config.stage = number; }};
   };
@@ -210,7 +211,7 @@ std::vector<CombinationAxis> combination_axes() {
       {nothing(), continued("load-other-stage", Continued::at_another_stage),
        continued("load-other-ranks", Continued::by_other_ranks),
        continued("load-other-dtype", Continued::in_another_dtype),
-       continued("load-weights", Continued::from_weights)});
+       continued("load-weights", Continued::from_weights), continued("load-partial", Continued::partially)});
   return axes;
 }
 

@@ -115,6 +115,7 @@ void expect_same(const CombinationOutcome& expected, const CombinationOutcome& a
   }
   if (c.generate) {
     EXPECT_EQ(actual.logits, expected.logits);
+    EXPECT_EQ(actual.texts, expected.texts);
   }
   if (!c.save_meanwhile) return;
   EXPECT_EQ(actual.saved, expected.second) << "the checkpoint is of what was when it was asked for";

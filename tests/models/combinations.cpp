@@ -12,12 +12,13 @@
 
 #include "relative_rule.h"
 #include "tiny_llama.h"
+#include "tranche/generation/generate.h"
 #include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {
 
-constexpr std::int64_t time_steps = 7;
+constexpr std::int64_t time_steps = 7, short_time_steps = 4;
 constexpr int first_steps = 4;  // as they come, recorded, and two as planned
 constexpr int later_steps = 2;
 std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
@@ -145,12 +146,17 @@ class Training {
       outcome_.evaluations.push_back(engine_.end_evaluation());
     }
     if (!c_.generate) return;
-    const std::vector<std::int32_t> prompt{5, 60, 0, 17, 23};
-    outcome_.logits.push_back(model_->next_token_logits(engine_, prompt));
+    const std::vector<std::vector<std::int32_t>> prompts{{5, 60, 0, 17, 23}, {44, 3}, {9}};
+    outcome_.logits.push_back(model_->next_token_logits(engine_, prompts.front()));
+    for (const generation::Generation& text :
+         generation::generate(engine_, *model_, prompts, {.tokens = 3})) {
+      outcome_.texts.push_back(text.tokens);
+    }
   }
 
  private:
   TokenBatch batch(std::int64_t first, std::int64_t count) {
+    data_.time = c_.lengths && first / count % 2 == 1 ? short_time_steps : time_steps;
     data_.draw(first, count);
     if (c_.documents) data_.split();
     if (engine_.device().kind() != DeviceKind::meta) return device_batch_.of(data_);
@@ -270,11 +276,17 @@ CombinationOutcome train_combination(const Combination& combination, const Combi
   if (c.continued == Continued::not_at_all) return outcome;
   const Combination next = continued_from(c, plain);
   on(next, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
-    const bool weights_only = c.continued == Continued::from_weights;
-    engine.load(place.folder + "/whole", {.weights_only = weights_only});
+    LoadOptions options{.weights_only = c.continued == Continued::from_weights};
+    if (c.continued == Continued::partially) {  // that tensor keeps what a new engine has
+      options.partial = true;
+      options.renames = {{touched_by(c), "another"}};
+    }
+    const LoadResult result = engine.load(place.folder + "/whole", options);
+    EXPECT_EQ(result.differences.empty(), !options.partial);
     const kernels::Digest loaded = engine.state_digest();
     // Frozen weights are kept in the compute dtype.
-    if (c.continued != Continued::in_another_dtype && !weights_only && engine.runtime().rank() == 0) {
+    const bool all = c.continued == Continued::at_another_stage || c.continued == Continued::by_other_ranks;
+    if (all && engine.runtime().rank() == 0) {
       EXPECT_EQ(loaded, mine.last) << "what was loaded is not what was saved";
     }
     Training training(next, engine, mine);

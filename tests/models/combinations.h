@@ -20,13 +20,15 @@ enum class Continued : std::uint8_t {
   at_another_stage,
   by_other_ranks,
   in_another_dtype,
-  from_weights
+  from_weights,
+  partially
 };
 
 /// One training of a small model.
 struct Combination {
   Architecture architecture = Architecture::gpt;
   bool documents = false;  ///< several in a row
+  bool lengths = false;    ///< of micro-batches, which change
   int ranks = 2;
   Config config;
   float dropout = 0;
@@ -71,6 +73,7 @@ struct CombinationOutcome {
   std::vector<StepResult> steps;
   std::vector<EvaluationResult> evaluations;
   std::vector<std::vector<float>> logits;
+  std::vector<std::vector<std::int32_t>> texts;
   kernels::Digest second;           ///< of all state behind the second step; of plain trainings alone
   kernels::Digest last;             ///< and at the end
   kernels::Digest saved;            ///< of the checkpoint that was written meanwhile
