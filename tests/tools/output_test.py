@@ -161,8 +161,13 @@ def suite_threads():
 
 
 def resident(process):
-    with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", file.read()).group(1))
+    """kB of a process; None when it has ended meanwhile."""
+    try:
+        with open(f"/proc/{process}/status", encoding="ascii", errors="replace") as file:
+            found = re.search(r"VmRSS:\s+(\d+) kB", file.read())
+    except OSError:
+        return None
+    return int(found.group(1)) if found else None
 
 
 def ranks_of(mark):
@@ -194,7 +199,8 @@ def steady(ranks, steps, more, every=500):
             if not at or not 1000 <= int(at.group(1)) < steps:
                 continue
             for process in ranks_of(mark):
-                seen.setdefault(process, {})[int(at.group(1))] = resident(process)
+                if (kilobytes := resident(process)) is not None:
+                    seen.setdefault(process, {})[int(at.group(1))] = kilobytes
     check(job.returncode == 0 and len(seen) == ranks, "trains", arguments, text)
     for process, memory in seen.items():
         first = memory[min(memory)]
