@@ -163,6 +163,7 @@ TEST(RmsNorm, OfAResidualSumHasTheGradientOfFiniteDifferences) {
   run.weight_gradient = HostTensor(fp32, {13}, std::vector<double>(13, 0.0));
   residual_rms_norm_forward(machine.stream(), run.x.view(), other.view(), run.weight.view(), epsilon,
                             sum.view(), run.out.view(), run.rstd.view());
+  machine.stream().synchronize();
   run.x = sum;
   run.backward(machine.stream(), true);
   expect_close(run.d_x.values(), a_slopes, 1e-5, 1e-5, "d_x");
