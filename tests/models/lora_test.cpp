@@ -527,8 +527,8 @@ TEST(LoraConfig, TargetsAreNamesEndsAndPatterns) {
   const ModelSpec gpt = Gpt(tiny_gpt()).spec(sequence);
   const auto count = [&](std::vector<std::string> targets) {
     std::size_t adapters = 0;
-    for (const UnitSpec& unit : with_adapters(gpt, {.rank = 2, .targets = std::move(targets)}).units())
-      adapters += unit.adapters.size();
+    const ModelSpec adapted = with_adapters(gpt, {.rank = 2, .targets = std::move(targets)});
+    for (const UnitSpec& unit : adapted.units()) adapters += unit.adapters.size();
     return adapters;
   };
   const auto layers = static_cast<std::size_t>(tiny_gpt().layers);
