@@ -23,12 +23,14 @@ struct Silu {
 template <class D>
 HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x) {
   const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, 80.0f);
-  const auto bounded = hn::IfThenElse(hn::IsNaN(x), x, hn::Max(hn::Min(x, limit), hn::Neg(limit)));
+  // A NaN may become a bound here: what it is multiplied by below is a number, and the result a NaN.
+  const auto bounded = hn::Max(hn::Min(x, limit), hn::Neg(limit));
   const auto e = exponential(d, hn::Neg(bounded));
   const auto s = hn::Div(one, hn::Add(one, e));
   const auto far_left = hn::Lt(x, hn::Neg(limit));
-  return {hn::IfThenElse(far_left, hn::Mul(x, hn::Zero(d)), hn::Mul(x, s)),
-          hn::Add(s, hn::Mul(hn::Mul(bounded, s), hn::Mul(e, s)))};
+  const auto factor = hn::IfThenElse(far_left, hn::Zero(d), s);
+  const auto kept = hn::IfThenElse(hn::IsNaN(x), x, bounded);
+  return {hn::Mul(x, factor), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Mul(e, s)))};
 }
 
 void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, const TensorView& out_view,
