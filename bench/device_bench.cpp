@@ -4,6 +4,7 @@
 #include <random>
 #include <string>
 
+#include "bench/host_streams.h"
 #include "core/clock.h"
 #include "device/cuda_probe.h"
 #include "tranche/kernels/elementwise.h"
@@ -15,6 +16,12 @@ namespace {
 constexpr double least_rotation_bytes = 256e6;  // several times the cache of the largest GPU
 constexpr int most_sets = 64;
 
+double median_of(std::vector<double> seconds) {
+  const auto middle = seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2);
+  std::nth_element(seconds.begin(), middle, seconds.end());
+  return *middle;
+}
+
 std::unique_ptr<Device> device_of(DeviceKind kind, int threads) {
   return make_device({.kind = kind, .threads = threads});
 }
@@ -24,6 +31,7 @@ std::unique_ptr<Device> device_of(DeviceKind kind, int threads) {
 DeviceBench::DeviceBench(DeviceKind kind, int threads, bool small)
     : device_(device_of(kind, threads)),
       small_(small || (kind == DeviceKind::cuda && detail::probe_cuda().emulated)),
+      threads_(threads),
       scratch_(device_->memory(Tier::device), std::int64_t{32} << 20, Category::workspace,
                "bench workspace") {}
 
@@ -62,13 +70,20 @@ const void* DeviceBench::constant(const void* value, std::int64_t bytes) {
   return operands_.back().data();
 }
 
-DeviceBench::Result DeviceBench::measure(const Prepare& prepare, double bytes) {
+DeviceBench::Result DeviceBench::measure(const Prepare& prepare, Traffic traffic) {
   operands_.clear();
   std::vector<Call> sets{prepare(*this)};
   const WorkCount before = stream().work();
   sets[0](stream());  // sets itself up, and says what it costs
   const WorkCount after = stream().work();
-  if (bytes == 0) bytes = after.bytes_read - before.bytes_read + after.bytes_written - before.bytes_written;
+  if (traffic.read + traffic.written == 0) {
+    const double read = after.bytes_read - before.bytes_read,
+                 written = after.bytes_written - before.bytes_written;
+    traffic.updated = std::min({traffic.updated, read, written});
+    traffic.read = read - traffic.updated;
+    traffic.written = written - traffic.updated;
+  }
+  const double bytes = traffic.moved();
   const int rotation = static_cast<int>(
       std::clamp(least_rotation_bytes / std::max(bytes, 1.0) + 1.0, 1.0, small_ ? 2.0 : double{most_sets}));
   while (static_cast<int>(sets.size()) < rotation) sets.push_back(prepare(*this));
@@ -76,12 +91,44 @@ DeviceBench::Result DeviceBench::measure(const Prepare& prepare, double bytes) {
   const bool gpu = device_->kind() == DeviceKind::cuda;
   const int calls = small_ ? 2 : std::max(rotation, gpu ? 8 : 3);
   const int repetitions = small_ ? 2 : gpu ? 9 : 5;
-  std::vector<double> seconds;
-  for (int repetition = 0; repetition < repetitions; ++repetition) seconds.push_back(seconds_of(sets, calls));
+  std::vector<double> seconds, streams[2];
+  for (int repetition = 0; repetition < repetitions; ++repetition) {
+    seconds.push_back(seconds_of(sets, calls));
+    for (const bool non_temporal : {false, true}) {
+      if (!gpu) streams[non_temporal].push_back(stream_seconds(traffic, non_temporal));
+    }
+  }
   operands_.clear();
-  std::nth_element(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(seconds.size() / 2),
-                   seconds.end());
-  return {bytes, seconds[seconds.size() / 2]};
+  Result result{bytes, median_of(seconds), 0};
+  if (!gpu) result.stream_seconds = std::min(median_of(streams[0]), median_of(streams[1]));
+  return result;
+}
+
+double DeviceBench::stream_seconds(const Traffic& traffic, bool non_temporal) {
+  // One pass over the memory of several calls, beyond what a cache holds.
+  const double scale = small_ ? 1 : std::max(1.0, 2 * least_rotation_bytes / traffic.moved());
+  const auto scaled = [&](double bytes) {
+    constexpr std::int64_t line = 128;
+    return static_cast<std::int64_t>(bytes * scale) / line * line;
+  };
+  tranche::bench::MixedStream pass;
+  pass.read_bytes = scaled(traffic.read);
+  pass.written_bytes = scaled(traffic.written);
+  pass.updated_bytes = scaled(traffic.updated);
+  const std::int64_t bytes = pass.read_bytes + pass.written_bytes + pass.updated_bytes;
+  if (stream_.bytes() < bytes) {
+    stream_ = {};
+    stream_ = Buffer(device_->memory(Tier::device), bytes, Category::other, "bench stream");
+    device_->fill_bytes(stream(), stream_.data(), 0, bytes);
+    stream().synchronize();
+  }
+  pass.read = static_cast<const char*>(stream_.data());
+  pass.updated = static_cast<char*>(stream_.data()) + pass.read_bytes;
+  pass.written = pass.updated + pass.updated_bytes;
+  pass.non_temporal = non_temporal;
+  const detail::Stopwatch watch;
+  tranche::bench::mixed_pass(pass, threads_);
+  return watch.seconds() / scale;
 }
 
 double DeviceBench::seconds_of(const std::vector<Call>& sets, int calls) {
@@ -115,16 +162,17 @@ double DeviceBench::copy_bandwidth() {
   return copy_bandwidth_;
 }
 
-void DeviceBench::run(benchmark::State& state, const Prepare& prepare, double bytes) {
+void DeviceBench::run(benchmark::State& state, const Prepare& prepare, const Traffic& traffic) {
   const double copy = copy_bandwidth();
   Result result;
   for (auto _ : state) {
-    result = measure(prepare, bytes);
+    result = measure(prepare, traffic);
     state.SetIterationTime(result.seconds);
   }
   state.counters["bytes"] = result.bytes;
   state.counters["GB/s"] = result.bytes / result.seconds * 1e-9;
   state.counters["of_copy"] = result.bytes / result.seconds / copy;
+  if (result.stream_seconds > 0) state.counters["of_stream"] = result.stream_seconds / result.seconds;
 }
 
 }  // namespace tranche::kernels::bench

@@ -14,6 +14,12 @@
 
 namespace tranche::kernels::bench {
 
+/// Bytes that a call has to read, to write, and to update in place, which moves them twice.
+struct Traffic {
+  double read = 0, written = 0, updated = 0;
+  double moved() const { return read + written + 2 * updated; }
+};
+
 /// A device of this process with memory for operands.
 class DeviceBench {
  public:
@@ -37,23 +43,29 @@ class DeviceBench {
   /// A struct in device memory.
   const void* constant(const void* value, std::int64_t bytes);
 
-  /// Bytes and median seconds of a call: by events on a GPU, by the host's clock on a cpu. Bytes are its cost
-  /// function's where `bytes` is 0.
+  /// Bytes and median seconds of a call: by events on a GPU, by the host's clock on a cpu. What `traffic`
+  /// does not say is read and written as the cost function has it: all where it is empty, and besides what is
+  /// updated where it has that alone. `stream_seconds` is of the same traffic without arithmetic, on a cpu,
+  /// in turns with the call: the median of ordinary or of non-temporal stores, whichever is less.
   struct Result {
     double bytes = 0;
-    double seconds = 0;
+    double seconds = 0, stream_seconds = 0;
   };
-  Result measure(const Prepare& prepare, double bytes = 0);
+  Result measure(const Prepare& prepare, Traffic traffic = {});
   /// Bytes a second, read and written, of large copies.
   double copy_bandwidth();
-  /// One bench of a kernel: reports seconds, bytes, GB/s and `of_copy`.
-  void run(benchmark::State& state, const Prepare& prepare, double bytes = 0);
+  /// One bench of a kernel: reports seconds, bytes, GB/s, `of_copy` and, on a cpu, `of_stream`.
+  void run(benchmark::State& state, const Prepare& prepare, const Traffic& traffic = {});
 
  private:
   double seconds_of(const std::vector<Call>& sets, int calls);
+  /// Seconds of one pass of the traffic.
+  double stream_seconds(const Traffic& traffic, bool non_temporal);
   std::unique_ptr<Device> device_;
   bool small_ = false;
+  int threads_;
   Buffer scratch_;
+  Buffer stream_;  ///< memory of the passes without arithmetic
   std::vector<Buffer> operands_;
   double copy_bandwidth_ = 0;
 };

@@ -1,5 +1,9 @@
 #include "bench/host_streams.h"
 
+#include <algorithm>
+#include <type_traits>
+#include <utility>
+
 #include "hwy/cache_control.h"
 #include "kernels/cpu/parallel.h"
 
@@ -75,6 +79,41 @@ void pass_range(const HostStreams& s, std::int64_t first, std::int64_t count, fl
   if (s.states == 2) pass_states<2>(s, first, count, zero, ahead);
 }
 
+/// One of `parts` parts of a mixed pass.
+void mixed_part(const MixedStream& s, std::int64_t part, std::int64_t parts, float runtime_zero) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto slice = [&](auto* memory, std::int64_t bytes) {
+    constexpr std::int64_t line = 128;
+    const std::int64_t first = bytes / line * part / parts * line,
+                       end = bytes / line * (part + 1) / parts * line;
+    using Float =
+        std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(memory)>>, const float, float>;
+    return std::pair(reinterpret_cast<Float*>(memory + first), (end - first) / 4);
+  };
+  const auto zero = hn::Set(d, runtime_zero);
+  auto lower = zero, upper = zero;
+  const auto [read, read_count] = slice(s.read, s.read_bytes);
+  for (std::int64_t i = 0; i < read_count; i += 2 * lanes) {
+    lower = hn::Xor(lower, hn::LoadU(d, read + i));
+    upper = hn::Xor(upper, hn::LoadU(d, read + i + lanes));
+  }
+  const auto [updated, updated_count] = slice(s.updated, s.updated_bytes);
+  for (std::int64_t i = 0; i < updated_count; i += 2 * lanes) touch(d, updated + i, zero);
+  const auto [written, written_count] = slice(s.written, s.written_bytes);
+  for (std::int64_t i = 0; i < written_count; i += 2 * lanes) {
+    if (s.non_temporal) {
+      hn::Stream(lower, d, written + i);
+      hn::Stream(upper, d, written + i + lanes);
+    } else {
+      hn::StoreU(lower, d, written + i);
+      hn::StoreU(upper, d, written + i + lanes);
+    }
+  }
+  // What was read counts where nothing is written.
+  if (hn::GetLane(hn::Xor(lower, upper)) == 12345.0f) const_cast<char*>(s.read)[0] = 0;
+}
+
 void triad_range(float* a, const float* b, const float* c, std::int64_t first, std::int64_t count) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -91,6 +130,7 @@ HWY_AFTER_NAMESPACE();
 namespace tranche::bench {
 
 HWY_EXPORT(pass_range);
+HWY_EXPORT(mixed_part);
 HWY_EXPORT(triad_range);
 
 void pass_without_arithmetic(const HostStreams& streams, int threads, std::int64_t ahead) {
@@ -100,6 +140,19 @@ void pass_without_arithmetic(const HostStreams& streams, int threads, std::int64
                                   HWY_DYNAMIC_DISPATCH(pass_range)(streams, first, count, zero, ahead);
                                   hwy::FlushStream();
                                 });
+}
+
+void mixed_pass(const MixedStream& streams, int threads) {
+  const volatile float zero = 0;
+  constexpr std::int64_t part_bytes = 4096, grain = 32;
+  const std::int64_t longest = std::max({streams.read_bytes, streams.written_bytes, streams.updated_bytes});
+  const std::int64_t parts = std::max<std::int64_t>(1, longest / part_bytes);
+  kernels::cpu::parallel_ranges(threads, parts, grain, [&](std::int64_t first, std::int64_t count) {
+    for (std::int64_t part = first; part < first + count; ++part) {
+      HWY_DYNAMIC_DISPATCH(mixed_part)(streams, part, parts, zero);
+    }
+    hwy::FlushStream();
+  });
 }
 
 void triad(float* a, const float* b, const float* c, std::int64_t elements, int threads) {

@@ -1,5 +1,6 @@
 #pragma once
-/// The memory traffic of an optimizer's pass without its arithmetic: the floor that the pass is held against.
+/// Memory traffic without arithmetic: an optimizer's pass, or any mix, the floor that kernels are held
+/// against.
 
 #include <cstdint>
 
@@ -26,6 +27,16 @@ struct HostStreams {
 /// the range. Values in place stay as they are; the weight becomes bits of the gradient. `ahead`: bytes of
 /// software prefetch, 0 for none.
 void pass_without_arithmetic(const HostStreams& streams, int threads, std::int64_t ahead);
+
+/// Memory that is read, written and updated in place at one pace, as a kernel has several operands. Bytes are
+/// multiples of 128, memory is aligned to 64.
+struct MixedStream {
+  const char* read = nullptr;
+  char *written = nullptr, *updated = nullptr;
+  std::int64_t read_bytes = 0, written_bytes = 0, updated_bytes = 0;
+  bool non_temporal = false;  ///< how what is only written is stored
+};
+void mixed_pass(const MixedStream& streams, int threads);
 
 /// a = b + s * c with non-temporal stores: 12 bytes an element.
 void triad(float* a, const float* b, const float* c, std::int64_t elements, int threads);

@@ -26,11 +26,12 @@ DeviceBench* gpu_bench(benchmark::State& state) {
 int main(int argc, char** argv) {
   constexpr std::int64_t flat = std::int64_t{1} << 27;
   kernels::bench::add_memory_bound_kernels(
-      flat, [](const std::string& name, const DeviceBench::Prepare& prepare, double bytes) {
+      flat, [](const std::string& name, const DeviceBench::Prepare& prepare,
+               const kernels::bench::Traffic& traffic) {
         benchmark::RegisterBenchmark(name.c_str(),
-                                     [prepare, bytes](benchmark::State& state) {
+                                     [prepare, traffic](benchmark::State& state) {
                                        if (DeviceBench* const bench = gpu_bench(state)) {
-                                         bench->run(state, prepare, bytes);
+                                         bench->run(state, prepare, traffic);
                                        }
                                      })
             ->UseManualTime()

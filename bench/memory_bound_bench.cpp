@@ -1,6 +1,7 @@
 // Memory-bound kernels on the CPU, each as a share of the bandwidth of the same threads' copy (counter
-// of_copy; the floor of a call is its bytes over that bandwidth). bench_memory_bound [--small] [Google
-// Benchmark's flags];
+// of_copy; the floor of a call is its bytes over that bandwidth), and of a loop that reads, writes and
+// updates as many bytes without arithmetic, in turns with the kernel (of_stream). bench_memory_bound
+// [--small] [Google Benchmark's flags];
 // --small: tiny operands, figures mean nothing.
 
 #include <algorithm>
@@ -27,9 +28,10 @@ int main(int argc, char** argv) {
   for (const int threads : std::set<int>{1, usable_cores()}) {
     const std::shared_ptr<DeviceBench> bench = std::make_shared<DeviceBench>(DeviceKind::cpu, threads, small);
     kernels::bench::add_memory_bound_kernels(
-        flat, [&](const std::string& name, const DeviceBench::Prepare& prepare, double bytes) {
+        flat, [&](const std::string& name, const DeviceBench::Prepare& prepare,
+                  const kernels::bench::Traffic& traffic) {
           benchmark::RegisterBenchmark((name + "/threads:" + std::to_string(threads)).c_str(),
-                                       [=](benchmark::State& state) { bench->run(state, prepare, bytes); })
+                                       [=](benchmark::State& state) { bench->run(state, prepare, traffic); })
               ->UseManualTime()
               ->Iterations(1)
               ->Unit(benchmark::kMicrosecond);

@@ -26,8 +26,8 @@ using Bench = DeviceBench;
 struct Entries {
   const AddBench& add;
   std::int64_t flat;  ///< elements of flat operands
-  void operator()(const std::string& name, const Bench::Prepare& prepare, double bytes = 0) const {
-    add(name, prepare, bytes);
+  void operator()(const std::string& name, const Bench::Prepare& prepare, const Traffic& traffic = {}) const {
+    add(name, prepare, traffic);
   }
 };
 
@@ -176,15 +176,17 @@ void add_rms_norm(const Entries& entry, DataType dtype, std::int64_t rows, std::
     return
         [=](Stream& stream) { residual_rms_norm_forward(stream, x, other, weight, 1e-5f, sum, out, rstd); };
   });
-  entry("rms_norm_backward" + shape_name, [=](Bench& b) -> Bench::Call {
-    const Shape shape = shape_of(b);
-    const auto x = b.tensor(dtype, shape), d_out = b.tensor(dtype, shape), d_x = b.tensor(dtype, shape),
-               weight = b.tensor(dtype, {columns}), rstd = b.tensor(fp32, {shape[0]}),
-               d_weight = b.tensor(fp32, {columns});
-    return [=, workspace = b.workspace()](Stream& stream) {
-      rms_norm_backward(stream, d_out, x, weight, rstd, true, d_x, d_weight, workspace);
-    };
-  });
+  entry("rms_norm_backward" + shape_name,
+        [=](Bench& b) -> Bench::Call {
+          const Shape shape = shape_of(b);
+          const auto x = b.tensor(dtype, shape), d_out = b.tensor(dtype, shape), d_x = b.tensor(dtype, shape),
+                     weight = b.tensor(dtype, {columns}), rstd = b.tensor(fp32, {shape[0]}),
+                     d_weight = b.tensor(fp32, {columns});
+          return [=, workspace = b.workspace()](Stream& stream) {
+            rms_norm_backward(stream, d_out, x, weight, rstd, true, d_x, d_weight, workspace);
+          };
+        },
+        {.updated = static_cast<double>(rows * columns * size_of(dtype))});
 }
 
 /// Of the Llama family; rows of 128 are of heads.
@@ -202,7 +204,8 @@ void add_llama_layers(const Entries& entry) {
               const auto x = b.tensor(dtype, {rows, heads * head_dim}),
                          table = b.tensor(fp32, {rows, head_dim});
               return [=](Stream& stream) { rope(stream, false, table, heads, head_dim, x); };
-            });
+            },
+            {.updated = static_cast<double>(8192 * heads * head_dim * size_of(dtype))});
     }
   }
 }
@@ -269,24 +272,23 @@ void add_embedding(const Entries& entry, DataType dtype, std::int64_t batch, boo
     return with_positions ? b.tensor(type, {time_of(b), width}) : TensorView{};
   };
   const auto bytes = static_cast<double>(size_of(dtype) * batch * time * width);
-  entry(
-      "embedding_forward" + name,
-      [=](Bench& b) -> Bench::Call {
-        const auto tokens = tokens_of(b), table = b.tensor(dtype, {rows_of(b), width}),
-                   positions = positions_of(b, dtype), out = b.tensor(dtype, {batch, time_of(b), width});
-        return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
-      },
-      2 * bytes);
+  entry("embedding_forward" + name,
+        [=](Bench& b) -> Bench::Call {
+          const auto tokens = tokens_of(b), table = b.tensor(dtype, {rows_of(b), width}),
+                     positions = positions_of(b, dtype), out = b.tensor(dtype, {batch, time_of(b), width});
+          return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
+        },
+        {.read = bytes, .written = bytes});
   const double distinct =
       vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
-  entry(
-      "embedding_backward" + name,
-      [=](Bench& b) -> Bench::Call {
-        const auto tokens = tokens_of(b), table = b.tensor(fp32, {rows_of(b), width}),
-                   positions = positions_of(b, fp32), d_out = b.tensor(dtype, {batch, time_of(b), width});
-        return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
-      },
-      bytes + 8.0 * width * (distinct + (with_positions ? static_cast<double>(time) : 0)));
+  entry("embedding_backward" + name,
+        [=](Bench& b) -> Bench::Call {
+          const auto tokens = tokens_of(b), table = b.tensor(fp32, {rows_of(b), width}),
+                     positions = positions_of(b, fp32), d_out = b.tensor(dtype, {batch, time_of(b), width});
+          return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
+        },
+        {.read = bytes,
+         .updated = 4.0 * width * (distinct + (with_positions ? static_cast<double>(time) : 0))});
 }
 
 void add_layers(const Entries& entry) {

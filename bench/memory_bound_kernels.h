@@ -9,9 +9,9 @@
 
 namespace tranche::kernels::bench {
 
-/// Takes a bench: its name, how to make operands and call, and the bytes of a call where its cost function
-/// does not say what must be moved (0: it does).
-using AddBench = std::function<void(const std::string& name, const DeviceBench::Prepare&, double bytes)>;
+/// Takes a bench: its name, how to make operands and call, and the traffic of a call where its cost function
+/// does not say what must be moved, or what of it is in place.
+using AddBench = std::function<void(const std::string& name, const DeviceBench::Prepare&, const Traffic&)>;
 
 /// `flat`: elements of operands that have no shape, beyond what any cache holds; small devices take fewer.
 void add_memory_bound_kernels(std::int64_t flat, const AddBench& add);

@@ -3,7 +3,9 @@
 #include <hwy/foreach_target.h>
 // After foreach_target.h.
 #include <algorithm>
+#include <cstdint>
 
+#include "hwy/cache_control.h"
 #include "kernels/cpu/embedding.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row-inl.h"
@@ -12,12 +14,33 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
+/// Has a row's bytes on their way, which lie anywhere in a table.
+HWY_INLINE void fetch(const void* from, std::int64_t bytes) {
+  constexpr std::int64_t line = 64;
+  for (std::int64_t i = 0; i < bytes; i += line) hwy::Prefetch(static_cast<const char*>(from) + i);
+}
+
+/// `to` and `bytes` are in whole lines.
+HWY_INLINE void stream_copy(const void* from, std::int64_t bytes, void* to) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const auto step = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto* in = static_cast<const std::uint8_t*>(from);
+  auto* out = static_cast<std::uint8_t*>(to);
+  for (std::int64_t i = 0; i < bytes; i += step) hn::Stream(hn::LoadU(d, in + i), d, out + i);
+}
+
 template <class T>
 void forward_row(const EmbeddingForward& call, std::int64_t row) {
-  const T* token = static_cast<const T*>(call.token_table) + call.tokens[row] * call.width;
+  const auto token_row = [&](std::int64_t r) {
+    return static_cast<const T*>(call.token_table) + call.tokens[r] * call.width;
+  };
+  const std::int64_t bytes = call.width * static_cast<std::int64_t>(sizeof(T));
+  const T* token = token_row(row);
   T* out = static_cast<T*>(call.out) + row * call.width;
+  if (row + embedding_rows_ahead < call.batch * call.time)
+    fetch(token_row(row + embedding_rows_ahead), bytes);
   if (!call.positions) {
-    std::copy_n(token, call.width, out);
+    call.streaming ? stream_copy(token, bytes, out) : static_cast<void>(std::copy_n(token, call.width, out));
     return;
   }
   const std::int64_t at = call.given == nullptr ? row % call.time : call.given[row];
@@ -31,7 +54,12 @@ void forward_row(const EmbeddingForward& call, std::int64_t row) {
 /// runs in ascending (b, t) order.
 template <class T>
 void backward_columns(const EmbeddingBackward& call, std::int64_t first, std::int64_t width) {
-  for (std::int64_t row = 0; row < call.batch * call.time; ++row) {
+  const std::int64_t rows = call.batch * call.time;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (row + embedding_rows_ahead < rows) {
+      const std::int64_t token = call.tokens[row + embedding_rows_ahead];
+      fetch(call.token_gradient + token * call.width + first, width * std::int64_t{sizeof(float)});
+    }
     const T* gradient = static_cast<const T*>(call.d_out) + row * call.width + first;
     float* token = call.token_gradient + call.tokens[row] * call.width + first;
     float* position =
@@ -44,8 +72,10 @@ void backward_columns(const EmbeddingBackward& call, std::int64_t first, std::in
   }
 }
 
-void forward(const EmbeddingForward& call, std::int64_t row) {
-  with_floating(call.dtype, [&](auto type) { forward_row<decltype(type)>(call, row); });
+void forward(const EmbeddingForward& call, std::int64_t first, std::int64_t count) {
+  with_floating(call.dtype, [&](auto type) {
+    for (std::int64_t row = first; row < first + count; ++row) forward_row<decltype(type)>(call, row);
+  });
 }
 
 void backward(const EmbeddingBackward& call, std::int64_t first, std::int64_t width) {
@@ -61,22 +91,22 @@ namespace tranche::kernels::cpu {
 HWY_EXPORT(forward);
 HWY_EXPORT(backward);
 
-void embedding_forward(const EmbeddingForward& call) {
+void embedding_forward(const EmbeddingForward& given) {
+  EmbeddingForward call = given;
+  const std::int64_t row_bytes = call.width * size_of(call.dtype), bytes = call.batch * call.time * row_bytes;
+  call.streaming = !call.positions && row_bytes % 64 == 0 && is_streamed(call.out, bytes, {});
   const auto run = HWY_DYNAMIC_DISPATCH(forward);
   parallel_ranges(call.threads, call.batch * call.time, row_grain(call.width),
                   [&](std::int64_t first, std::int64_t count) {
-                    for (std::int64_t row = first; row < first + count; ++row) run(call, row);
+                    run(call, first, count);
+                    if (call.streaming) hwy::FlushStream();
                   });
 }
 
 void embedding_backward(const EmbeddingBackward& call) {
   const auto run = HWY_DYNAMIC_DISPATCH(backward);
-  parallel_ranges(call.threads, call.width, embedding_column_chunk,
-                  [&](std::int64_t first, std::int64_t count) {
-                    for (std::int64_t at = first; at < first + count; at += embedding_column_chunk) {
-                      run(call, at, std::min(embedding_column_chunk, first + count - at));
-                    }
-                  });
+  parallel_ranges(call.threads, call.width, column_grain(call.threads, call.width, 0),
+                  [&](std::int64_t first, std::int64_t count) { run(call, first, count); });
 }
 
 }  // namespace tranche::kernels::cpu

@@ -5,8 +5,8 @@
 
 namespace tranche::kernels::cpu {
 
-/// Columns that one thread adds up at a time in backward.
-inline constexpr std::int64_t embedding_column_chunk = 64;
+/// Rows of a table are fetched so many tokens ahead: they lie anywhere, so that the CPU cannot foresee them.
+inline constexpr std::int64_t embedding_rows_ahead = 2;
 
 /// Checked operands of kernels::embedding_forward.
 struct EmbeddingForward {
@@ -19,6 +19,7 @@ struct EmbeddingForward {
   const std::int32_t* given = nullptr;  ///< rows of it, or null: those of the time
   void* out = nullptr;
   int threads = 1;
+  bool streaming = false;  ///< embedding_forward() decides
 };
 void embedding_forward(const EmbeddingForward& call);
 

@@ -98,31 +98,52 @@ PanelTiling panel_tiling(const MatmulCall& call, std::int64_t rows, std::int64_t
   return tiling;
 }
 
-/// Rows [first, first + rows) of a GEMM whose left operand lies at `a` as [rows, k].
+/// Rows [first, first + rows) of a GEMM whose left operand lies at `a` as [rows, k]. Where several tasks take
+/// the same columns, all panels are packed beforehand, if they fit, and else by every task for itself.
 void multiply_by_panels(const MatmulCall& call, const bfloat16* bias, std::int64_t first, std::int64_t rows,
                         const bfloat16* a, std::int64_t stride_a, const Workspace& scratch) {
   const PanelTiling tiling = panel_tiling(call, rows, scratch.bytes);
-  const std::int64_t own_bytes = round_up(tiling.bytes(call), 256);
-  const int threads = static_cast<int>(std::min<std::int64_t>(call.threads, scratch.bytes / own_bytes));
   const std::int64_t tasks_n = divide_round_up(call.n, tiling.columns);
   const std::int64_t tasks_m = divide_round_up(rows, tiling.rows);
+  const std::int64_t sums_bytes = tiling.bytes(call) - tiling.panel_bytes();
+  const std::int64_t all_columns = round_up(call.n, panel_columns);
+  const std::int64_t all_bytes = round_up(all_columns * round_up(call.k, 2) * element_bytes, 256);
+  const bool packed_once =
+      tasks_m > 1 && all_bytes + call.threads * round_up(sums_bytes, 256) <= scratch.bytes;
+  const std::int64_t own_bytes = round_up(packed_once ? sums_bytes : tiling.bytes(call), 256);
+  auto* all = static_cast<bfloat16*>(scratch.data);
+  char* own_begin = static_cast<char*>(scratch.data) + (packed_once ? all_bytes : 0);
+  int threads = call.threads;
+  if (packed_once) {
+    const std::int64_t panels_n = all_columns / panel_columns;
+    parallel_tasks(threads, panels_n * divide_round_up(call.k, tiling.depth_block),
+                   [&](std::int64_t task, int) {
+                     const std::int64_t column = task % panels_n * panel_columns;
+                     const std::int64_t depth = task / panels_n * tiling.depth_block;
+                     const std::int64_t depth_block = std::min(tiling.depth_block, call.k - depth);
+                     pack_panels(call, column, std::min(panel_columns, call.n - column), depth, depth_block,
+                                 all + depth * all_columns + column * round_up(depth_block, 2));
+                   });
+  } else {
+    threads = static_cast<int>(std::min<std::int64_t>(threads, scratch.bytes / own_bytes));
+  }
   parallel_tasks(threads, tasks_m * tasks_n, [&](std::int64_t task, int slot) {
     const std::int64_t column = task / tasks_m * tiling.columns;
     const std::int64_t row = task % tasks_m * tiling.rows;
-    char* own = static_cast<char*>(scratch.data) + slot * own_bytes;
+    char* own = own_begin + slot * own_bytes;
     auto* packed = reinterpret_cast<bfloat16*>(own);
     Bf16Panels panels = panels_of(call, bias, first + row, std::min(tiling.rows, rows - row), column,
                                   std::min(tiling.columns, call.n - column));
     panels.stride_a = stride_a;
-    panels.b = packed;
-    panels.sums = reinterpret_cast<float*>(own + tiling.panel_bytes());
+    panels.sums = reinterpret_cast<float*>(own + (packed_once ? 0 : tiling.panel_bytes()));
     panels.stride_sums = tiling.columns;
     for (std::int64_t depth = 0; depth < call.k; depth += tiling.depth_block) {
       panels.depth = std::min(tiling.depth_block, call.k - depth);
       panels.first = depth == 0;
       panels.last = depth + tiling.depth_block >= call.k;
       panels.a = a + row * stride_a + depth;
-      pack_panels(call, column, panels.columns, depth, panels.depth, packed);
+      panels.b = packed_once ? all + depth * all_columns + column * round_up(panels.depth, 2) : packed;
+      if (!packed_once) pack_panels(call, column, panels.columns, depth, panels.depth, packed);
       multiply(panels);
     }
   });

@@ -107,6 +107,22 @@ HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> packed(D d, hn::VFromD<
   return hn::ConcatEven(narrow, hn::BitCast(narrow, bits_of(d, upper, float16())),
                         hn::BitCast(narrow, bits_of(d, lower, float16())));
 }
+
+/// One vector of 16-bit patterns of two: its even and its odd elements.
+template <class D>
+HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> interleaved(D d, hn::VFromD<D> even,
+                                                                     hn::VFromD<D> odd, bfloat16) {
+  const hn::Repartition<std::uint16_t, D> narrow;
+  return hn::OddEven(hn::BitCast(narrow, rounded_to_upper(d, odd)),
+                     hn::BitCast(narrow, bits_of(d, even, bfloat16())));
+}
+template <class D>
+HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> interleaved(D d, hn::VFromD<D> even,
+                                                                     hn::VFromD<D> odd, float16) {
+  const hn::Repartition<std::uint16_t, D> narrow;
+  return hn::BitCast(narrow,
+                     hn::Or(bits_of(d, even, float16()), hn::ShiftLeft<16>(bits_of(d, odd, float16()))));
+}
 #endif
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE

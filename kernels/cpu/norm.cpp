@@ -4,7 +4,9 @@
 // After foreach_target.h.
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
+#include "hwy/cache_control.h"
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/row-inl.h"
@@ -13,103 +15,173 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-template <class T>
-void forward_row(const NormForward& call, std::int64_t row) {
+/// The loops of RMS norm take pairs of vectors (vector-inl.h), each half with sums of its own; those of layer
+/// norm, whose sums run in one order from the first element to the last, single vectors.
+template <bool centred, class Body>
+HWY_INLINE void for_row(std::int64_t count, const Body& body) {
+  const std::int64_t step = centred ? count + 1 : 2 * lane_count();
+  std::int64_t i = 0;
+  for (; i + step <= count; i += step) {
+    body(RowHalf<0>{{i}});
+    body(RowHalf<1>{{i}});
+  }
+  for_vectors(count - i, [&](std::int64_t offset, std::int64_t lanes) {
+    body(RowVector{i + offset, lanes});
+  });
+}
+
+/// The same for a body that returns what is stored to `to`; whole pairs by non-temporal stores if
+/// `streaming`.
+template <bool centred, class T, class Body>
+HWY_INLINE void store_row(std::int64_t count, T* to, bool streaming, const Body& body) {
+  const std::int64_t step = centred ? count + 1 : 2 * lane_count();
+  std::int64_t i = 0;
+  for (; i + step <= count; i += step) {
+    const FloatVector first = body(RowHalf<0>{{i}}), second = body(RowHalf<1>{{i}});
+    store_halves(FloatTag(), first, second, to + i, streaming);
+  }
+  for_vectors(count - i, [&](std::int64_t offset, std::int64_t lanes) {
+    store_at(body(RowVector{i + offset, lanes}), to, i + offset, lanes);
+  });
+}
+
+/// Sums of a row's halves.
+struct RowSum {
+  FloatVector part[2];
+  HWY_INLINE RowSum() : part{hn::Zero(FloatTag()), hn::Zero(FloatTag())} {}
+  template <class At>
+  HWY_INLINE void add(const At& at, FloatVector value) {
+    part[at.part] = hn::Add(part[at.part], value);
+  }
+  template <bool centred>
+  HWY_INLINE float total() const {
+    return sum_of(centred ? part[0] : hn::Add(part[0], part[1]));
+  }
+};
+
+template <class T, bool centred>
+void forward_row(const NormForward& call, std::int64_t row, T* row_sum) {
   const FloatTag d;
   const std::int64_t start = row * call.columns;
   const T* x = static_cast<const T*>(call.x) + start;
+  const T* addend = static_cast<const T*>(call.addend) + start;
   const T* weight = static_cast<const T*>(call.weight);
   const T* bias = static_cast<const T*>(call.bias);
   T* y = static_cast<T*>(call.y) + start;
   const auto count = static_cast<float>(call.columns);
+  // The next row comes from memory while this one is written.
+  const std::int64_t ahead = row + 1 < call.rows ? call.columns : 0;
+  const T* next = x + ahead;
+  const T* next_addend = call.sum != nullptr ? addend + ahead : nullptr;
 
   if (call.sum != nullptr) {
-    const T* addend = static_cast<const T*>(call.addend) + start;
-    T* sum = static_cast<T*>(call.sum) + start;
-    for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
-      store_at(hn::Add(load_at(x, i, lanes), load_at(addend, i, lanes)), sum, i, lanes);
-    });
+    T* sum = call.streaming ? row_sum : static_cast<T*>(call.sum) + start;
+    store_row<centred>(call.columns, sum, false, [&](auto at) { return hn::Add(at(x), at(addend)); });
     x = sum;
   }
-  // RMS norm is the norm around 0, and x - 0 is x.
+  // RMS norm is the norm around 0.
   float mean = 0;
-  if (call.mean != nullptr) {
-    FloatVector sum = hn::Zero(d);
-    for_vectors(call.columns,
-                [&](std::int64_t i, std::int64_t lanes) { sum = hn::Add(sum, load_at(x, i, lanes)); });
-    mean = sum_of(sum) / count;
+  if (centred) {
+    RowSum sum;
+    for_row<centred>(call.columns, [&](auto at) { sum.add(at, at(x)); });
+    mean = sum.total<centred>() / count;
     call.mean[row] = mean;
   }
   const FloatVector mean_vector = hn::Set(d, mean);
-  FloatVector squares = hn::Zero(d);
-  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
-    const FloatVector centred = keep_first(hn::Sub(load_at(x, i, lanes), mean_vector), lanes, hn::Zero(d));
-    squares = hn::Add(squares, hn::Mul(centred, centred));
+  const auto less_mean = [&](FloatVector value) { return centred ? hn::Sub(value, mean_vector) : value; };
+  RowSum squares;
+  for_row<centred>(call.columns, [&](auto at) {
+    const FloatVector value = at.keep(less_mean(at(x)));
+    squares.add(at, hn::Mul(value, value));
   });
-  const float rstd = 1.0f / std::sqrt(sum_of(squares) / count + call.epsilon);
+  const float rstd = 1.0f / std::sqrt(squares.total<centred>() / count + call.epsilon);
   const FloatVector rstd_vector = hn::Set(d, rstd);
-  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
-    const FloatVector normal = hn::Mul(hn::Sub(load_at(x, i, lanes), mean_vector), rstd_vector);
-    FloatVector scaled = hn::Mul(normal, load_at(weight, i, lanes));
-    if (bias != nullptr) scaled = hn::Add(scaled, load_at(bias, i, lanes));
-    store_at(scaled, y, i, lanes);
+  store_row<centred>(call.columns, y, call.streaming, [&](auto at) {
+    at.fetch(next);
+    if (next_addend != nullptr) at.fetch(next_addend);
+    FloatVector scaled = hn::Mul(hn::Mul(less_mean(at(x)), rstd_vector), at(weight));
+    if (centred) scaled = hn::Add(scaled, at(bias));
+    return scaled;
   });
+  if (call.sum != nullptr && call.streaming) {
+    store_row<centred>(call.columns, static_cast<T*>(call.sum) + start, true,
+                       [&](auto at) { return at(row_sum); });
+  }
   call.rstd[row] = rstd;
 }
 
-/// dx of one row. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)), where
-/// RMS norm is without mean(g).
-template <class T>
-void backward_row(const NormBackward& call, std::int64_t row) {
+/// What dx of a row needs besides its elements.
+struct RowMeans {
+  float g = 0, gh = 0;
+};
+
+/// One pass over `rows` rows of columns [first, first + width). For the parameters, unless `weight_sums` is
+/// null, the rows' terms are added to the sums of both gradients, which hold whole vectors in the order of
+/// place_of(); several rows are added to one while it is in a register, one after the other. For dx, unless
+/// `means` is null: with h = (x - mean) rstd and g = dy weight, the means of g and g h of each row.
+template <int rows, bool for_parameters, bool for_rows, class T, bool centred>
+void add_rows(const NormBackward& call, std::int64_t row, std::int64_t first, std::int64_t width,
+              float* weight_sums, float* bias_sums, RowMeans* means) {
+  const T* x = static_cast<const T*>(call.x) + row * call.columns + first;
+  const T* dy = static_cast<const T*>(call.dy) + row * call.columns + first;
+  const T* weight = static_cast<const T*>(call.weight) + first;
+  RowSum sum_g[rows], sum_gh[rows];
+  for_row<centred>(width, [&](auto at) {
+    FloatVector weight_sum = hn::Zero(FloatTag()), bias_sum = weight_sum, factor = weight_sum;
+    if (for_parameters) weight_sum = load(weight_sums + at.place());
+    if (for_parameters && centred) bias_sum = load(bias_sums + at.place());
+    if (for_rows) factor = at(weight);
+    for (int r = 0; r < rows; ++r) {
+      FloatVector h = at(x + r * call.columns);
+      if (centred) h = hn::Sub(h, hn::Set(FloatTag(), call.mean[row + r]));
+      h = hn::Mul(h, hn::Set(FloatTag(), call.rstd[row + r]));
+      const FloatVector gradient = at(dy + r * call.columns);
+      if (for_parameters) weight_sum = hn::Add(weight_sum, hn::Mul(gradient, h));
+      if (for_parameters && centred) bias_sum = hn::Add(bias_sum, gradient);
+      if (!for_rows) continue;
+      const FloatVector g = hn::Mul(gradient, factor);
+      if (centred) sum_g[r].add(at, g);
+      sum_gh[r].add(at, at.keep(hn::Mul(g, h)));
+    }
+    if (for_parameters) store(weight_sum, weight_sums + at.place());
+    if (for_parameters && centred) store(bias_sum, bias_sums + at.place());
+  });
+  const auto count = static_cast<float>(call.columns);
+  for (int r = 0; for_rows && r < rows; ++r) {
+    if (centred) means[r].g = sum_g[r].template total<centred>() / count;
+    means[r].gh = sum_gh[r].template total<centred>() / count;
+  }
+}
+
+/// Where the sums of add_rows() have a column of `width`.
+template <class T, bool centred>
+std::int64_t place_of(std::int64_t column, std::int64_t width) {
+  const std::int64_t lanes = lane_count(), step = 2 * lanes, in = column % step;
+  const bool halves = !centred && sizeof(T) == 2 && column < width / step * step;
+  return halves ? column - in + in / 2 + in % 2 * lanes : column;
+}
+
+/// dx = rstd (g - mean(g) - h mean(g h)), where RMS norm is without mean(g).
+template <class T, bool centred>
+void dx_row(const NormBackward& call, std::int64_t row, const RowMeans& means, std::int64_t rows_ahead) {
   const FloatTag d;
   const T* x = static_cast<const T*>(call.x) + row * call.columns;
   const T* dy = static_cast<const T*>(call.dy) + row * call.columns;
   const T* weight = static_cast<const T*>(call.weight);
   T* dx = static_cast<T*>(call.dx) + row * call.columns;
-  const auto count = static_cast<float>(call.columns);
-  const bool centred = call.mean != nullptr;
+  // Rows that are read next come from memory while this one is written.
+  const std::int64_t ahead = row + rows_ahead < call.rows ? rows_ahead * call.columns : 0;
   const FloatVector mean = hn::Set(d, centred ? call.mean[row] : 0.0f);
   const FloatVector rstd = hn::Set(d, call.rstd[row]);
-
-  FloatVector sum_g = hn::Zero(d), sum_gh = hn::Zero(d);
-  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
-    const FloatVector h = hn::Mul(hn::Sub(load_at(x, i, lanes), mean), rstd);
-    const FloatVector g = hn::Mul(load_at(dy, i, lanes), load_at(weight, i, lanes));
-    sum_g = hn::Add(sum_g, g);
-    sum_gh = hn::Add(sum_gh, keep_first(hn::Mul(g, h), lanes, hn::Zero(d)));
-  });
-  const FloatVector mean_g = hn::Set(d, centred ? sum_of(sum_g) / count : 0.0f);
-  const FloatVector mean_gh = hn::Set(d, sum_of(sum_gh) / count);
-  for_vectors(call.columns, [&](std::int64_t i, std::int64_t lanes) {
-    const FloatVector h = hn::Mul(hn::Sub(load_at(x, i, lanes), mean), rstd);
-    const FloatVector g = hn::Mul(load_at(dy, i, lanes), load_at(weight, i, lanes));
-    FloatVector gradient = hn::Mul(rstd, hn::Sub(hn::Sub(g, mean_g), hn::Mul(h, mean_gh)));
-    if (call.accumulate_dx) gradient = hn::Add(load_at(dx, i, lanes), gradient);
-    store_at(gradient, dx, i, lanes);
-  });
-}
-
-/// Adds the terms of `rows` rows in columns [first, first + width) to the sums of both gradients. The sums
-/// hold whole vectors; several rows are added to one while it is in a register, one after the other.
-template <int rows, class T>
-void add_rows(const NormBackward& call, std::int64_t row, std::int64_t first, std::int64_t width,
-              float* weight_sums, float* bias_sums) {
-  const bool centred = call.mean != nullptr;
-  const T* x = static_cast<const T*>(call.x) + row * call.columns + first;
-  const T* dy = static_cast<const T*>(call.dy) + row * call.columns + first;
-  for_vectors(width, [&](std::int64_t i, std::int64_t lanes) {
-    FloatVector weight = load(weight_sums + i);
-    FloatVector bias = centred ? load(bias_sums + i) : weight;
-    for (int r = 0; r < rows; ++r) {
-      const FloatVector mean = hn::Set(FloatTag(), centred ? call.mean[row + r] : 0.0f);
-      const FloatVector rstd = hn::Set(FloatTag(), call.rstd[row + r]);
-      const FloatVector h = hn::Mul(hn::Sub(load_at(x + r * call.columns, i, lanes), mean), rstd);
-      const FloatVector gradient = load_at(dy + r * call.columns, i, lanes);
-      weight = hn::Add(weight, hn::Mul(gradient, h));
-      bias = hn::Add(bias, gradient);
-    }
-    store(weight, weight_sums + i);
-    if (centred) store(bias, bias_sums + i);
+  const FloatVector mean_g = hn::Set(d, means.g), mean_gh = hn::Set(d, means.gh);
+  store_row<centred>(call.columns, dx, false, [&](auto at) {
+    at.fetch(x + ahead);
+    at.fetch(dy + ahead);
+    const FloatVector h = hn::Mul(centred ? hn::Sub(at(x), mean) : at(x), rstd);
+    FloatVector g = hn::Mul(at(dy), at(weight));
+    if (centred) g = hn::Sub(g, mean_g);
+    const FloatVector gradient = hn::Mul(rstd, hn::Sub(g, hn::Mul(h, mean_gh)));
+    return call.accumulate_dx ? hn::Add(at(dx), gradient) : gradient;
   });
 }
 
@@ -123,13 +195,13 @@ void for_rows_of_block(const NormBackward& call, std::int64_t block, const Body&
 }
 
 /// Weight and bias gradients of columns [first, first + width), width <= norm_column_chunk.
-template <class T>
+template <class T, bool centred>
 void backward_columns(const NormBackward& call, std::int64_t first, std::int64_t width) {
   alignas(64) float weight_total[norm_column_chunk] = {}, bias_total[norm_column_chunk] = {};
   for (std::int64_t block = 0; block * norm_row_block < call.rows; ++block) {
     alignas(64) float weight_sums[norm_column_chunk] = {}, bias_sums[norm_column_chunk] = {};
     for_rows_of_block(call, block, [&]<int rows>(std::int64_t row) {
-      add_rows<rows, T>(call, row, first, width, weight_sums, bias_sums);
+      add_rows<rows, true, false, T, centred>(call, row, first, width, weight_sums, bias_sums, nullptr);
     });
     for (std::int64_t i = 0; i < width; ++i) {
       weight_total[i] += weight_sums[i];
@@ -137,36 +209,73 @@ void backward_columns(const NormBackward& call, std::int64_t first, std::int64_t
     }
   }
   for (std::int64_t i = 0; i < width; ++i) {
-    call.weight_gradient[first + i] += weight_total[i];
-    if (call.bias_gradient != nullptr) call.bias_gradient[first + i] += bias_total[i];
+    const std::int64_t place = place_of<T, centred>(i, width);
+    call.weight_gradient[first + i] += weight_total[place];
+    if (call.bias_gradient != nullptr) call.bias_gradient[first + i] += bias_total[place];
   }
 }
 
 /// dx of a block's rows, and its sums of all columns: rows are read from memory once.
-template <class T>
+template <class T, bool centred>
 void backward_block(const NormBackward& call, std::int64_t block, float* sums) {
   const std::int64_t width = norm_sums_width(call.columns);
-  std::fill_n(sums, (call.mean != nullptr ? 2 : 1) * width, 0.0f);
+  std::fill_n(sums, (centred ? 2 : 1) * width, 0.0f);
   for_rows_of_block(call, block, [&]<int rows>(std::int64_t row) {
-    add_rows<rows, T>(call, row, 0, call.columns, sums, sums + width);
-    for (int r = 0; r < rows; ++r) backward_row<T>(call, row + r);
+    RowMeans means[rows];
+    add_rows<rows, true, true, T, centred>(call, row, 0, call.columns, sums, sums + width, means);
+    for (int r = 0; r < rows; ++r) dx_row<T, centred>(call, row + r, means[r], rows);
   });
 }
 
-void forward(const NormForward& call, std::int64_t row) {
-  with_floating(call.dtype, [&](auto type) { forward_row<decltype(type)>(call, row); });
+/// Calls f with a value of the dtype's storage type, and whether the norm is around a mean.
+template <class F>
+void with_kind(DataType dtype, const float* mean, const F& f) {
+  with_floating(dtype,
+                [&](auto type) { mean != nullptr ? f(type, std::true_type()) : f(type, std::false_type()); });
 }
 
-void backward(const NormBackward& call, std::int64_t row) {
-  with_floating(call.dtype, [&](auto type) { backward_row<decltype(type)>(call, row); });
+void forward(const NormForward& call, std::int64_t first, std::int64_t count) {
+  with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
+    alignas(64) decltype(type) row_sum[norm_streamed_columns];
+    for (std::int64_t row = first; row < first + count; ++row) {
+      forward_row<decltype(type), centred.value>(call, row, row_sum);
+    }
+  });
+}
+
+void backward(const NormBackward& call, std::int64_t first, std::int64_t count) {
+  with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
+    using T = decltype(type);
+    for (std::int64_t row = first; row < first + count; ++row) {
+      RowMeans means;
+      add_rows<1, false, true, T, centred.value>(call, row, 0, call.columns, nullptr, nullptr, &means);
+      dx_row<T, centred.value>(call, row, means, 1);
+    }
+  });
 }
 
 void parameter_gradients(const NormBackward& call, std::int64_t first, std::int64_t width) {
-  with_floating(call.dtype, [&](auto type) { backward_columns<decltype(type)>(call, first, width); });
+  with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
+    backward_columns<decltype(type), centred.value>(call, first, width);
+  });
 }
 
 void whole_block(const NormBackward& call, std::int64_t block, float* sums) {
-  with_floating(call.dtype, [&](auto type) { backward_block<decltype(type)>(call, block, sums); });
+  with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
+    backward_block<decltype(type), centred.value>(call, block, sums);
+  });
+}
+
+/// Adds totals of all columns, as whole_block() has them, to the parameters' gradients.
+void add_totals(const NormBackward& call, const float* totals) {
+  with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
+    const std::int64_t width = norm_sums_width(call.columns);
+    for (std::int64_t i = 0; i < call.columns; ++i) {
+      const std::int64_t place = place_of<decltype(type), centred.value>(i, call.columns);
+      call.weight_gradient[i] += totals[place];
+      if (call.bias_gradient != nullptr) call.bias_gradient[i] += totals[width + place];
+    }
+  });
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -179,13 +288,20 @@ HWY_EXPORT(forward);
 HWY_EXPORT(backward);
 HWY_EXPORT(parameter_gradients);
 HWY_EXPORT(whole_block);
+HWY_EXPORT(add_totals);
 
-void norm_forward(const NormForward& call) {
-  if (call.columns == 0) return;
+void norm_forward(const NormForward& given) {
+  if (given.columns == 0) return;
+  NormForward call = given;
+  const std::int64_t row_bytes = call.columns * size_of(call.dtype), bytes = call.rows * row_bytes;
+  const auto is_apart = [&](const void* to) { return is_streamed(to, bytes, {call.x, call.addend}); };
+  call.streaming = call.mean == nullptr && row_bytes % 64 == 0 && is_apart(call.y) &&
+                   (call.sum == nullptr || (is_apart(call.sum) && call.columns <= norm_streamed_columns));
   const auto run = HWY_DYNAMIC_DISPATCH(forward);
   parallel_ranges(call.threads, call.rows, row_grain(call.columns),
                   [&](std::int64_t first, std::int64_t count) {
-                    for (std::int64_t row = first; row < first + count; ++row) run(call, row);
+                    run(call, first, count);
+                    if (call.streaming) hwy::FlushStream();
                   });
 }
 
@@ -202,9 +318,7 @@ void backward_in_two_passes(const NormBackward& call) {
                   });
   const auto run = HWY_DYNAMIC_DISPATCH(backward);
   parallel_ranges(call.threads, call.rows, row_grain(call.columns),
-                  [&](std::int64_t first, std::int64_t count) {
-                    for (std::int64_t row = first; row < first + count; ++row) run(call, row);
-                  });
+                  [&](std::int64_t first, std::int64_t count) { run(call, first, count); });
 }
 
 }  // namespace
@@ -234,10 +348,7 @@ void norm_backward(const NormBackward& call) {
                       }
                     });
   }
-  for (std::int64_t i = 0; i < call.columns; ++i) {
-    call.weight_gradient[i] += totals[i];
-    if (call.bias_gradient != nullptr) call.bias_gradient[i] += totals[width + i];
-  }
+  HWY_DYNAMIC_DISPATCH(add_totals)(call, totals);
 }
 
 }  // namespace tranche::kernels::cpu

@@ -12,6 +12,9 @@ inline constexpr std::int64_t norm_row_block = 64;
 /// Columns that one thread sums at a time; a multiple of every vector width. Their sums stay in the first
 /// cache.
 inline constexpr std::int64_t norm_column_chunk = 512;
+/// Widest rows whose sums with the residual are kept beside the caller while they are normed, where results
+/// are streamed.
+inline constexpr std::int64_t norm_streamed_columns = 8192;
 /// Numbers that hold the sums of a parameter's columns: whole vectors of every width.
 constexpr std::int64_t norm_sums_width(std::int64_t columns) {
   return round_up(columns, 16);
@@ -31,6 +34,7 @@ struct NormForward {
   float* mean = nullptr;
   float* rstd = nullptr;
   int threads = 1;
+  bool streaming = false;  ///< norm_forward() decides
 };
 void norm_forward(const NormForward& call);
 

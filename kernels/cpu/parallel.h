@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "device/worker_team.h"
 
@@ -26,6 +27,16 @@ constexpr std::int64_t column_grain(int threads, std::int64_t columns, std::int6
   constexpr std::int64_t line = 64;
   const std::int64_t share = (columns + std::max(1, threads) - 1) / std::max(1, threads);
   return (std::max({share, least, std::int64_t{1}}) + line - 1) / line * line;
+}
+
+/// True when a result of so many bytes is written by non-temporal stores, past the caches: it is more than
+/// they keep for who reads it, is in whole lines, and is in the place of none of `operands`, whose lines are
+/// there.
+inline bool is_streamed(const void* to, std::int64_t bytes, std::initializer_list<const void*> operands) {
+  constexpr std::int64_t least = std::int64_t{32} << 20;
+  constexpr std::uintptr_t line = 64;
+  return bytes >= least && reinterpret_cast<std::uintptr_t>(to) % line == 0 &&
+         std::find(operands.begin(), operands.end(), to) == operands.end();
 }
 
 /// Calls body(first, count) so that [0, total) is covered once, in ranges of `grain` (the last may be

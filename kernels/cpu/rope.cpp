@@ -1,6 +1,7 @@
 #include "kernels/cpu/rope.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 
@@ -23,11 +24,24 @@ void rotate_row(const Rope& call, std::int64_t row) {
   for (std::int64_t head = 0; head < call.heads; ++head) {
     T* low = static_cast<T*>(call.x) + (row * call.heads + head) * call.head_dim;
     T* high = low + half;
-    for_each_vector(half, [&](auto d, std::int64_t i) HWY_ATTR {
+    const auto rotated = [&](auto d, std::int64_t i) HWY_ATTR {
       const auto cosine = load(d, cosines + i), sine = hn::Mul(hn::Set(d, sign), load(d, sines + i));
       const auto a = load(d, low + i), b = load(d, high + i);
-      store(d, hn::Sub(hn::Mul(a, cosine), hn::Mul(b, sine)), low + i);
-      store(d, hn::Add(hn::Mul(b, cosine), hn::Mul(a, sine)), high + i);
+      return std::array{hn::Sub(hn::Mul(a, cosine), hn::Mul(b, sine)),
+                        hn::Add(hn::Mul(b, cosine), hn::Mul(a, sine))};
+    };
+    const hn::ScalableTag<float> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    std::int64_t i = 0;
+    for (; i + 2 * lanes <= half; i += 2 * lanes) {  // 16-bit elements are packed two vectors at a time
+      const auto first = rotated(d, i), second = rotated(d, i + lanes);
+      store_pair(d, first[0], second[0], low + i, false);
+      store_pair(d, first[1], second[1], high + i, false);
+    }
+    for_each_vector(half - i, [&](auto tag, std::int64_t offset) HWY_ATTR {
+      const auto result = rotated(tag, i + offset);
+      store(tag, result[0], low + i + offset);
+      store(tag, result[1], high + i + offset);
     });
   }
 }

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "hwy/cache_control.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -78,6 +79,41 @@ HWY_INLINE void store_at(FloatVector value, T* to, std::int64_t index, std::int6
 HWY_INLINE FloatVector keep_first(FloatVector value, std::int64_t lanes, FloatVector other) {
   return hn::IfThenElse(hn::FirstN(FloatTag(), static_cast<std::size_t>(lanes)), value, other);
 }
+
+/// Where a body of a loop over a row stands: at a vector of `lanes` elements, or at a half of a pair.
+struct RowVector {
+  static constexpr int part = 0;
+  std::int64_t index, lanes;
+  std::int64_t place() const { return index; }
+  template <class T>
+  HWY_INLINE FloatVector operator()(const T* from) const {
+    return load_at(from, index, lanes);
+  }
+  /// `value`, zeros behind the row's end.
+  HWY_INLINE FloatVector keep(FloatVector value) const {
+    return keep_first(value, lanes, hn::Zero(FloatTag()));
+  }
+  /// Has the elements of a row that comes later on their way.
+  template <class T>
+  HWY_INLINE void fetch(const T* from) const {
+    hwy::Prefetch(from + index);
+  }
+};
+template <int half>
+struct RowHalf {
+  static constexpr int part = half;
+  HalfOfPair<half> at;
+  HWY_INLINE std::int64_t place() const { return at.index + half * lane_count(); }
+  template <class T>
+  HWY_INLINE FloatVector operator()(const T* from) const {
+    return at(FloatTag(), from);
+  }
+  HWY_INLINE FloatVector keep(FloatVector value) const { return value; }
+  template <class T>
+  HWY_INLINE void fetch(const T* from) const {
+    if (half == 0 || sizeof(T) == sizeof(float)) hwy::Prefetch(from + place());
+  }
+};
 
 inline float sum_of(FloatVector value) {
   return hn::GetLane(hn::SumOfLanes(FloatTag(), value));

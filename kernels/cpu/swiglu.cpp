@@ -1,5 +1,8 @@
 #include "kernels/cpu/swiglu.h"
 
+#include <array>
+
+#include "hwy/cache_control.h"
 #include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -20,45 +23,45 @@ struct Silu {
 template <class D>
 HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x) {
   const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, 80.0f);
-  const auto bounded = hn::IfThenElse(hn::IsNaN(x), x, hn::Max(hn::Min(x, limit), hn::Neg(limit)));
+  // A NaN may become a bound here: what it is multiplied by below is a number, and the result a NaN.
+  const auto bounded = hn::Max(hn::Min(x, limit), hn::Neg(limit));
   const auto e = exponential(d, hn::Neg(bounded));
   const auto s = hn::Div(one, hn::Add(one, e));
   const auto far_left = hn::Lt(x, hn::Neg(limit));
-  return {hn::IfThenElse(far_left, hn::Mul(x, hn::Zero(d)), hn::Mul(x, s)),
-          hn::Add(s, hn::Mul(hn::Mul(bounded, s), hn::Mul(e, s)))};
+  const auto factor = hn::IfThenElse(far_left, hn::Zero(d), s);
+  const auto kept = hn::IfThenElse(hn::IsNaN(x), x, bounded);
+  return {hn::Mul(x, factor), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Mul(e, s)))};
 }
 
 void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, const TensorView& out_view,
-             std::int64_t first, std::int64_t count) {
+             bool streaming, std::int64_t first, std::int64_t count) {
   with_floating(gate_view.dtype, [&](auto type) {
     using T = decltype(type);
     const T* gate = static_cast<const T*>(gate_view.data) + first;
     const T* up = static_cast<const T*>(up_view.data) + first;
-    T* out = static_cast<T*>(out_view.data) + first;
-    for_each_vector(count, [&](auto d, std::int64_t i) HWY_ATTR {
-      store(d, hn::Mul(silu(d, load(d, gate + i)).value, load(d, up + i)), out + i);
+    const std::array<T*, 1> out{static_cast<T*>(out_view.data) + first};
+    for_each_result(count, out, streaming, [&](auto d, auto at) HWY_ATTR {
+      return std::array{hn::Mul(silu(d, at(d, gate)).value, at(d, up))};
     });
   });
 }
 
 void forward_backward(const ConstTensorView& gate_view, const ConstTensorView& up_view,
                       const ConstTensorView& d_out_view, const TensorView& out_view,
-                      const TensorView& d_gate_view, const TensorView& d_up_view, std::int64_t first,
-                      std::int64_t count) {
+                      const TensorView& d_gate_view, const TensorView& d_up_view, bool streaming,
+                      std::int64_t first, std::int64_t count) {
   with_floating(gate_view.dtype, [&](auto type) {
     using T = decltype(type);
-    const T* gate = static_cast<const T*>(gate_view.data) + first;
-    const T* up = static_cast<const T*>(up_view.data) + first;
-    const T* d_out = static_cast<const T*>(d_out_view.data) + first;
-    T* out = static_cast<T*>(out_view.data) + first;
-    T* d_gate = static_cast<T*>(d_gate_view.data) + first;
-    T* d_up = static_cast<T*>(d_up_view.data) + first;
-    for_each_vector(count, [&](auto d, std::int64_t i) HWY_ATTR {
-      const auto activated = silu(d, load(d, gate + i));
-      const auto factor = load(d, up + i), gradient = load(d, d_out + i);
-      store(d, hn::Mul(activated.value, factor), out + i);
-      store(d, hn::Mul(hn::Mul(gradient, factor), activated.derivative), d_gate + i);
-      store(d, hn::Mul(gradient, activated.value), d_up + i);
+    const auto read = [&](const ConstTensorView& view) { return static_cast<const T*>(view.data) + first; };
+    const auto written = [&](const TensorView& view) { return static_cast<T*>(view.data) + first; };
+    const T *gate = read(gate_view), *up = read(up_view), *d_out = read(d_out_view);
+    const std::array<T*, 3> results{written(out_view), written(d_gate_view), written(d_up_view)};
+    for_each_result(count, results, streaming, [&](auto d, auto at) HWY_ATTR {
+      const auto activated = silu(d, at(d, gate));
+      const auto factor = at(d, up), gradient = at(d, d_out);
+      return std::array{hn::Mul(activated.value, factor),
+                        hn::Mul(hn::Mul(gradient, factor), activated.derivative),
+                        hn::Mul(gradient, activated.value)};
     });
   });
 }
@@ -75,16 +78,24 @@ HWY_EXPORT(forward_backward);
 void swiglu_forward(int threads, const ConstTensorView& gate, const ConstTensorView& up,
                     const TensorView& out) {
   const auto run = HWY_DYNAMIC_DISPATCH(forward);
-  parallel_ranges(threads, gate.elements(), parallel_grain / 4,
-                  [&](std::int64_t first, std::int64_t count) { run(gate, up, out, first, count); });
+  const bool streaming = is_streamed(out.data, out.bytes(), {gate.data, up.data});
+  parallel_ranges(threads, gate.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
+    run(gate, up, out, streaming, first, count);
+    if (streaming) hwy::FlushStream();
+  });
 }
 
 void swiglu_forward_backward(int threads, const ConstTensorView& gate, const ConstTensorView& up,
                              const ConstTensorView& d_out, const TensorView& out, const TensorView& d_gate,
                              const TensorView& d_up) {
   const auto run = HWY_DYNAMIC_DISPATCH(forward_backward);
+  const auto is_apart = [&](const TensorView& to) {
+    return is_streamed(to.data, to.bytes(), {gate.data, up.data, d_out.data});
+  };
+  const bool streaming = is_apart(out) && is_apart(d_gate) && is_apart(d_up);
   parallel_ranges(threads, gate.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
-    run(gate, up, d_out, out, d_gate, d_up, first, count);
+    run(gate, up, d_out, out, d_gate, d_up, streaming, first, count);
+    if (streaming) hwy::FlushStream();
   });
 }
 

@@ -8,6 +8,8 @@
 #define TRANCHE_KERNELS_CPU_VECTOR_INL_H
 #endif
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "hwy/highway.h"
@@ -89,6 +91,65 @@ HWY_INLINE void store_pair(D d, hn::VFromD<D> lower, hn::VFromD<D> upper, Narrow
 #endif
 }
 
+/// One of two vectors whose elements lie in memory together, in the order that costs least to take apart:
+/// fp32 has one vector behind the other, 16-bit elements the even ones and the odd ones. Operands of one
+/// dtype are in the same order.
+template <int half>
+struct HalfOfPair {
+  std::int64_t index;  ///< of the pair's first element
+
+  template <class D>
+  HWY_INLINE hn::VFromD<D> operator()(D d, const float* from) const {
+    return hn::LoadU(d, from + index + half * static_cast<std::int64_t>(hn::Lanes(d)));
+  }
+#if HWY_TARGET == HWY_SCALAR  // has no wider vectors: of two elements the first is the even one
+  template <class D, class Narrow>
+  HWY_INLINE hn::VFromD<D> operator()(D d, const Narrow* from) const {
+    return load(d, from + index + half);
+  }
+#else
+  template <class D>
+  HWY_INLINE hn::VFromD<D> operator()(D d, const bfloat16* from) const {
+    const auto both = patterns(d, &from[index].bits);
+    if constexpr (half == 0) return hn::BitCast(d, hn::ShiftLeft<16>(both));
+    return hn::BitCast(d, hn::And(both, hn::Set(Bits<D>(), 0xffff0000u)));
+  }
+  template <class D>
+  HWY_INLINE hn::VFromD<D> operator()(D d, const float16* from) const {
+    const auto both = patterns(d, &from[index].bits);
+    if constexpr (half == 0) return widened(d, hn::And(both, hn::Set(Bits<D>(), 0xffffu)), float16());
+    return widened(d, hn::ShiftRight<16>(both), float16());
+  }
+
+ private:
+  template <class D>
+  static HWY_INLINE hn::VFromD<Bits<D>> patterns(D, const std::uint16_t* from) {
+    const hn::Repartition<std::uint16_t, D> narrow;
+    return hn::BitCast(Bits<D>(), hn::LoadU(narrow, from));
+  }
+#endif
+};
+
+/// Stores both halves of a pair; `streaming` as for store_pair().
+template <class D>
+HWY_INLINE void store_halves(D d, hn::VFromD<D> first, hn::VFromD<D> second, float* to, bool streaming) {
+  store_pair(d, first, second, to, streaming);
+}
+template <class D, class Narrow>
+HWY_INLINE void store_halves(D d, hn::VFromD<D> even, hn::VFromD<D> odd, Narrow* to, bool streaming) {
+#if HWY_TARGET == HWY_SCALAR
+  store_pair(d, even, odd, to, streaming);
+#else
+  const hn::Repartition<std::uint16_t, D> narrow;
+  const auto both = interleaved(d, even, odd, Narrow());
+  if (streaming) {
+    hn::Stream(both, narrow, &to->bits);
+  } else {
+    hn::StoreU(both, narrow, &to->bits);
+  }
+#endif
+}
+
 /// Load and store with a dtype known at run time; for loops that are not bound by it.
 template <class D>
 HWY_INLINE hn::VFromD<D> load_any(D d, DataType dtype, const void* from, std::int64_t i) {
@@ -123,6 +184,36 @@ HWY_INLINE void for_each_vector(std::int64_t count, const Body& body) {
   for (; i + lanes <= count; i += lanes) body(d, i);
   const hn::CappedTag<float, 1> one;
   for (; i < count; ++i) body(one, i);
+}
+
+/// A single element, where a body also takes halves of pairs.
+struct OneElement {
+  std::int64_t index;
+  template <class D, class T>
+  HWY_INLINE hn::VFromD<D> operator()(D d, const T* from) const {
+    return load(d, from + index);
+  }
+};
+
+/// Stores what body(d, at) returns, a std::array of a vector for each of `to`, for all of [0, count); at(d,
+/// from) loads the elements at the same place. The body must give the same bits for any number of lanes. All
+/// operands have the dtype T; one may be in the place of another. `streaming` as for store_pair().
+template <class T, std::size_t n, class Body>
+HWY_INLINE void for_each_result(std::int64_t count, const std::array<T*, n>& to, bool streaming,
+                                const Body& body) {
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    const auto first = body(d, HalfOfPair<0>{i});
+    const auto second = body(d, HalfOfPair<1>{i});
+    for (std::size_t k = 0; k < n; ++k) store_halves(d, first[k], second[k], to[k] + i, streaming);
+  }
+  const hn::CappedTag<float, 1> one;
+  for (; i < count; ++i) {
+    const auto result = body(one, OneElement{i});
+    for (std::size_t k = 0; k < n; ++k) store(one, result[k], to[k] + i);
+  }
 }
 
 /// Calls f with a value of the dtype's storage type.
