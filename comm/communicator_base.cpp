@@ -85,12 +85,13 @@ void CommunicatorBase::validate_and_record_reduce_scatter(const void* full, Data
                        "the values first",
                        name_of(dtype), name_of(to), size()));
   }
-  if (options.group_size < 1) refuse(name, label, fmt::format("group size {}", options.group_size));
+  if (options.group_size < 0) refuse(name, label, fmt::format("group size {}", options.group_size));
+  if (options.givers < 1) refuse(name, label, fmt::format("{} ranks give values", options.givers));
   if (options.bucket_elements < 0) {
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
   }
   const std::int64_t sums = summed_elements_sent(count, dtype, options);
-  record(name, count, dtype, (size() - 1) * count, label, true,
+  record(name, count, dtype, rank() < options.givers ? (size() - 1) * count : 0, label, true,
          sums * (size_of(DataType::float32) - size_of(dtype)));
 }
 

@@ -207,6 +207,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
   Reduction reduction;
   reduction.members = members_;
   reduction.self = rank_;
+  reduction.givers = std::min(options.givers, size());
   for (int member = 0; member < size(); ++member) {
     reduction.pieces.push_back(static_cast<const unsigned char*>(full) + member * count * size_of(dtype));
   }
@@ -251,6 +252,7 @@ Event GroupCommunicator::all_reduce(void* values, std::int64_t count, DataType d
   Reduction reduction;
   reduction.members = members_;
   reduction.self = rank_;
+  reduction.givers = size();
   reduction.pieces.assign(members_.size(), values);
   reduction.count = count;
   reduction.dtype = dtype;

@@ -286,6 +286,8 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   } else if (reduction != "auto") {
     problems.add(fmt::format("tranche.reduction: '{}' is not one of auto, boundary, micro_batch", reduction));
   }
+  config.world_size_invariant =
+      values.boolean("tranche.world_size_invariant").value_or(config.world_size_invariant);
   const std::string gather_for = values.text("tranche.gather_for").value_or("use");
   if (gather_for == "step") {
     config.gather_for = GatherFor::step;

@@ -138,6 +138,7 @@ Json optimizer_keys(const OptimizerConfig& optimizer) {
 Json tranche_keys(const Config& config) {
   Json json;
   json["reduction"] = name_of(config.reduction);
+  if (config.world_size_invariant) json["world_size_invariant"] = true;
   json["mesh"] = config.mesh;
   json["replicate"] = name_of(config.replicate);
   json["replica_sum"] = name_of(config.replica_sum);
@@ -197,11 +198,25 @@ EarlierDefaults earlier_defaults(const Config& config, std::string_view saved) {
           !config.clipping_given && was("/gradient_clipping", 1.0)};
 }
 
+std::string Config::batch_text(int ranks) const {
+  if (!world_size_invariant) {
+    return fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", train_batch_size,
+                       micro_batch_size, accumulation_steps, ranks);
+  }
+  const int last = ranks_with_samples(accumulation_steps - 1, ranks);
+  return fmt::format("{} = {} per micro-batch x {}, for any number of ranks; {} on {} rank{}{}",
+                     train_batch_size, micro_batch_size, train_batch_size / micro_batch_size,
+                     accumulation_steps == 1 ? "1 round" : fmt::format("{} rounds", accumulation_steps),
+                     ranks, ranks == 1 ? "" : "s",
+                     last == ranks ? "" : fmt::format(", the last on {}", last));
+}
+
 std::string Config::to_json() const {
   detail::Json json;
   if (train_batch_size > 0) json["train_batch_size"] = train_batch_size;
   json["train_micro_batch_size_per_gpu"] = micro_batch_size;
-  json["gradient_accumulation_steps"] = accumulation_steps;
+  // Of the number of ranks otherwise, which the text leaves open where the result does.
+  if (!world_size_invariant) json["gradient_accumulation_steps"] = accumulation_steps;
   json["gradient_clipping"] = gradient_clipping;
   json["steps_per_print"] = steps_per_print;
   json["wall_clock_breakdown"] = wall_clock_breakdown;

@@ -141,6 +141,8 @@ constexpr ConfigKey keys[] = {
     block_of("tranche", "what DeepSpeed's schema has no key for"),
     automatic("tranche.reduction", text, "\"auto\"",
               "when gradients are reduced: boundary, micro_batch, or auto (boundary for stages 0-1 and one rank)"),
+    honoured("tranche.world_size_invariant", boolean, "false",
+             "the same bits for every number of ranks: train_batch_size / train_micro_batch_size_per_gpu micro-batches a step, added up one by one"),
     honoured("tranche.mesh", text, "\"shard=*\"",
              "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state) and shard; * takes the rest"),
     honoured("tranche.replicate", text, "\"all\"",

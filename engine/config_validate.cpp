@@ -17,6 +17,36 @@ namespace {
 /// Batch figures beyond this are typing errors, and their products would overflow.
 constexpr std::int64_t largest_batch = 1'000'000'000;
 
+/// With tranche.world_size_invariant: the micro-batches of a step are given, and the ranks share them out.
+void share_out_batch(Config& config, std::int64_t ranks, Problems& problems) {
+  const std::int64_t train = config.train_batch_size, micro = config.micro_batch_size;
+  constexpr const char* key = "tranche.world_size_invariant";
+  if (train == 0 || micro == 0) {
+    problems.add(
+        fmt::format("{}: train_batch_size and train_micro_batch_size_per_gpu say what a step is for every "
+                    "number of ranks; give both",
+                    key));
+    return;
+  }
+  const std::int64_t micro_batches = train / micro, rounds = (micro_batches + ranks - 1) / ranks;
+  if (train % micro != 0) {
+    problems.add(fmt::format("{}: train_batch_size {} is not a multiple of train_micro_batch_size_per_gpu {}",
+                             key, train, micro));
+  } else if (micro_batches < ranks) {
+    problems.add(fmt::format(
+        "{}: the {} micro-batch{} of a step (train_batch_size {} / train_micro_batch_size_per_gpu "
+        "{}) leave {} of {} ranks without any; start at most {}",
+        key, micro_batches, micro_batches == 1 ? "" : "es", train, micro, ranks - micro_batches, ranks,
+        micro_batches));
+  } else if (config.accumulation_steps != 0 && config.accumulation_steps != rounds) {
+    problems.add(
+        fmt::format("gradient_accumulation_steps {}: with {} the {} micro-batches of a step take {} on {} "
+                    "rank{}; leave it out, so that any number of ranks fits",
+                    config.accumulation_steps, key, micro_batches, rounds, ranks, ranks == 1 ? "" : "s"));
+  }
+  config.accumulation_steps = rounds;
+}
+
 void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
   std::int64_t& train = config.train_batch_size;
   std::int64_t& micro = config.micro_batch_size;
@@ -29,6 +59,7 @@ void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
       return;
     }
   }
+  if (config.world_size_invariant) return share_out_batch(config, ranks, problems);
   if (train == 0) {
     if (micro == 0) micro = 1;
     if (steps == 0) steps = 1;
@@ -110,6 +141,29 @@ void check_precision(const Config& config, Problems& problems) {
   }
 }
 
+/// Refuses what would add gradients up in an order that the number of ranks changes.
+void check_invariance(Config& config, Problems& problems) {
+  if (!config.world_size_invariant) return;
+  const auto refuse = [&](const std::string& setting, const char* why) {
+    problems.add(fmt::format("tranche.world_size_invariant: {} {}", setting, why));
+  };
+  if (config.reduction == ReductionPolicy::boundary) {
+    refuse("tranche.reduction boundary", "adds up the micro-batches of each rank first; write micro_batch");
+  }
+  if (config.reduction_group > 1) {
+    refuse(fmt::format("tranche.reduction_group {}", config.reduction_group),
+           "adds up groups of ranks first; leave it out");
+  }
+  if (config.precision.accumulation != DataType::float32) {
+    refuse(fmt::format("data_types.grad_accum_dtype {}", name_of(config.precision.accumulation)),
+           "is rounded to once a round; write fp32");
+  }
+  if (config.collectives == "nccl") {
+    refuse("tranche.collectives nccl", "leaves the order to NCCL; write auto");
+  }
+  config.reduction = ReductionPolicy::micro_batch;
+}
+
 /// Refuses the settings that replicas with different gradients and optimizer state cannot have.
 void check_replicas(const Config& config, Problems& problems) {
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
@@ -142,6 +196,12 @@ void check_mesh(const Config& config, int ranks, Problems& problems) {
           config.shard_size_key, config.shard_size, config.mesh, shards));
     }
     if (mesh.size(MeshAxis::replicate) == 1) return;
+    if (config.world_size_invariant) {
+      problems.add(
+          fmt::format("tranche.world_size_invariant: tranche.mesh \"{}\" has {} copies of the model, whose "
+                      "ranks add up each on their own first; leave the mesh out",
+                      config.mesh, mesh.size(MeshAxis::replicate)));
+    }
     check_replicas(config, problems);
     if (config.reduction_group == 0 || config.reduction_group == shards) return;
     problems.add(
@@ -222,6 +282,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     problems.add(
         fmt::format("optimizer.params.lr: {} is not a rate of at least 0", config.optimizer.learning_rate));
   }
+  check_invariance(config, problems);
   check_offload(config, problems);
   check_precision(config, problems);
   check_names(config, problems);

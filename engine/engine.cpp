@@ -68,6 +68,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   set_nominal_tokens();
   set_phase("start");
   check_tiers();
+  check_threads();
   agree_on_start();
   allocate_on_all([this] {
     allocate();

@@ -70,7 +70,7 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
   const LossScalerState& scale = scaler.state();
   manifest.stage = config.stage;
   manifest.numerics = runtime.numerics_fingerprint();
-  manifest.reduction_group = reducer.reduction_group();
+  manifest.reduction_group = std::max(reducer.reduction_group(), 1);
   manifest.run.applied = applied_steps;
   manifest.run.samples = samples_done;
   manifest.run.tokens = tokens_done;
@@ -238,6 +238,47 @@ void Engine::Impl::require_base(const checkpoint::Manifest& adapters, const std:
       ", the base " + has + " has " + found + "; give the base that it belongs to (--base)");
 }
 
+void Engine::Impl::note_order_of_sums(const checkpoint::Manifest& manifest, LoadResult& result) {
+  const auto saved = parse_json(manifest.run.config);
+  const auto was = [&](const char* path, const ordered_json& value) {
+    const ordered_json::json_pointer place(path);
+    return saved.is_object() && saved.contains(place) && saved[place] == value;
+  };
+  const bool was_invariant = was("/tranche/world_size_invariant", true);
+  if (config.world_size_invariant) {
+    if (was_invariant && was("/train_batch_size", config.train_batch_size) &&
+        was("/train_micro_batch_size_per_gpu", config.micro_batch_size)) {
+      return;
+    }
+    result.notes.emplace_back(
+        "saved by a run without tranche.world_size_invariant, or with another train_batch_size or "
+        "train_micro_batch_size_per_gpu: from here on the bits are those of every number of ranks, but not "
+        "what "
+        "that run would have gone on to");
+    return;
+  }
+  if (was_invariant) {
+    result.notes.emplace_back(
+        "saved by a run with tranche.world_size_invariant, which this one is without: sums over ranks round "
+        "differently from here on");
+    return;
+  }
+  if (result.world == ranks && replicas == nullptr && config.reduction_group == 0) {
+    // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
+    reducer.set_reduction_group(manifest.reduction_group);
+  }
+  if (result.world != ranks) {
+    const std::string on = replicas == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
+    result.notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) +
+                           on +
+                           ": state is equal to the bit, sums over ranks round differently from here on");
+  } else if (reducer.reduction_group() != manifest.reduction_group) {
+    result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +
+                           ", was " + std::to_string(manifest.reduction_group) +
+                           ": sums over ranks round differently");
+  }
+}
+
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
   require(!in_step && !in_micro_batch && !in_evaluation,
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
@@ -343,20 +384,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
                                std::to_string(static_cast<std::int64_t>(scale.scale)));
       }
     }
-    if (result.world == ranks && replicas == nullptr && config.reduction_group == 0) {
-      // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
-      reducer.set_reduction_group(manifest.reduction_group);
-    }
-    if (result.world != ranks) {
-      const std::string on = replicas == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
-      result.notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " +
-                             std::to_string(ranks) + on +
-                             ": state is equal to the bit, sums over ranks round differently from here on");
-    } else if (reducer.reduction_group() != manifest.reduction_group) {
-      result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +
-                             ", was " + std::to_string(manifest.reduction_group) +
-                             ": sums over ranks round differently");
-    }
+    note_order_of_sums(manifest, result);
     // Nobody chose these, so that a program which compares no configurations would not know.
     const EarlierDefaults earlier = earlier_defaults(config, manifest.run.config);
     if (earlier.bf16) {
@@ -388,9 +416,12 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
                              " (saved by " + saved_by + "): dropped, and not in later checkpoints");
     }
     const std::string numerics = runtime.numerics_fingerprint();
-    if (manifest.numerics != numerics) {
-      result.notes.push_back("in the numerics fingerprint '" + parts_not_in(manifest.numerics, numerics) +
-                             "' is '" + parts_not_in(numerics, manifest.numerics) +
+    const std::string before = parts_not_in(manifest.numerics, numerics);
+    const bool of_threads = before.ends_with(" threads a rank") && before.find("; ") == std::string::npos &&
+                            !threads_change_bits();
+    if (manifest.numerics != numerics && !(of_threads && config.world_size_invariant)) {
+      result.notes.push_back("in the numerics fingerprint '" + before + "' is '" +
+                             parts_not_in(numerics, manifest.numerics) +
                              "' now: bits may differ from here on");
     }
   }

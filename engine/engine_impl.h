@@ -79,6 +79,10 @@ struct Engine::Impl {
 
   // --- engine_start.cpp ---
   void check_tiers() const;
+  /// Refuses a number of threads that follows that of the ranks, where one result is asked for.
+  void check_threads() const;
+  /// Matrix products of this run may have other bits on another number of threads.
+  bool threads_change_bits() const;
   void check_host_memory() const;
   void agree_on_start();
   void allocate();
@@ -101,6 +105,8 @@ struct Engine::Impl {
   std::string save(const std::string& directory, const SaveOptions& options);
   std::string finish_saving();
   LoadResult load(const std::string& path, const LoadOptions& options);
+  /// Takes the order in which a loaded run added gradients up, as far as it can, and says where it differs.
+  void note_order_of_sums(const checkpoint::Manifest& manifest, LoadResult& result);
   /// The tensors that are taken from a checkpoint: of adapters beside a frozen base it may hold both, the
   /// base or the adapters.
   enum class Part : std::uint8_t { whole, base, adapters };
@@ -137,6 +143,11 @@ struct Engine::Impl {
   /// How often a step reduces a flat buffer's gradients.
   std::int64_t reductions(const FlatBuffer& flat) const {
     return store.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
+  }
+  /// How often this rank sends gradients of it.
+  std::int64_t sent_reductions(const FlatBuffer& flat) const {
+    return store.residency().policy(flat) == ReductionPolicy::boundary ? 1
+                                                                       : config.micro_batches_of(rank, ranks);
   }
   /// How often the replicas add up their sums of it.
   std::int64_t replica_reductions(const FlatBuffer& flat) const {

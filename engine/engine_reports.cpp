@@ -130,7 +130,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   for (const FlatBuffer* flat : store.trainable()) {
     if (flat->empty()) continue;
     gathered += flat->layout.padded_elements();
-    reduced += reductions(*flat) * flat->layout.padded_elements();
+    reduced += sent_reductions(*flat) * flat->layout.padded_elements();
     summed += reductions(*flat) * flat->group->summed_elements_sent(flat->layout.shard_elements(),
                                                                     precision.communication, options);
   }
@@ -168,7 +168,7 @@ std::string Engine::summary(bool verbose) const {
   std::int64_t padded = 0, reduced = 0, largest = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
     padded += flat->layout.padded_elements();
-    reduced += impl.reductions(*flat) * flat->layout.padded_elements();
+    reduced += impl.sent_reductions(*flat) * flat->layout.padded_elements();
   }
   bool gathers = false;
   for (const UnitState& unit : units) {
@@ -192,8 +192,7 @@ std::string Engine::summary(bool verbose) const {
     row("mesh", fmt::format("{}; this is {}", impl.runtime.mesh().to_string(),
                             impl.runtime.mesh().name_of_rank(impl.rank)));
   }
-  row("batch", fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", config.train_batch_size,
-                           config.micro_batch_size, config.accumulation_steps, impl.ranks));
+  row("batch", config.batch_text(impl.ranks));
   row("dtypes", fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
                             dtype(config.precision.compute), dtype(config.precision.communication),
                             dtype(config.precision.accumulation), dtype(config.precision.moments)));

@@ -8,6 +8,7 @@
 #include "engine/engine_impl.h"
 #include "engine/offloaded_state.h"
 #include "offload/calibration.h"
+#include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
 
 namespace tranche {
@@ -28,6 +29,20 @@ void Engine::Impl::check_tiers() const {
       "optimizer " + optimizer->name() +
       " looks at its whole state before it updates, which would read the nvme tier twice a "
       "step; set offload_optimizer.device to \"cpu\" or \"none\"");
+}
+
+bool Engine::Impl::threads_change_bits() const {
+  return runtime.device().kind() == DeviceKind::cpu && config.precision.compute == DataType::bfloat16 &&
+         !kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16).starts_with("widened");
+}
+
+void Engine::Impl::check_threads() const {
+  if (!config.world_size_invariant || config.threads > 0 || !threads_change_bits()) return;
+  throw ConfigurationError(
+      "tranche.world_size_invariant: on this CPU oneDNN may multiply bf16, with bits that depend on the "
+      "number "
+      "of threads, which is the node's cores over its ranks; give tranche.threads (--threads), the same for "
+      "every number of ranks");
 }
 
 void Engine::Impl::check_host_memory() const {
@@ -105,7 +120,8 @@ void Engine::Impl::agree_on_start() {
     }
   }
   // Nodes may hold different numbers of ranks; the order of a sum must be one for all.
-  reducer.set_reduction_group(replicas != nullptr          ? shard.size()
+  reducer.set_reduction_group(config.world_size_invariant  ? 0
+                              : replicas != nullptr        ? shard.size()
                               : config.reduction_group > 0 ? config.reduction_group
                                                            : static_cast<int>(starts[0].local_size));
 }

@@ -74,9 +74,10 @@ void Engine::write_optimizer_state(std::string_view name, std::string_view state
 
 double Engine::Impl::gradient_scale() {
   if (hook_scale) return *hook_scale;
-  std::vector<std::int64_t> counts(static_cast<std::size_t>(micro_batch),
+  const std::int64_t own = std::min(micro_batch, config.micro_batches_of(rank, ranks));
+  std::vector<std::int64_t> counts(static_cast<std::size_t>(own),
                                    config.micro_batch_size * model.tokens_per_sample);
-  runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), micro_batch * 8);
+  runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), own * 8);
   compute.synchronize();
   std::int64_t tokens = 0;
   for (const std::int64_t count : counts) tokens += count;

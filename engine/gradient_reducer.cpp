@@ -195,7 +195,7 @@ void GradientReducer::submit(std::int64_t micro_batch, int index, bool last) {
     Target& target = target_of(uses, flat, static_cast<int>(b));
     for (int tensor = 0; tensor < flat.layout.tensors(); ++tensor) clear_unwritten(target, flat, tensor);
     ledger_.set_phase("reduce", unit.name);
-    if (!flat.empty()) reduce(target, flat, last);
+    if (!flat.empty()) reduce(target, flat, micro_batch, last);
     ledger_.set_phase("backward", unit.name);
   }
 }
@@ -221,6 +221,7 @@ void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const ConstTensorVi
   const DataType accumulation = config_.precision.accumulation;
   const bool once = residency.sums_replicas_once(flat);
   ReductionOptions inner = options, outer = options;
+  outer.givers = flat.replicas->size();
   StepBuffer of_replica;
   void* sum = nullptr;
   if (once) {
@@ -251,7 +252,7 @@ void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const ConstTensorVi
                                 accumulation, config_.allgather_bucket_elements, summed, label);
 }
 
-void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
+void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micro_batch, bool last) {
   const Residency& residency = store_.residency();
   const std::int64_t elements = flat.layout.padded_elements();
   const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
@@ -295,6 +296,7 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, bool last) {
   options.accumulate = !reduce_once && accumulated != 0;
   options.bucket_elements = config_.reduce_bucket_elements;
   options.round_to = communication;
+  options.givers = config_.ranks_with_samples(micro_batch, flat.group->size());
   const std::vector<Event> ready{compute_.record(), flat.reduce_done};
   const OperationLabel label{flat.name, "backward", Traffic::data};
   if (flat.replicas == nullptr) {

@@ -23,7 +23,8 @@ class GradientReducer {
   GradientReducer(StateStore& store, const Config& config, StepArena& arena, Stream& compute, Ledger& ledger,
                   const StepScalars& scalars);
 
-  /// Ranks whose gradients are added first, in their order, before such sums are added to each other.
+  /// Ranks whose gradients are added first, in their order, before such sums are added to each other; 0: each
+  /// is added to the main gradient in turn.
   int reduction_group() const { return reduction_group_; }
   void set_reduction_group(int ranks) { reduction_group_ = ranks; }
 
@@ -81,7 +82,7 @@ class GradientReducer {
   void clear_unwritten(Target& target, const FlatBuffer& flat, int tensor);
   /// Takes memory of the step for the main gradient.
   void take_transient_gradients(FlatBuffer& flat);
-  void reduce(Target& target, FlatBuffer& flat, bool last);
+  void reduce(Target& target, FlatBuffer& flat, std::int64_t micro_batch, bool last);
   /// The reduction of a buffer that has replicas; flat.reduce_done follows it call by call, so that it covers
   /// what was issued before an error too.
   void reduce_over_replicas(FlatBuffer& flat, const ConstTensorView& sent, const ReductionOptions& options,

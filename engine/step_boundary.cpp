@@ -59,7 +59,9 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
                        static_cast<std::int64_t>(count * sizeof(kernels::GradientStatistics)));
   compute_.synchronize();
 
-  for (std::size_t m = 0; m < losses.size(); ++m) {
+  const auto own =
+      static_cast<std::size_t>(config_.micro_batches_of(ranks_.rank(), static_cast<int>(ranks_.size())));
+  for (std::size_t m = 0; m < own; ++m) {
     mine.losses.add(losses[m]);
     mine.tokens += tokens[m];
   }

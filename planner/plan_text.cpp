@@ -108,9 +108,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
                                    request.ranks == 1 ? " (one rank: all stages hold the same)"
                                    : owners == 1      ? " (nothing is sharded: all stages hold the same)"
                                                       : ""));
-  text += row("batch",
-              fmt::format("{} = {} per micro-batch x {} accumulated x {} ranks", effective.train_batch_size,
-                          effective.micro_batch_size, effective.accumulation_steps, request.ranks));
+  text += row("batch", effective.batch_text(request.ranks));
   text += row("dtypes",
               fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
                           name_of(effective.precision.compute), name_of(effective.precision.communication),

@@ -286,7 +286,7 @@ class Search {
     validate_config(base_, request.plan.ranks);
     shards_ = shards_of(base_, request.plan.ranks);
     sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), request.plan.ranks, shards_);
-    if (request.keep_micro_batch) {
+    if (request.keep_micro_batch || base_.world_size_invariant) {
       micro_batches_.push_back(base_.micro_batch_size);
       return;
     }

@@ -476,6 +476,9 @@ ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batc
   ProjectionRequest changed = request;
   Config effective = request.plan.config;
   validate_config(effective, request.plan.ranks);
+  // The order of a sum takes no time, and a last round that is short as much as a full one.
+  changed.plan.config.reduction = effective.reduction;
+  changed.plan.config.world_size_invariant = false;
   changed.plan.config.micro_batch_size = effective.micro_batch_size;
   changed.plan.config.accumulation_steps = micro_batches;
   changed.plan.config.train_batch_size = effective.micro_batch_size * micro_batches * ranks;
@@ -556,8 +559,8 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
   projection.critical_path = std::move(simulated.critical_path);
   projection.notes = std::move(simulated.notes);
   const std::int64_t sequence = request.plan.model.sequence_or_longest(request.plan.sequence);
-  const double tokens = static_cast<double>(config.micro_batch_size * config.accumulation_steps * sequence);
-  projection.tokens_per_second = tokens * request.plan.ranks / projection.step.total();
+  projection.tokens_per_second =
+      static_cast<double>(config.train_batch_size * sequence) / projection.step.total();
   if (request.plan.ranks > 1) {
     // The same rank with the same share of its node, and nobody to talk to.
     ProjectionRequest alone = with(request, config.accumulation_steps, 1);

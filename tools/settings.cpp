@@ -65,7 +65,7 @@ void override_offload(const Options& options, const nlohmann::json& document,
 
 /// Windows that a validation takes; 0: all.
 std::int64_t held_out_windows(const Options& options, const Settings& settings) {
-  if (options.eval_batches) return *options.eval_batches * settings.batch.step();
+  if (options.eval_batches) return *options.eval_batches * settings.config.train_batch_size;
   // The n-grams' figures are of the whole held-out text, and `evaluate` has nothing else to do.
   if (options.ngrams || options.command != Command::train) return 0;
   return std::max<std::int64_t>(1, default_validation_tokens / settings.sequence);

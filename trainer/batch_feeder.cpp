@@ -32,7 +32,10 @@ models::TokenBatch BatchFeeder::training_batch(const data::Windows& windows, con
   const std::vector<std::int64_t> samples =
       data::sample_numbers(shape_, engine_.samples(), number, engine_.runtime().rank());
   std::vector<std::int64_t> numbers;
-  for (const std::int64_t sample : samples) numbers.push_back(mixture.window(sample));
+  const std::int64_t rank = engine_.runtime().rank();
+  const bool counts = rank < engine_.config().ranks_with_samples(number, engine_.runtime().size());
+  // Rows without targets, where this rank has no samples and only makes the calls of the others.
+  for (const std::int64_t sample : samples) numbers.push_back(counts ? mixture.window(sample) : -1);
   return fill(windows, numbers, samples);
 }
 

@@ -1,6 +1,7 @@
 /// Exchange between threads of one process that see each other's device memory. A call meets its peers on the
 /// host twice while it is issued: to learn where their data lies and behind which event, and to learn behind
 /// which event they have read. What is enqueued reads the peers' memory directly; nothing lies in between.
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -86,7 +87,9 @@ class SharedExchange : public DeviceExchange {
     const StreamSpan span(stream, call.what());
     if (call.name == "reduce_scatter") {
       std::vector<const void*> pieces;
-      for (const Post& post : posts) pieces.push_back(place(post, rank * call.bytes()));
+      for (int giver = 0; giver < std::min(call.sum.givers, size); ++giver) {
+        pieces.push_back(place(posts[static_cast<std::size_t>(giver)], rank * call.bytes()));
+      }
       deterministic_sum(stream, pieces, call.dtype, call.sum,
                         TensorView{call.to, call.output_dtype, Shape{call.count}});
     } else if (call.name == "broadcast") {

@@ -164,18 +164,25 @@ class StagedExchange : public DeviceExchange {
     const auto sum_of = [=](const Chunk& chunk) {
       return chunk.staging + round_up(chunk.count * width * size, std::int64_t{8});
     };
-    const bool direct = !call->sum.accumulate && call->output_dtype == DataType::float32;
+    // A fold begins with what the output holds, so that goes down too, and comes back as the sum.
+    const bool folds = call->sum.accumulate && call->sum.group_size == 0;
+    if (folds && call->output_dtype != DataType::float32) {
+      throw InvalidArgument(call->what() + ": a fold through host memory is added up in fp32, not in " +
+                            std::string(name_of(call->output_dtype)));
+    }
+    const bool direct = folds || (!call->sum.accumulate && call->output_dtype == DataType::float32);
     const std::int64_t chunk_elements = reduction_chunk_of(call->count, width, call->sum.bucket_elements);
     ReductionOptions options = call->sum;
-    options.accumulate = false;
+    options.accumulate = folds;
     options.bucket_elements = 0;
     pipeline(
         call, chunk_elements,
         [=, this](const Chunk& chunk) {
-          for (int member = 0; member < size; ++member) {
+          for (int member = 0; member < size && group_.rank() < options.givers; ++member) {
             download(chunk.staging + member * chunk.count * width,
                      call->from_bytes() + member * call->bytes() + chunk.first * width, chunk.count * width);
           }
+          if (folds) download(sum_of(chunk), call->to_bytes() + chunk.first * 4, chunk.count * 4);
         },
         [=, this](const Chunk& chunk) {
           return host_->reduce_scatter(chunk.staging, call->dtype, sum_of(chunk), DataType::float32,

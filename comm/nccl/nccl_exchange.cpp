@@ -246,16 +246,19 @@ class NcclExchange : public DeviceExchange {
     for (std::int64_t first = 0; first < call.count; first += chunk) {
       const std::int64_t count = std::min(chunk, call.count - first);
       const auto bytes = static_cast<std::size_t>(count * width);
-      std::vector<const void*> pieces(static_cast<std::size_t>(group_.size()));
+      const int givers = std::min(call.sum.givers, group_.size());
+      std::vector<const void*> pieces(static_cast<std::size_t>(givers));
       const auto piece = [&](int member) {
         return call.from_bytes() + member * call.bytes() + first * width;
       };
-      pieces[static_cast<std::size_t>(group_.rank())] = piece(group_.rank());
+      const bool gives = group_.rank() < givers;
+      if (gives) pieces[static_cast<std::size_t>(group_.rank())] = piece(group_.rank());
       if (group_.size() > 1) {
         launch("ncclSend and ncclRecv", [&](auto&& say) {
           unsigned char* place = staging();
           for (const int peer : group_.peers()) {
-            say(ncclSend(piece(peer), bytes, ncclUint8, peer, communicator_, stream_));
+            if (gives) say(ncclSend(piece(peer), bytes, ncclUint8, peer, communicator_, stream_));
+            if (peer >= givers) continue;
             say(ncclRecv(place, bytes, ncclUint8, peer, communicator_, stream_));
             pieces[static_cast<std::size_t>(peer)] = place;
             place += stride;

@@ -175,6 +175,7 @@ bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
   }
   std::vector<PeerMapping> mappings;
   for (const int member : layout().members(own_node())) {
+    if (member >= plan_->givers()) continue;
     if (member == whole().self) {
       place_of(member) = own_piece(member, chunk);
       continue;
@@ -184,7 +185,8 @@ bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
     place_of(member) = mappings.back().data();
   }
   ReductionOptions over_groups;
-  over_groups.accumulate = result_.accumulate;
+  over_groups.accumulate = result_.order.accumulate;
+  if (result_.order.group_size == 0) over_groups.group_size = 0;
   std::vector<float> block(static_cast<std::size_t>(plan_->groups() * block_elements));
   std::vector<const void*> sums(sources.size()), pieces;
   for (std::int64_t done = 0; done < elements; done += block_elements) {

@@ -18,7 +18,7 @@ class HierarchicalReduceScatter : public HierarchicalExchange {
   struct Result {
     void* output = nullptr;
     DataType dtype = DataType::float32;
-    bool accumulate = false;
+    ReductionOptions order;
     Stream* stream = nullptr;
   };
   HierarchicalReduceScatter(OperationInfo info, WindowCall call, HierarchicalCall whole,

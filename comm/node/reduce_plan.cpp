@@ -4,14 +4,14 @@
 
 namespace tranche::comm {
 
-ReducePlan::ReducePlan(const NodeLayout& layout, int group_size, std::int64_t width)
-    : group_size_(std::min(group_size, layout.ranks())),
-      ranks_(layout.ranks()),
+ReducePlan::ReducePlan(const NodeLayout& layout, int group_size, std::int64_t width, int givers)
+    : group_size_(std::clamp(group_size, 1, layout.ranks())),
+      givers_(std::min(givers, layout.ranks())),
       sums_(static_cast<std::size_t>(layout.nodes())),
       raw_(sums_.size()) {
-  for (int first = 0; first < ranks_; first += group_size_) {
+  for (int first = 0; first < givers_; first += group_size_) {
     const int group = static_cast<int>(node_of_group_.size());
-    const int end = std::min(first + group_size_, ranks_);
+    const int end = std::min(first + group_size_, givers_);
     bool one_node = end - first > 1;  // the sum of one is what it has
     for (int member = first; member < end; ++member) one_node &= layout.node(member) == layout.node(first);
     node_of_group_.push_back(one_node ? layout.node(first) : -1);
@@ -32,15 +32,15 @@ ReducePlan::ReducePlan(const NodeLayout& layout, int group_size, std::int64_t wi
     largest_message_width_ =
         std::max(largest_message_width_, static_cast<std::int64_t>(sums_[node].size()) * 4);
   }
-  for (int member = 0; member < ranks_; ++member) {
+  for (int member = 0; member < layout.ranks(); ++member) {
     const std::int64_t in = all - arriving[static_cast<std::size_t>(layout.node(member))];
     slot_width_ = std::max(slot_width_, sums_sent(layout, member) * 4 + in);
   }
-  slot_width_ += (ranks_ - 1) * width;
+  slot_width_ += (layout.ranks() - 1) * width;
 }
 
 std::pair<int, int> ReducePlan::range(int group) const {
-  return {group * group_size_, std::min((group + 1) * group_size_, ranks_)};
+  return {group * group_size_, std::min((group + 1) * group_size_, givers_)};
 }
 
 std::int64_t ReducePlan::sums_sent(const NodeLayout& layout, int member) const {

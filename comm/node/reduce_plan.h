@@ -9,13 +9,15 @@
 
 namespace tranche::comm {
 
-/// The data that crosses between nodes in a deterministic sum with groups of `group_size` consecutive
-/// members. A group that lies on one node sends one fp32 sum of it; members of a group that lies on several
-/// send what they have, since their sum depends on its order. Either way every addition of the reduction
-/// order is one piece sent or read, so that N-1 pieces per shard travel whatever the layout.
+/// The data that crosses between nodes in a deterministic sum of the first `givers` members, with groups of
+/// `group_size` consecutive ones; 0: no groups, each sends what it has. A group that lies on one node sends
+/// one fp32 sum of it; members of a group that lies on several send what they have, since their sum depends
+/// on its order. Either way every addition of the reduction order is one piece sent or read, so that N-1
+/// pieces per shard travel whatever the layout.
 class ReducePlan {
  public:
-  ReducePlan(const NodeLayout& layout, int group_size, std::int64_t width);
+  ReducePlan(const NodeLayout& layout, int group_size, std::int64_t width, int givers = 1 << 30);
+  int givers() const { return givers_; }
   int groups() const { return static_cast<int>(node_of_group_.size()); }
   int group_of(int member) const { return member / group_size_; }
   /// First and last but one member.
@@ -34,7 +36,7 @@ class ReducePlan {
   std::int64_t sums_sent(const NodeLayout& layout, int member) const;
 
  private:
-  int group_size_, ranks_;
+  int group_size_, givers_;
   std::vector<int> node_of_group_;
   std::vector<std::vector<int>> sums_, raw_;
   std::int64_t slot_width_ = 0, largest_message_width_ = 4;

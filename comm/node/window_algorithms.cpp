@@ -45,17 +45,20 @@ std::string WindowAlgorithms::obstacle() const {
   return obstacle.empty() ? "the ranks that were declared to share a node do not" : obstacle;
 }
 
-std::shared_ptr<const ReducePlan> WindowAlgorithms::reduce_plan(int group_size, DataType dtype) const {
+std::shared_ptr<const ReducePlan> WindowAlgorithms::reduce_plan(const ReductionOptions& options,
+                                                                DataType dtype) const {
   const std::lock_guard lock(plans_mutex_);
-  auto& plan = plans_[{group_size, dtype}];
-  if (!plan) plan = std::make_shared<const ReducePlan>(*layout_, group_size, size_of(dtype));
+  auto& plan = plans_[{options.group_size, options.givers, dtype}];
+  if (!plan) {
+    plan = std::make_shared<const ReducePlan>(*layout_, options.group_size, size_of(dtype), options.givers);
+  }
   return plan;
 }
 
 std::int64_t WindowAlgorithms::summed_elements_sent(std::int64_t count, DataType dtype,
                                                     const ReductionOptions& options) const {
   if (layout_->nodes() == 1 || !serves((layout_->ranks() - 1) * count * size_of(dtype))) return 0;
-  return reduce_plan(options.group_size, dtype)->sums_sent(*layout_, self_) * count;
+  return reduce_plan(options, dtype)->sums_sent(*layout_, self_) * count;
 }
 
 WindowCall WindowAlgorithms::window_call(void* readable, std::int64_t bytes, std::int64_t count,
@@ -95,7 +98,8 @@ std::unique_ptr<Operation> WindowAlgorithms::reduce_scatter(OperationInfo info, 
                       TensorView{out, output_dtype, Shape{elements}}, target);
   };
   const WindowReduceScatter::Output result{output, width};
-  return std::make_unique<WindowReduceScatter>(std::move(info), std::move(call), result, std::move(combine));
+  return std::make_unique<WindowReduceScatter>(std::move(info), std::move(call), result, options.givers,
+                                               std::move(combine));
 }
 
 std::unique_ptr<Operation> WindowAlgorithms::hierarchical_reduce_scatter(
@@ -103,7 +107,7 @@ std::unique_ptr<Operation> WindowAlgorithms::hierarchical_reduce_scatter(
     std::int64_t count, const ReductionOptions& options) const {
   const int ranks = layout_->ranks();
   WindowCall call = window_call(const_cast<void*>(full), ranks * count * size_of(dtype), count, dtype);
-  const auto plan = reduce_plan(options.group_size, dtype);
+  const auto plan = reduce_plan(options, dtype);
   const std::int64_t most = std::min(engine_.slot_bytes() / plan->slot_width(),
                                      largest_message_bytes / plan->largest_message_width());
   call.chunk = std::max(most / chunk_granule * chunk_granule, chunk_granule);
@@ -111,7 +115,7 @@ std::unique_ptr<Operation> WindowAlgorithms::hierarchical_reduce_scatter(
     const std::int64_t bucket = options.bucket_elements / ranks / chunk_granule * chunk_granule;
     call.chunk = std::min(call.chunk, std::max(bucket, chunk_granule));
   }
-  HierarchicalReduceScatter::Result result{output, output_dtype, options.accumulate, &engine_.stream()};
+  HierarchicalReduceScatter::Result result{output, output_dtype, options, &engine_.stream()};
   return std::make_unique<HierarchicalReduceScatter>(
       std::move(info), std::move(call), HierarchicalCall{layout_, members_, self_}, plan, result);
 }

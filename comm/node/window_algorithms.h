@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -55,7 +56,7 @@ class WindowAlgorithms {
                                                          void* output, DataType output_dtype,
                                                          std::int64_t count,
                                                          const ReductionOptions& options) const;
-  std::shared_ptr<const ReducePlan> reduce_plan(int group_size, DataType dtype) const;
+  std::shared_ptr<const ReducePlan> reduce_plan(const ReductionOptions& options, DataType dtype) const;
 
   ProgressEngine& engine_;
   std::vector<int> members_;
@@ -64,8 +65,8 @@ class WindowAlgorithms {
   bool available_ =
       false;  ///< members that share a node, of which there are some, can read each other's memory
   mutable std::mutex plans_mutex_;
-  mutable std::map<std::pair<int, DataType>, std::shared_ptr<const ReducePlan>>
-      plans_;  ///< by group size, dtype
+  mutable std::map<std::tuple<int, int, DataType>, std::shared_ptr<const ReducePlan>>
+      plans_;  ///< by group size, givers, dtype
 };
 
 }  // namespace tranche::comm

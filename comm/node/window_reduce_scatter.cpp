@@ -5,8 +5,12 @@
 
 namespace tranche::comm {
 
-WindowReduceScatter::WindowReduceScatter(OperationInfo info, WindowCall call, Output output, Combine combine)
-    : WindowExchange(std::move(info), std::move(call)), output_(output), combine_(std::move(combine)) {}
+WindowReduceScatter::WindowReduceScatter(OperationInfo info, WindowCall call, Output output, int givers,
+                                         Combine combine)
+    : WindowExchange(std::move(info), std::move(call)),
+      output_(output),
+      givers_(std::min(givers, ranks())),
+      combine_(std::move(combine)) {}
 
 // A slot holds the pieces for the members behind one another, the own one left out.
 void WindowReduceScatter::fill(std::int64_t chunk, unsigned char* slot) {
@@ -27,9 +31,9 @@ WindowExchange::Progress WindowReduceScatter::work(std::int64_t chunk) {
   const std::int64_t count = std::min(quantum, elements - summed_);
   const std::int64_t direct = (self * call().count + first_of(chunk) + summed_) * width;
   std::vector<PeerMapping> mappings;
-  std::vector<const void*> pieces(static_cast<std::size_t>(ranks()));
+  std::vector<const void*> pieces(static_cast<std::size_t>(givers_));
   mappings.reserve(pieces.size());
-  for (int member = 0; member < ranks(); ++member) {
+  for (int member = 0; member < givers_; ++member) {
     if (member == self) {
       pieces[static_cast<std::size_t>(member)] = static_cast<const unsigned char*>(call().mine) + direct;
       continue;

@@ -10,7 +10,7 @@
 
 namespace tranche::comm {
 
-/// output = deterministic sum of the members' pieces for this rank.
+/// output = deterministic sum of the pieces for this rank of the first `givers` members.
 class WindowReduceScatter : public WindowExchange {
  public:
   /// Writes the sum of pieces[member], `count` elements each, to `out`.
@@ -19,13 +19,14 @@ class WindowReduceScatter : public WindowExchange {
     void* data = nullptr;
     std::int64_t width = 0;  ///< bytes of an element
   };
-  WindowReduceScatter(OperationInfo info, WindowCall call, Output output, Combine combine);
+  WindowReduceScatter(OperationInfo info, WindowCall call, Output output, int givers, Combine combine);
 
  private:
   void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress work(std::int64_t chunk) override;
 
   Output output_;
+  int givers_;
   Combine combine_;
   std::int64_t summed_ = 0;  ///< elements of the chunk
 };

@@ -13,7 +13,7 @@ ReduceExchange::ReduceExchange(OperationInfo info, Reduction reduction)
   if (r.count == 0) return;
   const int ranks = static_cast<int>(r.members.size());
   // Starting behind one's own rank spreads the senders over the receivers.
-  for (int step = 1; step < ranks; ++step) {
+  for (int step = 1; step < ranks && r.self < r.givers; ++step) {
     const auto member = static_cast<std::size_t>((r.self + step) % ranks);
     sends_.emplace_back(true, r.members[member], const_cast<void*>(r.pieces[member]),
                         r.count * size_of(r.dtype), r.chunk * size_of(r.dtype), this->info().tag);
@@ -22,7 +22,8 @@ ReduceExchange::ReduceExchange(OperationInfo info, Reduction reduction)
 }
 
 bool ReduceExchange::uses_staging() const {
-  return scratch_.empty() && !sends_.empty();
+  const int others = reduction_.givers - (reduction_.self < reduction_.givers ? 1 : 0);
+  return scratch_.empty() && chunks_ > 0 && others > 0;
 }
 
 bool ReduceExchange::waits_for_staging() const {
@@ -51,9 +52,9 @@ bool ReduceExchange::post(Transport& transport, StagingBuffer& staging) {
   const Reduction& r = reduction_;
   const std::int64_t bytes = elements_of(arrival.chunk) * size_of(r.dtype);
   unsigned char* place = arrival.data;
-  arrival.messages.resize(r.members.size());
+  arrival.messages.resize(static_cast<std::size_t>(r.givers));
   arrivals_.push_back(std::move(arrival));  // first, so that a slot is given back whatever happens
-  for (std::size_t member = 0; member < r.members.size(); ++member) {
+  for (std::size_t member = 0; member < arrivals_.back().messages.size(); ++member) {
     if (static_cast<int>(member) == r.self) continue;
     arrivals_.back().messages[member] = transport.receive(place, bytes, r.members[member], info().tag);
     place += bytes;
@@ -66,7 +67,7 @@ void ReduceExchange::sum(const Arrival& arrival) {
   const std::int64_t first = arrival.chunk * r.chunk;
   const std::int64_t count = elements_of(arrival.chunk);
   const std::int64_t bytes = count * size_of(r.dtype);
-  std::vector<const void*> pieces(r.members.size());
+  std::vector<const void*> pieces(static_cast<std::size_t>(r.givers));
   const unsigned char* place = arrival.data;
   for (std::size_t member = 0; member < pieces.size(); ++member) {
     if (static_cast<int>(member) == r.self) {

@@ -17,6 +17,7 @@ namespace tranche::comm {
 struct Reduction {
   std::vector<int> members;         ///< job ranks of the group, in group order
   int self = 0;                     ///< index in members
+  int givers = 0;                   ///< the first so many members send and are added
   std::vector<const void*> pieces;  ///< data for each member; [self] stays here
   std::int64_t count = 0;           ///< elements of a piece
   std::int64_t chunk = 0;           ///< elements exchanged at once
@@ -24,7 +25,7 @@ struct Reduction {
   /// The result overwrites what is sent, so a chunk must have left before it is summed.
   bool in_place = false;
   std::int64_t scratch_bytes = 0;  ///< > 0: small enough for a buffer of its own; chunk must be >= count
-  /// pieces[member] holds elements [first, first + count).
+  /// pieces[member] holds elements [first, first + count) of a member that gives them.
   std::function<void(std::span<const void* const> pieces, std::int64_t first, std::int64_t count,
                      DataType dtype)>
       combine;

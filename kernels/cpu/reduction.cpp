@@ -43,6 +43,11 @@ HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_
     const auto piece = [&](std::size_t rank)
                            HWY_ATTR { return load(d, static_cast<const Piece*>(pieces[rank]) + i); };
     auto total = hn::Zero(d);
+    if (group_size == 0) {  // a fold, from what is there
+      total = load(d, out + i);
+      for (std::size_t rank = 0; rank < pieces.size(); ++rank) total = hn::Add(total, piece(rank));
+      return store(d, total, out + i);
+    }
     for (std::size_t group = 0; group < pieces.size(); group += group_size) {
       const std::size_t end = pieces.size() - group < group_size ? pieces.size() : group + group_size;
       auto partial = piece(group);
@@ -149,8 +154,10 @@ void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int g
     with_floating(out.dtype, [&](auto result) HWY_ATTR {
       using Piece = decltype(piece);
       auto* to = static_cast<decltype(result)*>(out.data);
-      const auto group = static_cast<std::size_t>(group_size);
-      if (target == SumTarget::memory) {
+      // A fold of one piece, or from nothing, is a sum like any other.
+      const bool folds = group_size == 0 && accumulate && pieces.size() > 1;
+      const auto group = folds ? 0 : group_size == 0 ? pieces.size() : static_cast<std::size_t>(group_size);
+      if (target == SumTarget::memory && !folds) {
         ordered_sum_to_memory<Piece>(pieces, group, accumulate, to, first, count);
       } else {
         ordered_sum_loop<Piece>(pieces, group, accumulate, to, first, count);

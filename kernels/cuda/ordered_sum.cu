@@ -32,6 +32,11 @@ __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const
   float total[n] = {}, partial[n] = {};
   int in_group = 0;
   bool first_group = true;
+  const bool folds = list.group_size == 0;  // which makes one group, that begins with `out`
+  if (folds && list.accumulate) {
+    Out::template widen<n>(out.template load<n>(i), partial);
+    in_group = 1;
+  }
   for (int base = 0; base < list.count; base += batch) {
     typename Elements<Piece>::template Loaded<n> loaded[batch] = {};
 #pragma unroll
@@ -57,7 +62,7 @@ __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const
       }
     }
   }
-  if (list.accumulate) {
+  if (list.accumulate && !folds) {
     float held[n];
     Out::template widen<n>(out.template load<n>(i), held);
 #pragma unroll

@@ -118,15 +118,28 @@ void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64
   comm.reduce_scatter(full.data(), data_type_of<T>(), output.data(), data_type_of<Out>(), count, options, {},
                       label)
       .wait();
-  const auto sum = expected_sum<T>(n, comm.rank(), count, options.group_size, salt);
-  std::vector<Out> wanted(sum.size());
-  for (std::size_t i = 0; i < sum.size(); ++i) {
-    wanted[i] = from_float<Out>(options.accumulate ? to_float(before[i]) + sum[i] : sum[i]);
+  const int givers = std::min(options.givers, n);
+  std::vector<Out> wanted(before.size());
+  if (options.group_size == 0) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      float folded = 0;
+      for (int s = 0; s < givers; ++s) {
+        const auto element = comm.rank() * count + static_cast<std::int64_t>(i);
+        const float term = to_float(from_float<T>(test_value(s, element, salt)));
+        folded = s > 0 ? folded + term : options.accumulate ? to_float(before[i]) + term : term;
+      }
+      wanted[i] = from_float<Out>(folded);
+    }
+  } else {
+    const auto sum = expected_sum<T>(givers, comm.rank(), count, options.group_size, salt);
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      wanted[i] = from_float<Out>(options.accumulate ? to_float(before[i]) + sum[i] : sum[i]);
+    }
   }
   require_same(output.read(), wanted,
-               fmt::format("reduce_scatter n={} {}->{} count={} group={} accumulate={} bucket={}", n,
-                           name_of(data_type_of<T>()), name_of(data_type_of<Out>()), count,
-                           options.group_size, options.accumulate, options.bucket_elements));
+               fmt::format("reduce_scatter n={} {}->{} count={} group={} accumulate={} bucket={} givers={}",
+                           n, name_of(data_type_of<T>()), name_of(data_type_of<Out>()), count,
+                           options.group_size, options.accumulate, options.bucket_elements, givers));
 }
 
 template <typename T>
@@ -205,12 +218,21 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
     reduce_scatter_case<bfloat16, bfloat16>(comm, place, count, {1 << 30, true, 0});
     reduce_scatter_case<bfloat16, float>(comm, place, count, {1 << 30, false, 300});
     reduce_scatter_case<float, bfloat16>(comm, place, count, {2, false, 64});
+    for (int givers = 1; givers <= n; ++givers) {
+      reduce_scatter_case<bfloat16, float>(comm, place, count, {0, true, 0, std::nullopt, givers});
+      reduce_scatter_case<bfloat16, float>(comm, place, count, {0, false, 300, std::nullopt, givers});
+      reduce_scatter_case<float, float>(comm, place, count, {2, true, 0, std::nullopt, givers});
+    }
   }
   // Sizes around one slot, and well beyond the staging buffer.
   const std::int64_t slot = staging_bytes / 2 / 4 / std::max(1, n - 1);
   for (const std::int64_t count : {slot - 1, slot, slot + 1, 5 * slot + 3}) {
     reduce_scatter_case<float, float>(comm, place, count, {2, true, 0});
     reduce_scatter_case<float16, float16>(comm, place, count, {3, false, 0});
+    for (const int givers : {1, n - 1, n}) {
+      if (givers > 0)
+        reduce_scatter_case<float, float>(comm, place, count, {0, true, 0, std::nullopt, givers});
+    }
   }
   // In place: output is this rank's own part of what it sends.
   const std::int64_t count = 3 * slot + 1;
@@ -406,6 +428,11 @@ void check_meter(Communicator& comm, const SuitePlace& place) {
       .wait();
   comm.reduce_scatter(full.data(), DataType::bfloat16, shard.data(), DataType::float32, count, {}, {}, label)
       .wait();
+  ReductionOptions of_two;
+  of_two.givers = 2;
+  comm.reduce_scatter(full.data(), DataType::bfloat16, shard.data(), DataType::float32, count, of_two, {},
+                      {"h.3", "a short round", Traffic::control})
+      .wait();
   double value = 0;
   comm.all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, control).wait();
   comm.broadcast(shard.data(), 7, DataType::float32, 0, {}, control).wait();
@@ -416,6 +443,8 @@ void check_meter(Communicator& comm, const SuitePlace& place) {
   require_equal(data.at("reduce_scatter").elements, (n - 1) * count, "elements of reduce_scatter");
   require_equal(data.at("reduce_scatter").calls, std::int64_t{1}, "calls of reduce_scatter");
   require_equal(comm.meter().total(Traffic::data).elements, 2 * (n - 1) * count, "data elements");
+  require_equal(rest.at("reduce_scatter").elements, comm.rank() < 2 ? (n - 1) * count : 0,
+                "elements of a reduce_scatter of two ranks' values");
   require_equal(rest.at("all_reduce").bytes, (n - 1) * 8, "bytes of all_reduce");
   require_equal(rest.at("broadcast").elements, comm.rank() == 0 ? (n - 1) * 7 : 0, "elements of broadcast");
   require_equal(rest.at("barrier").bytes, std::int64_t{0}, "bytes of barrier");

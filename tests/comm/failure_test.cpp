@@ -552,9 +552,15 @@ TEST(Arguments, AreRefusedWithTheOperationNamed) {
             "reduce_scatter of unit h.3 in backward: sums fp32, bf16 and fp16, not fp64");
   EXPECT_EQ(
       refusal_of([&] {
-        comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {0, false, 0}, {}, {});
+        comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {-1, false, 0}, {}, {});
       }),
-      "reduce_scatter: group size 0");
+      "reduce_scatter: group size -1");
+  EXPECT_EQ(refusal_of([&] {
+              ReductionOptions options;
+              options.givers = 0;
+              comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, options, {}, {});
+            }),
+            "reduce_scatter: 0 ranks give values");
   EXPECT_EQ(
       refusal_of([&] {
         comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {1, false, -1}, {}, {});

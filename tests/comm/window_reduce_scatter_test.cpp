@@ -93,7 +93,7 @@ struct Rank {
     info.name = "reduce_scatter";
     info.done = std::make_shared<HostEvent>();
     operation = std::make_unique<WindowReduceScatter>(
-        std::move(info), std::move(call), output,
+        std::move(info), std::move(call), output, size,
         [this](std::span<const void* const> pieces, void* out, std::int64_t elements) {
           for (std::int64_t i = 0; i < elements; ++i) {
             float value = 0;

@@ -629,6 +629,66 @@ TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
               HasSubstr("tranche.replica_sum: 'never' is not one of micro_batch, step"));
 }
 
+TEST(Config, OneBatchForEveryNumberOfRanks) {
+  const std::string step =
+      R"({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 2, "tranche": {"world_size_invariant": true}})";
+  for (int ranks = 1; ranks <= 12; ++ranks) {
+    const Config config = parse_config(step, ranks);
+    EXPECT_EQ(config.reduction, ReductionPolicy::micro_batch);
+    EXPECT_EQ(config.accumulation_steps, (12 + ranks - 1) / ranks);
+    std::int64_t micro_batches = 0;
+    for (int rank = 0; rank < ranks; ++rank) micro_batches += config.micro_batches_of(rank, ranks);
+    EXPECT_EQ(micro_batches, 12);
+    // The effective configuration says nothing of the ranks, so that a run goes on with any number of them.
+    const Config again = parse_config(config.to_json(), ranks % 12 + 1, {"tranche.communication_slab=1MiB"});
+    EXPECT_EQ(again.train_batch_size, 24);
+    EXPECT_EQ(again.to_json(), parse_config(step, 1, {"tranche.communication_slab=1MiB"}).to_json());
+  }
+  EXPECT_EQ(parse_config(step, 12).batch_text(12),
+            "24 = 2 per micro-batch x 12, for any number of ranks; 1 round on 12 ranks");
+  EXPECT_EQ(parse_config(step, 1).batch_text(1),
+            "24 = 2 per micro-batch x 12, for any number of ranks; 12 rounds on 1 rank");
+  EXPECT_EQ(parse_config(step, 5).batch_text(5),
+            "24 = 2 per micro-batch x 12, for any number of ranks; 3 rounds on 5 ranks, the last on 2");
+  EXPECT_EQ(parse_config(step, 5, {"gradient_accumulation_steps=3"}).accumulation_steps, 3);
+  EXPECT_EQ(parse_config(step, 5, {"tranche.reduction_group=1"}).reduction_group, 1);
+  EXPECT_EQ(problems(step, 5, {"gradient_accumulation_steps=2"}),
+            "configuration: gradient_accumulation_steps 2: with tranche.world_size_invariant the 12 "
+            "micro-batches of a step take 3 on 5 ranks; leave it out, so that any number of ranks fits");
+  EXPECT_EQ(
+      problems(step, 14),
+      "configuration: tranche.world_size_invariant: the 12 micro-batches of a step (train_batch_size 24 / "
+      "train_micro_batch_size_per_gpu 2) leave 2 of 14 ranks without any; start at most 12");
+  EXPECT_EQ(problems(step, 2, {"train_batch_size=23"}),
+            "configuration: tranche.world_size_invariant: train_batch_size 23 is not a multiple of "
+            "train_micro_batch_size_per_gpu 2");
+  EXPECT_EQ(
+      problems(R"({"train_batch_size": 24})", 2, {"tranche.world_size_invariant=true"}),
+      "configuration: tranche.world_size_invariant: train_batch_size and train_micro_batch_size_per_gpu "
+      "say what a step is for every number of ranks; give both");
+}
+
+TEST(Config, WhatAddsUpByRanksIsRefusedWhereRanksMustNotMatter) {
+  const auto refused = [](const std::string& setting, int ranks = 4) {
+    return problems(
+        R"({"train_batch_size": 12, "train_micro_batch_size_per_gpu": 1, "tranche": {"world_size_invariant": true}})",
+        ranks, {setting});
+  };
+  EXPECT_THAT(refused("tranche.reduction=boundary"),
+              HasSubstr("tranche.reduction boundary adds up the micro-batches of each rank first; write "
+                        "micro_batch"));
+  EXPECT_THAT(refused("tranche.reduction_group=2"),
+              HasSubstr("tranche.reduction_group 2 adds up groups of ranks first; leave it out"));
+  EXPECT_THAT(refused("data_types.grad_accum_dtype=bf16"),
+              HasSubstr("data_types.grad_accum_dtype bf16 is rounded to once a round; write fp32"));
+  EXPECT_THAT(refused("tranche.collectives=nccl"),
+              HasSubstr("tranche.collectives nccl leaves the order to NCCL; write auto"));
+  EXPECT_THAT(refused("tranche.mesh=\"replicate=2, shard=2\""),
+              HasSubstr("tranche.world_size_invariant: tranche.mesh \"replicate=2, shard=2\" has 2 copies of "
+                        "the model, whose ranks add up each on their own first; leave the mesh out"));
+  EXPECT_THAT(refused("zero_optimization.zero_hpz_partition_size=2"), HasSubstr("has 2 copies of the model"));
+}
+
 TEST(Config, OverrideProblems) {
   EXPECT_EQ(problems("{}", 1, {"stage"}),
             "configuration: override 'stage' is not of the form key.path=value");

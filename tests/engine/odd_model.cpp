@@ -147,14 +147,14 @@ std::string OddRun::to_string() const {
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
       "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
-      "replica_sum={}, collectives={}, copy_in={}}}",
+      "replica_sum={}, collectives={}, copy_in={}, micro_batches={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, name_of(gather_for), persistent, persistent_in_all, prefetch,
       poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, name_of(accumulation_dtype),
       samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed, name_of(offload.optimizer),
       name_of(offload.parameters), offload.ratio, offload.tile_elements, offload.tile_buffers,
       offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum), collectives,
-      faults.copy_in);
+      faults.copy_in, micro_batches);
 }
 
 Config odd_config(const OddRun& run) {
@@ -162,6 +162,11 @@ Config odd_config(const OddRun& run) {
   config.micro_batch_size = run.samples_per_micro_batch;
   config.accumulation_steps = run.accumulation;
   config.train_batch_size = run.samples_per_micro_batch * run.accumulation * run.ranks;
+  if (run.micro_batches > 0) {
+    config.world_size_invariant = true;
+    config.accumulation_steps = 0;
+    config.train_batch_size = run.samples_per_micro_batch * run.micro_batches;
+  }
   config.stage = run.stage;
   config.reduction = run.policy;
   config.reduction_group = run.reduction_group;
@@ -225,13 +230,19 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
   std::int64_t late_calls = 0;
   for (int step = 0; step < run.steps; ++step) {
     const std::int64_t before = runtime.memory_calls();
-    for (std::int64_t m = 0; m < run.accumulation; ++m) {
+    const std::int64_t rounds = engine.config().accumulation_steps;
+    for (std::int64_t m = 0; m < rounds; ++m) {
       // The global batch is cut by (micro-batch, rank), the last sample block being one short: unequal
       // token counts must come out right.
-      const std::int64_t block = (step * run.accumulation + m) * run.ranks + rank;
-      const std::int64_t count =
-          run.samples_per_micro_batch - (rank == run.ranks - 1 && run.ranks > 1 ? 1 : 0);
-      odd_micro_batch(engine, block * run.samples_per_micro_batch, count);
+      std::int64_t block = (step * rounds + m) * run.ranks + rank;
+      bool is_short = rank == run.ranks - 1 && run.ranks > 1, without_samples = false;
+      if (run.micro_batches > 0) {
+        block = step * run.micro_batches + m * run.ranks + rank;
+        is_short = block % 5 == 2;
+        without_samples = m * run.ranks + rank >= run.micro_batches;
+      }
+      odd_micro_batch(engine, block * run.samples_per_micro_batch,
+                      run.samples_per_micro_batch - (is_short ? 1 : 0), without_samples ? "prime.c" : "");
     }
     steps.push_back(engine.step());
     if (step >= 2) late_calls += runtime.memory_calls() - before;

@@ -63,6 +63,9 @@ struct OddRun {
   double clipping = 1.0;
   DataType accumulation_dtype = DataType::float32;
   std::int64_t samples_per_micro_batch = 3;
+  /// tranche.world_size_invariant with so many micro-batches a step, `accumulation` being without effect;
+  /// 0: off. What a rank without samples computes is not finite.
+  std::int64_t micro_batches = 0;
   FaultInjection faults;
   int ranks_per_host = 0;  ///< declared; 0: all on one
   std::string mesh = {};

@@ -195,7 +195,7 @@ TEST(CpuAndGpu, OrderedSumsAreEqual) {
     const std::int64_t n = cases.size() % 3000;
     const std::int64_t count = round % 8 == 0 ? cases.random().integer(65, 80) : cases.random().integer(1, 9);
     const DataType piece = dtypes[round % 3], out = dtypes[round / 3 % 3];
-    const int group = static_cast<int>(cases.random().integer(1, 5));
+    const int group = static_cast<int>(cases.random().integer(0, 5));
     std::vector<Operand> operands{cases.numbers(out, n)};
     for (std::int64_t i = 0; i < count; ++i) operands.push_back(cases.numbers(piece, n));
     expect_equal_bits(

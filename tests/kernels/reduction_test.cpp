@@ -52,6 +52,12 @@ void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int thr
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
   for (std::int64_t i = 0; i < c.n; ++i) {
     for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
+    if (c.group == 0) {
+      float folded = c.accumulate ? wanted.get(i) + values[0] : values[0];
+      for (std::size_t rank = 1; rank < values.size(); ++rank) folded = folded + values[rank];
+      wanted.set(i, folded);
+      continue;
+    }
     const float sum = fixed_order_sum(values, static_cast<std::size_t>(c.group));
     wanted.set(i, c.accumulate ? wanted.get(i) + sum : sum);
   }
@@ -66,7 +72,7 @@ TEST(OrderedSum, IsInFixedOrderForEveryRankAndGroup) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (int ranks = 1; ranks <= 9; ++ranks) {
-      for (int group = 1; group <= 10; ++group) {
+      for (int group = 0; group <= 10; ++group) {
         for (const DataType piece : floating_types()) {
           for (const DataType out : floating_types()) {
             for (const bool accumulate : {false, true}) {
@@ -84,6 +90,7 @@ TEST(OrderedSum, EverySizeAndThreadCount) {
     const cpu::InstructionSetForTest use(set);
     for (const std::int64_t n : vector_sizes()) {
       expect_fixed_order({DataType::bfloat16, DataType::float32, 5, 3, true, n}, set, 1);
+      expect_fixed_order({DataType::bfloat16, DataType::float32, 5, 0, true, n}, set, 1);
     }
   }
   for (const int threads : thread_counts()) {
@@ -98,7 +105,7 @@ TEST(OrderedSum, IsInFixedOrderWithNonTemporalStores) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (int ranks = 1; ranks <= 9; ++ranks) {
-      for (const int group : {1, 2, 3, 9}) {
+      for (const int group : {0, 1, 2, 3, 9}) {
         for (const DataType piece : floating_types()) {
           for (const DataType out : floating_types()) {
             for (const std::int64_t n : {0, 1, 37, 131, 1029}) {
@@ -481,8 +488,8 @@ TEST(Reduction, RefusesByName) {
             "ordered_sum: `out` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { ordered_sum(stream, {}, DataType::float32, 1, false, out.view()); }),
             "ordered_sum: `pieces` is empty, wanted at least one");
-  EXPECT_EQ(refusal([&] { ordered_sum(stream, piece, DataType::float32, 0, false, out.view()); }),
-            "ordered_sum: group_size is 0, wanted at least 1");
+  EXPECT_EQ(refusal([&] { ordered_sum(stream, piece, DataType::float32, -1, false, out.view()); }),
+            "ordered_sum: group_size is -1, wanted at least 0");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, integers.view(), DataType::bfloat16, false, out.view()); }),
             "rounded_sum: `source` has dtype int32, wanted fp32");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, out.view(), DataType::int64, false, out.view()); }),

@@ -84,7 +84,9 @@ std::vector<CombinationAxis> combination_axes() {
     return {capability, [reduction](Combination& c) { c.config.reduction = reduction; }};
   };
   add("reduction", true,
-      {policy("boundary", ReductionPolicy::boundary), policy("micro-batch", ReductionPolicy::micro_batch)});
+      {policy("boundary", ReductionPolicy::boundary),
+       policy("micro-batch", ReductionPolicy::micro_batch),
+       {"world-size-invariant", [](Combination& c) { c.config.world_size_invariant = true; }}});
   add("ranks", true,
       {{"several-ranks", [](Combination& c) { c.ranks = 3; }},
        {"one-rank", [](Combination& c) { c.ranks = 1; }},
@@ -235,6 +237,13 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       are("replicas", "reduction-group")) {
     return false;
   }
+  // One sum for every number of ranks leaves no room for partial sums, of which there are as many as ranks.
+  if (with("world-size-invariant", [](const std::string& key, const CombinationAxis& axis, int) {
+        return (axis.name == "mesh" && !key.empty()) || key == "reduction-group" || key == "gradient-bf16" ||
+               key == "set-batch";
+      })) {
+    return false;
+  }
   // Gradients and state are sharded over the copies, so stage 0 is out; new weights are exchanged on the
   // device.
   if (with("copies-of-parameters", [](const std::string& key, const CombinationAxis&, int) {
@@ -272,6 +281,13 @@ Combination start() {
 
 /// Sets the fields that follow from several values.
 void complete(Combination& c) {
+  if (c.config.world_size_invariant) {
+    // The last round is short on three ranks, and on four where nothing is accumulated.
+    c.config.micro_batch_size = 1;
+    c.config.train_batch_size = 10 * c.config.accumulation_steps;
+    c.config.accumulation_steps = 0;
+    return;
+  }
   c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
 }
 
@@ -291,14 +307,18 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
   complete(c);
+  c.config.overlap = false;
+  c.config.debug.plan_memory = false;
+  if (c.config.world_size_invariant) {
+    c.ranks = 1;
+    return c;
+  }
   // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.
   if (!whole.config.mesh.empty()) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {
     c.config.reduction_group = whole.config.debug.ranks_per_host;
   }
-  c.config.overlap = false;
-  c.config.debug.plan_memory = false;
   return c;
 }
 

@@ -79,7 +79,9 @@ Combination continued_from(const Combination& before, bool plain) {
   Combination c = before;
   if (c.continued == Continued::by_other_ranks) {
     c.ranks = before.ranks == 3 ? 2 : 3;
-    c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
+    if (!c.config.world_size_invariant) {
+      c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
+    }
   }
   if (c.continued == Continued::in_another_dtype) {
     PrecisionConfig& precision = c.config.precision;
@@ -140,8 +142,9 @@ class Training {
   void look() {
     if (c_.evaluate) {
       engine_.begin_evaluation();
-      for (std::int64_t m = 0; m < 2; ++m) {
-        model_->evaluate(engine_, batch(1000 + m * engine_.runtime().size() + engine_.runtime().rank(), 1));
+      const std::int64_t ranks = engine_.runtime().size();
+      for (std::int64_t m = 0; m < 12 / ranks; ++m) {  // 12 sequences on any number of ranks
+        model_->evaluate(engine_, batch(1000 + m * ranks + engine_.runtime().rank(), 1));
       }
       outcome_.evaluations.push_back(engine_.end_evaluation());
     }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, any_ranks, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import concurrent.futures
@@ -358,6 +358,67 @@ def suite_digests():
             print(f"stages 0-3 equal with {name}: weights {seen[0][0]}")
 
 
+def suite_any_ranks():
+    """One result for every number of ranks, of runs that end and of one that is killed and goes on with others."""
+    steps = 50
+    whole = ["--set", "tranche.world_size_invariant=true", "--micro-batch", "1", "--set", "train_batch_size=12", "--steps", str(steps)]
+
+    def outcome(report, metrics):
+        with open(metrics, encoding="utf-8") as file:
+            told = [json.loads(line) for line in file]
+        losses = tuple((step["step"], step["loss"], step["grad_norm"], step["clip_coefficient"]) for step in told if "loss" in step)
+        return losses, report["weights_digest"], report["state_digest"], report["validation_loss"]
+
+    for dtype in ("fp32", "bf16"):
+        arguments = whole + ["--dtype", dtype, "--set", "gradient_clipping=0.5"]
+        results = {}
+        for ranks, stage in ((1, 0), (5, 3), (8, 2)):
+            metrics = path(f"metrics-{dtype}-{ranks}.jsonl")
+            report = trained(arguments + ["--stage", str(stage), "--metrics", metrics], ranks)
+            if report is not None:
+                results[f"{ranks} ranks"] = outcome(report, metrics)
+        metrics = path(f"metrics-{dtype}-killed.jsonl")
+        arguments += ["--checkpoint-dir", path(f"killed-{dtype}"), "--save-every", "1", "--keep-last", "3", "--resume", "latest",
+                      "--metrics", metrics]
+        killed_behind(arguments + ["--stage", "1"], 4, path(f"killed-{dtype}"), 5)
+        killed_behind(arguments + ["--stage", "3"], 3, path(f"killed-{dtype}"), 20)
+        report = trained(arguments + ["--stage", "2"], 8)
+        if report is not None:
+            check(0 < len(report["steps"]) < steps - 18, f"the last of three runs makes a part of the {steps} steps", arguments, 8,
+                  (0, str(len(report["steps"])), "", 0))
+            results["4 ranks, 3 and 8"] = outcome(report, metrics)
+            changed = [line for line in report["resumed"]["changes"] if "zero_optimization.stage" not in line]
+            check(not changed, "a run that goes on with other ranks is told of no change", arguments, 8, (0, "\n".join(changed), "", 0))
+        check(len(results) == 4 and len(set(results.values())) == 1, f"equal bits for every number of ranks in {dtype}", arguments, 8,
+              (0, json.dumps({name: (values[0][-1], *values[1:]) for name, values in results.items()}, indent=1), "", 0))
+    expect(TINY + whole, 13, 2, ["tranche.world_size_invariant: the 12 micro-batches of a step (train_batch_size 12 / "
+                                 "train_micro_batch_size_per_gpu 1) leave 1 of 13 ranks without any; start at most 12"])
+    expect(TINY + whole + ["--accumulate", "4"], 2, 2, ["gradient_accumulation_steps 4: with tranche.world_size_invariant the 12 "
+                                                        "micro-batches of a step take 6 on 2 ranks; leave it out"])
+
+
+def killed_behind(arguments, ranks, checkpoints, step):
+    """A run of which a rank is killed once a checkpoint of `step` or a later one is there."""
+    out = path("killed.out")
+    with open(out, "wb") as file:
+        job = subprocess.Popen(command(TINY + arguments, ranks), stdout=file, stderr=file, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
+    try:
+        limit = time.time() + LIMIT
+        while job.poll() is None and time.time() < limit:
+            done = [int(name[5:]) for name in os.listdir(checkpoints) if name[5:].isdigit()] if os.path.isdir(checkpoints) else []
+            victims = children(job.pid)
+            if max(done, default=0) >= step and victims:
+                os.kill(victims[-1], signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        status = job.wait(timeout=LIMIT)
+        with open(out, encoding="utf-8", errors="replace") as file:
+            check(status != 0, f"the run was killed behind step {step}", arguments, ranks, (status, file.read(), "", 0))
+    finally:
+        if job.poll() is None:
+            job.kill()
+
+
 def suite_offload():
     """The same bits wherever state lives, and the plan's bytes in every tier."""
     os.mkdir(path("swap"))
@@ -559,6 +620,7 @@ def resident(process):
 
 begin = time.time()
 {"alone": suite_alone, "agreement": suite_agreement, "configurations": suite_configurations, "data": suite_data, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
+ "any_ranks": suite_any_ranks,
  "memory": suite_memory, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

@@ -3,10 +3,12 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "tests/trainer/trainer_fixture.h"
 #include "tranche/core/error.h"
+#include "tranche/kernels/cross_entropy.h"
 #include "tranche/trainer/evaluation.h"
 
 namespace tranche::trainer {
@@ -46,6 +48,28 @@ TEST(BatchFeeder, GivesEachRankItsSamplesOfTheStepThatComes) {
       }
     });
   }
+}
+
+TEST(BatchFeeder, ARankWithoutSamplesGetsRowsWithoutTargets) {
+  const TemporaryFolder folder;
+  const Texts texts(folder);
+  const auto invariant = [](Config& config) {
+    config.world_size_invariant = true;
+    config.train_batch_size = 6;
+    config.accumulation_steps = 0;
+  };
+  on_ranks(
+      2,
+      [&](const Trained& trained) {
+        for (std::int64_t m = 0; m < 2; ++m) {
+          const models::TokenBatch batch = trained.feeder.training_batch(texts.training, texts.mixture, m);
+          const std::vector<std::int32_t> targets = values_of(batch.targets);
+          const std::int64_t ignored = std::count(targets.begin(), targets.end(), kernels::ignored_label);
+          EXPECT_EQ(ignored, m == 1 && trained.rank == 1 ? 2 * test::sequence : 0);
+        }
+        EXPECT_EQ(trained.step(texts).tokens, 6 * test::sequence);
+      },
+      invariant);
 }
 
 TEST(BatchFeeder, NamesAFileOfTokensBeyondTheVocabulary) {

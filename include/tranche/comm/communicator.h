@@ -32,6 +32,8 @@ struct OperationLabel {
 /// The order in which gradients are summed: in rank order inside groups of `group_size` consecutive ranks,
 /// then over groups.
 struct ReductionOptions {
+  /// 0 folds: with `accumulate` the ranks' values are added to what `output` holds one by one, so that the
+  /// bits are those of any other number of ranks that give the same values in the same order.
   int group_size = 1 << 30;
   bool accumulate = false;  ///< add the sum to what `output` holds
   std::int64_t bucket_elements =
@@ -39,6 +41,8 @@ struct ReductionOptions {
   /// The dtype that the values are rounded to before they are added, where the communicator rounds() to it;
   /// nothing: the dtype that they are in.
   std::optional<DataType> round_to = std::nullopt;
+  /// The first so many ranks give values; those of the others are neither sent nor added. All by default.
+  int givers = 1 << 30;
 };
 
 /// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue

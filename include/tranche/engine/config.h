@@ -114,6 +114,23 @@ struct Config {
   std::int64_t train_batch_size = 0;
   std::int64_t micro_batch_size = 1;
   std::int64_t accumulation_steps = 1;
+  /// `tranche.world_size_invariant`: one result for every number of ranks. A step is train_batch_size /
+  /// micro_batch_size micro-batches, of which rank r takes numbers m * ranks + r in rounds m, and whose
+  /// gradients are added one by one in that order. accumulation_steps is how many rounds that takes.
+  bool world_size_invariant = false;
+  /// The first so many ranks have a micro-batch of the step in round `micro_batch`: all, but where
+  /// world_size_invariant leaves fewer for the last round. What the others compute in it counts for nothing.
+  int ranks_with_samples(std::int64_t micro_batch, int ranks) const {
+    if (!world_size_invariant) return ranks;
+    const std::int64_t left = train_batch_size / micro_batch_size - micro_batch * ranks;
+    return left < ranks ? static_cast<int>(left) : ranks;
+  }
+  /// How many of a step's micro-batches are a rank's own.
+  std::int64_t micro_batches_of(int rank, int ranks) const {
+    return accumulation_steps - (rank < ranks_with_samples(accumulation_steps - 1, ranks) ? 0 : 1);
+  }
+  /// "8 = 1 per micro-batch x 2 accumulated x 4 ranks".
+  std::string batch_text(int ranks) const;
 
   /// `tranche.mesh`: axes of the ranks, as Mesh::parse reads them; empty: all ranks shard.
   std::string mesh;
