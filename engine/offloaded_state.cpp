@@ -34,12 +34,10 @@ HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
 }  // namespace
 
 OffloadedState::OffloadedState(const Config& config, const Residency& residency,
-                               const std::vector<OptimizerStateTensor>& state_tensors,
                                const StateResources& resources, FileSystem& files, Ledger& ledger,
                                const OffloadOptions& options)
     : config_(config),
       residency_(residency),
-      state_tensors_(state_tensors),
       resources_(resources),
       trace_(options.trace),
       host_threads_(options.host_threads),
@@ -68,7 +66,7 @@ void OffloadedState::allocate(FlatBuffer& flat) {
                                Category::gradients, flat.name + " gradients");
   if (flat.optimizer_tier != OffloadTier::nvme) return;
   std::vector<std::int64_t> widths{size_of(DataType::float32)};
-  for (const OptimizerStateTensor& state : state_tensors_) widths.push_back(size_of(state.dtype));
+  for (const OptimizerStateTensor& state : flat.states) widths.push_back(size_of(state.dtype));
   flat.tiles = reserve_region(*swap_, kept, config_.offload.tile_elements, std::move(widths),
                               Category::optimizer, flat.name + " optimizer");
 }
@@ -341,8 +339,8 @@ ShardSlice OffloadedState::slice_of(const FlatBuffer& flat, const TileMemory& ti
   slice.stream = host_.get();
   slice.on_host = true;
   slice.master = {tile.data[0], DataType::float32, shape};
-  for (std::size_t s = 0; s < state_tensors_.size(); ++s) {
-    slice.state.push_back({tile.data[s + 1], state_tensors_[s].dtype, shape});
+  for (std::size_t s = 0; s < flat.states.size(); ++s) {
+    slice.state.push_back({tile.data[s + 1], flat.states[s].dtype, shape});
   }
   return slice;
 }

@@ -43,8 +43,7 @@ struct OffloadOptions {
 class OffloadedState {
  public:
   /// All arguments but `options` outlive it. Throws IoError when the swap file's folder cannot be used.
-  OffloadedState(const Config& config, const Residency& residency,
-                 const std::vector<OptimizerStateTensor>& state_tensors, const StateResources& resources,
+  OffloadedState(const Config& config, const Residency& residency, const StateResources& resources,
                  FileSystem& files, Ledger& ledger, const OffloadOptions& options);
   ~OffloadedState();
   OffloadedState(const OffloadedState&) = delete;
@@ -117,7 +116,6 @@ class OffloadedState {
 
   const Config& config_;
   const Residency& residency_;
-  const std::vector<OptimizerStateTensor>& state_tensors_;
   StateResources resources_;
   TraceRecorder* trace_;
   int host_threads_;

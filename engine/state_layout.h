@@ -11,13 +11,15 @@ namespace tranche::detail {
 struct StateLayout {
   std::vector<TensorState> tensors;
   std::vector<UnitState> units;
-  std::vector<OptimizerStateTensor> state_tensors;  ///< of every trainable tensor
+  /// The lists of states that the optimizer keeps of trainable tensors, in the order in which the model first
+  /// has them; tensors of one list are a state class.
+  std::vector<std::vector<OptimizerStateTensor>> state_classes;
 };
 
-/// Two flat buffers for each unit, trainable and frozen (empty where there are no such tensors), sharded over
-/// `group`; `replicas` (null: none) hold the same shards. Throws ConfigurationError for a pattern that
-/// matches no tensor, a model without units or without trainable tensors, settings of a parameter group that
-/// the optimizer cannot honour, and optimizer state that differs from tensor to tensor.
+/// For each unit a flat buffer of each state class, and one of frozen tensors (empty where there are no such
+/// tensors), sharded over `group`; `replicas` (null: none) hold the same shards. Throws ConfigurationError
+/// for a pattern that matches no tensor, a model without units or without trainable tensors, settings of a
+/// parameter group that the optimizer cannot honour, and more state classes than a checkpoint can tell apart.
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
                     Communicator& group, Communicator* replicas = nullptr);
 

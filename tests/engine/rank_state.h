@@ -83,8 +83,7 @@ struct RankState {
       options.swap.directory = nvme_folder;
       options.swap.rank = group.rank();
       store.set_offload(std::make_unique<detail::OffloadedState>(
-          config, store.residency(), store.state_tensors(), detail::StateResources{*device, memory, host},
-          files, ledger, options));
+          config, store.residency(), detail::StateResources{*device, memory, host}, files, ledger, options));
     }
     for (detail::UnitState& unit : store.units()) store.allocate(unit);
     if (store.offload() != nullptr) {
