@@ -30,6 +30,18 @@ void Engine::Impl::check_tiers() const {
       "step; set offload_optimizer.device to \"cpu\" or \"none\"");
 }
 
+void Engine::Impl::describe_routing() {
+  std::vector<TrainableTensor> tensors;
+  for (const TensorState& tensor : store.tensors()) {
+    if (!tensor.frozen) tensors.push_back(trainable_tensor(tensor));
+  }
+  try {
+    routing = optimizer->routing(tensors);
+  } catch (const InvalidArgument& error) {
+    throw ConfigurationError("optimizer " + error.message());
+  }
+}
+
 void Engine::Impl::check_host_memory() const {
   // A CPU's device memory is the host's; a limit of it has its own words.
   const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
@@ -141,6 +153,7 @@ void Engine::Impl::allocate() {
   workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
   scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size());
   boundary.allocate(memory);
+  matrices.allocate(runtime.memory(Tier::host));
   if (store.offload() == nullptr) return;
   const std::string fallback = store.offload()->prepare(store.units());
   if (!fallback.empty()) runtime.log().info("offload to nvme goes through threads: " + fallback);

@@ -41,7 +41,14 @@ struct TensorState {
   int flat_index = 0;  ///< position in that buffer's layout
   bool frozen = false;
   GroupOptions group;
+  int matrices = 0;  ///< as TrainableTensor has them
+  bool outputs_first = false;
 };
+
+/// A tensor as optimizers see it.
+inline TrainableTensor trainable_tensor(const TensorState& tensor) {
+  return {tensor.name, tensor.shape, tensor.group, tensor.matrices, tensor.outputs_first};
+}
 
 /// Tensors of one unit whose values one group of ranks holds in common, laid end to end and sharded over that
 /// group; and the copies of them that this rank keeps. Trainable tensors, which have gradients and optimizer
@@ -62,8 +69,9 @@ struct FlatBuffer {
   std::string name;  ///< the unit's; with " frozen" for frozen tensors, and from the second class of states
                      ///< on with that of its first state
   bool trainable;
-  bool persistent = false;   ///< so small that stage 3 keeps its parameters whole on the device
-  int trainable_index = -1;  ///< position among the trainable buffers of all units
+  bool whole_matrices = false;  ///< an owner computes each of its tensors whole
+  bool persistent = false;      ///< so small that stage 3 keeps its parameters whole on the device
+  int trainable_index = -1;     ///< position among the trainable buffers of all units
   Communicator* group;
   Communicator* replicas;  ///< ranks with the same shard, this one among them; null: only this one
   FlatLayout layout;

@@ -123,11 +123,18 @@ OffloadTraffic StateFormulas::offload() const {
       const std::int64_t state_bytes = size_of(DataType::float32) + bytes_of(flat.states);
       const bool brings = flat.parameters_tier != OffloadTier::none;
       if (flat.optimizer_tier != OffloadTier::none) {
+        if (flat.whole_matrices) {
+          for (const TensorPiece& piece : flat.layout.pieces(store_.residency().optimizer_range(flat))) {
+            bytes.to_host += piece.elements * size_of(DataType::bfloat16);
+            bytes.from_host += piece.elements * size_of(DataType::bfloat16);
+          }
+        }
         bytes.to_host += kept * size_of(config_.precision.accumulation);
         if (!brings) bytes.from_host += kept * weight;
         if (flat.optimizer_tier == OffloadTier::nvme) {
-          bytes.nvme_read += kept * state_bytes;
-          bytes.nvme_written += kept * state_bytes;
+          const std::int64_t passes = flat.whole_matrices ? 2 : 1;
+          bytes.nvme_read += passes * kept * state_bytes;
+          bytes.nvme_written += passes * kept * state_bytes;
         }
       } else if (brings) {
         bytes.to_host += kept * weight;

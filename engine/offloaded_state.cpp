@@ -101,6 +101,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
           std::max(largest_update, std::min(offload.tile_elements, residency_.optimizer_range(flat).size()));
       if (flat.tiles.elements == 0) continue;
       largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
+      if (flat.whole_matrices) continue;  // visited
       for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
         update_order_.push_back({&flat.tiles, tile});
       }
@@ -152,7 +153,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       }
     }
   }
-  if (!update_order_.empty()) {
+  if (largest_tile > 0) {
     ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
                                        *swap_, io_.get(), resources_.host_memory);
   }
@@ -297,7 +298,7 @@ void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
 }
 
 void OffloadedState::read_ahead() {
-  if (!ring_ || reading_ahead_) return;
+  if (update_order_.empty() || reading_ahead_) return;
   ring_->begin(update_order_);
   reading_ahead_ = true;
 }
@@ -306,7 +307,7 @@ void OffloadedState::update_each(const std::vector<FlatBuffer*>& trainable, Stat
                                  const std::function<void(FlatBuffer&, const ShardSlice&)>& update) {
   read_ahead();
   for (FlatBuffer* flat : trainable) {
-    if (flat->optimizer_tier == OffloadTier::none || flat->empty()) continue;
+    if (flat->optimizer_tier == OffloadTier::none || flat->empty() || flat->whole_matrices) continue;
     host_->wait(flat->gradients_on_host);
     if (flat->parameters_tier == OffloadTier::cpu) host_->wait(flat->gather_done);
     const ElementRange kept = residency_.optimizer_range(*flat);
@@ -323,8 +324,7 @@ void OffloadedState::update_each(const std::vector<FlatBuffer*>& trainable, Stat
       ring_->close(*host_, true);
     }
   }
-  if (observer != nullptr) observer->updates_issued(*host_);
-  if (ring_) ring_->end(*host_);
+  if (reading_ahead_) ring_->end(*host_);
   reading_ahead_ = false;
   if (!config_.overlap) host_->synchronize();
 }

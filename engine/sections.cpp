@@ -30,7 +30,7 @@ checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, 
   }
   std::vector<checkpoint::StateDescription> states;
   for (std::size_t of = 0; of < store.state_classes().size(); ++of) {
-    for (const OptimizerStateTensor& state : store.state_classes()[of]) {
+    for (const OptimizerStateTensor& state : store.state_classes()[of].states) {
       states.push_back({state.name, state.dtype, static_cast<int>(of)});
     }
   }

@@ -28,12 +28,12 @@ struct Pending {
   std::vector<int> tensors;
 };
 
-/// The class of a list of states, which is added where it is a new one.
-int class_of(std::vector<OptimizerStateTensor> states,
-             std::vector<std::vector<OptimizerStateTensor>>& classes) {
-  const auto found = std::find(classes.begin(), classes.end(), states);
+/// The number of a tensor's class, which is added where it is a new one.
+int class_of(const Optimizer& optimizer, const TrainableTensor& tensor, std::vector<StateClass>& classes) {
+  StateClass own{optimizer.state(tensor), optimizer.needs_whole_matrices(tensor)};
+  const auto found = std::find(classes.begin(), classes.end(), own);
   const auto number = static_cast<int>(found - classes.begin());
-  if (found == classes.end()) classes.push_back(std::move(states));
+  if (found == classes.end()) classes.push_back(std::move(own));
   return number;
 }
 
@@ -55,12 +55,14 @@ void add_buffers(UnitState& unit, StateLayout& layout, Communicator& group, Comm
     if (!trainable) {
       name += " frozen";
     } else if (b > 0) {
-      const std::vector<OptimizerStateTensor>& states = layout.state_classes[b];
+      const std::vector<OptimizerStateTensor>& states = layout.state_classes[b].states;
       name += states.empty() ? " stateless" : " " + states.front().name;
     }
     FlatBuffer& flat = unit.buffers.emplace_back(std::move(name), trainable, group, replicas,
                                                  pending[b].sizes, std::move(pending[b].tensors));
-    if (trainable) flat.states = layout.state_classes[b];
+    if (!trainable) continue;
+    flat.states = layout.state_classes[b].states;
+    flat.whole_matrices = layout.state_classes[b].whole_matrices;
   }
 }
 
@@ -94,10 +96,11 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
       state.unit = static_cast<int>(layout.units.size());
       state.frozen = tensor.frozen || groups.frozen(tensor.name);
       state.group = groups.resolve(tensor.name, tensor.shape.rank());
+      state.matrices = tensor.matrices;
+      state.outputs_first = tensor.linear != LinearLayout::in_out;
       if (!state.frozen) {
         check_group(optimizer, state);
-        state.buffer =
-            class_of(optimizer.state({state.name, state.shape, state.group}), layout.state_classes);
+        state.buffer = class_of(optimizer, trainable_tensor(state), layout.state_classes);
       }
       unit.tensors.push_back(static_cast<int>(layout.tensors.size()));
       names.push_back(tensor.name);

@@ -8,12 +8,17 @@
 
 namespace tranche::detail {
 
+/// Trainable tensors of which the optimizer keeps the same states, and that it updates in the same way.
+struct StateClass {
+  std::vector<OptimizerStateTensor> states;
+  bool whole_matrices = false;
+  friend bool operator==(const StateClass&, const StateClass&) = default;
+};
+
 struct StateLayout {
   std::vector<TensorState> tensors;
   std::vector<UnitState> units;
-  /// The lists of states that the optimizer keeps of trainable tensors, in the order in which the model first
-  /// has them; tensors of one list are a state class.
-  std::vector<std::vector<OptimizerStateTensor>> state_classes;
+  std::vector<StateClass> state_classes;  ///< of trainable tensors, in the order in which the model has them
 };
 
 /// For each unit a flat buffer of each state class, and one of frozen tensors (empty where there are no such

@@ -54,18 +54,18 @@ void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const Ten
   const auto within = [](std::int64_t first, std::int64_t count, std::int64_t extent) {
     return first >= 0 && count >= 1 && count <= extent - first;
   };
-  if (!within(block.row, block.rows, matrix.shape[0]) || !within(block.column, block.columns, matrix.shape[1])) {
+  if (!within(block.row, block.rows, matrix.shape[0]) ||
+      !within(block.column, block.columns, matrix.shape[1])) {
     refuse(name, "the block does not lie within `matrix`, " + matrix.shape.to_string());
   }
   const Scratch of(block.rows, block.columns, scratch.data);
   if (scratch.bytes < of.bytes) {
     refuse(name, fmt::format("the scratch has {} bytes, wanted at least {}", scratch.bytes, of.bytes));
   }
-  dispatch(stream, "newton_schulz_begin", meta::newton_schulz_begin(matrix.dtype, of.x),
-           [threads = stream.threads(), matrix, block, factor = options.norm_factor,
-            least = options.least_norm, x = of.x] {
-             cpu::normalized_block(threads, matrix, block, factor, least, x.as<float>());
-           });
+  dispatch(
+      stream, "newton_schulz_begin", meta::newton_schulz_begin(matrix.dtype, of.x),
+      [threads = stream.threads(), matrix, block, factor = options.norm_factor, least = options.least_norm,
+       x = of.x] { cpu::normalized_block(threads, matrix, block, factor, least, x.as<float>()); });
   const bool wide = block.rows <= block.columns;
   for (const auto& [a, b, c] : options.steps) {
     matmul(stream, {.transpose_a = !wide, .transpose_b = wide}, of.x, of.x, of.a, {});
@@ -93,7 +93,8 @@ double newton_schulz_operations(std::int64_t rows, std::int64_t columns, int ste
 std::string_view newton_schulz_obstacle(DeviceKind kind) {
   switch (kind) {
     case DeviceKind::cuda:
-      return "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or with "
+      return "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or "
+             "with "
              "AdamW or Lion";
     case DeviceKind::cpu:
     case DeviceKind::meta:

@@ -13,10 +13,10 @@ struct MatrixJob {
   std::vector<std::int64_t> held;  ///< elements of it that each rank holds
 };
 
-/// The rank that computes each job; a pure function. Jobs are taken in descending order of operations (longest
-/// processing time first). The greatest load of a rank is that of the plan in which each goes to the rank with
-/// the least; within that bound a job goes to the rank that holds most of it. Throws InvalidArgument unless
-/// every job says of each of `ranks` ranks what it holds.
+/// The rank that computes each job; a pure function. Jobs are taken in descending order of operations
+/// (longest processing time first). The greatest load of a rank is that of the plan in which each goes to the
+/// rank with the least; within that bound a job goes to the rank that holds most of it. Throws
+/// InvalidArgument unless every job says of each of `ranks` ranks what it holds.
 std::vector<int> plan_matrices(std::span<const MatrixJob> jobs, int ranks);
 
 /// The greatest load of a rank over the mean; 1 where there is nothing to do.

@@ -409,6 +409,7 @@ class Beyond final : public Optimizer {
   bool needs_whole_matrices(const TrainableTensor& tensor) const override {
     return matrices_ && tensor.shape.rank() == 2;
   }
+  int sums(const TrainableTensor& tensor) const override { return needs_whole_matrices(tensor) ? 1 : 0; }
   std::vector<std::byte> numbers(const OptimizerStep& step, const GroupOptions&) const override {
     return std::vector<std::byte>(step.learning_rate > 0 ? 5 : 4);
   }
@@ -419,7 +420,7 @@ class Beyond final : public Optimizer {
   bool matrices_;
 };
 
-TEST(OptimizerRule, ThatAsksForTooMuchIsRefusedAtTheStart) {
+TEST(OptimizerRule, WithSumsOfWholeMatricesIsRefusedAtTheStart) {
   const Config config = odd_config({});
   Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
   const auto refusal = [&](bool matrices) -> std::string {
@@ -430,10 +431,10 @@ TEST(OptimizerRule, ThatAsksForTooMuchIsRefusedAtTheStart) {
     }
     return "nothing was thrown";
   };
-  EXPECT_EQ(
-      refusal(true),
-      "optimizer Beyond computes tensor tied.b as a whole matrix, which engines do not bring together up "
-      "to now");
+  EXPECT_EQ(refusal(true),
+            "optimizer Beyond asks for sums of tensor tied.b, which it computes as a whole matrix; one rank "
+            "has all "
+            "of it then");
 }
 
 TEST(OptimizerRule, GivesAsManyNumbersInEveryStep) {

@@ -14,6 +14,7 @@
 #include "engine/state_store.h"
 #include "engine/step_scalars.h"
 #include "engine/tensor_access.h"
+#include "engine/whole_matrices.h"
 #include "tranche/comm/backends.h"
 #include "tranche/device/device.h"
 #include "tranche/device/memory_resources.h"
@@ -77,7 +78,8 @@ struct RankState {
         store(config, layout(regroup), {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
-        updater(*optimizer, store.tensors()) {
+        updater(*optimizer, store.tensors()),
+        matrices(store, config, updater, *optimizer, group, mesh, *device, arena) {
     if (config.offload.any()) {
       detail::OffloadOptions options;
       options.swap.directory = nvme_folder;
@@ -128,6 +130,7 @@ struct RankState {
   detail::StepScalars scalars;
   Buffer workspace;
   detail::FlatUpdater updater;
+  detail::WholeMatrices matrices;
 };
 
 }  // namespace tranche::test

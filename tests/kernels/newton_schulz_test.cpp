@@ -42,13 +42,21 @@ double relative_error(std::span<const double> got, std::span<const double> wante
 TEST(NewtonSchulz, FollowsTheReferenceInFp64) {
   Random random(1);
   Machine machine;
-  for (const auto& [rows, columns] :
-       {std::pair{1, 1}, {1, 7}, {9, 1}, {5, 3}, {3, 5}, {64, 64}, {33, 77}, {77, 33}, {48, 192}, {192, 48}}) {
+  for (const auto& [rows, columns] : {std::pair{1, 1},
+                                      {1, 7},
+                                      {9, 1},
+                                      {5, 3},
+                                      {3, 5},
+                                      {64, 64},
+                                      {33, 77},
+                                      {77, 33},
+                                      {48, 192},
+                                      {192, 48}}) {
     for (const NewtonSchulzOptions& options : {polar_express(), by_keller()}) {
       for (const auto& [dtype, bound] : {std::pair(fp32, 1e-5), std::pair(DataType::bfloat16, 2e-2)}) {
         HostTensor matrix = random.tensor(dtype, {rows, columns});
-        const std::vector<double> wanted = reference::newton_schulz(
-            options.steps, options.norm_factor, rows, columns, matrix.values());
+        const std::vector<double> wanted =
+            reference::newton_schulz(options.steps, options.norm_factor, rows, columns, matrix.values());
         orthogonalize(machine.stream(), options, matrix, {0, 0, rows, columns});
         // Of few singular values one may lie where the polynomials are steep, and magnify its rounding.
         const double few = std::min(rows, columns) < 32 ? 10 * bound : bound;
@@ -70,7 +78,8 @@ void reflect(std::vector<double>& matrix, std::size_t rows, std::size_t columns,
   for (std::size_t other = 0; other < others; ++other) {
     double product = 0;
     for (std::size_t i = 0; i < extent; ++i) product += static_cast<double>(i + 1) * at(i, other);
-    for (std::size_t i = 0; i < extent; ++i) at(i, other) -= 2 * static_cast<double>(i + 1) * product / squares;
+    for (std::size_t i = 0; i < extent; ++i)
+      at(i, other) -= 2 * static_cast<double>(i + 1) * product / squares;
   }
 }
 
@@ -107,8 +116,7 @@ TEST(NewtonSchulz, TakesBlocksByThemselvesAndScalesThem) {
     const Shape shape = side_by_side ? Shape{20, 36} : Shape{36, 20};
     HostTensor fused = random.tensor(DataType::bfloat16, shape);
     const std::vector<double> before = fused.values();
-    const MatrixBlock middle =
-        side_by_side ? MatrixBlock{0, 12, 20, 12} : MatrixBlock{12, 0, 12, 20};
+    const MatrixBlock middle = side_by_side ? MatrixBlock{0, 12, 20, 12} : MatrixBlock{12, 0, 12, 20};
     std::vector<double> alone;
     for (std::int64_t row = 0; row < middle.rows; ++row) {
       for (std::int64_t column = 0; column < middle.columns; ++column) {
@@ -128,8 +136,8 @@ TEST(NewtonSchulz, TakesBlocksByThemselvesAndScalesThem) {
         const bool inside =
             in_row >= 0 && in_row < middle.rows && in_column >= 0 && in_column < middle.columns;
         const auto at = static_cast<std::size_t>(row * shape[1] + column);
-        EXPECT_EQ(after[at],
-                  inside ? wanted[static_cast<std::size_t>(in_row * middle.columns + in_column)] : before[at]);
+        EXPECT_EQ(after[at], inside ? wanted[static_cast<std::size_t>(in_row * middle.columns + in_column)]
+                                    : before[at]);
       }
     }
     options.scale = 1;
@@ -159,7 +167,8 @@ TEST(NewtonSchulz, CountsTheSameOnMetaAndSaysWhatItTakes) {
   orthogonalize(machine.stream(), polar_express(), matrix, {0, 0, 4, 6});
   const TensorView nowhere{nullptr, fp32, {4, 6}};
   newton_schulz(meta.stream(), polar_express(), nowhere, {0, 0, 4, 6}, {nullptr, 1 << 20});
-  EXPECT_EQ(meta.stream().work().floating_point_operations, machine.stream().work().floating_point_operations);
+  EXPECT_EQ(meta.stream().work().floating_point_operations,
+            machine.stream().work().floating_point_operations);
   EXPECT_EQ(meta.stream().work().bytes_read, machine.stream().work().bytes_read);
   EXPECT_EQ(meta.stream().work().bytes_written, machine.stream().work().bytes_written);
   EXPECT_EQ(meta.stream().work().kernels, 2 + 5 * 5);
@@ -176,7 +185,8 @@ TEST(NewtonSchulz, RefusesByName) {
   const auto refused = [&](const TensorView& of, const MatrixBlock& block, const Workspace& memory) {
     return refusal([&] { newton_schulz(machine.stream(), polar_express(), of, block, memory); });
   };
-  EXPECT_EQ(refused(vector, {0, 0, 1, 1}, scratch), "newton_schulz: `matrix` has shape [24], wanted 2 dimensions");
+  EXPECT_EQ(refused(vector, {0, 0, 1, 1}, scratch),
+            "newton_schulz: `matrix` has shape [24], wanted 2 dimensions");
   EXPECT_EQ(refused(whole_numbers, {0, 0, 1, 1}, scratch),
             "newton_schulz: `matrix` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refused(matrix, {1, 0, 4, 6}, scratch),
@@ -184,7 +194,8 @@ TEST(NewtonSchulz, RefusesByName) {
   EXPECT_EQ(refused(matrix, {0, 0, 4, 6}, {nullptr, 8}),
             "newton_schulz: the scratch has 8 bytes, wanted at least 384");
   EXPECT_EQ(newton_schulz_obstacle(DeviceKind::cuda),
-            "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or with AdamW "
+            "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or "
+            "with AdamW "
             "or Lion");
   EXPECT_EQ(newton_schulz_obstacle(DeviceKind::cpu), "");
 }

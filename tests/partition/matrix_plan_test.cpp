@@ -33,7 +33,8 @@ struct Gpt {
         const double most = std::max(static_cast<double>(tensor.rows), columns);
         MatrixJob job;
         job.operations = tensor.matrices * (4 * least * least * most + 2 * least * least * least);
-        const ElementRange range{layout.tensor_offset(t), layout.tensor_offset(t) + layout.tensor_elements(t)};
+        const ElementRange range{layout.tensor_offset(t),
+                                 layout.tensor_offset(t) + layout.tensor_elements(t)};
         for (int r = 0; r < ranks; ++r) job.held.push_back(intersect(range, layout.shard_range(r)).size());
         elements += layout.tensor_elements(t);
         jobs.push_back(std::move(job));
@@ -58,7 +59,8 @@ TEST(MatrixPlan, SharesGpt2OutWithinFivePercentAndSendsLessThanTheBound) {
 }
 
 TEST(MatrixPlan, IsAFunctionOfItsArgumentsAndHonoursLoadBeforePlace) {
-  // The large one goes where most of it is; the small ones where there is room, though rank 0 has all of them.
+  // The large one goes where most of it is; the small ones where there is room, though rank 0 has all of
+  // them.
   const std::vector<MatrixJob> jobs{{1, {9, 0}}, {1, {9, 0}}, {3, {4, 5}}, {1, {9, 0}}};
   const std::vector<int> owners = plan_matrices(jobs, 2);
   EXPECT_EQ(owners, (std::vector<int>{0, 0, 1, 0}));

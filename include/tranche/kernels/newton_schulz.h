@@ -32,7 +32,7 @@ struct MatrixBlock {
 
 struct NewtonSchulzOptions {
   std::span<const NewtonSchulzStep> steps;
-  double norm_factor = 1;  ///< the block is divided by this times its Frobenius norm before the first
+  double norm_factor = 1;    ///< the block is divided by this times its Frobenius norm before the first
   double least_norm = 1e-7;  ///< of the divisor
   double scale = 1;          ///< of the result
 };
