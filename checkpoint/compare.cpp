@@ -36,7 +36,7 @@ void compare_values(Reader& first, Reader& second, const StoredTensor& tensor, T
 }
 
 bool has_kind(const Reader& reader, const StoredTensor& tensor, const std::string& kind) {
-  return reader.layout().find_section(kind, tensor.frozen) >= 0;
+  return reader.layout().find_section(kind, tensor.frozen, tensor.state_class) >= 0;
 }
 
 }  // namespace

@@ -12,8 +12,9 @@
 
 namespace tranche::checkpoint {
 
-/// The version that is written. All before it are read too.
-inline constexpr std::int64_t format_version = 2, format_minor = 0;
+/// The version that is written. All before it are read too. Minor version 1 knows state classes, and is
+/// written where there are several.
+inline constexpr std::int64_t format_version = 2, format_minor = 1;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
@@ -76,7 +77,7 @@ struct BaseRecord {
 
 struct Manifest {
   std::int64_t version = format_version;  ///< of the text that it was read from
-  std::int64_t minor = format_minor;
+  std::int64_t minor = 0;
   std::string library;        ///< version of Tranche
   std::string hdf5;           ///< version of the HDF5 library
   std::int64_t sequence = 0;  ///< of saves into a folder, not of tokens: the largest is the newest

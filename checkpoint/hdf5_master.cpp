@@ -60,7 +60,8 @@ class MasterFile {
       const SectionRecord& section = layout_.sections[s];
       if (!section.block.name.empty()) continue;
       for (std::size_t t = 0; t < unit.tensors.size(); ++t) {
-        if (unit.tensors[t].frozen == section.frozen) add(unit, t, s);
+        const TensorRecord& tensor = unit.tensors[t];
+        if (kind_of_buffer(tensor.frozen, tensor.state_class) == section.kind_of()) add(unit, t, s);
       }
     }
   }
@@ -69,7 +70,9 @@ class MasterFile {
   void add(const UnitRecord& unit, std::size_t index, std::size_t section_index) {
     const TensorRecord& tensor = unit.tensors[index];
     const SectionRecord& section = layout_.sections[section_index];
-    const std::string folder = section.kind == "weight" ? "weights/" : section.dataset + "/";
+    const std::string folder = section.kind == "weight"   ? "weights/"
+                               : section.state_class == 0 ? section.dataset + "/"
+                                                          : "state/" + section.kind + "/";
     const std::string name = folder + tensor.name;
     const std::string what = "describe " + name + " in " + std::string(master_name);
     std::vector<hsize_t> extents;

@@ -94,7 +94,7 @@ class UnitCheck {
       }
       block_ = 1;
       for (const SectionRecord& section : layout_.sections) {
-        if (section.frozen == buffer.frozen) block_ = std::max(block_, section.block.elements);
+        if (section.kind_of() == buffer.kind_of()) block_ = std::max(block_, section.block.elements);
       }
       for (std::size_t i = 0; i < buffer.instances.size(); ++i) {
         const std::string fault = fault_of_instance(buffer, buffer.instances[i]);
@@ -125,6 +125,9 @@ class UnitCheck {
       const TensorRecord& tensor = unit_.tensors[static_cast<std::size_t>(placed.tensor)];
       if (tensor.frozen != buffer.frozen) {
         return fmt::format("tensor {} is {}", tensor.name, tensor.frozen ? "frozen" : "trainable");
+      }
+      if (tensor.state_class != buffer.state_class) {
+        return fmt::format("tensor {} is of state class {}", tensor.name, tensor.state_class);
       }
       if (!lies_within(placed.box, tensor.shape)) {
         return fmt::format("a box of tensor {} does not lie in its shape {}", tensor.name,
@@ -201,11 +204,12 @@ std::vector<MeshAxis> axes_of(const Mesh& mesh) {
 }
 
 /// The tensors of one kind in declared order, whole, over the mesh.
-InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, const Mesh& mesh) {
+InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, int state_class,
+                       const Mesh& mesh) {
   InstanceRecord instance;
   std::vector<std::int64_t> sizes;
   for (std::size_t t = 0; t < tensors.size(); ++t) {
-    if (tensors[t].frozen != frozen) continue;
+    if (tensors[t].frozen != frozen || tensors[t].state_class != state_class) continue;
     instance.tensors.push_back({static_cast<int>(t), whole_box(tensors[t].shape), 0});
     sizes.push_back(tensors[t].shape.elements());
   }
@@ -253,16 +257,17 @@ std::string Layout::fault() const {
   for (const SectionRecord& a : sections) {
     for (const SectionRecord& b : sections) {
       const std::int64_t large = std::max(a.block.elements, b.block.elements);
-      if (a.frozen == b.frozen && (large % a.block.elements != 0 || large % b.block.elements != 0)) {
+      if (a.kind_of() == b.kind_of() && (large % a.block.elements != 0 || large % b.block.elements != 0)) {
         return fmt::format("sections {} and {} have blocks of {} and {}, of which none divides the other",
                            a.dataset, b.dataset, a.block.elements, b.block.elements);
       }
     }
   }
-  std::int64_t pairs = 0, sums[2] = {0, 0};
+  std::int64_t pairs = 0;
+  std::vector<std::int64_t> sums(1 + most_state_classes);
   for (const UnitRecord& unit : units) {
     for (const BufferRecord& buffer : unit.buffers) {
-      std::int64_t& sum = sums[buffer.frozen ? 1 : 0];
+      std::int64_t& sum = sums.at(buffer.kind_of());
       for (const InstanceRecord& instance : buffer.instances) {
         if (instance.elements() < 0 || instance.elements() > most_elements - sum) {
           return fmt::format("its units hold more than {} elements", most_elements);
@@ -283,12 +288,13 @@ std::string Layout::fault() const {
 }
 
 void Layout::place() {
-  for (auto& elements : file_elements) elements.assign(static_cast<std::size_t>(world), 0);
+  const auto kinds = static_cast<std::size_t>(1 + state_classes());
+  file_elements.assign(kinds, std::vector<std::int64_t>(static_cast<std::size_t>(world)));
   for (UnitRecord& unit : units) {
     for (BufferRecord& buffer : unit.buffers) {
       for (InstanceRecord& instance : buffer.instances) {
         for (StoredRange& range : instance.ranges) {
-          std::int64_t& next = file_elements[buffer.frozen ? 1 : 0][static_cast<std::size_t>(range.rank)];
+          std::int64_t& next = file_elements[buffer.kind_of()][static_cast<std::size_t>(range.rank)];
           range.first = next;
           next += range.end - range.begin;
         }
@@ -298,15 +304,25 @@ void Layout::place() {
 }
 
 std::int64_t Layout::section_elements(int section, int rank) const {
-  const bool frozen = sections.at(static_cast<std::size_t>(section)).frozen;
-  return file_elements[frozen ? 1 : 0].at(static_cast<std::size_t>(rank));
+  const std::size_t kind = sections.at(static_cast<std::size_t>(section)).kind_of();
+  return file_elements.at(kind).at(static_cast<std::size_t>(rank));
 }
 
-int Layout::find_section(std::string_view kind, bool frozen) const {
+int Layout::find_section(std::string_view kind, bool frozen, int state_class) const {
+  const std::size_t of = kind_of_buffer(frozen, state_class);
   for (std::size_t s = 0; s < sections.size(); ++s) {
-    if (sections[s].kind == kind && sections[s].frozen == frozen) return static_cast<int>(s);
+    if (sections[s].kind == kind && sections[s].kind_of() == of) return static_cast<int>(s);
   }
   return -1;
+}
+
+int Layout::state_classes() const {
+  int last = 0;
+  for (const SectionRecord& section : sections) last = std::max(last, section.state_class);
+  for (const UnitRecord& unit : units) {
+    for (const BufferRecord& buffer : unit.buffers) last = std::max(last, buffer.state_class);
+  }
+  return last + 1;
 }
 
 int Layout::axis(MeshAxis axis) const {
@@ -340,8 +356,11 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     require_name(what, name);
     if (!names.insert(name).second) throw InvalidArgument(fmt::format("{} '{}' is there twice", what, name));
   };
-  bool any_frozen = false;
-  bool any_trainable = false;
+  int classes = 1;
+  for (const UnitDescription& unit : units) {
+    for (const TensorDescription& tensor : unit.tensors) classes = std::max(classes, tensor.state_class + 1);
+  }
+  std::vector<bool> any(kind_of_buffer(false, classes));  // by kind_of_buffer()
   for (const UnitDescription& unit : units) {
     UnitRecord record{unit.name, unit.uses_per_micro_batch, {}, {}};
     if (!unit_names.insert(unit.name).second)
@@ -349,25 +368,44 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     for (const TensorDescription& tensor : unit.tensors) {
       claim("tensor", tensor.name);
       for (const std::string& alias : tensor.aliases) claim("alias", alias);
-      record.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases});
-      (tensor.frozen ? any_frozen : any_trainable) = true;
+      const int state_class = tensor.frozen ? 0 : tensor.state_class;
+      record.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases, state_class});
+      any[kind_of_buffer(tensor.frozen, state_class)] = true;
     }
-    for (const bool frozen : {false, true}) {
-      record.buffers.push_back({frozen ? "frozen" : "trainable", frozen, axes, {}});
-      InstanceRecord instance = lay_out(record.tensors, frozen, mesh);
+    for (int buffer = 0; buffer <= classes; ++buffer) {
+      const bool frozen = buffer == classes;
+      const int state_class = frozen ? 0 : buffer;
+      record.buffers.push_back({frozen             ? "frozen"
+                                : state_class == 0 ? "trainable"
+                                                   : fmt::format("trainable {}", state_class),
+                                frozen,
+                                axes,
+                                {},
+                                state_class});
+      InstanceRecord instance = lay_out(record.tensors, frozen, state_class, mesh);
       if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
     }
     layout.units.push_back(std::move(record));
   }
   require_storable("weights", weight_dtype);
   require_storable("frozen tensors", frozen_dtype);
-  if (any_trainable) layout.sections.push_back({"weights", "weight", weight_dtype, false});
-  if (any_frozen) layout.sections.push_back({"frozen", "weight", frozen_dtype, true});
-  names = {"weight"};
-  for (const StateDescription& state : states) {
-    claim("optimizer state", state.name);
-    require_storable("optimizer state " + state.name, state.dtype);
-    if (any_trainable) layout.sections.push_back({"state/" + state.name, state.name, state.dtype, false});
+  const auto add_section = [&](std::string_view folder, const std::string& kind, DataType dtype, int of) {
+    if (!any[kind_of_buffer(false, of)]) return;
+    std::string dataset(folder);
+    if (of > 0) dataset += fmt::format("_{}", of);
+    if (kind != "weight") dataset += "/" + kind;
+    layout.sections.push_back({std::move(dataset), kind, dtype, false, {}, of});
+  };
+  for (int of = 0; of < classes; ++of) add_section("weights", "weight", weight_dtype, of);
+  if (any[kind_of_buffer(true, 0)]) layout.sections.push_back({"frozen", "weight", frozen_dtype, true});
+  for (int of = 0; of < classes; ++of) {
+    names = {"weight"};
+    for (const StateDescription& state : states) {
+      if (state.state_class != of) continue;
+      claim("optimizer state", state.name);
+      require_storable("optimizer state " + state.name, state.dtype);
+      add_section("state", state.name, state.dtype, of);
+    }
   }
   layout.place();
   return layout;

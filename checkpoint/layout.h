@@ -21,8 +21,16 @@ struct TensorRecord {
   Shape shape;                       ///< of the whole tensor, whatever its ranks hold of it
   bool frozen = false;               ///< stored once, in its own dtype, without optimizer state
   std::vector<std::string> aliases;  ///< other names of the same elements (tied tensors), stored once
+  int state_class = 0;               ///< of its buffer
   friend bool operator==(const TensorRecord&, const TensorRecord&) = default;
 };
+
+/// Trainable tensors of one state class have the same optimizer states, and buffers and sections of their
+/// own; frozen ones have no class. The number of such a kind of buffers and sections: frozen ones are 1.
+constexpr std::size_t kind_of_buffer(bool frozen, int state_class) {
+  return frozen ? 1 : static_cast<std::size_t>(state_class == 0 ? 0 : state_class + 1);
+}
+inline constexpr int most_state_classes = 16;
 
 /// Rank `rank` stores elements [begin, end) of a flat buffer.
 struct StoredRange {
@@ -58,6 +66,8 @@ struct BufferRecord {
   bool frozen = false;
   std::vector<std::string> group;  ///< the axes of the mesh over which an instance is spread
   std::vector<InstanceRecord> instances;
+  int state_class = 0;
+  std::size_t kind_of() const { return kind_of_buffer(frozen, state_class); }
   friend bool operator==(const BufferRecord&, const BufferRecord&) = default;
 };
 
@@ -78,14 +88,17 @@ struct BlockFormat {
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };
 
-/// One quantity (weights, exp_avg ...) of every element of the trainable or of the frozen buffers: one HDF5
-/// dataset in each rank's file, in which the rank's ranges follow each other without gaps.
+/// One quantity (weights, exp_avg ...) of every element of the frozen buffers, or of the trainable ones of a
+/// state class: one HDF5 dataset in each rank's file, in which the rank's ranges follow each other without
+/// gaps.
 struct SectionRecord {
   std::string dataset;                 ///< path in the file: "weights", "frozen", "state/exp_avg"
   std::string kind;                    ///< "weight", or the name of an optimizer state
   DataType dtype = DataType::float32;  ///< uint8 where elements are stored in blocks
   bool frozen = false;
   BlockFormat block = {};
+  int state_class = 0;
+  std::size_t kind_of() const { return kind_of_buffer(frozen, state_class); }
   /// Bytes of so many elements, whole blocks.
   std::int64_t bytes(std::int64_t elements) const {
     return block.name.empty() ? elements * size_of(dtype) : elements / block.elements * block.bytes;
@@ -124,7 +137,8 @@ struct Layout {
   std::vector<UnitRecord> units;
   std::vector<SectionRecord> sections;
   std::vector<ArrayRecord> arrays;
-  std::array<std::vector<std::int64_t>, 2> file_elements;  ///< trainable, frozen: of each rank's datasets
+  /// By kind_of_buffer(): of each rank's datasets.
+  std::vector<std::vector<std::int64_t>> file_elements;
 
   /// The fault of a layout that contradicts itself, in words; empty: each element of each tensor is stored
   /// exactly once, blocks are whole, and no sum overflows. Takes time by the layout's records, not elements.
@@ -133,8 +147,10 @@ struct Layout {
   void place();
   /// Elements of `section` in `rank`'s file.
   std::int64_t section_elements(int section, int rank) const;
-  /// The section that holds `kind` of trainable or frozen tensors; -1 when there is none.
-  int find_section(std::string_view kind, bool frozen) const;
+  /// The section that holds `kind` of frozen tensors, or of trainable ones of a class; -1: there is none.
+  int find_section(std::string_view kind, bool frozen, int state_class = 0) const;
+  /// Of the trainable tensors; at least 1.
+  int state_classes() const;
   /// Size of an axis of the mesh; 1 where there is no such axis above 1.
   int axis(MeshAxis axis) const;
   /// "6 ranks (replicate=2, shard=3)"; the mesh is left out where all ranks shard.
@@ -148,6 +164,7 @@ struct TensorDescription {
   Shape shape;
   bool frozen = false;
   std::vector<std::string> aliases;
+  int state_class = 0;
 };
 struct UnitDescription {
   std::string name;
@@ -157,14 +174,15 @@ struct UnitDescription {
 struct StateDescription {
   std::string name;
   DataType dtype = DataType::float32;
+  int state_class = 0;
 };
 
-/// Lays units out over the ranks of `mesh` as FlatLayout does (trainable and frozen tensors of a unit apart,
-/// each in declared order), sharded over the axis `shard`; of a shard the replicas store a part each, so that
-/// each element is stored once. `weight_dtype` is that of the trainable tensors' stored weights (the master
-/// weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument on names used twice (aliases
-/// included), empty or such as HDF5 cannot show ("a//b", "." ...), a state named "weight", dtypes that are
-/// not fp32, bf16 or fp16.
+/// Lays units out over the ranks of `mesh` as FlatLayout does (the state classes of a unit's trainable
+/// tensors and its frozen ones apart, each in declared order), sharded over the axis `shard`; of a shard the
+/// replicas store a part each, so that each element is stored once. `weight_dtype` is that of the trainable
+/// tensors' stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument
+/// on names used twice (aliases included), empty or such as HDF5 cannot show ("a//b", "." ...), a state named
+/// "weight", dtypes that are not fp32, bf16 or fp16.
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh);
 /// The same over one axis.

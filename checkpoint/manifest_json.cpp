@@ -74,8 +74,10 @@ Json to_json(const BufferRecord& buffer, const UnitRecord& unit) {
     }
     instances.push_back({{"tensors", tensors}, {"ranges", to_json(instance.ranges)}});
   }
-  return {
+  Json json = {
       {"name", buffer.name}, {"frozen", buffer.frozen}, {"group", buffer.group}, {"instances", instances}};
+  if (buffer.state_class != 0) json["state_class"] = buffer.state_class;
+  return json;
 }
 
 Json to_json(const UnitRecord& unit) {
@@ -98,6 +100,7 @@ Json to_json(const SectionRecord& section) {
                {"kind", section.kind},
                {"dtype", std::string(name_of(section.dtype))},
                {"frozen", section.frozen}};
+  if (section.state_class != 0) json["state_class"] = section.state_class;
   if (const BlockFormat& block = section.block; !block.name.empty()) {
     json["block"] = {{"format", block.name}, {"elements", block.elements}, {"bytes", block.bytes}};
   }
@@ -234,8 +237,15 @@ Box box_from(const JsonNode& node) {
   return box;
 }
 
+int state_class_from(const JsonNode& node) {
+  if (!node["state_class"]) return 0;
+  if (node["frozen"].boolean()) node["state_class"].fail("is of frozen tensors, which have no state");
+  return node["state_class"].integer<int>(0, most_state_classes - 1);
+}
+
 BufferRecord buffer_from(const JsonNode& node, const UnitRecord& unit) {
   BufferRecord buffer{node["name"].text(), node["frozen"].boolean(), node["group"].texts(), {}};
+  buffer.state_class = state_class_from(node);
   for (const JsonNode& item : node["instances"].items()) {
     InstanceRecord& instance = buffer.instances.emplace_back();
     instance.ranges = ranges_from(item["ranges"]);
@@ -262,6 +272,13 @@ UnitRecord unit_from(const JsonNode& node, const Layout& layout, std::int64_t ve
     buffers_from_cuts(node, layout, unit);
   } else {
     for (const JsonNode& item : node["buffers"].items()) unit.buffers.push_back(buffer_from(item, unit));
+    for (const BufferRecord& buffer : unit.buffers) {
+      for (const InstanceRecord& instance : buffer.instances) {
+        for (const PlacedTensor& placed : instance.tensors) {
+          unit.tensors[static_cast<std::size_t>(placed.tensor)].state_class = buffer.state_class;
+        }
+      }
+    }
   }
   return unit;
 }
@@ -278,6 +295,7 @@ SectionRecord section_from(const JsonNode& node) {
     section.dtype = parse_data_type(node["dtype"].choice({"fp32", "bf16", "fp16"}));
   }
   section.frozen = node["frozen"].boolean();
+  section.state_class = state_class_from(node);
   return section;
 }
 
@@ -328,7 +346,7 @@ void check_sections(const Layout& layout, const JsonNode& root) {
     const SectionRecord& section = layout.sections[s];
     for (std::size_t other = 0; other < s; ++other) {
       const SectionRecord& before = layout.sections[other];
-      const bool same_kind = before.kind == section.kind && before.frozen == section.frozen;
+      const bool same_kind = before.kind == section.kind && before.kind_of() == section.kind_of();
       if (same_kind || before.dataset == section.dataset) {
         root["sections"].items()[s].fail(fmt::format("is there twice: sections[{}] is of '{}' in {} too",
                                                      other, before.kind, before.dataset));
@@ -429,7 +447,7 @@ std::string to_text(const Manifest& manifest) {
     mesh.push_back({{"axis", axis.name}, {"size", axis.size}});
   Json json = {{"format", format_name},
                {"version", format_version},
-               {"minor", format_minor},
+               {"minor", manifest.layout.state_classes() > 1 ? format_minor : 0},
                {"library", manifest.library},
                {"hdf5", manifest.hdf5},
                {"sequence", manifest.sequence},

@@ -49,7 +49,8 @@ Reader::Impl::Impl(Storage given, const std::string& path)
       for (const std::string& alias : tensor.aliases) unique = names.emplace(alias, number).second && unique;
       if (!unique)
         throw CheckpointError(fmt::format("{}: a name of tensor {} is there twice", path, tensor.name));
-      tensors.push_back({tensor.name, static_cast<int>(u), static_cast<int>(t), tensor.shape, tensor.frozen});
+      tensors.push_back({tensor.name, static_cast<int>(u), static_cast<int>(t), tensor.shape, tensor.frozen,
+                         tensor.state_class});
     }
     holders.resize(tensors.size());
     for (const BufferRecord& buffer : layout.units[u].buffers) {
@@ -259,7 +260,8 @@ void Reader::Impl::add_tasks(const ReadRequest& request, std::vector<Task>& task
   const SectionRecord& section = layout.sections[s];
   const StoredTensor& tensor = tensors[t];
   const Box box = request.box.empty() ? whole_box(tensor.shape) : request.box;
-  if (section.frozen != tensor.frozen || !lies_within(box, tensor.shape)) {
+  if (section.kind_of() != kind_of_buffer(tensor.frozen, tensor.state_class) ||
+      !lies_within(box, tensor.shape)) {
     throw InvalidArgument(fmt::format("box {} of {} of tensor {}, which has shape {}{}", to_string(box),
                                       section.dataset, tensor.name, tensor.shape.to_string(),
                                       tensor.frozen ? " and is frozen" : ""));
@@ -343,13 +345,13 @@ const StoredTensor& Reader::tensor(std::string_view name) const {
 std::vector<std::string> Reader::kinds(const StoredTensor& tensor) const {
   std::vector<std::string> kinds;
   for (const SectionRecord& section : layout().sections) {
-    if (section.frozen == tensor.frozen) kinds.push_back(section.kind);
+    if (section.kind_of() == kind_of_buffer(tensor.frozen, tensor.state_class)) kinds.push_back(section.kind);
   }
   return kinds;
 }
 
 DataType Reader::dtype(const StoredTensor& tensor, std::string_view kind) const {
-  const int section = layout().find_section(kind, tensor.frozen);
+  const int section = layout().find_section(kind, tensor.frozen, tensor.state_class);
   if (section < 0) {
     std::string kept;
     for (const std::string& other : kinds(tensor)) kept += (kept.empty() ? "" : ", ") + other;
@@ -374,7 +376,7 @@ ReadRequest Reader::request_for(std::string_view name, std::string_view kind, El
                                 DataType dtype, void* memory, Box box) const {
   const StoredTensor& found = tensor(name);
   this->dtype(found, kind);  // says what is kept when this is not
-  return {layout().find_section(kind, found.frozen),
+  return {layout().find_section(kind, found.frozen, found.state_class),
           static_cast<int>(&found - impl_->tensors.data()),
           elements,
           dtype,

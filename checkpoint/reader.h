@@ -37,6 +37,7 @@ struct StoredTensor {
   int index = 0;  ///< in its unit
   Shape shape;
   bool frozen = false;
+  int state_class = 0;  ///< of the checkpoint's own numbers
 };
 
 /// A part of a checkpoint that is not what was written.

@@ -32,7 +32,7 @@ ShardPlan::ShardPlan(const Layout& layout, int rank, std::int64_t step)
     for (std::size_t u = 0; u < layout.units.size(); ++u) {
       const std::vector<BufferRecord>& buffers = layout.units[u].buffers;
       for (std::size_t b = 0; b < buffers.size(); ++b) {
-        if (buffers[b].frozen != section.frozen) continue;
+        if (buffers[b].kind_of() != section.kind_of()) continue;
         for (std::size_t i = 0; i < buffers[b].instances.size(); ++i) {
           for (const StoredRange& range : buffers[b].instances[i].ranges) {
             if (range.rank != rank) continue;

@@ -111,7 +111,7 @@ std::string Reader::Impl::content(int rank, std::int64_t begin, std::int64_t end
     if (offset < 0) continue;
     for (const UnitRecord& unit : layout.units) {
       for (const BufferRecord& buffer : unit.buffers) {
-        if (buffer.frozen != section.frozen) continue;
+        if (buffer.kind_of() != section.kind_of()) continue;
         for (const InstanceRecord& instance : buffer.instances) {
           for (const StoredRange& range : instance.ranges) {
             if (range.rank != rank) continue;

@@ -115,6 +115,36 @@ void CommunicatorBase::validate_and_record_all_to_all(const void* sent, const vo
   record(name, count, dtype, (size() - 1) * count, label);
 }
 
+void CommunicatorBase::validate_and_record_all_to_all_v(const void* sent, std::span<const RankElements> sends,
+                                                        const void* received,
+                                                        std::span<const RankElements> receives,
+                                                        DataType dtype, const OperationLabel& label) {
+  constexpr std::string_view name = "all_to_all_v";
+  const auto check = [&](const void* data, std::span<const RankElements> parts, std::string_view what) {
+    if (static_cast<int>(parts.size()) != size()) {
+      refuse(name, label, fmt::format("{} has {} entries for {} ranks", what, parts.size(), size()));
+    }
+    std::int64_t others = 0;
+    for (int r = 0; r < size(); ++r) {
+      const RankElements& part = parts[static_cast<std::size_t>(r)];
+      require_buffer(name, label, data, part.count, what);
+      if (part.first < 0) refuse(name, label, fmt::format("{} begins at element {}", what, part.first));
+      checked_multiply(part.first + part.count, size_of(dtype));
+      if (r != rank()) others += part.count;
+    }
+    return others;
+  };
+  const std::int64_t others = check(sent, sends, "sent");
+  check(received, receives, "received");
+  const auto own = static_cast<std::size_t>(rank());
+  if (sends[own].count != receives[own].count) {
+    refuse(name, label,
+           fmt::format("the rank sends itself {} elements and receives {}", sends[own].count,
+                       receives[own].count));
+  }
+  record(name, 0, dtype, others, label);  // counts differ from rank to rank, and so are not of the hash
+}
+
 void CommunicatorBase::validate_and_record_broadcast(const void* values, std::int64_t count, DataType dtype,
                                                      int root, const OperationLabel& label) {
   constexpr std::string_view name = "broadcast";

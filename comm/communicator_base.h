@@ -28,6 +28,9 @@ class CommunicatorBase : public Communicator {
                                       const OperationLabel& label);
   void validate_and_record_all_to_all(const void* sent, const void* received, std::int64_t count,
                                       DataType dtype, const OperationLabel& label);
+  void validate_and_record_all_to_all_v(const void* sent, std::span<const RankElements> sends,
+                                        const void* received, std::span<const RankElements> receives,
+                                        DataType dtype, const OperationLabel& label);
   void validate_and_record_broadcast(const void* values, std::int64_t count, DataType dtype, int root,
                                      const OperationLabel& label);
   void validate_and_record_send(const void* values, std::int64_t count, DataType dtype, int peer,

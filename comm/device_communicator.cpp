@@ -143,6 +143,15 @@ class DeviceCommunicator : public CommunicatorBase {
     return enqueue(call_of("all_to_all", sent, received, count, dtype, label), ready);
   }
 
+  Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
+                     std::span<const RankElements> receives, DataType dtype, std::span<const Event> ready,
+                     const OperationLabel& label) override {
+    open("all_to_all_v", label);
+    validate_and_record_all_to_all_v(sent, sends, received, receives, dtype, label);
+    if (!on_host(label)) throw InvalidArgument("all_to_all_v moves host memory alone up to now");
+    return host_->all_to_all_v(sent, sends, received, receives, dtype, ready, label);
+  }
+
   Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
                   const OperationLabel& label) override {
     open("broadcast", label);

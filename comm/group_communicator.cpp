@@ -137,14 +137,13 @@ std::vector<int> GroupCommunicator::peers() const {
 }
 
 Event GroupCommunicator::move(OperationInfo info, std::function<void()> local, const std::vector<Part>& sends,
-                              const std::vector<Part>& receives, std::int64_t bytes,
-                              std::int64_t message_bytes) {
+                              const std::vector<Part>& receives, std::int64_t message_bytes) {
   message_bytes = std::clamp<std::int64_t>(message_bytes, 1, largest_message_bytes);
   const auto flows = [&](bool sending, const std::vector<Part>& parts) {
     std::vector<Flow> result;
     result.reserve(parts.size());
     for (const Part& part : parts) {
-      result.emplace_back(sending, members_[part.member], part.data, bytes, message_bytes, info.tag);
+      result.emplace_back(sending, members_[part.member], part.data, part.bytes, message_bytes, info.tag);
     }
     return result;
   };
@@ -160,12 +159,12 @@ Event GroupCommunicator::gather(OperationInfo info, const void* shard, void* ful
   std::vector<Part> sends, receives;
   if (bytes > 0) {
     for (const int member : peers()) {
-      sends.push_back({member, const_cast<void*>(shard)});
-      receives.push_back({member, base + member * bytes});
+      sends.push_back({member, const_cast<void*>(shard), bytes});
+      receives.push_back({member, base + member * bytes, bytes});
     }
   }
   auto local = [to = base + rank_ * bytes, shard, bytes] { copy(to, shard, bytes); };
-  return move(std::move(info), std::move(local), sends, receives, bytes, message_bytes);
+  return move(std::move(info), std::move(local), sends, receives, message_bytes);
 }
 
 Event GroupCommunicator::all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
@@ -198,7 +197,7 @@ Event GroupCommunicator::reduce_scatter(const void* full, DataType dtype, void* 
         deterministic_sum(*stream, {&full, 1}, dtype, options, sum, kernels::SumTarget::memory);
       }
     };
-    return move(std::move(info), std::move(local), {}, {}, 0, 1);
+    return move(std::move(info), std::move(local), {}, {}, 1);
   }
   if (window_->serves((size() - 1) * count * size_of(dtype))) {
     return engine_->submit(
@@ -282,12 +281,37 @@ Event GroupCommunicator::all_to_all(const void* sent, void* received, std::int64
   std::vector<Part> sends, receives;
   if (bytes > 0) {
     for (const int member : peers()) {
-      sends.push_back({member, from + member * bytes});
-      receives.push_back({member, to + member * bytes});
+      sends.push_back({member, from + member * bytes, bytes});
+      receives.push_back({member, to + member * bytes, bytes});
     }
   }
   auto local = [to = to + rank_ * bytes, from = from + rank_ * bytes, bytes] { copy(to, from, bytes); };
-  return move(std::move(info), std::move(local), sends, receives, bytes, bytes);
+  return move(std::move(info), std::move(local), sends, receives, bytes);
+}
+
+Event GroupCommunicator::all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
+                                      std::span<const RankElements> receives, DataType dtype,
+                                      std::span<const Event> ready, const OperationLabel& label) {
+  OperationInfo info = open("all_to_all_v", ready, label);
+  validate_and_record_all_to_all_v(sent, sends, received, receives, dtype, label);
+  info.tag.sequence = sequence_++;
+  const std::int64_t width = size_of(dtype);
+  auto* from = static_cast<unsigned char*>(const_cast<void*>(sent));
+  auto* to = static_cast<unsigned char*>(received);
+  // A pair of ranks that has nothing to exchange posts no message.
+  const auto parts_of = [&](unsigned char* base, std::span<const RankElements> of) {
+    std::vector<Part> parts;
+    for (const int member : peers()) {
+      const RankElements& part = of[static_cast<std::size_t>(member)];
+      if (part.count > 0) parts.push_back({member, base + part.first * width, part.count * width});
+    }
+    return parts;
+  };
+  const auto own = static_cast<std::size_t>(rank_);
+  auto local = [to = to + receives[own].first * width, from = from + sends[own].first * width,
+                bytes = sends[own].count * width] { copy(to, from, bytes); };
+  return move(std::move(info), std::move(local), parts_of(from, sends), parts_of(to, receives),
+              largest_message_bytes);
 }
 
 Event GroupCommunicator::broadcast(void* values, std::int64_t count, DataType dtype, int root,
@@ -296,13 +320,13 @@ Event GroupCommunicator::broadcast(void* values, std::int64_t count, DataType dt
   validate_and_record_broadcast(values, count, dtype, root, label);
   info.tag.sequence = sequence_++;
   std::vector<Part> sends, receives;
-  if (count > 0 && rank_ == root) {
-    for (const int member : peers()) sends.push_back({member, values});
-  } else if (count > 0) {
-    receives.push_back({root, values});
-  }
   const std::int64_t bytes = info.bytes = count * size_of(dtype);
-  return move(std::move(info), nullptr, sends, receives, bytes, bytes);
+  if (count > 0 && rank_ == root) {
+    for (const int member : peers()) sends.push_back({member, values, bytes});
+  } else if (count > 0) {
+    receives.push_back({root, values, bytes});
+  }
+  return move(std::move(info), nullptr, sends, receives, bytes);
 }
 
 Event GroupCommunicator::send(const void* values, std::int64_t count, DataType dtype, int peer,
@@ -313,7 +337,7 @@ Event GroupCommunicator::send(const void* values, std::int64_t count, DataType d
   info.tag.call = 0;  // the two sides have different names
   info.tag.sequence = sends_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
-  return move(std::move(info), nullptr, {{peer, const_cast<void*>(values)}}, {}, bytes, bytes);
+  return move(std::move(info), nullptr, {{peer, const_cast<void*>(values), bytes}}, {}, bytes);
 }
 
 Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, int peer,
@@ -324,7 +348,7 @@ Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, 
   info.tag.call = 0;  // the two sides have different names
   info.tag.sequence = receives_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
-  return move(std::move(info), nullptr, {}, {{peer, values}}, bytes, bytes);
+  return move(std::move(info), nullptr, {}, {{peer, values, bytes}}, bytes);
 }
 
 Event GroupCommunicator::barrier(const OperationLabel& label) {
@@ -334,8 +358,8 @@ Event GroupCommunicator::barrier(const OperationLabel& label) {
   set_size(info, 0);
   // An empty message to and from everyone: more messages than a tree, but whoever is missing is known.
   std::vector<Part> parts;
-  for (const int member : peers()) parts.push_back({member, nullptr});
-  return move(std::move(info), nullptr, parts, parts, 0, 1);
+  for (const int member : peers()) parts.push_back({member, nullptr, 0});
+  return move(std::move(info), nullptr, parts, parts, 1);
 }
 
 std::unique_ptr<Communicator> GroupCommunicator::split(int color, int key) {

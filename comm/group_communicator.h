@@ -37,6 +37,9 @@ class GroupCommunicator : public CommunicatorBase {
                    const OperationLabel& label) override;
   Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                    std::span<const Event> ready, const OperationLabel& label) override;
+  Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
+                     std::span<const RankElements> receives, DataType dtype, std::span<const Event> ready,
+                     const OperationLabel& label) override;
   Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
                   const OperationLabel& label) override;
   Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
@@ -56,14 +59,15 @@ class GroupCommunicator : public CommunicatorBase {
   void abort_job(int status) noexcept override { engine_->abort_job(status); }
 
  private:
-  /// Bytes of one exchange with one member, which lie in local memory at `data`.
+  /// The bytes of one exchange with one member, in local memory.
   struct Part {
     int member;
     void* data;
+    std::int64_t bytes;
   };
   OperationInfo open(std::string_view name, std::span<const Event> ready, const OperationLabel& label);
   Event move(OperationInfo info, std::function<void()> local, const std::vector<Part>& sends,
-             const std::vector<Part>& receives, std::int64_t bytes, std::int64_t message_bytes);
+             const std::vector<Part>& receives, std::int64_t message_bytes);
   /// Members behind this rank in cyclic order, so that not all ranks begin with the same peer.
   std::vector<int> peers() const;
   Event gather(OperationInfo info, const void* shard, void* full, std::int64_t bytes,

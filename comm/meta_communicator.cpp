@@ -93,6 +93,19 @@ class MetaCommunicator : public comm::CommunicatorBase {
     validate_and_record_all_to_all(sent, received, count, dtype, label);
     return record("all_to_all", count * size_, dtype, ready, label);
   }
+  Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
+                     std::span<const RankElements> receives, DataType dtype, std::span<const Event> ready,
+                     const OperationLabel& label) override {
+    validate_and_record_all_to_all_v(sent, sends, received, receives, dtype, label);
+    // As long as an all_to_all in which every pair exchanges this rank's mean.
+    std::int64_t out = 0, in = 0;
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      out += sends[static_cast<std::size_t>(r)].count;
+      in += receives[static_cast<std::size_t>(r)].count;
+    }
+    return record("all_to_all", std::max(out, in) * size_ / std::max(1, size_ - 1), dtype, ready, label);
+  }
   Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,
                   const OperationLabel& label) override {
     validate_and_record_broadcast(values, count, dtype, root, label);

@@ -2,6 +2,7 @@
 
 #include "engine/checkpoint_session.h"
 
+#include <limits>
 #include <random>
 #include <span>
 
@@ -67,30 +68,35 @@ std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::S
                          const std::string& folder) {
   StagingMemory staging(snapshot.subspan(static_cast<std::size_t>(layout.staging)), storage.memory);
   checkpoint::ShardWriter writer({storage.files, storage.io, staging}, plan, folder);
-  const auto& sections = plan.layout().sections;
-  std::vector<int> kept;  // sections of trainable tensors: weights, then states
-  for (std::size_t s = 0; s < sections.size(); ++s) {
-    if (!sections[s].frozen) kept.push_back(static_cast<int>(s));
-  }
+  const checkpoint::Layout& stored = plan.layout();
   auto part = layout.parts.begin();
-  for (std::size_t u = 0; u < layout.tiles.size(); ++u) {
-    for (; part != layout.parts.end() && part->piece.unit == static_cast<int>(u); ++part) {
+  const auto put_parts = [&](int up_to_unit) {
+    for (; part != layout.parts.end() && part->piece.unit <= up_to_unit; ++part) {
       writer.put(part->piece, snapshot.data() + part->offset);
     }
-    std::int64_t missing = layout.tiles[u].range.size();
+  };
+  for (const checkpoint::SectionPiece& tiles : layout.tiles) {
+    std::int64_t missing = tiles.range.size();
+    if (missing > 0) put_parts(tiles.unit);
     const auto put = [&](const TileFeed::Tile& tile) {
       const ShardSlice& slice = tile.slice;
-      checkpoint::SectionPiece piece = layout.tiles[static_cast<std::size_t>(tile.unit)];
+      checkpoint::SectionPiece piece = layout.tiles[static_cast<std::size_t>(tile.buffer)];
       piece.range = slice.range;
-      for (std::size_t i = 0; i < kept.size(); ++i) {
-        piece.section = kept[i];
-        writer.put(piece, i == 0 ? slice.master.data : slice.state[i - 1].data);
+      const checkpoint::BufferRecord& buffer =
+          stored.units[static_cast<std::size_t>(piece.unit)].buffers[static_cast<std::size_t>(piece.buffer)];
+      std::size_t state = 0;  // sections are the weights, then the states in their order
+      for (std::size_t s = 0; s < stored.sections.size(); ++s) {
+        if (stored.sections[s].kind_of() != buffer.kind_of()) continue;
+        piece.section = static_cast<int>(s);
+        writer.put(piece,
+                   stored.sections[s].kind == "weight" ? slice.master.data : slice.state[state++].data);
       }
       missing -= slice.range.size();
     };
     while (missing > 0 && feed.take(put)) {
     }
   }
+  put_parts(std::numeric_limits<int>::max());
   for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
     if (layout.arrays[a] >= 0) writer.put_array(static_cast<int>(a), snapshot.data() + layout.arrays[a]);
   }

@@ -156,6 +156,14 @@ void read_optimizer(const Values& values, Config& config, Problems& problems) {
       value = values.boolean(path).value_or(false) ? 1 : 0;
     } else if (option.kind == RuleOption::Kind::number) {
       value = values.number(path).value_or(option.first);
+    } else if (option.kind == RuleOption::Kind::choice) {
+      const std::string text = values.text(path).value_or("");
+      const auto found = std::find(option.choices.begin(), option.choices.end(), text);
+      if (found == option.choices.end()) {
+        problems.add(fmt::format("{}: '{}' is not one of {}", path, text, fmt::join(option.choices, ", ")));
+      } else {
+        value = static_cast<double>(found - option.choices.begin());
+      }
     } else if (const std::vector<double> pair = values.numbers(path); pair.size() == 2) {
       value = std::array{pair[0], pair[1]};
     } else {

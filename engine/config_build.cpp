@@ -228,13 +228,13 @@ std::unique_ptr<Optimizer> make_optimizer(const Config& config) {
   }
   std::unique_ptr<Optimizer> optimizer;
   try {
-    optimizer = make_rule_optimizer(from.type, from.parameters);
+    optimizer = make_rule_optimizer(from.type, from.parameters, DataType::float32, from.learning_rate);
   } catch (const InvalidArgument& error) {
     throw ConfigurationError("optimizer.params: " + error.message());
   }
   if (config.precision.moments == DataType::float32) return optimizer;
   try {
-    return make_rule_optimizer(from.type, from.parameters, config.precision.moments);
+    return make_rule_optimizer(from.type, from.parameters, config.precision.moments, from.learning_rate);
   } catch (const InvalidArgument& error) {
     throw ConfigurationError("tranche.moments: " + error.message());
   }

@@ -128,6 +128,8 @@ Json optimizer_keys(const OptimizerConfig& optimizer) {
       value = first != 0;
     } else if (option.kind == RuleOption::Kind::pair) {
       value = {first, second};
+    } else if (option.kind == RuleOption::Kind::choice) {
+      value = option.choices[static_cast<std::size_t>(first)];
     } else if (std::isfinite(first)) {
       value = first;
     }

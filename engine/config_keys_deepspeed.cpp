@@ -53,7 +53,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.leaf_module.classes", "units are declared by the model"),
     no_meaning("zero_optimization.leaf_module.names", "units are declared by the model"),
     no_meaning("zero_optimization.leaf_module.name_suffixes", "units are declared by the model"),
-    no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", "there is no Muon"),
+    no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", "the momentum buffer lies where offload_optimizer says"),
 
     // zero_optimization: state in host memory and on NVMe.
     block_of("zero_optimization.offload_param", "where the shards of weights in the compute dtype live; stage 3"),

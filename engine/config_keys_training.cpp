@@ -243,6 +243,8 @@ std::string default_of(const RuleOption& option) {
       return option.first != 0 ? "true" : "false";
     case RuleOption::Kind::pair:
       return fmt::format("[{}, {}]", option.first, option.second);
+    case RuleOption::Kind::choice:
+      return fmt::format("\"{}\"", option.choices.front());
     case RuleOption::Kind::number:
       break;
   }
@@ -302,9 +304,10 @@ std::span<const ConfigKey> training_keys() {
       result.push_back(key);
       if (key.path != "optimizer.params") continue;
       for (const RuleKey& of_rule : rules) {
-        const ValueKind kind = of_rule.kind == RuleOption::Kind::flag   ? boolean
-                               : of_rule.kind == RuleOption::Kind::pair ? numbers
-                                                                        : number;
+        const ValueKind kind = of_rule.kind == RuleOption::Kind::flag     ? boolean
+                               : of_rule.kind == RuleOption::Kind::pair   ? numbers
+                               : of_rule.kind == RuleOption::Kind::choice ? text
+                                                                          : number;
         // Hugging Face writes "auto" for these.
         constexpr std::string_view automatic_names[] = {"lr", "betas", "eps", "weight_decay", "momentum"};
         const std::string_view name = std::string_view(of_rule.path).substr(of_rule.path.rfind('.') + 1);

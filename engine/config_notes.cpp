@@ -63,7 +63,15 @@ void note_optimizer(const Values& values, Config& config) {
         "optimizer.type: not given: {} with a learning rate of {} (DeepSpeed takes the program's optimizer)",
         optimizer.type, optimizer.learning_rate));
   }
-  if (const RuleType* const type = find_rule(optimizer.type)) {
+  const RuleType* const type = find_rule(optimizer.type);
+  if (type != nullptr && type->rule->whole_matrices) {
+    if (!optimizer.parameters.contains("adjust_lr_fn")) {
+      config.notes.emplace_back(
+          "optimizer.params.adjust_lr_fn: not given: match_rms_adamw, with which AdamW's rate fits matrices "
+          "too "
+          "(DeepSpeed: original)");
+    }
+  } else if (type != nullptr) {
     for (const RuleOption& option : type->rule->options) {
       if (std::isfinite(option.first) || optimizer.parameters.contains(option.name)) continue;
       config.notes.push_back(

@@ -58,9 +58,10 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
             {runtime.device(), memory, runtime.memory(Tier::host)}),
       formulas(config, model, store),
       updater(*optimizer, store.tensors()),
+      matrices(store, config, updater, *optimizer, world, runtime.mesh(), runtime.device(), *arena),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
-      boundary(store, config, updater, world, runtime.mesh(), runtime.device(), scalars) {
+      boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -69,6 +70,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   set_phase("start");
   check_tiers();
   check_threads();
+  describe_routing();
   agree_on_start();
   allocate_on_all([this] {
     allocate();

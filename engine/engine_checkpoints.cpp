@@ -400,9 +400,10 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     for (std::size_t t = 0; t < match.stored.size(); ++t) {
       if (store.tensors()[t].frozen || match.stored[t] == nullptr) continue;
       for (const std::string& kind : reader->kinds(*match.stored[t])) {
-        const bool used = kind == "weight" ||
-                          std::any_of(store.state_tensors().begin(), store.state_tensors().end(),
-                                      [&](const OptimizerStateTensor& state) { return state.name == kind; });
+        const std::vector<OptimizerStateTensor>& states = store.buffer_of(store.tensors()[t]).states;
+        const bool used =
+            kind == "weight" ||
+            std::any_of(states.begin(), states.end(), [&](const auto& state) { return state.name == kind; });
         if (!used) dropped.insert(kind);
       }
     }

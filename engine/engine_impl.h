@@ -23,6 +23,7 @@
 #include "engine/step_recorder.h"
 #include "engine/tensor_access.h"
 #include "engine/tensor_match.h"
+#include "engine/whole_matrices.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 
@@ -83,6 +84,8 @@ struct Engine::Impl {
   void check_threads() const;
   /// Matrix products of this run may have other bits on another number of threads.
   bool threads_change_bits() const;
+  /// Throws ConfigurationError where the optimizer has nothing to do.
+  void describe_routing();
   void check_host_memory() const;
   void agree_on_start();
   void allocate();
@@ -187,6 +190,7 @@ struct Engine::Impl {
   Buffer workspace_buffer;
   StepScalars scalars;
   FlatUpdater updater;
+  WholeMatrices matrices;
   ParameterGatherer gatherer;
   GradientReducer reducer;
   StepBoundary boundary;
@@ -209,6 +213,7 @@ struct Engine::Impl {
   LossTotal evaluation_loss;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
+  std::string routing;      ///< Optimizer::routing()
   std::string base_folder;  ///< the checkpoint that the frozen base of adapters came from; empty: drawn
   std::optional<kernels::Digest> base_digest;  ///< of the frozen weights, while it is known
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's

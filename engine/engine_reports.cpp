@@ -123,6 +123,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
     }
     return sent;
   }
+  sent = matrices.sent();
   ReductionOptions options;
   options.group_size = reducer.reduction_group();
   options.bucket_elements = config.reduce_bucket_elements;
@@ -142,8 +143,8 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   // Sums that cross between nodes are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
   const int shards = shard.size();
-  sent.elements = (reduced + gathered) / shards * (shards - 1);
-  sent.bytes =
+  sent.elements += (reduced + gathered) / shards * (shards - 1);
+  sent.bytes +=
       (reduced * size_of(precision.communication) + gathered_bytes) / shards * (shards - 1) + summed * wider;
   return sent;
 }
@@ -197,6 +198,7 @@ std::string Engine::summary(bool verbose) const {
                             dtype(config.precision.compute), dtype(config.precision.communication),
                             dtype(config.precision.accumulation), dtype(config.precision.moments)));
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
+  if (!impl.routing.empty()) row("optimizer", impl.routing);
   row("device", impl.runtime.device().description());
   row("collectives",
       fmt::format("{}{}", impl.world.backend(),
@@ -269,12 +271,18 @@ std::string Engine::summary(bool verbose) const {
     const auto sent = [&](std::int64_t elements, DataType of) {
       return format_bytes(elements / shards * (shards - 1) * size_of(of));
     };
+    const std::string matrices =
+        impl.matrices.any() ? fmt::format(
+                                  " + {} matrices to their owners and back, whose work is at most {:.3g} of "
+                                  "the mean",
+                                  format_bytes(impl.matrices.sent().bytes), impl.matrices.load_ratio())
+                            : "";
     row("traffic per step, rank",
         fmt::format(
-            "{} gradients + {}{} {}{}", sent(reduced, config.precision.communication),
+            "{} gradients + {}{} {}{}{}", sent(reduced, config.precision.communication),
             config.stage == 3 && declared < 0 ? "about " : "",
             sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute),
-            config.stage == 0 ? "reduced gradients" : "parameters",
+            config.stage == 0 ? "reduced gradients" : "parameters", matrices,
             impl.replicas == nullptr ? ""
                                      : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +
                                            " sums over replicas"));

@@ -45,15 +45,25 @@ void Engine::Impl::check_threads() const {
       "every number of ranks");
 }
 
+void Engine::Impl::describe_routing() {
+  std::vector<TrainableTensor> tensors;
+  for (const TensorState& tensor : store.tensors()) {
+    if (!tensor.frozen) tensors.push_back(trainable_tensor(tensor));
+  }
+  try {
+    routing = optimizer->routing(tensors);
+  } catch (const InvalidArgument& error) {
+    throw ConfigurationError("optimizer " + error.message());
+  }
+}
+
 void Engine::Impl::check_host_memory() const {
   // A CPU's device memory is the host's; a limit of it has its own words.
   const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
   if (simulated() || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
-  std::int64_t state_bytes = 4;
-  for (const OptimizerStateTensor& state : store.state_tensors()) state_bytes += size_of(state.dtype);
-  std::int64_t largest = 0;
+  std::int64_t largest = 0, widest_state = 0;
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {
@@ -62,14 +72,16 @@ void Engine::Impl::check_host_memory() const {
       }
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
+      const std::int64_t state_bytes = size_of(DataType::float32) + bytes_of(flat.states);
       if (flat.optimizer_tier == OffloadTier::cpu) needed += kept * state_bytes;
+      widest_state = std::max(widest_state, state_bytes);
     }
     if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
     largest = std::max(largest, shard_bytes);
   }
   if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
   if (config.offload.optimizer == OffloadTier::nvme) {
-    needed += config.offload.tile_buffers * config.offload.tile_elements * state_bytes;
+    needed += config.offload.tile_buffers * config.offload.tile_elements * widest_state;
   }
   if (device_counts) {
     const StateFormulas::Bytes bytes = formulas.bytes();
@@ -138,10 +150,9 @@ void Engine::Impl::allocate() {
     options.link_bytes_per_second = config.debug.host_link_bytes_per_second;
     options.trace = runtime.trace();
     options.host_threads = runtime.host_threads();
-    store.set_offload(
-        std::make_unique<OffloadedState>(config, store.residency(), store.state_tensors(),
-                                         StateResources{runtime.device(), memory, runtime.memory(Tier::host)},
-                                         runtime.files(), runtime.ledger(), options));
+    store.set_offload(std::make_unique<OffloadedState>(
+        config, store.residency(), StateResources{runtime.device(), memory, runtime.memory(Tier::host)},
+        runtime.files(), runtime.ledger(), options));
   }
   if (config.offload.activations) {
     host_copies = std::make_unique<HostCopies>(
@@ -158,6 +169,7 @@ void Engine::Impl::allocate() {
   workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
   scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size());
   boundary.allocate(memory);
+  matrices.allocate(runtime.memory(Tier::host));
   if (store.offload() == nullptr) return;
   const std::string fallback = store.offload()->prepare(store.units());
   if (!fallback.empty()) runtime.log().info("offload to nvme goes through threads: " + fallback);

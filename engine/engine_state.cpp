@@ -53,8 +53,8 @@ void require_state(const TensorState& tensor) {
 std::vector<float> Engine::read_optimizer_state(std::string_view name, std::string_view state) {
   Impl& impl = *impl_;
   const int index = impl.store.find_tensor(name);
-  const int which = impl.access().find_state(impl.optimizer->name(), state);
   require_state(impl.store.tensors()[static_cast<std::size_t>(index)]);
+  const int which = impl.access().find_state(index, impl.optimizer->name(), state);
   return impl.guarded([&] { return impl.access().state(index, which); });
 }
 
@@ -64,8 +64,8 @@ void Engine::write_optimizer_state(std::string_view name, std::string_view state
   impl.require(!impl.in_step, "write_optimizer_state(" + std::string(name) + ") inside a step");
   const int index = impl.store.find_tensor(name);
   const TensorState& tensor = impl.store.tensors()[static_cast<std::size_t>(index)];
-  const int which = impl.access().find_state(impl.optimizer->name(), state);
   require_state(tensor);
+  const int which = impl.access().find_state(index, impl.optimizer->name(), state);
   impl.require_size(tensor, values.size(), "write_optimizer_state");
   impl.guarded([&] { impl.access().write_state(index, which, values); });
 }

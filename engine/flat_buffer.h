@@ -22,6 +22,13 @@
 
 namespace tranche::detail {
 
+/// Of one element, in all states.
+inline std::int64_t bytes_of(std::span<const OptimizerStateTensor> states) {
+  std::int64_t bytes = 0;
+  for (const OptimizerStateTensor& state : states) bytes += size_of(state.dtype);
+  return bytes;
+}
+
 /// One tensor of the model as the engine sees it.
 struct TensorState {
   std::string name;
@@ -34,11 +41,19 @@ struct TensorState {
   int flat_index = 0;  ///< position in that buffer's layout
   bool frozen = false;
   GroupOptions group;
+  int matrices = 0;  ///< as TrainableTensor has them
+  bool outputs_first = false;
 };
+
+/// A tensor as optimizers see it.
+inline TrainableTensor trainable_tensor(const TensorState& tensor) {
+  return {tensor.name, tensor.shape, tensor.group, tensor.matrices, tensor.outputs_first};
+}
 
 /// Tensors of one unit whose values one group of ranks holds in common, laid end to end and sharded over that
 /// group; and the copies of them that this rank keeps. Trainable tensors, which have gradients and optimizer
-/// state, and frozen ones, which have neither, are in different buffers.
+/// state, and frozen ones, which have neither, are in different buffers, and so are trainable tensors of
+/// which the optimizer keeps different states.
 struct FlatBuffer {
   /// `of_group` contributes gradients to the tensors and shards them; `other_replicas` (null: none) have the
   /// same shard as this rank. Both outlive the buffer.
@@ -51,19 +66,22 @@ struct FlatBuffer {
         layout(sizes, of_group.size(), other_replicas == nullptr ? 1 : other_replicas->size()),
         tensors(std::move(tensor_indices)) {}
 
-  std::string name;  ///< the unit's, and " frozen" for its frozen tensors
+  std::string name;  ///< the unit's; with " frozen" for frozen tensors, and from the second class of states
+                     ///< on with that of its first state
   bool trainable;
-  bool persistent = false;   ///< so small that stage 3 keeps its parameters whole on the device
-  int trainable_index = -1;  ///< position among the trainable buffers of all units
+  bool whole_matrices = false;  ///< an owner computes each of its tensors whole
+  bool persistent = false;      ///< so small that stage 3 keeps its parameters whole on the device
+  int trainable_index = -1;     ///< position among the trainable buffers of all units
   Communicator* group;
   Communicator* replicas;  ///< ranks with the same shard, this one among them; null: only this one
   FlatLayout layout;
-  std::vector<int> tensors;  ///< engine tensor index of each layout tensor
+  std::vector<OptimizerStateTensor> states;  ///< that the optimizer keeps of each tensor
+  std::vector<int> tensors;                  ///< engine tensor index of each layout tensor
 
   Buffer parameters;          ///< compute dtype; the whole buffer or this rank's shard, see Residency
   Buffer master;              ///< fp32; empty when the weights themselves are fp32, and for frozen tensors
   Buffer gradients;           ///< the main gradient in the accumulation dtype; the whole buffer or the shard
-  std::vector<Buffer> state;  ///< one per optimizer state tensor
+  std::vector<Buffer> state;  ///< one for each of `states`
 
   // Offloaded state. What is not on the device leaves the buffers above empty (nvme) or in host memory (cpu).
   OffloadTier optimizer_tier = OffloadTier::none;   ///< of master and state

@@ -17,18 +17,19 @@ constexpr auto partial_bytes = static_cast<std::int64_t>(sizeof(SquareSum));
 FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors)
     : optimizer_(optimizer) {
   for (const TensorState& tensor : tensors) {
-    Tensor entry{{tensor.name, tensor.shape, tensor.group}};
+    Tensor entry{trainable_tensor(tensor)};
     const auto known = std::find(groups_.begin(), groups_.end(), tensor.group);
     entry.group = static_cast<int>(known - groups_.begin());
     if (known == groups_.end()) groups_.push_back(tensor.group);
     if (!tensor.frozen) {
-      if (optimizer.needs_whole_matrices(entry.facts)) {
+      const int sums = optimizer.sums(entry.facts);
+      if (sums > 0 && optimizer.needs_whole_matrices(entry.facts)) {
         throw ConfigurationError(
-            fmt::format("optimizer {} computes tensor {} as a whole matrix, which engines do not bring "
-                        "together up to now",
+            fmt::format("optimizer {} asks for sums of tensor {}, which it computes as a whole matrix; one "
+                        "rank has all of it then",
                         optimizer.name(), tensor.name));
       }
-      if (const int sums = optimizer.sums(entry.facts); sums > 0) {
+      if (sums > 0) {
         entry.first_sum = sum_count_;
         sum_count_ += sums;
       }
@@ -140,6 +141,17 @@ void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, con
   optimizer_.prepare(*slice.stream, step, range);
 }
 
+void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& piece,
+                          const TensorView& message, const TensorView& scratch) {
+  std::vector<TensorSegment> segments;
+  add_segments(flat, piece.range, piece.range.begin, nullptr, nullptr, segments);
+  UpdateRange range = range_of(piece, segments);
+  range.weight.data = nullptr;
+  range.message = message;
+  range.scratch = scratch;
+  optimizer_.prepare(*piece.stream, step, range);
+}
+
 void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks) {
   const auto count = static_cast<std::size_t>(sum_count_);
   const std::int64_t bytes = sum_count_ * partial_bytes;
@@ -175,7 +187,7 @@ void FlatUpdater::exchange_sums(Device& device, Stream& compute, Stream* host, C
 }
 
 void FlatUpdater::apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
-                        bool fresh_weights) {
+                        bool fresh_weights, const TensorView& message) {
   std::vector<TensorSegment> segments;
   add_segments(flat, slice.range, slice.range.begin, sums_of(slice), nullptr, segments);
   if (fresh_weights && slice.weight.data != nullptr) {
@@ -189,7 +201,9 @@ void FlatUpdater::apply(const OptimizerStep& step, const FlatBuffer& flat, const
     }
     zero_to(slice.range.size());
   }
-  optimizer_.apply(*slice.stream, step, range_of(slice, segments));
+  UpdateRange range = range_of(slice, segments);
+  range.message = message;
+  optimizer_.apply(*slice.stream, step, range);
 }
 
 }  // namespace tranche::detail

@@ -24,6 +24,8 @@ class FlatUpdater {
   FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors);
 
   bool has_sums() const { return sum_count_ > 0; }
+  /// Of a tensor of the engine.
+  const TrainableTensor& facts(int tensor) const { return tensors_[static_cast<std::size_t>(tensor)].facts; }
   /// Updates are the same work in every step: what changes lies in device memory.
   bool replayable() const { return stride_ > 0; }
 
@@ -39,13 +41,17 @@ class FlatUpdater {
   /// Optimizer::prepare() on the slice's stream for all that a rank keeps of a flat buffer, of which counts
   /// what it owns.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice);
+  /// Optimizer::prepare() of a part of one tensor that is computed as a whole matrix.
+  void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& piece,
+               const TensorView& message, const TensorView& scratch);
   /// Adds up the sums of all ranks, rounds each once and sends them to where apply() reads them.
   void exchange_sums(Device& device, Stream& compute, Stream* host, Communicator& all_ranks);
 
   /// Optimizer::apply() on the slice's stream. `fresh_weights`: the memory of the weights held something else
-  /// before, so padding is set to zero.
+  /// before, so padding is set to zero. `message`: of a part of one tensor that was computed as a whole
+  /// matrix.
   void apply(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice,
-             bool fresh_weights = false);
+             bool fresh_weights = false, const TensorView& message = {});
 
  private:
   struct Tensor {

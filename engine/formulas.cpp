@@ -11,8 +11,6 @@ namespace tranche::detail {
 StateFormulas::Bytes StateFormulas::bytes() const {
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
   const std::int64_t accumulation_bytes = size_of(config_.precision.accumulation);
-  std::int64_t moment_bytes = 0;
-  for (const OptimizerStateTensor& state : store_.state_tensors()) moment_bytes += size_of(state.dtype);
   Bytes bytes;
   const auto of_tier = [](OffloadTier tier) {
     return static_cast<std::size_t>(tier == OffloadTier::none  ? Tier::device
@@ -50,7 +48,8 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       const bool master = config_.precision.compute != DataType::float32 ||
                           flat.optimizer_tier != flat.parameters_tier ||
                           flat.optimizer_tier == OffloadTier::nvme;
-      add(kept, moment_bytes + (master ? size_of(DataType::float32) : 0), bytes.optimizer, home.optimizer);
+      add(kept, bytes_of(flat.states) + (master ? size_of(DataType::float32) : 0), bytes.optimizer,
+          home.optimizer);
     }
   }
   return bytes;
@@ -117,19 +116,25 @@ std::vector<std::pair<std::string, std::string>> StateFormulas::offload_rows(
 OffloadTraffic StateFormulas::offload() const {
   OffloadTraffic bytes;
   const std::int64_t weight = size_of(config_.precision.compute);
-  std::int64_t state_bytes = size_of(DataType::float32);
-  for (const OptimizerStateTensor& state : store_.state_tensors()) state_bytes += size_of(state.dtype);
   const std::vector<std::int64_t> gathers = gathers_of_step();
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const FlatBuffer& flat : store_.units()[u].buffers) {
       const std::int64_t kept = flat.trainable ? store_.residency().optimizer_range(flat).size() : 0;
+      const std::int64_t state_bytes = size_of(DataType::float32) + bytes_of(flat.states);
       const bool brings = flat.parameters_tier != OffloadTier::none;
       if (flat.optimizer_tier != OffloadTier::none) {
+        if (flat.whole_matrices) {
+          for (const TensorPiece& piece : flat.layout.pieces(store_.residency().optimizer_range(flat))) {
+            bytes.to_host += piece.elements * size_of(DataType::bfloat16);
+            bytes.from_host += piece.elements * size_of(DataType::bfloat16);
+          }
+        }
         bytes.to_host += kept * size_of(config_.precision.accumulation);
         if (!brings) bytes.from_host += kept * weight;
         if (flat.optimizer_tier == OffloadTier::nvme) {
-          bytes.nvme_read += kept * state_bytes;
-          bytes.nvme_written += kept * state_bytes;
+          const std::int64_t passes = flat.whole_matrices ? 2 : 1;
+          bytes.nvme_read += passes * kept * state_bytes;
+          bytes.nvme_written += passes * kept * state_bytes;
         }
       } else if (brings) {
         bytes.to_host += kept * weight;
@@ -148,11 +153,10 @@ OffloadTraffic StateFormulas::offload() const {
 std::int64_t StateFormulas::resident_bytes(int of_stage) const {
   Config other = config_;
   other.stage = of_stage;
-  const Residency residency(other, store_.state_tensors());
+  const Residency residency(other);
   const PrecisionConfig& precision = config_.precision;
   const std::int64_t compute_bytes = size_of(precision.compute);
-  std::int64_t optimizer_bytes = precision.compute == DataType::float32 ? 0 : 4;
-  for (const OptimizerStateTensor& state : store_.state_tensors()) optimizer_bytes += size_of(state.dtype);
+  const std::int64_t master_bytes = precision.compute == DataType::float32 ? 0 : 4;
   std::int64_t bytes = 0, tied = 0, largest_reduction = 0;
   std::vector<std::int64_t> gathered;
   for (const UnitState& unit : store_.units()) {
@@ -165,7 +169,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       if (!flat.trainable) continue;
       const bool boundary = residency.policy(flat) == ReductionPolicy::boundary;
       bytes += residency.gradients_range(flat).size() * size_of(precision.accumulation);
-      bytes += residency.optimizer_range(flat).size() * optimizer_bytes;
+      bytes += residency.optimizer_range(flat).size() * (master_bytes + bytes_of(flat.states));
       // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
       // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
       // rank alone.

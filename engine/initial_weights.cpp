@@ -92,7 +92,7 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
       flat, residency.optimizer_range(flat), StateStore::Access::replace, [&](const ShardSlice& slice) {
         kernels::fill_zero(*slice.stream, slice.master);
         for (std::size_t s = 0; s < slice.state.size(); ++s) {
-          kernels::fill_constant(*slice.stream, slice.state[s], store_.state_tensors()[s].initial_value);
+          kernels::fill_constant(*slice.stream, slice.state[s], flat.states[s].initial_value);
         }
         if (slice.on_host) slice.stream->synchronize();
         for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {

@@ -125,6 +125,7 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
       const float bound = 1 / std::sqrt(static_cast<float>(in));
       unit.tensors.push_back({adapter_a_name(name), {lora.rank, in}, Initializer::uniform(-bound, bound)});
       unit.tensors.push_back({adapter_b_name(name), {out, lora.rank}, Initializer::zeros()});
+      for (const int factor : {first, first + 1}) unit.tensors[static_cast<std::size_t>(factor)].matrices = 1;
       unit.adapters.push_back({.weight = static_cast<int>(i),
                                .a = first,
                                .b = first + 1,

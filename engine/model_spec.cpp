@@ -62,6 +62,14 @@ UnitId ModelSpec::add_unit(UnitSpec unit) {
       throw InvalidArgument(fmt::format("tensor '{}' of unit '{}' has no elements (shape {})", tensor.name,
                                         unit.name, tensor.shape.to_string()));
     }
+    if (tensor.matrices != 0) {
+      const int outputs = tensor.linear == LinearLayout::in_out ? 1 : 0;
+      if (tensor.matrices < 0 || tensor.shape.rank() != 2 || tensor.shape[outputs] % tensor.matrices != 0) {
+        throw InvalidArgument(
+            fmt::format("tensor '{}' of unit '{}', of shape {}, is not {} matrices side by side", tensor.name,
+                        unit.name, tensor.shape.to_string(), tensor.matrices));
+      }
+    }
     if (!names.insert(tensor.name).second)
       throw InvalidArgument(fmt::format("unit '{}' has two tensors '{}'", unit.name, tensor.name));
     if (const auto taken = tensor_units_.find(tensor.name); taken != tensor_units_.end()) {
@@ -135,6 +143,9 @@ std::uint64_t ModelSpec::hash() const {
       hash.add(tensor.initializer.name);
       hash.add(static_cast<std::int64_t>(tensor.aliases.size()));
       for (const std::string& alias : tensor.aliases) hash.add(alias);
+      if (tensor.matrices == 0) continue;
+      hash.add(tensor.matrices);
+      hash.add(static_cast<std::int64_t>(tensor.linear));
     }
     for (const LowRankAdapter& adapter : unit.adapters) {
       for (const int index : {adapter.weight, adapter.a, adapter.b}) hash.add(index);

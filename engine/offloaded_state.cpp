@@ -34,12 +34,10 @@ HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
 }  // namespace
 
 OffloadedState::OffloadedState(const Config& config, const Residency& residency,
-                               const std::vector<OptimizerStateTensor>& state_tensors,
                                const StateResources& resources, FileSystem& files, Ledger& ledger,
                                const OffloadOptions& options)
     : config_(config),
       residency_(residency),
-      state_tensors_(state_tensors),
       resources_(resources),
       trace_(options.trace),
       host_threads_(options.host_threads),
@@ -68,7 +66,7 @@ void OffloadedState::allocate(FlatBuffer& flat) {
                                Category::gradients, flat.name + " gradients");
   if (flat.optimizer_tier != OffloadTier::nvme) return;
   std::vector<std::int64_t> widths{size_of(DataType::float32)};
-  for (const OptimizerStateTensor& state : state_tensors_) widths.push_back(size_of(state.dtype));
+  for (const OptimizerStateTensor& state : flat.states) widths.push_back(size_of(state.dtype));
   flat.tiles = reserve_region(*swap_, kept, config_.offload.tile_elements, std::move(widths),
                               Category::optimizer, flat.name + " optimizer");
 }
@@ -103,6 +101,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
           std::max(largest_update, std::min(offload.tile_elements, residency_.optimizer_range(flat).size()));
       if (flat.tiles.elements == 0) continue;
       largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
+      if (flat.whole_matrices) continue;  // visited
       for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
         update_order_.push_back({&flat.tiles, tile});
       }
@@ -154,7 +153,7 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       }
     }
   }
-  if (!update_order_.empty()) {
+  if (largest_tile > 0) {
     ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
                                        *swap_, io_.get(), resources_.host_memory);
   }
@@ -299,7 +298,7 @@ void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
 }
 
 void OffloadedState::read_ahead() {
-  if (!ring_ || reading_ahead_) return;
+  if (update_order_.empty() || reading_ahead_) return;
   ring_->begin(update_order_);
   reading_ahead_ = true;
 }
@@ -308,7 +307,7 @@ void OffloadedState::update_each(const std::vector<FlatBuffer*>& trainable, Stat
                                  const std::function<void(FlatBuffer&, const ShardSlice&)>& update) {
   read_ahead();
   for (FlatBuffer* flat : trainable) {
-    if (flat->optimizer_tier == OffloadTier::none || flat->empty()) continue;
+    if (flat->optimizer_tier == OffloadTier::none || flat->empty() || flat->whole_matrices) continue;
     host_->wait(flat->gradients_on_host);
     if (flat->parameters_tier == OffloadTier::cpu) host_->wait(flat->gather_done);
     const ElementRange kept = residency_.optimizer_range(*flat);
@@ -325,8 +324,7 @@ void OffloadedState::update_each(const std::vector<FlatBuffer*>& trainable, Stat
       ring_->close(*host_, true);
     }
   }
-  if (observer != nullptr) observer->updates_issued(*host_);
-  if (ring_) ring_->end(*host_);
+  if (reading_ahead_) ring_->end(*host_);
   reading_ahead_ = false;
   if (!config_.overlap) host_->synchronize();
 }
@@ -341,8 +339,8 @@ ShardSlice OffloadedState::slice_of(const FlatBuffer& flat, const TileMemory& ti
   slice.stream = host_.get();
   slice.on_host = true;
   slice.master = {tile.data[0], DataType::float32, shape};
-  for (std::size_t s = 0; s < state_tensors_.size(); ++s) {
-    slice.state.push_back({tile.data[s + 1], state_tensors_[s].dtype, shape});
+  for (std::size_t s = 0; s < flat.states.size(); ++s) {
+    slice.state.push_back({tile.data[s + 1], flat.states[s].dtype, shape});
   }
   return slice;
 }

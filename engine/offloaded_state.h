@@ -43,8 +43,7 @@ struct OffloadOptions {
 class OffloadedState {
  public:
   /// All arguments but `options` outlive it. Throws IoError when the swap file's folder cannot be used.
-  OffloadedState(const Config& config, const Residency& residency,
-                 const std::vector<OptimizerStateTensor>& state_tensors, const StateResources& resources,
+  OffloadedState(const Config& config, const Residency& residency, const StateResources& resources,
                  FileSystem& files, Ledger& ledger, const OffloadOptions& options);
   ~OffloadedState();
   OffloadedState(const OffloadedState&) = delete;
@@ -73,8 +72,9 @@ class OffloadedState {
   void read_ahead();
   /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
   Event fetch_shard(FlatBuffer& flat, void* place, std::vector<Event> ready);
-  /// Calls `update` for slices of all state that lives off the device, on the host stream, in the order of
-  /// `trainable`; what it changes is written back. `observer`, which may be null, sees tiles before that.
+  /// Calls `update` for slices of all state that lives off the device, but for that of whole matrices, on the
+  /// host stream, in the order of `trainable`; what it changes is written back. `observer`, which may be
+  /// null, sees tiles before that.
   void update_each(const std::vector<FlatBuffer*>& trainable, StateObserver* observer,
                    const std::function<void(FlatBuffer&, const ShardSlice&)>& update);
   /// Slices of at most a tile; each has `gradient` and the place of the new weights. `write` issues what
@@ -117,7 +117,6 @@ class OffloadedState {
 
   const Config& config_;
   const Residency& residency_;
-  const std::vector<OptimizerStateTensor>& state_tensors_;
   StateResources resources_;
   TraceRecorder* trace_;
   int host_threads_;
@@ -132,7 +131,8 @@ class OffloadedState {
   std::size_t next_host_weights_ = 0, next_device_weights_ = 0, next_shard_ = 0;
   std::vector<std::unique_ptr<RegisteredMemory>> registered_;
 
-  std::vector<TileRef> update_order_;  ///< every tile of the optimizer's state, as a step goes through them
+  /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
+  std::vector<TileRef> update_order_;
   bool reading_ahead_ = false;
 
   HostLinkCounts link_before_;  ///< at the begin of the step, for its report

@@ -51,7 +51,7 @@ TensorView Residency::master(const FlatBuffer& flat, ElementRange range) const {
 }
 
 TensorView Residency::state(const FlatBuffer& flat, std::size_t which, ElementRange range) const {
-  return view(flat.state[which].data(), optimizer_range(flat), range, state_tensors_[which].dtype);
+  return view(flat.state[which].data(), optimizer_range(flat), range, flat.states[which].dtype);
 }
 
 ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
@@ -59,7 +59,7 @@ ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
   slice.range = range;
   slice.on_host = flat.optimizer_tier == OffloadTier::cpu;
   slice.master = master(flat, range);
-  for (std::size_t s = 0; s < state_tensors_.size(); ++s) slice.state.push_back(state(flat, s, range));
+  for (std::size_t s = 0; s < flat.states.size(); ++s) slice.state.push_back(state(flat, s, range));
   return slice;
 }
 

@@ -27,9 +27,8 @@ class PersistentBuffers {
 
 class Residency {
  public:
-  /// Both outlive it.
-  Residency(const Config& config, const std::vector<OptimizerStateTensor>& state_tensors)
-      : config_(config), state_tensors_(state_tensors) {}
+  /// It outlives this.
+  explicit Residency(const Config& config) : config_(config) {}
 
   /// The gradients and the optimizer's state are sharded over the replicas of the buffer too, each of which
   /// keeps what it owns.
@@ -94,7 +93,6 @@ class Residency {
 
  private:
   const Config& config_;
-  const std::vector<OptimizerStateTensor>& state_tensors_;
 };
 
 }  // namespace tranche::detail

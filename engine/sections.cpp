@@ -7,12 +7,12 @@
 namespace tranche::detail {
 
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
-                      const std::vector<OptimizerStateTensor>& state_tensors) {
+                      const std::vector<OptimizerStateTensor>& states) {
   if (section.kind == "weight") return slice.master;
-  const auto found =
-      std::find_if(state_tensors.begin(), state_tensors.end(),
-                   [&](const OptimizerStateTensor& state) { return state.name == section.kind; });
-  return slice.state.at(static_cast<std::size_t>(found - state_tensors.begin()));
+  const auto found = std::find_if(states.begin(), states.end(), [&](const OptimizerStateTensor& state) {
+    return state.name == section.kind;
+  });
+  return slice.state.at(static_cast<std::size_t>(found - states.begin()));
 }
 
 checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
@@ -23,12 +23,17 @@ checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, 
     for (const int index : unit.tensors) {
       const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
       if (tensor.frozen && !frozen) continue;
-      description.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases});
+      description.tensors.push_back(
+          {tensor.name, tensor.shape, tensor.frozen, tensor.aliases, tensor.frozen ? 0 : tensor.buffer});
     }
     described.push_back(std::move(description));
   }
   std::vector<checkpoint::StateDescription> states;
-  for (const OptimizerStateTensor& state : store.state_tensors()) states.push_back({state.name, state.dtype});
+  for (std::size_t of = 0; of < store.state_classes().size(); ++of) {
+    for (const OptimizerStateTensor& state : store.state_classes()[of].states) {
+      states.push_back({state.name, state.dtype, static_cast<int>(of)});
+    }
+  }
   return checkpoint::make_layout(described, states, DataType::float32, compute, mesh);
 }
 

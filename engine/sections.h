@@ -11,9 +11,9 @@
 
 namespace tranche::detail {
 
-/// The elements of a slice that a section of trainable tensors stores.
+/// The elements of a slice that a section of trainable tensors with these states stores.
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
-                      const std::vector<OptimizerStateTensor>& state_tensors);
+                      const std::vector<OptimizerStateTensor>& states);
 
 /// The flat buffer of which a piece is: a unit's buffers are laid out as the store has them.
 inline FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece) {

@@ -15,7 +15,7 @@ struct ShardSlice {
   ElementRange range;
   TensorView gradient;            ///< main gradient, accumulation dtype
   TensorView master;              ///< fp32
-  std::vector<TensorView> state;  ///< one per optimizer state tensor
+  std::vector<TensorView> state;  ///< one for each of FlatBuffer::states
   TensorView weight;              ///< compute dtype; null data: master is the weight
   Stream* stream = nullptr;       ///< for kernels that work on it
   bool on_host = false;           ///< host memory, else device memory

@@ -29,13 +29,13 @@ Snapshot::~Snapshot() {
 
 SnapshotLayout Snapshot::lay_out(const checkpoint::ShardPlan& plan) const {
   SnapshotLayout laid;
-  laid.tiles.resize(store_.units().size());
-  for (std::size_t u = 0; u < laid.tiles.size(); ++u) {
+  laid.tiles.resize(store_.trainable().size());
+  for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const checkpoint::SectionPiece& piece : plan.pieces()) {
       if (piece.unit != static_cast<int>(u) || piece.range.empty()) continue;
       if (const FlatBuffer& flat = buffer_of(store_, piece);
           flat.trainable && flat.optimizer_tier == OffloadTier::nvme) {
-        laid.tiles[u] = piece;
+        laid.tiles[static_cast<std::size_t>(flat.trainable_index)] = piece;
         laid.image = false;
       } else {
         laid.parts.push_back({piece, plan.offset_of(piece)});
@@ -91,25 +91,28 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
     return memory().data() + part.offset +
            (range.begin - part.piece.range.begin) * size_of(section_at(part).dtype);
   };
-  std::vector<std::vector<const SnapshotLayout::Part*>> trainable(store_.units().size());
+  std::vector<std::vector<const SnapshotLayout::Part*>> trainable(store_.trainable().size());
   for (const SnapshotLayout::Part& part : layout_.parts) {
     if (section_at(part).frozen) {
       store_.read_parameters(buffer_of(store_, part.piece), part.piece.range,
                              place_of(part, part.piece.range));
     } else {
-      trainable[static_cast<std::size_t>(part.piece.unit)].push_back(&part);
+      const FlatBuffer& flat = buffer_of(store_, part.piece);
+      trainable[static_cast<std::size_t>(flat.trainable_index)].push_back(&part);
     }
   }
   Stream& compute = device_.compute_stream();
-  for (std::size_t u = 0; u < trainable.size(); ++u) {
-    if (trainable[u].empty()) continue;
+  for (const std::vector<const SnapshotLayout::Part*>& parts : trainable) {
+    if (parts.empty()) continue;
+    const ElementRange whole = parts.front()->piece.range;
+    FlatBuffer& flat = buffer_of(store_, parts.front()->piece);
     // A rank stores the same range of every section.
     const auto copy_out = [&](const ShardSlice& slice) {
-      for (const SnapshotLayout::Part* part : trainable[u]) {
+      for (const SnapshotLayout::Part* part : parts) {
         const ElementRange range = intersect(part->piece.range, slice.range);
         if (range.empty()) continue;
         const TensorView from =
-            part_of(section_of(slice, section_at(*part), store_.state_tensors()), slice.range.begin, range);
+            part_of(section_of(slice, section_at(*part), flat.states), slice.range.begin, range);
         const Shape bytes{from.bytes()};
         if (slice.on_host) {
           kernels::copy(*slice.stream, {from.data, DataType::uint8, bytes},
@@ -119,12 +122,10 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
         }
       }
     };
-    const ElementRange range = trainable[u].front()->piece.range;
-    FlatBuffer& flat = buffer_of(store_, trainable[u].front()->piece);
     if (flat.optimizer_tier == OffloadTier::none) {
-      copy_out(store_.slice(flat, range));  // waited for once, below
+      copy_out(store_.slice(flat, whole));  // waited for once, below
     } else {
-      store_.visit(flat, range, StateStore::Access::read, copy_out);
+      store_.visit(flat, whole, StateStore::Access::read, copy_out);
     }
   }
   compute.synchronize();
@@ -143,12 +144,12 @@ void Snapshot::open_tile_feed() {
 
 void Snapshot::before_update(const FlatBuffer& flat, const ShardSlice& slice) {
   if (!giver_) return;
-  const int unit = store_.tensors()[static_cast<std::size_t>(flat.tensors.front())].unit;
-  ElementRange& rest = missing_[static_cast<std::size_t>(unit)].range;
+  const int buffer = flat.trainable_index;
+  ElementRange& rest = missing_[static_cast<std::size_t>(buffer)].range;
   const ElementRange range = intersect(rest, slice.range);
   if (range.empty()) return;
   slice.stream->enqueue("tile to checkpoint",
-                        [giver = giver_, tile = TileFeed::Tile{unit, part_of(slice, range)}] {
+                        [giver = giver_, tile = TileFeed::Tile{buffer, part_of(slice, range)}] {
                           giver->feed().hand_over(tile);
                         });
   rest.begin = range.end;  // tiles come in ascending order
@@ -167,16 +168,16 @@ void Snapshot::before_write() {
 bool Snapshot::hand_over_tiles(double seconds) {
   if (!giver_) return true;
   const double until = seconds_now() + seconds;
-  for (std::size_t u = 0; u < missing_.size(); ++u) {
-    ElementRange& rest = missing_[u].range;
+  for (std::size_t b = 0; b < missing_.size(); ++b) {
+    ElementRange& rest = missing_[b].range;
     while (!rest.empty() && feed_->wanted()) {
       if (seconds_now() >= until) return false;
-      FlatBuffer& flat = buffer_of(store_, missing_[u]);
+      FlatBuffer& flat = buffer_of(store_, missing_[b]);
       const std::int64_t first = store_.residency().optimizer_range(flat).begin;
       const std::int64_t tile = (rest.begin - first) / flat.tiles.tile_elements;
       const std::int64_t end = std::min(rest.end, first + (tile + tiles_a_pass) * flat.tiles.tile_elements);
       store_.visit(flat, {rest.begin, end}, StateStore::Access::read, [&](const ShardSlice& slice) {
-        feed_->hand_over({static_cast<int>(u), slice});
+        feed_->hand_over({static_cast<int>(b), slice});
       });
       rest.begin = end;
     }

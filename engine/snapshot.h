@@ -26,7 +26,8 @@ struct SnapshotLayout {
   std::int64_t bytes = 0;
   std::vector<Part> parts;           ///< unit by unit, sections in order
   std::vector<std::int64_t> arrays;  ///< offsets of the program's own; -1: this rank stores none of it
-  /// By unit: what lives on the nvme tier, as a piece of one of its sections, which all have the same.
+  /// By trainable buffer: what lives on the nvme tier, as a piece of one of its sections, which all have the
+  /// same.
   std::vector<checkpoint::SectionPiece> tiles;
   bool image = true;
   std::int64_t staging = 0;  ///< offset of the blocks' memory
@@ -66,7 +67,7 @@ class Snapshot final : public StateObserver {
   MemoryResource& host_memory_;
   AlignedBuffer memory_;
   SnapshotLayout layout_;
-  std::vector<checkpoint::SectionPiece> missing_;  ///< by unit: tiles that nothing was told to hand over yet
+  std::vector<checkpoint::SectionPiece> missing_;  ///< tiles that nothing was told to hand over yet
   std::shared_ptr<TileGiver> giver_;               ///< while anything is missing
   std::shared_ptr<TileFeed> feed_;
 };

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/layout.h"
 #include "core/closest_match.h"
 #include "tranche/core/error.h"
 
@@ -21,11 +22,49 @@ void check_group(const Optimizer& optimizer, const TensorState& tensor) {
   }
 }
 
-/// One of the two flat buffers of a unit while its tensors are found.
+/// A flat buffer of a unit while its tensors are found.
 struct Pending {
   std::vector<std::int64_t> sizes;
   std::vector<int> tensors;
 };
+
+/// The number of a tensor's class, which is added where it is a new one.
+int class_of(const Optimizer& optimizer, const TrainableTensor& tensor, std::vector<StateClass>& classes) {
+  StateClass own{optimizer.state(tensor), optimizer.needs_whole_matrices(tensor)};
+  const auto found = std::find(classes.begin(), classes.end(), own);
+  const auto number = static_cast<int>(found - classes.begin());
+  if (found == classes.end()) classes.push_back(std::move(own));
+  return number;
+}
+
+/// The unit's buffers, once all classes are known.
+void add_buffers(UnitState& unit, StateLayout& layout, Communicator& group, Communicator* replicas) {
+  const std::size_t classes = layout.state_classes.size();
+  std::vector<Pending> pending(classes + 1);
+  for (const int index : unit.tensors) {
+    TensorState& tensor = layout.tensors[static_cast<std::size_t>(index)];
+    if (tensor.frozen) tensor.buffer = static_cast<int>(classes);
+    Pending& buffer = pending[static_cast<std::size_t>(tensor.buffer)];
+    tensor.flat_index = static_cast<int>(buffer.sizes.size());
+    buffer.sizes.push_back(tensor.shape.elements());
+    buffer.tensors.push_back(index);
+  }
+  for (std::size_t b = 0; b <= classes; ++b) {
+    const bool trainable = b < classes;
+    std::string name = unit.name;
+    if (!trainable) {
+      name += " frozen";
+    } else if (b > 0) {
+      const std::vector<OptimizerStateTensor>& states = layout.state_classes[b].states;
+      name += states.empty() ? " stateless" : " " + states.front().name;
+    }
+    FlatBuffer& flat = unit.buffers.emplace_back(std::move(name), trainable, group, replicas,
+                                                 pending[b].sizes, std::move(pending[b].tensors));
+    if (!trainable) continue;
+    flat.states = layout.state_classes[b].states;
+    flat.whole_matrices = layout.state_classes[b].whole_matrices;
+  }
+}
 
 }  // namespace
 
@@ -34,7 +73,6 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
   if (model.units().empty()) throw ConfigurationError("the model has no units");
   StateLayout layout;
   std::vector<std::string> names;
-  const TensorState* first = nullptr;  // trainable
   std::size_t total = 0, adapters = 0;
   for (const UnitSpec& spec : model.units()) {
     total += spec.tensors.size();
@@ -47,7 +85,6 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
     UnitState unit;
     unit.name = spec.name;
     unit.uses_per_micro_batch = spec.uses_per_micro_batch;
-    Pending trainable, frozen;
     const std::size_t own = spec.tensors.size() - 2 * spec.adapters.size();  // which adapters follow
     for (const TensorSpec& tensor : spec.tensors) {
       TensorState state;
@@ -59,31 +96,16 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
       state.unit = static_cast<int>(layout.units.size());
       state.frozen = tensor.frozen || groups.frozen(tensor.name);
       state.group = groups.resolve(tensor.name, tensor.shape.rank());
-      state.buffer = state.frozen ? 1 : 0;
-      if (!state.frozen) check_group(optimizer, state);
-      Pending& buffer = state.frozen ? frozen : trainable;
-      state.flat_index = static_cast<int>(buffer.sizes.size());
-      buffer.sizes.push_back(tensor.shape.elements());
-      buffer.tensors.push_back(static_cast<int>(layout.tensors.size()));
+      state.matrices = tensor.matrices;
+      state.outputs_first = tensor.linear != LinearLayout::in_out;
+      if (!state.frozen) {
+        check_group(optimizer, state);
+        state.buffer = class_of(optimizer, trainable_tensor(state), layout.state_classes);
+      }
       unit.tensors.push_back(static_cast<int>(layout.tensors.size()));
       names.push_back(tensor.name);
-      const TensorState& added = layout.tensors.emplace_back(std::move(state));
-      if (added.frozen) continue;
-      std::vector<OptimizerStateTensor> of_tensor = optimizer.state({added.name, added.shape, added.group});
-      if (first == nullptr) {
-        first = &added;
-        layout.state_tensors = std::move(of_tensor);
-      } else if (of_tensor != layout.state_tensors) {
-        throw ConfigurationError(fmt::format(
-            "optimizer {} keeps other state for tensor {} than for {}; engines keep the same state for all "
-            "trainable tensors up to now",
-            optimizer.name(), added.name, first->name));
-      }
+      layout.tensors.push_back(std::move(state));
     }
-    unit.buffers.emplace_back(spec.name, true, group, replicas, trainable.sizes,
-                              std::move(trainable.tensors));
-    unit.buffers.emplace_back(spec.name + " frozen", false, group, replicas, frozen.sizes,
-                              std::move(frozen.tensors));
     layout.units.push_back(std::move(unit));
   }
   const std::vector<std::string> unmatched = groups.unmatched(names);
@@ -96,7 +118,13 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
                              (closest.empty() ? "; the first tensor is '" + names.front() + "'"
                                               : "; the closest match is '" + closest + "'"));
   }
-  if (first == nullptr) throw ConfigurationError("tranche.frozen leaves no tensor to train");
+  if (layout.state_classes.empty()) throw ConfigurationError("tranche.frozen leaves no tensor to train");
+  if (layout.state_classes.size() > checkpoint::most_state_classes) {
+    throw ConfigurationError(
+        fmt::format("optimizer {} keeps {} different lists of states; at most {} are told apart",
+                    optimizer.name(), layout.state_classes.size(), checkpoint::most_state_classes));
+  }
+  for (UnitState& unit : layout.units) add_buffers(unit, layout, group, replicas);
   return layout;
 }
 

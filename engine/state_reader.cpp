@@ -73,13 +73,15 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
         device.copy_from_host(compute, to.data, staged.data(), to.bytes());
         compute.synchronize();
       };
+      if (flat.trainable && flat.empty()) continue;
       if (flat.trainable) {
+        const int of_class = store.tensors()[static_cast<std::size_t>(flat.tensors.front())].buffer;
         store.visit(flat, store.residency().optimizer_range(flat), StateStore::Access::update,
                     [&](const ShardSlice& slice) {
                       for (const checkpoint::SectionRecord& section : sections) {
-                        if (section.frozen) continue;
-                        read(section.kind, slice.range.begin,
-                             section_of(slice, section, store.state_tensors()), slice.on_host);
+                        if (section.frozen || section.state_class != of_class) continue;
+                        read(section.kind, slice.range.begin, section_of(slice, section, flat.states),
+                             slice.on_host);
                       }
                       // A tile's memory is the next one's.
                       if (flat.optimizer_tier == OffloadTier::nvme) read_now();

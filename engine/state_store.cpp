@@ -16,7 +16,7 @@ StateStore::StateStore(const Config& config, StateLayout layout, const StateReso
       resources_(resources),
       compute_(resources.device.compute_stream()),
       layout_(std::move(layout)),
-      residency_(config, layout_.state_tensors) {
+      residency_(config) {
   for (UnitState& unit : layout_.units) {
     for (FlatBuffer& flat : unit.buffers) {
       if (!flat.trainable) continue;
@@ -137,7 +137,7 @@ void StateStore::allocate(FlatBuffer& flat) {
     flat.master =
         Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
   }
-  for (const OptimizerStateTensor& state : layout_.state_tensors) {
+  for (const OptimizerStateTensor& state : flat.states) {
     flat.state.emplace_back(memory, kept * size_of(state.dtype), Category::optimizer,
                             flat.name + " " + state.name);
   }

@@ -54,7 +54,7 @@ class StateStore {
   const std::vector<TensorState>& tensors() const { return layout_.tensors; }
   /// The trainable flat buffers of all units, in order.
   const std::vector<FlatBuffer*>& trainable() const { return trainable_; }
-  const std::vector<OptimizerStateTensor>& state_tensors() const { return layout_.state_tensors; }
+  const std::vector<StateClass>& state_classes() const { return layout_.state_classes; }
   const Residency& residency() const { return residency_; }
   FlatBuffer& buffer_of(const TensorState& tensor);
   const FlatBuffer& buffer_of(const TensorState& tensor) const;

@@ -10,11 +10,13 @@
 
 namespace tranche::detail {
 
-StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks,
-                           const Mesh& mesh, Device& device, const StepScalars& scalars)
+StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater,
+                           WholeMatrices& matrices, Communicator& ranks, const Mesh& mesh, Device& device,
+                           const StepScalars& scalars)
     : store_(store),
       config_(config),
       updater_(updater),
+      matrices_(matrices),
       ranks_(ranks),
       mesh_(mesh),
       device_(device),
@@ -30,7 +32,7 @@ void StepBoundary::allocate(MemoryResource& memory) {
   updater_.allocate(memory, shares);
   if (!updater_.replayable()) return;
   for (std::size_t i = 0; i < trainable.size(); ++i) {
-    if (store_.residency().offloaded(*trainable[i])) continue;
+    if (store_.residency().offloaded(*trainable[i]) || trainable[i]->whole_matrices) continue;
     replays_[i] = device_.create_replay(trainable[i]->name + " update");
   }
 }
@@ -136,7 +138,7 @@ void StepBoundary::prepare(const OptimizerStep& step) {
   if (!updater_.has_sums()) return;
   updater_.clear_sums(compute_, host);
   for (FlatBuffer* flat : store_.trainable()) {
-    if (flat->empty()) continue;
+    if (flat->empty() || flat->whole_matrices) continue;
     ShardSlice kept = store_.slice(*flat, store_.residency().optimizer_range(*flat));
     if (kept.on_host) {
       host->wait(flat->gradients_on_host);
@@ -157,13 +159,19 @@ void StepBoundary::update(const OptimizerStep& step) {
                          [&](FlatBuffer& flat, const ShardSlice& slice) { update_slice(flat, slice, step); });
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
+  matrices_.update(step);
+  if (OffloadedState* const offload = store_.offload(); offload != nullptr && store_.observer() != nullptr) {
+    store_.observer()->updates_issued(offload->host());
+  }
   for (FlatBuffer* flat : store_.trainable()) {
-    if (flat->optimizer_tier != OffloadTier::none) store_.gather_updated(*flat, "step");
+    if (flat->optimizer_tier != OffloadTier::none && !flat->whole_matrices) {
+      store_.gather_updated(*flat, "step");
+    }
   }
 }
 
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
-  if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none) return;
+  if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(
       flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
   const ElementRange kept = store_.residency().optimizer_range(flat);

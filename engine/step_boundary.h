@@ -11,6 +11,7 @@
 #include "engine/state_store.h"
 #include "engine/step_record.h"
 #include "engine/step_scalars.h"
+#include "engine/whole_matrices.h"
 #include "tranche/device/replay.h"
 #include "tranche/partition/mesh.h"
 
@@ -19,8 +20,8 @@ namespace tranche::detail {
 class StepBoundary {
  public:
   /// All arguments outlive it. `ranks` are those whose gradients make the step.
-  StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, Communicator& ranks,
-               const Mesh& mesh, Device& device, const StepScalars& scalars);
+  StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, WholeMatrices& matrices,
+               Communicator& ranks, const Mesh& mesh, Device& device, const StepScalars& scalars);
 
   /// Takes the updater's memory; once the store has its own.
   void allocate(MemoryResource& memory);
@@ -56,6 +57,7 @@ class StepBoundary {
   StateStore& store_;
   const Config& config_;
   FlatUpdater& updater_;
+  WholeMatrices& matrices_;
   Communicator& ranks_;
   const Mesh& mesh_;
   Device& device_;

@@ -109,8 +109,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
 
 std::vector<float> TensorAccess::gather_state(int index, int which) {
   FlatBuffer& flat = store_.buffer_of(tensor_at(index));
-  const DataType dtype =
-      which < 0 ? DataType::float32 : store_.state_tensors()[static_cast<std::size_t>(which)].dtype;
+  const DataType dtype = which < 0 ? DataType::float32 : flat.states[static_cast<std::size_t>(which)].dtype;
   return gather(index, dtype, store_.residency().optimizer_range(flat), [&](ElementRange range, void* to) {
     store_.visit(flat, range, StateStore::Access::read, [&](const ShardSlice& slice) {
       const TensorView from = state_of(slice, which);
@@ -172,10 +171,11 @@ void TensorAccess::write_state(int index, int which, std::span<const float> valu
   write_slices(index, which, values);
 }
 
-int TensorAccess::find_state(std::string_view optimizer, std::string_view state) const {
+int TensorAccess::find_state(int index, std::string_view optimizer, std::string_view state) const {
+  const std::vector<OptimizerStateTensor>& states = store_.buffer_of(tensor_at(index)).states;
   std::string list;
-  for (std::size_t s = 0; s < store_.state_tensors().size(); ++s) {
-    const std::string& name = store_.state_tensors()[s].name;
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    const std::string& name = states[s].name;
     if (name == state) return static_cast<int>(s);
     list += (list.empty() ? "" : ", ") + name;
   }

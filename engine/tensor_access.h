@@ -32,8 +32,8 @@ class TensorAccess {
   /// Optimizer state of a trainable tensor, by its number.
   std::vector<float> state(int tensor, int which);
   void write_state(int tensor, int which, std::span<const float> values);
-  /// The number of an optimizer state; throws InvalidArgument naming those there are.
-  int find_state(std::string_view optimizer, std::string_view state) const;
+  /// The number of a trainable tensor's state; throws InvalidArgument naming those there are.
+  int find_state(int tensor, std::string_view optimizer, std::string_view state) const;
 
   /// The main gradient, unscaled. `reduced` false: only the local accumulator holds any, of which a copy is
   /// reduced, with `reduction_group` as GradientReducer's.

@@ -48,11 +48,11 @@ Named names_of(const checkpoint::Reader& reader, const LoadOptions& options,
 }
 
 /// The optimizer's states that the checkpoint does not hold of a tensor.
-std::vector<std::string> missing_states(const StateStore& store, const checkpoint::Reader& reader,
+std::vector<std::string> missing_states(const FlatBuffer& flat, const checkpoint::Reader& reader,
                                         const StoredTensor& stored) {
   const std::vector<std::string> kinds = reader.kinds(stored);
   std::vector<std::string> missing;
-  for (const OptimizerStateTensor& state : store.state_tensors()) {
+  for (const OptimizerStateTensor& state : flat.states) {
     if (std::find(kinds.begin(), kinds.end(), state.name) == kinds.end()) missing.push_back(state.name);
   }
   return missing;
@@ -107,7 +107,7 @@ TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& rea
                                             : ""));
     }
     if (tensor.frozen || options.weights_only) continue;
-    const std::vector<std::string> missing = missing_states(store, reader, stored);
+    const std::vector<std::string> missing = missing_states(store.buffer_of(tensor), reader, stored);
     if (missing.empty()) continue;
     if (!options.partial || !stored.frozen) {
       throw CheckpointError("optimizer " + optimizer + " needs " + missing.front() + " of tensor " +

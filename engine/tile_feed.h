@@ -18,7 +18,7 @@ namespace tranche::detail {
 class TileFeed {
  public:
   struct Tile {
-    int unit = 0;
+    int buffer = 0;    ///< FlatBuffer::trainable_index
     ShardSlice slice;  ///< master weights and state, in host memory
   };
 

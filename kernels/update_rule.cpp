@@ -49,6 +49,11 @@ void RuleValues::set(std::string_view name, double first, double second) {
   if (option.kind == RuleOption::Kind::number && !allowed(first)) {
     throw InvalidArgument(fmt::format("{}: {} is {}; it must be {}", shown, name, first, option.range.text));
   }
+  if (option.kind == RuleOption::Kind::choice &&
+      !(first >= 0 && first < static_cast<double>(option.choices.size()) && first == std::floor(first))) {
+    throw InvalidArgument(
+        fmt::format("{}: {} is choice {} of {}", shown, name, first, option.choices.size()));
+  }
 }
 
 std::string RuleValues::text(std::string_view name) const {
@@ -59,6 +64,8 @@ std::string RuleValues::text(std::string_view name) const {
       return first != 0 ? "true" : "false";
     case RuleOption::Kind::pair:
       return fmt::format("[{}, {}]", first, second);
+    case RuleOption::Kind::choice:
+      return fmt::format("\"{}\"", rule_->options[i].choices[static_cast<std::size_t>(first)]);
     case RuleOption::Kind::number:
       break;
   }

@@ -68,15 +68,15 @@ UnitSpec Gpt::block_unit(std::int64_t block) const {
   return {.name = "h." + std::to_string(block),
           .tensors = {{prefix + "ln_1.weight", {width}, ones},
                       {prefix + "ln_1.bias", {width}, zeros},
-                      {prefix + "attn.c_attn.weight", {width, 3 * width}, normal, {}, in_out},
+                      {prefix + "attn.c_attn.weight", {width, 3 * width}, normal, {}, in_out, false, 3},
                       {prefix + "attn.c_attn.bias", {3 * width}, zeros},
-                      {prefix + "attn.c_proj.weight", {width, width}, residual, {}, in_out},
+                      {prefix + "attn.c_proj.weight", {width, width}, residual, {}, in_out, false, 1},
                       {prefix + "attn.c_proj.bias", {width}, zeros},
                       {prefix + "ln_2.weight", {width}, ones},
                       {prefix + "ln_2.bias", {width}, zeros},
-                      {prefix + "mlp.c_fc.weight", {width, inner}, normal, {}, in_out},
+                      {prefix + "mlp.c_fc.weight", {width, inner}, normal, {}, in_out, false, 1},
                       {prefix + "mlp.c_fc.bias", {inner}, zeros},
-                      {prefix + "mlp.c_proj.weight", {inner, width}, residual, {}, in_out},
+                      {prefix + "mlp.c_proj.weight", {inner, width}, residual, {}, in_out, false, 1},
                       {prefix + "mlp.c_proj.bias", {width}, zeros}}};
 }
 

@@ -39,7 +39,10 @@ LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::ve
   };
   const auto linear = [&](const char* name, std::int64_t out, std::int64_t in, bool bias) {
     Linear result{.weight = add(name, {out, in}, normal), .layout = Linear::Layout::out_in};
-    if (tensors != nullptr) tensors->back().linear = LinearLayout::out_in;
+    if (tensors != nullptr) {
+      tensors->back().linear = LinearLayout::out_in;
+      tensors->back().matrices = 1;
+    }
     if (bias) result.bias = add(name, {out}, Initializer::zeros());
     return result;
   };

@@ -6,6 +6,7 @@
 #include <cctype>
 #include <utility>
 
+#include "optim/muon.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
 
@@ -30,15 +31,14 @@ constexpr Missing missing[] = {
      "AdamW (1-bit Adam compresses what ranks exchange; communication_data_type says its dtype)"},
     {"ZeroOneAdam", "AdamW (communication_data_type says the dtype of what ranks exchange)"},
     {"OneBitLamb", "Lamb (communication_data_type says the dtype of what ranks exchange)"},
-    {"Muon", "AdamW (no engine brings whole matrices together yet)"},
     {"MuAdam", "Adam with a learning_rate_factor for each tensor in tranche.parameter_groups"},
     {"MuAdamW", "AdamW with a learning_rate_factor for each tensor in tranche.parameter_groups"},
     {"MuSGD", "SGD with a learning_rate_factor for each tensor in tranche.parameter_groups"},
     {"Adafactor", "AdamW with tranche.moments bf16, or Lion, which keeps one state"},
     {"ScheduleFree", "AdamW with the scheduler WSD, which need not know the run's end either"},
     {"ScheduleFreeAdamW", "AdamW with the scheduler WSD"},
-    {"SOAP", "AdamW (no engine brings whole matrices together yet)"},
-    {"Shampoo", "AdamW or Adagrad (no engine brings whole matrices together yet)"},
+    {"SOAP", "Muon, which takes whole matrices too"},
+    {"Shampoo", "Muon, which takes whole matrices too, or Adagrad"},
     {"Sophia", "Lion (a second backward pass is not part of a step)"},
     {"GaLore", "AdamW with tranche.moments bf16, or zero_optimization.offload_optimizer"},
     {"GaLoreAdamW", "AdamW with tranche.moments bf16, or zero_optimization.offload_optimizer"},
@@ -218,7 +218,7 @@ std::string nearest_to_missing(std::string_view type) {
 }
 
 std::unique_ptr<Optimizer> make_rule_optimizer(std::string_view type, const RuleParameters& parameters,
-                                               DataType moments) {
+                                               DataType moments, std::optional<double> learning_rate) {
   const RuleType* const known = find_rule(type);
   if (known == nullptr) throw InvalidArgument(fmt::format("there is no optimizer {}", type));
   RuleValues values(*known->rule, known->name);
@@ -236,6 +236,9 @@ std::unique_ptr<Optimizer> make_rule_optimizer(std::string_view type, const Rule
   }
   for (const auto& [name, value] : parameters) {
     if (!values.has(name)) throw InvalidArgument(fmt::format("{} has no {}", known->name, name));
+  }
+  if (known->rule->whole_matrices) {
+    return detail::make_muon(values, moments, learning_rate.value_or(known->rule->learning_rate));
   }
   return std::make_unique<RuleOptimizer>(std::move(values), moments);
 }

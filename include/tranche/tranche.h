@@ -18,6 +18,7 @@
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/matmul_rows.h"
+#include "tranche/kernels/newton_schulz.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/rms_norm.h"

@@ -174,8 +174,8 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
   };
   const Case cases[] = {
       {"\"version\": 2", "\"version\": 3",
-       "version is 3.0; this program reads version 1 and versions up to 2.0: a newer release of it has to"},
-      {"\"minor\": 0", "\"minor\": 1", "version is 2.1; this program reads"},
+       "version is 3.0; this program reads version 1 and versions up to 2.1: a newer release of it has to"},
+      {"\"minor\": 0", "\"minor\": 2", "version is 2.2; this program reads"},
       {"\"version\": 2", "\"version\": 0", "version is 0.0; this program reads"},
       {"\"version\"", "\"revision\"", "version is missing"},
       {"\"format\": \"tranche", "\"format\": \"branche",
@@ -233,6 +233,52 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
   }
   EXPECT_NO_THROW(manifest_from_text(edited("\"stage\": 3", "\"later\": 1,\"stage\": 3"), "m"))
       << "keys of later versions are left alone";
+}
+
+TEST(CheckpointManifest, KeepsStateClassesApart) {
+  Manifest manifest = sample_manifest(2);
+  const std::vector<UnitDescription> units{{"u",
+                                            1,
+                                            {{"vector", Shape{5}, false, {}, 0},
+                                             {"matrix", Shape{20, 20}, false, {}, 1},
+                                             {"fixed", Shape{3}, true, {}}}}};
+  manifest.layout = make_layout(
+      units, {{"m", DataType::float32, 0}, {"v", DataType::bfloat16, 0}, {"m", DataType::float32, 1}},
+      DataType::float32, DataType::bfloat16, 2);
+  const Layout& layout = manifest.layout;
+  ASSERT_EQ(layout.fault(), "");
+  std::vector<std::string> datasets;
+  for (const SectionRecord& section : layout.sections) datasets.push_back(section.dataset);
+  EXPECT_EQ(datasets,
+            (std::vector<std::string>{"weights", "weights_1", "frozen", "state/m", "state/v", "state_1/m"}));
+  EXPECT_EQ(layout.find_section("m", false, 1), 5);
+  EXPECT_EQ(layout.find_section("v", false, 1), -1);
+  EXPECT_EQ(layout.section_elements(0, 0), 256);
+  EXPECT_EQ(layout.section_elements(5, 1), 256);
+  EXPECT_EQ(layout.section_elements(2, 0), 256);
+  for (int rank = 0; rank < 2; ++rank) {
+    const ShardPlan plan(layout, rank, 1);
+    manifest.shards[static_cast<std::size_t>(rank)].offsets = plan.offsets();
+    manifest.shards[static_cast<std::size_t>(rank)].file.digested_bytes = plan.table_offset();
+    manifest.shards[static_cast<std::size_t>(rank)].file.bytes = plan.file_bytes();
+  }
+  const std::string text = to_text(manifest);
+  EXPECT_THAT(text, HasSubstr("\"minor\": 1,"));
+  const Manifest back = manifest_from_text(text, "m");
+  EXPECT_EQ(back.layout, layout);
+  EXPECT_EQ(back.minor, 1);
+  const auto refused = [&](std::size_t section, bool frozen, int state_class) {
+    Manifest bad = manifest;
+    bad.layout.sections[section].frozen = frozen;
+    bad.layout.sections[section].state_class = state_class;
+    return message_of<CheckpointError>([&] { (void)manifest_from_text(to_text(bad), "m"); });
+  };
+  EXPECT_THAT(refused(5, true, 1), HasSubstr("state_class is of frozen tensors, which have no state"));
+  EXPECT_THAT(refused(5, false, 16), HasSubstr("state_class is 16, which cannot be"));
+  EXPECT_THAT(refused(5, false, 0), HasSubstr("is there twice: sections[3] is of 'm'"));
+  Layout bad = layout;
+  bad.units[0].tensors[1].state_class = 0;
+  EXPECT_EQ(bad.fault(), "unit 'u': buffer 'trainable 1', instance 0: tensor matrix is of state class 0");
 }
 
 TEST(CheckpointManifest, OfTheFirstVersionIsCheckedToo) {

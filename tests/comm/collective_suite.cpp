@@ -280,6 +280,45 @@ void check_all_to_all(Communicator& comm, const SuitePlace& place) {
   }
 }
 
+void check_all_to_all_v(Communicator& comm) {
+  const int n = comm.size();
+  // Pair (from, to) exchanges another number of elements each; some exchange none. Places do not follow
+  // ranks.
+  const auto count = [](int from, int to) { return std::int64_t{(from * 7 + to * 3) % 5} * 1'001; };
+  const auto places = [&](bool sending) {
+    std::vector<RankElements> parts(static_cast<std::size_t>(n));
+    std::int64_t next = 3;
+    for (int r = n - 1; r >= 0; --r) {
+      const std::int64_t elements = sending ? count(comm.rank(), r) : count(r, comm.rank());
+      parts[static_cast<std::size_t>(r)] = {next, elements};
+      next += elements;
+    }
+    return std::pair(parts, next);
+  };
+  const auto [sends, sent_elements] = places(true);
+  const auto [receives, received_elements] = places(false);
+  const SuitePlace place;
+  std::vector<float16> values(static_cast<std::size_t>(sent_elements)),
+      wanted(static_cast<std::size_t>(received_elements));
+  for (int r = 0; r < n; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    const auto out = gradient<float16>(comm.rank(), sends[at].count, 8, r);
+    std::copy(out.begin(), out.end(), values.begin() + sends[at].first);
+    const auto in = gradient<float16>(r, receives[at].count, 8, comm.rank());
+    std::copy(in.begin(), in.end(), wanted.begin() + receives[at].first);
+  }
+  Array<float16> sent(place, values), received(place, std::vector<float16>(wanted.size()));
+  const std::int64_t before = comm.meter().total(Traffic::data).elements;
+  const OperationLabel counted{"suite", "all_to_all_v", Traffic::data, Tier::host};
+  comm.all_to_all_v(sent.data(), sends, received.data(), receives, DataType::float16, {}, counted).wait();
+  require_same(received.read(), wanted, fmt::format("all_to_all_v n={}", n));
+  std::int64_t others = 0;
+  for (int r = 0; r < n; ++r) others += r == comm.rank() ? 0 : count(comm.rank(), r);
+  if (comm.meter().total(Traffic::data).elements != before + others) {
+    throw std::runtime_error(fmt::format("all_to_all_v n={}: the meter counts other elements", n));
+  }
+}
+
 void check_broadcast(Communicator& comm, const SuitePlace& place) {
   for (int root = 0; root < comm.size(); ++root) {
     for (const std::int64_t count : odd_sizes) {
@@ -466,6 +505,7 @@ void check_everything(Communicator& comm, std::int64_t staging_bytes, const Suit
   check_reduce_scatter(comm, staging_bytes, place);
   check_all_reduce(comm, staging_bytes);
   check_all_to_all(comm, place);
+  check_all_to_all_v(comm);
   check_broadcast(comm, place);
   check_send_recv(comm, place);
   check_split(comm, place);

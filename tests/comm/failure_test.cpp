@@ -578,6 +578,17 @@ TEST(Arguments, AreRefusedWithTheOperationNamed) {
             "recv: peer -1 is not a rank of this group of 1");
   EXPECT_EQ(refusal_of([&] { comm->all_to_all(values, values, 1, DataType::float32, {}, {}); }),
             "all_to_all: sent and received are the same buffer");
+  const std::vector<RankElements> one{{0, 1}}, two(2), early{{-1, 1}}, negative{{0, -1}}, none{{0, 0}};
+  const auto exchange = [&](const std::vector<RankElements>& sends,
+                            const std::vector<RankElements>& receives) {
+    return refusal_of(
+        [&] { comm->all_to_all_v(values, sends, values, receives, DataType::float32, {}, {}); });
+  };
+  EXPECT_EQ(exchange(two, one), "all_to_all_v: sent has 2 entries for 1 ranks");
+  EXPECT_EQ(exchange(one, two), "all_to_all_v: received has 2 entries for 1 ranks");
+  EXPECT_EQ(exchange(early, one), "all_to_all_v: sent begins at element -1");
+  EXPECT_EQ(exchange(one, negative), "all_to_all_v: count -1 is negative");
+  EXPECT_EQ(exchange(one, none), "all_to_all_v: the rank sends itself 1 elements and receives 0");
   EXPECT_THAT(refusal_of([&] {
                 comm->all_gather(values, values, std::int64_t{1} << 62, DataType::float32, 0, {}, {});
               }),

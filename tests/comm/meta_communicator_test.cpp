@@ -50,6 +50,9 @@ void call_everything(Communicator& comm, std::vector<float>& a, std::vector<floa
   events.push_back(comm.broadcast(b.data() + 40, 5, DataType::int32, n - 1, none, call_label));
   for (const Event& event : events) event.wait();
   comm.all_to_all(a.data(), b.data(), 3, DataType::float32, none, {"", "", Traffic::control}).wait();
+  std::vector<RankElements> parts;
+  for (int r = 0; r < n; ++r) parts.push_back({r * 10, r == comm.rank() ? 2 : 7});
+  comm.all_to_all_v(a.data(), parts, b.data(), parts, DataType::float32, none, call_label).wait();
   if (n > 1 && comm.rank() == 0) comm.send(a.data(), 4, DataType::float32, 1, none, call_label).wait();
   if (n > 1 && comm.rank() == 1) comm.recv(a.data(), 4, DataType::float32, 0, none, call_label).wait();
   comm.barrier(call_label).wait();

@@ -59,8 +59,8 @@ TEST_P(BufferGroups, ReduceGatherAndUpdateByTheirOwnGroups) {
     {
       GradientReducer reducer(rank.store, rank.config, rank.arena, rank.compute, rank.ledger, rank.scalars);
       ParameterGatherer gatherer(rank.store, rank.config, rank.arena, rank.compute, rank.exposed);
-      StepBoundary boundary(rank.store, rank.config, rank.updater, *all, rank.mesh, *rank.device,
-                            rank.scalars);
+      StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh,
+                            *rank.device, rank.scalars);
       boundary.allocate(rank.memory);
       const std::vector<float> a = rank.weight("a.w"), b = rank.weight("b.w"),
                                frozen = rank.weight("b.frozen");

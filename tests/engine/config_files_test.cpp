@@ -135,17 +135,35 @@ std::string problems(std::string_view json) {
 }
 
 TEST(ConfigFiles, OptimizersAndSchedulesThatWeLackOrThatDoNotExist) {
-  for (const char* type : {"OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Muon", "MuAdam", "MuAdamW", "MuSGD",
-                           "Adafactor", "ScheduleFree", "Schedule-Free", "SOAP", "Shampoo", "Sophia",
-                           "GaLore", "APOLLO", "1-bit Adam", "adamw8bit"}) {
+  for (const char* type :
+       {"OneBitAdam", "ZeroOneAdam", "OneBitLamb", "MuAdam", "MuAdamW", "MuSGD", "Adafactor", "ScheduleFree",
+        "Schedule-Free", "SOAP", "Shampoo", "Sophia", "GaLore", "APOLLO", "1-bit Adam", "adamw8bit"}) {
     EXPECT_THAT(problems(std::string(R"({"optimizer": {"type": ")") + type + R"("}})"),
                 StartsWith(std::string("configuration: optimizer.type: ") + type +
                            " is not part of this version; the nearest is "));
   }
   EXPECT_EQ(problems(R"({"optimizer": {"type": "AdmaW"}})"),
             "configuration: optimizer.type: 'AdmaW' is not one of AdamW, Adagrad, Adam, LARS, "
-            "Lamb, Lion, RMSprop, SGD; did you mean AdamW?");
+            "Lamb, Lion, Muon, RMSprop, SGD; did you mean AdamW?");
   EXPECT_THAT(problems(R"({"scheduler": {"type": "WarmLR"}})"), HasSubstr("did you mean WarmupLR?"));
+}
+
+TEST(ConfigFiles, ChoicesAreTexts) {
+  const Config config = parse_config(
+      R"({"optimizer": {"type": "muon", "params": {"lr": 0.02, "ns_coefficients": "keller", "adam_lr": 0.001}}})",
+      1);
+  EXPECT_EQ(config.optimizer.parameters.at("ns_coefficients").first, 1);
+  EXPECT_THAT(config.to_json(), HasSubstr(R"("ns_coefficients": "keller")"));
+  EXPECT_THAT(config.to_json(), HasSubstr(R"("adjust_lr_fn": "match_rms_adamw")"));
+  EXPECT_EQ(parse_config(config.to_json(), 1).to_json(), config.to_json());
+  EXPECT_THAT(make_optimizer(config)->describe(), HasSubstr(R"("adam_lr": 0.001)"));
+  EXPECT_THAT(test::every_note(config), ::testing::Contains(HasSubstr("(DeepSpeed: original)")));
+  EXPECT_EQ(problems(R"({"optimizer": {"type": "Muon", "params": {"ns_coefficients": "kelly"}}})"),
+            "configuration: optimizer.params.ns_coefficients: 'kelly' is not one of polar_express, keller");
+  EXPECT_EQ(problems(R"({"optimizer": {"type": "Muon", "params": {"lr": 0, "muon_lr": 0.1}}})"),
+            "configuration: optimizer.params: Muon: muon_lr is a rate beside lr, which schedules set; lr has "
+            "to be above "
+            "0, not 0");
 }
 
 TEST(ConfigFiles, ParametersBelongToTheirType) {

@@ -740,7 +740,7 @@ TEST(Config, AConfigMadeInCodeIsCheckedTheSameWay) {
         error.message(),
         AllOf(HasSubstr("configuration has 6 problems"), HasSubstr("stage is 0 to 3, not 5"),
               HasSubstr("tranche.depth: 0"), HasSubstr("loss_scaling goes with fp16"),
-              HasSubstr("'Lyon' is not one of AdamW, Adagrad, Adam, LARS, Lamb, Lion, RMSprop, SGD"),
+              HasSubstr("'Lyon' is not one of AdamW, Adagrad, Adam, LARS, Lamb, Lion, Muon, RMSprop, SGD"),
               HasSubstr("scheduler.params.cycle_min_lr: OneCycle needs it"), HasSubstr("= 24; change one")));
   }
 }

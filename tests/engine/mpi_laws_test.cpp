@@ -156,12 +156,15 @@ TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
 TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
   Communicator& comm = world();
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+    for (const auto& [optimizer, policy] :
+         {std::pair("AdamW", ReductionPolicy::boundary), std::pair("AdamW", ReductionPolicy::micro_batch),
+          std::pair("Muon", ReductionPolicy::boundary), std::pair("Muon", ReductionPolicy::micro_batch)}) {
       OddRun run;
       run.ranks = comm.size();
       run.stage = stage;
       run.policy = policy;
       run.accumulation = 3;
+      run.optimizer = optimizer;
       run.frozen = false;
       run.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
       const Config config = odd_config(run);
@@ -178,7 +181,7 @@ TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
         engine.step();
         runtime.shard().barrier({"", "", Traffic::control}).wait();
         const std::int64_t control_bytes = runtime.shard().meter().total(Traffic::control).bytes - control;
-        EXPECT_EQ(profiled_bytes_sent() - before - control_bytes, 4 * engine.formula_traffic_elements())
+        EXPECT_EQ(profiled_bytes_sent() - before - control_bytes, engine.formula_traffic_bytes())
             << run.to_string() << " step " << step;
       }
     }

@@ -15,7 +15,7 @@ ModelSpec odd_model(bool single_unit) {
   ModelSpec spec;
   spec.add_unit({"tied",
                  {{"tied.a", Shape{7}, Initializer::normal(0.5f)},
-                  {"tied.b", Shape{64, 3}, Initializer::uniform(-1, 1)}},
+                  {"tied.b", Shape{64, 3}, Initializer::uniform(-1, 1), {}, LinearLayout::none, false, 2}},
                  2});
   if (single_unit) return spec;
   spec.add_unit(
@@ -24,7 +24,7 @@ ModelSpec odd_model(bool single_unit) {
        1});
   spec.add_unit({"tiny", {{"tiny.e", Shape{3}, Initializer::constant(0.25f)}}, 1});
   spec.add_unit({"mixed",
-                 {{"mixed.f", Shape{13, 11}, Initializer::normal(0.1f)},
+                 {{"mixed.f", Shape{13, 11}, Initializer::normal(0.1f), {}, LinearLayout::none, false, 1},
                   {odd_frozen_tensor, Shape{131}, Initializer::normal(0.1f)},
                   {"mixed.g", Shape{300}, Initializer::zeros()}},
                  1});

@@ -32,6 +32,7 @@ const std::vector<RuleCase>& rule_cases() {
       {"LARS", {{"trust_coefficient", 0.1}, {"weight_decay", 0.1}}, true},
       {"Lamb", {{"weight_decay", 0.1}}, true},
       {"Lion", {{"weight_decay", 0.1}}, true},
+      {"Muon", {{"weight_decay", 0.1}, {"adam_lr", 0.01}}, true},
       {"RMSprop", {}, true},
       {"RMSprop", {{"centered", 1}, {"momentum", 0.5}, {"eps", 1e-3}}, true},
       {"SGD", {{"momentum", 0.9}, {"nesterov", 1}}, true}};
@@ -92,9 +93,9 @@ TEST(OptimizerRules, GiveTheSameBitsOverStagesTiersAndBuckets) {
   }
 }
 
-TEST(OptimizerRules, OfTrustRatiosHaveTheBitsOfOneShardedModelOnAMesh) {
+TEST(OptimizerRules, OfWholeTensorsHaveTheBitsOfOneShardedModelOnAMesh) {
   for (const RuleCase& rule : rule_cases()) {
-    if (!looks_first(rule)) continue;
+    if (!looks_first(rule) && !find_rule(rule.type)->rule->whole_matrices) continue;
     OddRun run = run_of(rule, 4, false);
     run.stage = 2;
     run.reduction_group = 2;

@@ -14,6 +14,7 @@
 #include "engine/state_store.h"
 #include "engine/step_scalars.h"
 #include "engine/tensor_access.h"
+#include "engine/whole_matrices.h"
 #include "tranche/comm/backends.h"
 #include "tranche/device/device.h"
 #include "tranche/device/memory_resources.h"
@@ -77,14 +78,14 @@ struct RankState {
         store(config, layout(regroup), {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
-        updater(*optimizer, store.tensors()) {
+        updater(*optimizer, store.tensors()),
+        matrices(store, config, updater, *optimizer, group, mesh, *device, arena) {
     if (config.offload.any()) {
       detail::OffloadOptions options;
       options.swap.directory = nvme_folder;
       options.swap.rank = group.rank();
       store.set_offload(std::make_unique<detail::OffloadedState>(
-          config, store.residency(), store.state_tensors(), detail::StateResources{*device, memory, host},
-          files, ledger, options));
+          config, store.residency(), detail::StateResources{*device, memory, host}, files, ledger, options));
     }
     for (detail::UnitState& unit : store.units()) store.allocate(unit);
     if (store.offload() != nullptr) {
@@ -129,6 +130,7 @@ struct RankState {
   detail::StepScalars scalars;
   Buffer workspace;
   detail::FlatUpdater updater;
+  detail::WholeMatrices matrices;
 };
 
 }  // namespace tranche::test

@@ -59,8 +59,8 @@ TEST_P(StepBoundaryStages, AgreesAndUpdates) {
   run_thread_ranks(3, [&](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(config, *group, detail::posix_file_system(), folder.path());
-    StepBoundary boundary(rank.store, rank.config, rank.updater, *group, rank.mesh, *rank.device,
-                          rank.scalars);
+    StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *group, rank.mesh,
+                          *rank.device, rank.scalars);
     boundary.allocate(rank.memory);
     const std::vector<float> before = rank.weight("b.w"), frozen = rank.weight("b.frozen");
     for (const bool applied : {false, true}) {
@@ -99,8 +99,8 @@ TEST(StepBoundary, NamesTheFirstElementThatIsNotFinite) {
   run_thread_ranks(2, [](int, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(plain_config(2), *group);
-    StepBoundary boundary(rank.store, rank.config, rank.updater, *group, rank.mesh, *rank.device,
-                          rank.scalars);
+    StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *group, rank.mesh,
+                          *rank.device, rank.scalars);
     boundary.allocate(rank.memory);
     reduce_all(rank, std::numeric_limits<float>::infinity());
     EXPECT_EQ(boundary.agree({}, 1, 1).non_finite, "a.b at element 0");

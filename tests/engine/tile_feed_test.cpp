@@ -36,7 +36,7 @@ TEST(TileFeed, AGiverGoesOnOnceItsTileWasUsed) {
   int taken = 0;
   while (feed.take([&](const TileFeed::Tile& one) {
     ++taken;
-    EXPECT_EQ(one.unit, 3);
+    EXPECT_EQ(one.buffer, 3);
     EXPECT_EQ(one.slice.range, (detail::ElementRange{10 * taken, 10 * taken + 10}));
     EXPECT_EQ(*static_cast<const std::byte*>(one.slice.master.data), static_cast<std::byte>(taken));
   })) {

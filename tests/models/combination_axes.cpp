@@ -123,6 +123,7 @@ std::vector<CombinationAxis> combination_axes() {
        optimizer("sgd", "SGD"),
        optimizer("lion", "Lion"),
        optimizer("lamb", "Lamb"),
+       optimizer("muon", "Muon"),
        {"own-rule", [](Combination& c) {
           c.rule = Rule::own;
           c.config.optimizer.learning_rate = 0.02;

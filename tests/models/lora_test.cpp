@@ -523,6 +523,30 @@ TEST(LoraConfig, RefusesByName) {
             "adapters to");
 }
 
+/// The tensors of a model that Muon takes whole, and the matrices in them.
+std::pair<int, int> hidden_matrices(const ModelSpec& spec) {
+  std::pair<int, int> found{0, 0};
+  for (const UnitSpec& unit : spec.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (tensor.matrices == 0 || tensor.frozen) continue;
+      ++found.first;
+      found.second += tensor.matrices;
+    }
+  }
+  return found;
+}
+
+TEST(HiddenMatrices, AreThoseOfBlocksAndLorasFactors) {
+  const ModelSpec gpt = Gpt(tiny_gpt()).spec(sequence);
+  const auto blocks = static_cast<int>(tiny_gpt().layers);
+  EXPECT_EQ(hidden_matrices(gpt), std::pair(4 * blocks, 6 * blocks));
+  const ModelSpec llama = Llama(tiny_llama(LlamaKind::llama)).spec(sequence);
+  const auto of_llama = static_cast<int>(7 * tiny_llama(LlamaKind::llama).layers);
+  EXPECT_EQ(hidden_matrices(llama), std::pair(of_llama, of_llama));
+  EXPECT_EQ(hidden_matrices(with_adapters(gpt, {.rank = 2, .targets = {"c_attn"}})),
+            std::pair(2 * blocks, 2 * blocks));
+}
+
 TEST(LoraConfig, TargetsAreNamesEndsAndPatterns) {
   const ModelSpec gpt = Gpt(tiny_gpt()).spec(sequence);
   const auto count = [&](std::vector<std::string> targets) {

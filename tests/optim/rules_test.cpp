@@ -183,6 +183,7 @@ TEST(Rules, FollowOtherLibrariesInFp64) {
     }
   }
   for (const RuleType& type : rule_types()) {
+    if (type.rule->whole_matrices) continue;  // muon_test.cpp
     EXPECT_TRUE(tested.contains(type.name)) << type.name << " has no golden vector";
   }
 }

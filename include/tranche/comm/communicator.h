@@ -45,6 +45,11 @@ struct ReductionOptions {
   int givers = 1 << 30;
 };
 
+/// Elements [first, first + count) of a buffer that go to one rank, or come from it.
+struct RankElements {
+  std::int64_t first = 0, count = 0;
+};
+
 /// A group of ranks. Every member function but the accessors is collective over the group: all ranks issue
 /// the same sequence with equal counts, dtypes and labels. Used by one thread at a time.
 ///
@@ -90,6 +95,11 @@ class Communicator {
   /// `count` elements for each pair of ranks.
   virtual Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                            std::span<const Event> ready, const OperationLabel& label) = 0;
+  /// As many elements as each pair of ranks agrees on: those of `sent` that sends[r] says go to rank r, those
+  /// that receives[r] says come from it; the rank's own are copied. Ranges that are received do not overlap.
+  virtual Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
+                             std::span<const RankElements> receives, DataType dtype,
+                             std::span<const Event> ready, const OperationLabel& label) = 0;
   virtual Event broadcast(void* values, std::int64_t count, DataType dtype, int root,
                           std::span<const Event> ready, const OperationLabel& label) = 0;
   /// Not collective over the group: matched by the peer's recv/send in the same order per pair.

@@ -56,6 +56,10 @@ struct TensorSpec {
   /// that Config::lora can put an adapter beside it.
   LinearLayout linear = LinearLayout::none;
   bool frozen = false;  ///< not trained, as if Config::frozen named it
+  /// A hidden layer's weight of two dimensions, which Muon takes whole: the number of matrices of equal size
+  /// that lie side by side along its outputs (3: fused query, key and value). `linear` says which side these
+  /// are; `none` is out_in here. 0: an embedding, a head, a vector, or anything else.
+  int matrices = 0;
 };
 
 /// A low-rank adapter beside a linear layer of its unit, by indices of tensors: the layer's output has
@@ -91,7 +95,8 @@ struct UnitId {
 class ModelSpec {
  public:
   /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
-  /// tensor without elements, or uses_per_micro_batch < 1; nothing is added then.
+  /// tensor without elements or whose matrices do not divide it, or uses_per_micro_batch < 1; nothing is
+  /// added then.
   UnitId add_unit(UnitSpec unit);
   const std::vector<UnitSpec>& units() const noexcept { return units_; }
   const UnitSpec& unit(UnitId id) const;
@@ -111,8 +116,8 @@ class ModelSpec {
   /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
   /// so.
   bool recomputes_activations = false;
-  /// Hash of names, shapes, initializers, order, uses, adapters and tokens_per_sample; equal on all ranks,
-  /// checked at start.
+  /// Hash of names, shapes, initializers, matrices, order, uses, adapters and tokens_per_sample; equal on all
+  /// ranks, checked at start.
   std::uint64_t hash() const;
 
  private:

@@ -22,9 +22,10 @@
 ///
 /// Optional members:
 /// @code
-///     static void check(const RuleValues&);                  // throws InvalidArgument
-///     static std::string_view name(const RuleValues&);       // where it is not the type
-///     static float initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
+///     static constexpr bool whole_matrices = true;           // one file alone: Muon's, which an Optimizer
+///     runs static void check(const RuleValues&);                  // throws InvalidArgument static
+///     std::string_view name(const RuleValues&);       // where it is not the type static float
+///     initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
 /// @endcode
 /// and, in place of element(), what rules with a trust ratio have (LARS, LAMB):
 /// @code
@@ -75,12 +76,13 @@ inline constexpr RuleRange any_finite{std::numeric_limits<double>::lowest(), no_
 
 /// A key of optimizer.params.
 struct RuleOption {
-  enum class Kind : std::uint8_t { number, pair, flag };
+  enum class Kind : std::uint8_t { number, pair, flag, choice };
   std::string_view name;
   Kind kind = Kind::number;
   double first = 0, second = 0;  ///< the default; infinite: it is off unless it is given
   RuleRange range = any_finite;
   std::string_view meaning;
+  std::span<const std::string_view> choices = {};  ///< texts, of which the value is the number of one
 };
 constexpr RuleOption number_option(std::string_view name, double default_value, RuleRange range,
                                    std::string_view meaning) {
@@ -92,6 +94,12 @@ constexpr RuleOption pair_option(std::string_view name, double first, double sec
 }
 constexpr RuleOption flag_option(std::string_view name, bool default_value, std::string_view meaning) {
   return {name, RuleOption::Kind::flag, default_value ? 1.0 : 0.0, 0, any_finite, meaning};
+}
+
+/// One of several texts; the default is the first.
+constexpr RuleOption choice_option(std::string_view name, std::span<const std::string_view> choices,
+                                   std::string_view meaning) {
+  return {name, RuleOption::Kind::choice, 0, 0, any_finite, meaning, choices};
 }
 
 /// A state tensor that a rule may keep.
@@ -185,6 +193,7 @@ struct UpdateRule {
   std::span<const unsigned> slots;
   bool trust;         ///< has a trust ratio, and so sums
   bool states_first;  ///< see above
+  bool whole_matrices;
   std::size_t argument_bytes;
 
   unsigned (*kept)(const RuleValues&);

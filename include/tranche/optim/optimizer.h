@@ -15,6 +15,7 @@
 #include "tranche/core/exact_sum.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/workspace.h"
 
 namespace tranche {
 
@@ -56,6 +57,14 @@ struct TrainableTensor {
   std::string_view name;
   Shape shape;
   GroupOptions group;
+  int matrices = 0;            ///< hidden matrices side by side along its outputs; 0: it is none
+  bool outputs_first = false;  ///< stored [out, in]
+};
+
+/// The work of Optimizer::whole() on a tensor.
+struct MatrixWork {
+  double operations = 0;
+  std::int64_t scratch_bytes = 0;
 };
 
 /// The part of one tensor that lies in a range of a flat buffer.
@@ -75,6 +84,9 @@ struct UpdateRange {
   TensorView master;              ///< fp32
   std::vector<TensorView> state;  ///< in the order of Optimizer::state()
   TensorView weight;  ///< compute-dtype copy to write; null data when master is the weight, and in prepare()
+  /// Of tensors that are computed as whole matrices: bf16, written by prepare(), and in apply() what whole()
+  /// has made of it; and fp32 of no meaning that prepare() may overwrite.
+  TensorView message, scratch;
   /// In ascending order; what lies between them is padding, which is neither read nor written. Together with
   /// the tensors that it names the list is the caller's, and valid until the call returns.
   std::span<const TensorSegment> segments;
@@ -96,8 +108,8 @@ class Optimizer {
  public:
   virtual ~Optimizer() = default;
   virtual std::string name() const = 0;
-  /// The state kept for every element of a tensor. Up to now the same for all tensors of a model, else the
-  /// engine throws ConfigurationError.
+  /// The state kept for every element of a tensor. Tensors of a unit with the same states, and the same
+  /// answer to needs_whole_matrices(), share a flat buffer; each class of them is one collective more.
   virtual std::vector<OptimizerStateTensor> state(const TrainableTensor& tensor) const = 0;
   /// Throws InvalidArgument when this rule cannot honour what the group sets; the engine asks once for each
   /// tensor, at the start. Unless a rule overrides this, values of the group's own are refused by name, as
@@ -120,9 +132,21 @@ class Optimizer {
   /// keep the same elements, segments also end at the begin and end of the rank's own shard, and only that
   /// shard's sums count.
   virtual void prepare(Stream&, const OptimizerStep&, const UpdateRange& /*range*/) const {}
-  /// True for tensors whose matrices one rank each must compute whole from what prepare() left (Muon). No
-  /// engine does so yet: at the start a rule that says true is refused with ConfigurationError.
+  /// True for tensors that one rank must compute whole from what prepare() left (Muon): prepare() writes the
+  /// range's `message`, the rank that owns the tensor gets all of it, calls whole(), and sends every rank the
+  /// part that its apply() updates. Such tensors have no sums. Ranges are of one tensor each then, and what
+  /// apply() and prepare() do is not replayed.
   virtual bool needs_whole_matrices(const TrainableTensor&) const { return false; }
+  virtual MatrixWork whole_work(const TrainableTensor&) const { return {}; }
+  /// `message`: bf16, the tensor's elements, overwritten. Not called in a skipped step. The scratch is as
+  /// large as whole_work() says.
+  virtual void whole(Stream&, const OptimizerStep&, const TrainableTensor&, const TensorView& /*message*/,
+                     const kernels::Workspace& /*scratch*/) const {}
+  /// Why whole() cannot run on a kind of device; the engine refuses it at the start. Empty: it can.
+  virtual std::string_view whole_obstacle(DeviceKind) const { return {}; }
+  /// What a rule does with which of the model's trainable tensors, for the table of the start; empty where it
+  /// does the same with all. Throws InvalidArgument where it has nothing to do.
+  virtual std::string routing(std::span<const TrainableTensor>) const { return {}; }
 
   /// Updates all segments of the range; `sums` of a segment are those of all ranks, the same for each of a
   /// tensor's segments. Ordered on `stream`: when the enqueued work is done every write, also a non-temporal

@@ -14,7 +14,7 @@
 
 namespace tranche {
 
-/// A value of optimizer.params: a number, two of them, or true (1) and false (0).
+/// A value of optimizer.params: a number, two of them, true (1) and false (0), or the number of a choice.
 struct RuleValue {
   // Configurations assign numbers and pairs.
   RuleValue(double number = 0) : first(number) {}  // NOLINT(google-explicit-constructor)
@@ -42,9 +42,12 @@ const RuleType* find_rule(std::string_view type);
 std::string nearest_to_missing(std::string_view type);
 
 /// Parameters that are not given have the rule's defaults. `moments`: the dtype of states (tranche.moments).
-/// Throws InvalidArgument for a type that there is not, a parameter that it does not have or that is out of
-/// range, and moments that it does not keep in that dtype.
+/// `learning_rate`: optimizer.params.lr, of which rates for some tensors alone (Muon's adam_lr) are multiples
+/// whatever the schedule makes of it; without it the rule's default. Throws InvalidArgument for a type that
+/// there is not, a parameter that it does not have or that is out of range, and moments that it does not keep
+/// in that dtype.
 std::unique_ptr<Optimizer> make_rule_optimizer(std::string_view type, const RuleParameters& parameters,
-                                               DataType moments = DataType::float32);
+                                               DataType moments = DataType::float32,
+                                               std::optional<double> learning_rate = std::nullopt);
 
 }  // namespace tranche

@@ -1,0 +1,17 @@
+#pragma once
+#include "tranche/core/tensor_view.h"
+#include "tranche/kernels/newton_schulz.h"
+
+namespace tranche::kernels::cpu {
+
+/// x = block / max(factor * |block|, least).
+void normalized_block(int threads, const ConstTensorView& matrix, const MatrixBlock& block, double factor,
+                      double least, float* x);
+/// block = scale * x.
+void store_block(int threads, const float* x, float scale, const TensorView& matrix,
+                 const MatrixBlock& block);
+/// out = x_factor * x + y_factor * y, of fp32; `out` may be x or y.
+void scaled_sum(int threads, float x_factor, const TensorView& x, float y_factor, const TensorView& y,
+                const TensorView& out);
+
+}  // namespace tranche::kernels::cpu

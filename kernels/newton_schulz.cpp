@@ -1,0 +1,106 @@
+#include "tranche/kernels/newton_schulz.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstddef>
+
+#include "kernels/check.h"
+#include "kernels/cpu/newton_schulz.h"
+#include "kernels/dispatch.h"
+#include "kernels/meta/newton_schulz_cost.h"
+#include "tranche/core/shape.h"
+#include "tranche/kernels/matmul.h"
+
+namespace tranche::kernels {
+
+namespace {
+
+constexpr std::string_view name = "newton_schulz";
+
+/// The fp32 matrices of the iteration, one behind the other.
+struct Scratch {
+  TensorView x, y;  ///< of the block's shape
+  TensorView a, b;  ///< square, of its smaller extent
+  std::int64_t bytes = 0;
+
+  Scratch(std::int64_t rows, std::int64_t columns, void* memory) {
+    const std::int64_t least = std::min(rows, columns);
+    const auto take = [&](Shape shape) {
+      void* const data = memory == nullptr ? nullptr : static_cast<std::byte*>(memory) + bytes;
+      bytes += round_up(shape.elements() * size_of(DataType::float32), std::int64_t{64});
+      return TensorView{data, DataType::float32, shape};
+    };
+    x = take({rows, columns});
+    y = take({rows, columns});
+    a = take({least, least});
+    b = take({least, least});
+  }
+};
+
+void scaled_sum(Stream& stream, double x_factor, const TensorView& x, double y_factor, const TensorView& y,
+                const TensorView& out) {
+  dispatch(stream, "newton_schulz_sum", meta::scaled_sum(out),
+           [threads = stream.threads(), fx = static_cast<float>(x_factor), x,
+            fy = static_cast<float>(y_factor), y, out] { cpu::scaled_sum(threads, fx, x, fy, y, out); });
+}
+
+}  // namespace
+
+void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const TensorView& matrix,
+                   const MatrixBlock& block, const Workspace& scratch) {
+  check_rank(name, "matrix", matrix.shape, 2);
+  check_floating(name, "matrix", matrix.dtype);
+  const auto within = [](std::int64_t first, std::int64_t count, std::int64_t extent) {
+    return first >= 0 && count >= 1 && count <= extent - first;
+  };
+  if (!within(block.row, block.rows, matrix.shape[0]) ||
+      !within(block.column, block.columns, matrix.shape[1])) {
+    refuse(name, "the block does not lie within `matrix`, " + matrix.shape.to_string());
+  }
+  const Scratch of(block.rows, block.columns, scratch.data);
+  if (scratch.bytes < of.bytes) {
+    refuse(name, fmt::format("the scratch has {} bytes, wanted at least {}", scratch.bytes, of.bytes));
+  }
+  dispatch(
+      stream, "newton_schulz_begin", meta::newton_schulz_begin(matrix.dtype, of.x),
+      [threads = stream.threads(), matrix, block, factor = options.norm_factor, least = options.least_norm,
+       x = of.x] { cpu::normalized_block(threads, matrix, block, factor, least, x.as<float>()); });
+  const bool wide = block.rows <= block.columns;
+  for (const auto& [a, b, c] : options.steps) {
+    matmul(stream, {.transpose_a = !wide, .transpose_b = wide}, of.x, of.x, of.a, {});
+    matmul(stream, {}, of.a, of.a, of.b, {});
+    scaled_sum(stream, b, of.a, c, of.b, of.b);
+    matmul(stream, {}, wide ? of.b : of.x, wide ? of.x : of.b, of.y, {});
+    scaled_sum(stream, a, of.x, 1, of.y, of.x);
+  }
+  dispatch(stream, "newton_schulz_end", meta::newton_schulz_end(matrix.dtype, of.x),
+           [threads = stream.threads(), matrix, block, scale = static_cast<float>(options.scale), x = of.x] {
+             cpu::store_block(threads, x.as<float>(), scale, matrix, block);
+           });
+}
+
+std::int64_t newton_schulz_scratch(std::int64_t rows, std::int64_t columns) {
+  return Scratch(rows, columns, nullptr).bytes;
+}
+
+double newton_schulz_operations(std::int64_t rows, std::int64_t columns, int steps) {
+  const auto least = static_cast<double>(std::min(rows, columns));
+  const auto most = static_cast<double>(std::max(rows, columns));
+  return steps * (4 * least * least * most + 2 * least * least * least);
+}
+
+std::string_view newton_schulz_obstacle(DeviceKind kind) {
+  switch (kind) {
+    case DeviceKind::cuda:
+      return "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or "
+             "with "
+             "AdamW or Lion";
+    case DeviceKind::cpu:
+    case DeviceKind::meta:
+      break;
+  }
+  return {};
+}
+
+}  // namespace tranche::kernels

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Writes tests/optim/golden_muon.h: steps of two small matrices by torch.optim.Muon in fp64, whose orthogonal factor is
+replaced by drawn numbers, so that momentum and update can be held to them without the error of the iterations.
+
+usage: muon_goldens.py [FILE]
+Needs torch; the file names its version.
+"""
+import pathlib
+import sys
+
+import torch
+import torch.optim._muon as muon
+
+SHAPES = [(100, 4), (25, 25)]  # of which both factors of the rate are whole numbers
+STEPS = 20
+RATE = 0.01
+
+
+def draw(seed, count):
+    """Numbers in (-1, 1) with 24 bits, from SplitMix64: the test draws the same."""
+    state, values = seed, []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & (2**64 - 1)
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+        z ^= z >> 31
+        values.append((z >> 40) * 2.0**-23 - 1.0)
+    return values
+
+
+def matrix(seed, shape, scale=1.0):
+    return torch.tensor([scale * x for x in draw(seed, shape[0] * shape[1])], dtype=torch.float64).reshape(shape)
+
+
+def factor(step, t):
+    """With five bits, so that five times it is a number of bf16."""
+    return torch.floor(matrix(500000 + 100 * step + t, SHAPES[t], 8.0)) / 8
+
+
+CASES = [
+    ("nesterov, match_rms_adamw", {"nesterov": True, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}),
+    ("plain, original", {"nesterov": False, "weight_decay": 0.0, "momentum": 0.9, "adjust_lr_fn": "original"}),
+]
+
+
+def run(options):
+    parameters = [matrix(1000 + t, shape, 0.5).requires_grad_() for t, shape in enumerate(SHAPES)]
+    optimizer = torch.optim.Muon(parameters, lr=RATE, **options)
+    calls = []
+
+    def replaced(update, *_):
+        calls.append(update.clone())
+        return factor(len(calls) // len(SHAPES) + (1 if len(calls) % len(SHAPES) else 0), (len(calls) - 1) % len(SHAPES))
+
+    muon._zeropower_via_newtonschulz = replaced
+    for step in range(1, STEPS + 1):
+        for t, parameter in enumerate(parameters):
+            parameter.grad = matrix(100000 + 100 * step + t, SHAPES[t], 2.0 ** (step % 3))
+        optimizer.step()
+    last = [u.flatten().tolist() for u in calls[-len(SHAPES):]]
+    return ([p.detach().flatten().tolist() for p in parameters],
+            [optimizer.state[p]["momentum_buffer"].flatten().tolist() for p in parameters], last)
+
+
+def numbers(values):
+    flat = [v for tensor in values for v in tensor]
+    return ["      " + " ".join(f"{v:.9e}f," for v in flat[at:at + 12]) for at in range(0, len(flat), 12)]
+
+
+def main():
+    file = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parents[1] / "tests/optim/golden_muon.h")
+    lines = [
+        "#pragma once",
+        f"/// Written by scripts/muon_goldens.py with torch {torch.__version__.split('+')[0]}.",
+        "",
+        "#include <vector>",
+        "",
+        "namespace tranche::test {",
+        "",
+        "// clang-format off",
+        "/// Of both matrices, one behind the other, after 20 steps at a rate of 0.01.",
+        "struct GoldenMuon {",
+        "  const char* name;",
+        "  std::vector<float> weights, momentum, orthogonalized;  // the last is what went to the iterations",
+        "};",
+        "inline const std::vector<GoldenMuon>& golden_muon() {",
+        "  static const std::vector<GoldenMuon> all = {",
+    ]
+    for name, options in CASES:
+        lines.append(f'    {{"{name}",')
+        for part in run(options):
+            lines += ["     {"] + numbers(part) + ["     },"]
+        lines.append("    },")
+    lines += ["  };", "  return all;", "}", "// clang-format on", "", "}  // namespace tranche::test", ""]
+    file.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
