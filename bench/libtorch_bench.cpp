@@ -1,14 +1,15 @@
-/// bench_libtorch [ROUNDS]: what a Trainer adds to a step of plain LibTorch with torch::optim::AdamW, on one
-/// rank, at 10 M and 124 M parameters, fp32. Steps of both take turns; prints medians, and the median of the
-/// ratios of neighbours.
+/// What a Trainer adds to a step of plain LibTorch with torch::optim::AdamW, on one rank, fp32. Steps of both
+/// take turns, so that the ratio of neighbours says more than either's time. bench_libtorch --help.
 #include <tranche/libtorch.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
+#include <string>
 #include <vector>
+
+#include "bench/figures.h"
+#include "bench/flags.h"
 
 namespace {
 
@@ -58,66 +59,96 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
+struct Settings {
+  std::string models = "10M,124M", stage = "3";
+  int rounds = 15, threads = 0;
+};
 
 void compare(Runtime& runtime, const Size& size, int rounds) {
   torch::manual_seed(1);
-  Model plain(size), sharded(size);
+  Model plain(size);
+  torch::manual_seed(1);
+  Model sharded(size);
   torch::optim::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions(1e-4).weight_decay(0.01));
   std::int64_t parameters = 0;
   for (const at::Tensor& p : plain->parameters()) parameters += p.numel();
   libtorch::Trainer trainer(runtime, *sharded, {.tokens_per_sample = size.tokens});
   const at::Tensor text = torch::randint(size.vocabulary, {1, size.tokens + 1});
-  const auto seconds = [](const std::function<void()>& step) {
-    const auto begin = std::chrono::steady_clock::now();
+  const auto of = [](const std::function<void()>& step) {
+    const bench::Seconds begin = bench::clocks_now();
     step();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return bench::clocks_now() - begin;
   };
-  const auto of_torch = [&] {
+  double loss_of_torch = 0, loss_of_trainer = 0;
+  const auto torch_step = [&] {
     optimizer.zero_grad();
-    (plain->loss(text) / size.tokens).backward();
+    const at::Tensor loss = plain->loss(text) / size.tokens;
+    loss.backward();
     optimizer.step();
+    loss_of_torch = loss.item<double>();
   };
-  const auto of_tranche = [&] {
-    trainer.step([&](int) { return libtorch::Loss{sharded->loss(text), size.tokens}; });
+  const auto trainer_step = [&] {
+    loss_of_trainer = trainer.step([&](int) {
+                               return libtorch::Loss{sharded->loss(text), size.tokens};
+                             })
+                          .loss;
   };
-  for (int i = 0; i < 3; ++i) of_torch(), of_tranche();
-  std::vector<double> torchs, ours, ratios;
+  for (int i = 0; i < 3; ++i) {  // the engine plans its memory in the second
+    torch_step();
+    trainer_step();
+  }
+  std::vector<double> torchs, ours, wall, processor;
   for (int i = 0; i < rounds; ++i) {
-    double a = 0, b = 0;
+    bench::Seconds a, b;
     if (i % 2 == 0) {
-      a = seconds(of_torch);
-      b = seconds(of_tranche);
+      a = of(torch_step);
+      b = of(trainer_step);
     } else {
-      b = seconds(of_tranche);
-      a = seconds(of_torch);
+      b = of(trainer_step);
+      a = of(torch_step);
     }
-    torchs.push_back(a);
-    ours.push_back(b);
-    ratios.push_back(b / a);
+    torchs.push_back(a.wall);
+    ours.push_back(b.wall);
+    wall.push_back(b.wall / a.wall);
+    processor.push_back(b.processor / a.processor);
   }
   std::printf(
-      "%-6s %6.1f M parameters, %lld tokens, %d rounds: LibTorch %.1f ms, Trainer %.1f ms, ratio %.3f\n",
-      size.name, double(parameters) / 1e6, static_cast<long long>(size.tokens), rounds, 1e3 * median(torchs),
-      1e3 * median(ours), median(ratios));
+      "model=%s parameters_m=%.1f tokens=%lld rounds=%d libtorch_ms=%.1f trainer_ms=%.1f "
+      "trainer_of_libtorch=%.3f "
+      "quartiles=%.3f..%.3f processor_trainer_of_libtorch=%.3f losses=%.6f,%.6f\n",
+      size.name, double(parameters) / 1e6, static_cast<long long>(size.tokens), rounds,
+      1e3 * bench::median(torchs), 1e3 * bench::median(ours), bench::median(wall),
+      bench::quantile(wall, 0.25), bench::quantile(wall, 0.75), bench::median(processor), loss_of_torch,
+      loss_of_trainer);
+  std::fflush(stdout);
+}
+
+void measure(const Settings& settings) {
+  Runtime runtime = Runtime::from_config(
+      R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": )" + settings.stage +
+      R"(}, "gradient_clipping": 0, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}},
+      "tranche": {"threads": )" +
+      std::to_string(settings.threads) + "}}");
+  at::set_num_threads(runtime.host_threads());
+  const std::vector<Size> sizes{
+      {"tiny", 64, 16, 2, 2, 16}, {"10M", 4096, 320, 7, 5, 256}, {"124M", 50257, 768, 12, 12, 256}};
+  for (const std::string& name : bench::comma_list(settings.models)) {
+    const auto size = std::find_if(sizes.begin(), sizes.end(), [&](const Size& s) { return s.name == name; });
+    if (size == sizes.end()) throw ConfigurationError("--model " + name + " is not one of tiny, 10M, 124M");
+    compare(runtime, *size, settings.rounds);
+  }
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 15;
-  Runtime runtime;
-  try {
-    runtime = Runtime::from_config(R"({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3},
-      "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "weight_decay": 0.01}}})");
-    at::set_num_threads(runtime.host_threads());
-    compare(runtime, {"small", 4096, 320, 7, 5, 256}, 3 * rounds);
-    compare(runtime, {"gpt2", 50257, 768, 12, 12, 256}, rounds);
-    return 0;
-  } catch (...) {
-    return runtime.fail(std::current_exception());
-  }
+  return bench::run_program("bench_libtorch", [&] {
+    Settings settings;
+    bench::parse_flags(
+        argc, argv,
+        {bench::text_flag("--model", settings.models),
+         bench::choice_flag("--stage", settings.stage, {"0", "1", "2", "3"}),
+         bench::number_flag("--rounds", settings.rounds), bench::number_flag("--threads", settings.threads)});
+    measure(settings);
+  });
 }

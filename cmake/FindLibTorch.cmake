@@ -3,6 +3,8 @@
 # CMake or of the environment), Torch_DIR (its share/cmake/Torch) or Torch_ROOT say, then in CMAKE_PREFIX_PATH and the system. Torch's own
 # package file is not read: that of a CUDA wheel is a fatal error without a CUDA toolkit. What is found and is of no use is
 # named in LibTorch_reason: older than 2.1, or built for the C++ ABI of before GCC 5.
+# The libraries are linked as flags: CMake would warn that the wheel's folder hides the system's libgomp, and a program has to have
+# one OpenMP, the wheel's, where both have the same name.
 set(LibTorch_reason "no LibTorch was found: -DTRANCHE_TORCH=FOLDER says where one lies, the folder torch of a wheel of PyPI or an \
 unpacked libtorch")
 set(LibTorch_usable TRUE)
@@ -45,7 +47,8 @@ if(LibTorch_API_DIR)
     mark_as_advanced(LibTorch_${name}_LIBRARY)
   endforeach()
   if(LibTorch_c10_LIBRARY)
-    file(STRINGS ${LibTorch_c10_LIBRARY} LibTorch_cxx11 REGEX "__cxx11" LIMIT_COUNT 1)
+    # A function of c10's own: libraries of the old ABI too have symbols of the new one, out of the C++ library.
+    file(STRINGS ${LibTorch_c10_LIBRARY} LibTorch_cxx11 REGEX "_ZN3c10[A-Za-z0-9_]*St7__cxx11" LIMIT_COUNT 1)
   endif()
   if(NOT LibTorch_VERSION OR LibTorch_VERSION VERSION_LESS 2.1)
     set(LibTorch_usable FALSE)
@@ -56,7 +59,7 @@ if(LibTorch_API_DIR)
   elseif(NOT LibTorch_cxx11)
     set(LibTorch_usable FALSE)
     set(LibTorch_reason "the LibTorch ${LibTorch_VERSION} in ${LibTorch_root} is built for the C++ ABI of before GCC 5, as wheels \
-up to 2.5 are: take a later wheel, or the download 'cxx11 ABI'")
+of PyPI up to 2.6 are: take a later wheel, or the download 'cxx11 ABI'")
   endif()
 else()
   set(LibTorch_usable FALSE)
@@ -74,10 +77,11 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
     message(STATUS "LibTorch brings an OpenMP of its own (${LibTorch_openmp}): two in one process share no threads, so give each "
                    "half of the cores (OMP_NUM_THREADS)")
   endif()
+  get_filename_component(LibTorch_lib ${LibTorch_torch_cpu_LIBRARY} DIRECTORY)
   add_library(LibTorch::torch INTERFACE IMPORTED GLOBAL)
   set_target_properties(LibTorch::torch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_API_DIR}"
-    INTERFACE_LINK_LIBRARIES "${LibTorch_torch_cpu_LIBRARY};${LibTorch_c10_LIBRARY}")
+    INTERFACE_LINK_LIBRARIES "-Wl,${LibTorch_torch_cpu_LIBRARY},${LibTorch_c10_LIBRARY},-rpath,${LibTorch_lib}")
   # The CUDA parts: where the wheel has them, and CUDA's own headers are beside it or in a toolkit.
   find_library(LibTorch_c10_cuda_LIBRARY NAMES c10_cuda HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
   find_library(LibTorch_torch_cuda_LIBRARY NAMES torch_cuda HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
@@ -93,6 +97,6 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
       INTERFACE_COMPILE_DEFINITIONS TRANCHE_LIBTORCH_CUDA
       INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_cuda_INCLUDE_DIR}"
       INTERFACE_LINK_LIBRARIES
-      "LibTorch::torch;-Wl,--no-as-needed,${LibTorch_torch_cuda_LIBRARY},--as-needed;${LibTorch_c10_cuda_LIBRARY}")
+      "LibTorch::torch;-Wl,--no-as-needed,${LibTorch_torch_cuda_LIBRARY},--as-needed,${LibTorch_c10_cuda_LIBRARY}")
   endif()
 endif()

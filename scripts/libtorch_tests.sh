@@ -7,6 +7,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -eq 1 ] && [ -d "$1" ] || { sed -n '2,6s/^# \?//p' "$0" >&2; exit 2; }
-cmake --preset ci -B build/libtorch -DTRANCHE_CUDA=OFF -DTRANCHE_BENCHES=OFF -DTRANCHE_WERROR=ON -DTRANCHE_LIBTORCH=ON -DTRANCHE_TORCH="$(realpath "$1")"
+cmake --preset ci -B build/libtorch -DTRANCHE_CUDA=OFF -DTRANCHE_WERROR=ON -DTRANCHE_LIBTORCH=ON -DTRANCHE_TORCH="$(realpath "$1")"
 cmake --build build/libtorch --target libtorch_tests --parallel "$(nproc)" -- --quiet
 ctest --test-dir build/libtorch -L '^libtorch$' --output-on-failure

@@ -1,5 +1,5 @@
 #pragma once
-/// Three networks as users of LibTorch write them, each with data of its own, for the tests of the adapter.
+/// Networks as users of LibTorch write them, each with data of its own, for the tests of the adapter.
 
 #include <tranche/libtorch.h>
 
@@ -100,7 +100,7 @@ inline lt::Loss loss_of(Convolutions& model, std::int64_t first, std::int64_t co
 }
 
 /// Chooses one of two layers by the sample, so that ranks leave different parameters unused; one is used by
-/// none, and one is frozen.
+/// none, one is frozen, and one unit is not called.
 struct ChoosingImpl : torch::nn::Module {
   struct EitherImpl : torch::nn::Module {
     EitherImpl() {
@@ -117,7 +117,11 @@ struct ChoosingImpl : torch::nn::Module {
   };
   TORCH_MODULE(Either);
   ChoosingImpl()
-      : in(this, "in", 6, 6), either(this, "either"), extra(this, "extra", 6, 6), out(this, "out", 6, 1) {}
+      : in(this, "in", 6, 6),
+        either(this, "either"),
+        extra(this, "extra", 6, 6),
+        idle(this, "idle", 3, 2),
+        out(this, "out", 6, 1) {}
   explicit ChoosingImpl(double) : ChoosingImpl() {}
   at::Tensor forward(const at::Tensor& x, bool is_even) {
     const at::Tensor y = either(torch::relu(in(x)), is_even);
@@ -126,15 +130,44 @@ struct ChoosingImpl : torch::nn::Module {
   }
   lt::Unit<torch::nn::Linear> in;
   lt::Unit<Either> either;
-  lt::Unit<torch::nn::Linear> extra, out;
+  lt::Unit<torch::nn::Linear> extra, idle, out;
 };
 TORCH_MODULE(Choosing);
 
 inline lt::Loss loss_of(Choosing& model, std::int64_t first, std::int64_t count) {
   const at::Tensor at = torch::arange(count * 6).view({count, 6}) + first * 6;
   const at::Tensor x = torch::sin(at.to(torch::kFloat) * 0.71f);
-  const at::Tensor wrong = model->forward(x, first / count % 2 == 0) - x.sum(1, true);
-  return {(wrong * wrong).sum(), count};
+  const at::Tensor wrong = model->forward(x, first / count % 2 == 0) - 0.2 * x.sum(1, true);
+  return {0.25 * (wrong * wrong).sum(), count};
+}
+
+/// Units inside units: the inner one is called twice in the outer one's forward.
+struct NestedImpl : torch::nn::Module {
+  struct OuterImpl : torch::nn::Module {
+    OuterImpl() : inner(this, "inner", 8, 8) {
+      before = register_module("before", torch::nn::Linear(8, 8));
+      after = register_module("after", torch::nn::Linear(8, 8));
+    }
+    at::Tensor forward(const at::Tensor& x) {
+      return after(torch::tanh(inner(torch::tanh(inner(before(x))))));
+    }
+    lt::Unit<torch::nn::Linear> inner;
+    torch::nn::Linear before{nullptr}, after{nullptr};
+  };
+  TORCH_MODULE(Outer);
+  NestedImpl() : outers(this, "outers", 2), out(this, "out", 8, 1) {}
+  explicit NestedImpl(double) : NestedImpl() {}
+  at::Tensor forward(const at::Tensor& x) { return out(outers(x)); }
+  lt::Units<Outer> outers;
+  lt::Unit<torch::nn::Linear> out;
+};
+TORCH_MODULE(Nested);
+
+inline lt::Loss loss_of(Nested& model, std::int64_t first, std::int64_t count) {
+  const at::Tensor at = torch::arange(count * 8).view({count, 8}) + first * 8;
+  const at::Tensor x = torch::sin(at.to(torch::kFloat) * 0.53f);
+  const at::Tensor wrong = model->forward(x) - 0.2 * x.sum(1, true);
+  return {0.25 * (wrong * wrong).sum(), count};
 }
 
 /// A run of one of them.
@@ -149,6 +182,7 @@ struct Trial {
   double clipping = 0;
   int accumulation = 2;
   bool poison = true;
+  std::string reduction = "micro_batch";
 
   std::string json() const {
     return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
@@ -156,9 +190,9 @@ struct Trial {
            R"(, "optimizer": {"type": )" + optimizer + "}" +
            (precision.empty() ? "" : ", \"" + precision + "\": {\"enabled\": true}") +
            R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + zero +
-           R"(}, "tranche": {"reduction": "micro_batch", "communication_timeout": 30, "threads": 1, "depth": )" +
-           std::to_string(depth) + tranche + R"(, "debug": {"poison_memory": )" +
-           (poison ? "true" : "false") + "}}}";
+           R"(}, "tranche": {"reduction": ")" + reduction +
+           R"(", "communication_timeout": 30, "threads": 1, "depth": )" + std::to_string(depth) + tranche +
+           R"(, "debug": {"poison_memory": )" + (poison ? "true" : "false") + "}}}";
   }
 };
 

@@ -1,7 +1,7 @@
 /// libtorch_throwing WHERE CAUGHT: a run of the adapter in which rank 1 throws in its second step.
 ///   WHERE   forward: in a unit; hook: in a hook of autograd's on a gradient; backward: in a node;
-///   recomputation: in a
-///           unit that backward runs again
+///           recomputation: in a unit that backward runs again; memory: a torch operator in backward asks for
+///           more than the limit, in any number of ranks
 ///   CAUGHT  inside the trainer's lifetime, outside of it (the runtime lives), or both
 /// Prints what tests/engine/check_throwing.py reads.
 
@@ -26,6 +26,15 @@ void throw_now() {
   throw std::runtime_error("file 7 of rank 1 has no tokens");
 }
 
+/// Asks torch for more than the limit in backward.
+struct Hungry : torch::autograd::Function<Hungry> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0] * torch::ones({std::int64_t{1} << 26}).sum()};
+  }
+};
+
 struct Throwing : torch::autograd::Function<Throwing> {
   static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) { return x.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -43,6 +52,7 @@ struct StageImpl : torch::nn::Module {
     if (way.where == "forward") throw_now();
     if (way.where == "recomputation" && at::GradMode::is_enabled()) throw_now();
     if (way.where == "backward") return Throwing::apply(y);
+    if (way.where == "memory") return Hungry::apply(y);
     if (way.where == "hook" && y.requires_grad()) y.register_hook([](const at::Tensor&) { throw_now(); });
     return torch::tanh(y);
   }
@@ -59,7 +69,8 @@ void train(lt::Trainer& trainer, NetImpl& net, Way& way) {
     trainer.step([&](int) {
       at::Tensor x = torch::ones({2, 16});
       for (std::size_t i = 0; i < net.stages.size(); ++i) {
-        way.now = i == 2 && step == 1 && trainer.engine().runtime().rank() == 1;
+        way.now =
+            i == 2 && step == 1 && trainer.engine().runtime().rank() == trainer.engine().runtime().size() / 2;
         x = net.stages[i](x, way);
       }
       return lt::Loss{x.sum(), 2};
@@ -103,7 +114,8 @@ int main(int argc, char** argv) {
   try {
     runtime = Runtime::from_config(
         R"({"train_micro_batch_size_per_gpu": 2, "gradient_clipping": 1.0, "optimizer": {"type": "SGD"},
-        "zero_optimization": {"stage": 3}, "tranche": {"communication_timeout": 60, "threads": 1}})");
+        "zero_optimization": {"stage": 3}, "tranche": {"communication_timeout": 60, "threads": 1, "device_memory": "64MiB"}})");
+    const auto account = libtorch::account_memory(runtime);
     status = test::run(runtime, way);
   } catch (...) {
     status = runtime.fail(std::current_exception());

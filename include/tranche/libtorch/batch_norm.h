@@ -17,7 +17,7 @@ inline at::Tensor sum_over_ranks(Runtime& runtime, const at::Tensor& values) {
   const at::Tensor mine = values.to(at::kCPU, at::kDouble).contiguous().clone();
   runtime.all()
       .all_reduce(mine.data_ptr(), mine.numel(), DataType::float64, ReduceOperation::sum,
-                  OperationLabel{"batch norm", "statistics", Traffic::control})
+                  OperationLabel{"batch norm", "statistics", Traffic::control, Tier::host})
       .wait();
   return mine.to(values.device());
 }

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,30 +33,54 @@ class EvaluationMode {
   std::vector<std::pair<torch::nn::Module*, bool>> were_;
 };
 
-inline const char* const generator_array = "torch/generator";
+inline void broadcast_from_rank_0(Runtime& runtime, const TensorView& values, std::string_view name,
+                                  std::string_view phase) {
+  if (values.elements() == 0) return;
+  runtime.all()
+      .broadcast(values.data, values.bytes(), DataType::uint8, 0, {},
+                 OperationLabel{name, phase, Traffic::control, Tier::host})
+      .wait();
+}
+
+/// Collective. Rank 0's buffers on all ranks.
+inline void broadcast_buffers(Runtime& runtime, const torch::nn::Module& model) {
+  const at::NoGradGuard no_grad;
+  for (const auto& item : model.named_buffers()) {
+    if (!item.value().defined()) continue;
+    const at::Tensor values = item.value().detach().to(at::kCPU).contiguous();
+    broadcast_from_rank_0(runtime, view_of(values, item.key()), item.key(), "buffers");
+    if (!values.is_alias_of(item.value())) item.value().detach().copy_(values);
+  }
+}
+
+/// Torch's generators of random numbers that a module on `device` may use, with the names of their states.
+inline std::vector<std::pair<std::string, at::Generator>> generators(at::Device device) {
+  std::vector<std::pair<std::string, at::Generator>> all{
+      {"torch/generator", at::detail::getDefaultCPUGenerator()}};
+  if (!device.is_cpu()) {
+    all.emplace_back("torch/generator of the device", at::globalContext().defaultGenerator(device));
+  }
+  return all;
+}
 
 /// Copies of a module's buffers, each as this rank's own array and as rank 0's, which other numbers of ranks
 /// load; and the state of torch's generator. Collective.
 class SavedBuffers {
  public:
-  SavedBuffers(Runtime& runtime, const torch::nn::Module& model) {
+  SavedBuffers(Runtime& runtime, const torch::nn::Module& model, at::Device device) {
     for (const auto& item : model.named_buffers()) {
       if (!item.value().defined()) continue;
       const at::Tensor mine = item.value().detach().to(at::kCPU).contiguous().clone();
       const at::Tensor first = mine.clone();
       const TensorView whole = view_of(first, item.key());
-      if (whole.elements() > 0) {
-        runtime.all()
-            .broadcast(whole.data, whole.bytes(), DataType::uint8, 0, {},
-                       OperationLabel{item.key(), "save", Traffic::control, Tier::host})
-            .wait();
-      }
+      broadcast_from_rank_0(runtime, whole, item.key(), "save");
       keep(SavedArray::of_rank("torch/buffers/" + item.key(), view_of(mine, item.key())), mine);
       keep(SavedArray::whole("torch/buffers of rank 0/" + item.key(), whole), first);
     }
-    at::Generator generator = at::detail::getDefaultCPUGenerator();
-    const at::Tensor state = generator.get_state();
-    keep(SavedArray::of_rank(generator_array, view_of(state, generator_array)), state);
+    for (auto& [name, generator] : generators(device)) {
+      const at::Tensor state = generator.get_state();
+      keep(SavedArray::of_rank(name, view_of(state, name)), state);
+    }
   }
   std::vector<SavedArray>& arrays() { return arrays_; }
 
@@ -69,8 +94,8 @@ class SavedBuffers {
 };
 
 /// Collective. Throws CheckpointError for a buffer that the checkpoint does not have in this shape and dtype.
-inline void load_buffers(Engine& engine, const torch::nn::Module& model, const LoadResult& loaded,
-                         bool random_state) {
+inline void load_buffers(Engine& engine, const torch::nn::Module& model, at::Device device,
+                         const LoadResult& loaded, bool random_state) {
   const bool own = loaded.world == engine.runtime().size();
   const auto find = [&](const std::string& name) -> const ArrayInfo* {
     for (const ArrayInfo& array : loaded.arrays) {
@@ -96,15 +121,18 @@ inline void load_buffers(Engine& engine, const torch::nn::Module& model, const L
     targets.push_back({name, view});
     read.emplace_back(item.value(), values);
   }
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  at::Tensor state = generator.get_state();
-  const ArrayInfo* saved = find(generator_array);
-  random_state = random_state && own && saved != nullptr && saved->shape == shape_of(state);
-  if (random_state) targets.push_back({generator_array, view_of(state, generator_array)});
+  std::vector<std::pair<at::Generator, at::Tensor>> states;
+  for (auto& [name, generator] : generators(device)) {
+    const at::Tensor state = generator.get_state();
+    const ArrayInfo* saved = find(name);
+    if (!random_state || !own || saved == nullptr || saved->shape != shape_of(state)) continue;
+    targets.push_back({name, view_of(state, name)});
+    states.emplace_back(generator, state);
+  }
   engine.load_arrays(loaded.folder, targets);
   const at::NoGradGuard no_grad;
   for (auto& [buffer, values] : read) buffer.detach().copy_(values);
-  if (random_state) generator.set_state(state);
+  for (auto& [generator, state] : states) generator.set_state(state);
 }
 
 }  // namespace tranche::libtorch::detail

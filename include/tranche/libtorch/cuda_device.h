@@ -8,7 +8,10 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "tranche/device/cuda_interop.h"
+#include "tranche/libtorch/cuda_memory.h"
 #endif
+
+#include <optional>
 
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -39,6 +42,7 @@ class StreamScope {
   explicit StreamScope([[maybe_unused]] Engine& engine) {
 #ifdef TRANCHE_LIBTORCH_CUDA
     if (engine.device().kind() != DeviceKind::cuda) return;
+    limit_cuda_memory(engine);
     void* handle = engine.compute_stream().native_handle();
     stream_.emplace(c10::cuda::getStreamFromExternal(
         static_cast<cudaStream_t>(handle), static_cast<c10::DeviceIndex>(cuda_ordinal(engine.device()))));

@@ -22,7 +22,7 @@ inline void on_rank_0(Runtime& runtime, const std::string& path, const std::stri
   std::int64_t failed = failure.empty() ? 0 : 1;
   runtime.all()
       .all_reduce(&failed, 1, DataType::int64, ReduceOperation::sum,
-                  OperationLabel{"export", "save", Traffic::control})
+                  OperationLabel{"export", "save", Traffic::control, Tier::host})
       .wait();
   if (failed == 0) return;
   throw IoError("cannot write " + path + ": " + (failure.empty() ? "rank 0 failed to" : failure), 0);

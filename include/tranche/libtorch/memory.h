@@ -1,8 +1,9 @@
 #pragma once
-/// Torch's memory of the CPU in Tranche's ledger and under tranche.device_memory.
+/// Torch's memory in Tranche's ledger and under its limits.
 
 #include <c10/core/CPUAllocator.h>
 
+#include <memory>
 #include <mutex>
 #include <new>
 #include <unordered_map>
@@ -11,6 +12,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/engine/runtime.h"
+#include "tranche/libtorch/cuda_memory.h"
 
 namespace tranche::libtorch {
 
@@ -103,9 +105,13 @@ class LedgerAllocator final : public c10::Allocator {
 }  // namespace detail
 
 /// While it lives, every CPU tensor that torch makes takes its memory from the runtime: it is in the ledger
-/// as activations "torch" and counts against tranche.device_memory. What the limit refuses is an OutOfMemory
-/// of the torch operator that asked, through autograd too. Of a process, as torch's allocator is. It ends
-/// before the runtime and after every tensor made in it: memory of tensors that outlive it is never freed.
+/// as activations "torch", of the device where that is the CPU, else of the host, and counts against
+/// tranche.device_memory or host_memory. What the limit refuses is an OutOfMemory of the torch operator that
+/// asked, through autograd too. On a GPU what torch's caching allocator takes of it is in the ledger, the
+/// Trainer holds that to tranche.device_memory, and its refusals are OutOfMemory with the ledger's table.
+///
+/// Of a process, as torch's allocators are. It ends before the runtime and after every tensor made in it:
+/// memory of tensors that outlive it is never freed.
 class MemoryAccount {
  public:
   explicit MemoryAccount(Runtime& runtime, std::int64_t cache_bytes = std::int64_t{32} << 20)
@@ -113,8 +119,10 @@ class MemoryAccount {
     if (dynamic_cast<detail::LedgerAllocator*>(before_) != nullptr) {
       throw LogicError("torch's memory is accounted for another runtime of this process already");
     }
-    allocator_ = new detail::LedgerAllocator(runtime.memory(Tier::device), cache_bytes);
+    const bool gpu = runtime.device().kind() == DeviceKind::cuda;
+    allocator_ = new detail::LedgerAllocator(runtime.memory(gpu ? Tier::host : Tier::device), cache_bytes);
     c10::SetCPUAllocator(allocator_, priority);
+    if (gpu) gpu_ = std::make_unique<detail::CudaAccount>(runtime);
   }
   ~MemoryAccount() {
     if (allocator_ == nullptr) return;
@@ -122,7 +130,9 @@ class MemoryAccount {
     if (allocator_->detach()) delete allocator_;  // else tensors still lead to it
   }
   MemoryAccount(MemoryAccount&& other) noexcept
-      : before_(other.before_), allocator_(std::exchange(other.allocator_, nullptr)) {}
+      : before_(other.before_),
+        allocator_(std::exchange(other.allocator_, nullptr)),
+        gpu_(std::move(other.gpu_)) {}
   MemoryAccount& operator=(MemoryAccount&&) = delete;
   MemoryAccount(const MemoryAccount&) = delete;
   MemoryAccount& operator=(const MemoryAccount&) = delete;
@@ -131,6 +141,7 @@ class MemoryAccount {
   static constexpr std::uint8_t priority = 1;  ///< above that of torch's own
   c10::Allocator* before_;
   detail::LedgerAllocator* allocator_ = nullptr;
+  std::unique_ptr<detail::CudaAccount> gpu_;
 };
 
 /// `cache_bytes`: of freed memory kept for requests of the same size, in the ledger all the while, and let go

@@ -15,31 +15,9 @@
 #include "tranche/libtorch/cuda_device.h"
 #include "tranche/libtorch/export.h"
 #include "tranche/libtorch/model.h"
+#include "tranche/libtorch/options.h"
 
 namespace tranche::libtorch {
-
-/// The loss of a micro-batch.
-struct Loss {
-  at::Tensor sum;           ///< of one element: the sum of the losses of tokens (samples, pixels ...)
-  std::int64_t tokens = 0;  ///< how many were added
-
-  /// Of a loss that is a mean over `count` of them, as torch's loss functions give it.
-  static Loss of_mean(const at::Tensor& mean, std::int64_t count) {
-    return {mean.to(at::kFloat) * static_cast<double>(count), count};
-  }
-};
-
-struct TrainerOptions {
-  /// See ModelSpec: tokens in one sample, for the loss gradient's scale.
-  std::int64_t tokens_per_sample = 1;
-  /// Units whose forward runs again in backward, in place of keeping what it computed: names, with '*' for
-  /// any text ("layers.*"). Those of Units<> too where the configuration asks for activation_checkpointing.
-  std::vector<std::string> recompute = {};
-  double flops_per_token = 0;  ///< for reports
-  /// In place of runtime.config(), which a Runtime that was not made by from_config() has not.
-  std::optional<Config> config = std::nullopt;
-  EngineOptions engine = {};
-};
 
 /// While it lives the parameters' memory is its engine's, and they have values in calls of their units alone.
 /// The Runtime and the module outlive it; afterwards the module's parameters have no memory. What step(),
@@ -69,10 +47,11 @@ class Trainer {
       : runtime_(runtime),
         model_(model),
         device_(detail::torch_device(runtime.device())),
+        broadcast_buffers_(options.broadcast_buffers),
         units_(model, pass_, options.recompute,
                (options.config ? *options.config : runtime.config()).activation_checkpointing) {
     Config config = options.config ? *options.config : runtime.config();
-    check(config);
+    detail::check(config);
     at::set_num_threads(runtime.host_threads());
     pass_.anchor = at::zeros({}, at::TensorOptions().device(device_)).requires_grad_();
     ModelSpec spec = units_.spec(config.frozen);
@@ -99,6 +78,7 @@ class Trainer {
   StepResult step(Forward&& forward) {
     return guarded([&] {
       const detail::StreamScope stream(*engine_);
+      share_buffers();
       const std::int64_t count = engine_->config().accumulation_steps;
       for (std::int64_t m = 0; m < count; ++m) {
         begin_micro_batch();
@@ -119,6 +99,7 @@ class Trainer {
       const detail::StreamScope stream(*engine_);
       const detail::EvaluationMode mode(model_);
       const at::NoGradGuard no_grad;
+      share_buffers();
       engine_->begin_evaluation();
       for (std::int64_t m = 0; m < micro_batches; ++m) {
         engine_->begin_micro_batch();
@@ -141,7 +122,7 @@ class Trainer {
 
   /// Engine::save() with the module's buffers and torch's random state, each rank's own, beside the state.
   std::string save(const std::string& directory, SaveOptions options = {}) {
-    detail::SavedBuffers buffers(runtime_, model_);
+    detail::SavedBuffers buffers(runtime_, model_, device_);
     for (SavedArray& array : buffers.arrays()) options.arrays.push_back(std::move(array));
     return engine_->save(directory, options);
   }
@@ -149,7 +130,7 @@ class Trainer {
   /// buffers, and keep the random state that they have.
   LoadResult load(const std::string& path, const LoadOptions& options = {}) {
     LoadResult result = engine_->load(path, options);
-    detail::load_buffers(*engine_, model_, result, !options.weights_only);
+    detail::load_buffers(*engine_, model_, device_, result, !options.weights_only);
     for (detail::UnitState& unit : units_.all()) unit.weights_changed();
     return result;
   }
@@ -164,18 +145,9 @@ class Trainer {
   void export_torch(const std::string& path) { detail::write_archive(*engine_, model_, units_.all(), path); }
 
  private:
-  /// Refuses settings that the library's own models honour and the adapter cannot.
-  static void check(const Config& config) {
-    const std::string cannot = ": Tranche's own models honour it, modules of LibTorch cannot; leave it out";
-    if (config.offload.activations) {
-      throw ConfigurationError("activation_checkpointing.cpu_checkpointing" + cannot);
-    }
-    if (config.checkpoint_every != 1) {
-      throw ConfigurationError("tranche.checkpoint_every" + cannot);
-    }
-    if (config.vocabulary_chunk != 0) throw ConfigurationError("tranche.vocabulary_chunk" + cannot);
+  void share_buffers() {
+    if (broadcast_buffers_) detail::broadcast_buffers(runtime_, model_);
   }
-
   void begin_micro_batch() {
     engine_->begin_micro_batch();
     pass_.marks.clear();
@@ -183,7 +155,7 @@ class Trainer {
     for (detail::UnitState& unit : units_.all()) unit.begin_micro_batch();
   }
   void backward(const Loss& loss) {
-    check(loss);
+    detail::check(loss);
     if (!loss.sum.requires_grad()) {
       throw InvalidArgument(
           "the loss of a micro-batch wants no gradient: it was computed without a graph "
@@ -198,23 +170,19 @@ class Trainer {
       if (!unit->parameters().empty()) unit->finish();
     }
   }
-  static void check(const Loss& loss) {
-    if (loss.sum.defined() && loss.sum.numel() == 1) return;
-    throw InvalidArgument("the loss of a micro-batch has " +
-                          std::to_string(loss.sum.defined() ? loss.sum.numel() : 0) +
-                          " elements; it is one, the sum over its tokens");
-  }
   void end_micro_batch(const Loss& loss) {
-    check(loss);
+    detail::check(loss);
     const at::NoGradGuard no_grad;
     const at::Tensor sum = loss.sum.detach().to(device_, at::kDouble).contiguous();
     const at::Tensor tokens = at::full({}, loss.tokens, at::TensorOptions().dtype(at::kLong).device(device_));
     engine_->end_micro_batch({sum.data_ptr(), DataType::float64, {}},
                              {tokens.data_ptr(), DataType::int64, {}});
   }
+
   Runtime& runtime_;
   torch::nn::Module& model_;
   at::Device device_;
+  bool broadcast_buffers_;
   detail::Pass pass_;
   std::optional<Engine> engine_;  ///< outlives the handles that units hold
   detail::ModelUnits units_;

@@ -121,6 +121,7 @@ class UnitState {
   /// After an error that the engine knows of.
   void drop() noexcept {
     while (holders_ > 0) release();
+    sums_.clear();
     gradients_.reset();
   }
 
@@ -173,19 +174,31 @@ class UnitState {
       throw LogicError("a gradient of " + name + " came after those of its unit " + path_ +
                        " were reduced: use it only inside calls of the unit");
     }
+    parameter.mutable_grad().reset();
+    if (expected_ <= 1) return add(index, gradient);
+    // A recomputed unit hands over a gradient for each of its calls, a kept one their sum, which autograd
+    // makes: so that both have the same bits, these are summed likewise before the engine adds.
+    if (sums_.empty()) sums_.resize(parameters_.size());
+    at::Tensor& sum = sums_[std::size_t(index)];
+    sum = sum.defined() ? sum + gradient : gradient;
+  }
+  void add(int index, const at::Tensor& gradient) {
     if (!gradients_) gradients_.emplace(pass_.engine->gradients(id_));
     const GradientTarget target = gradients_->target(index);
-    at::Tensor slot = at::from_blob(target.view.data, parameter.sizes(),
-                                    at::TensorOptions().dtype(at::kFloat).device(parameter.device()));
+    at::Tensor slot = at::from_blob(target.view.data, gradient.sizes(),
+                                    at::TensorOptions().dtype(at::kFloat).device(gradient.device()));
     if (target.accumulate) {
       slot.add_(gradient);
     } else {
       slot.copy_(gradient);
     }
-    parameter.mutable_grad().reset();
   }
   void submit() {
     submitted_ = true;
+    for (std::size_t i = 0; i < sums_.size(); ++i) {
+      if (sums_[i].defined()) add(static_cast<int>(i), sums_[i]);
+    }
+    sums_.clear();
     if (!gradients_) return pass_.engine->skip_gradients(id_);
     UnitGradients mine = std::move(*gradients_);
     gradients_.reset();
@@ -201,7 +214,8 @@ class UnitState {
   int holders_ = 0;
   GatheredUnit held_ = {};
   std::optional<UnitGradients> gradients_ = {};
-  int expected_ = 0, ended_ = 0;  ///< calls that backward comes through
+  std::vector<at::Tensor> sums_ = {};  ///< of the gradients of a unit's several calls; by parameter
+  int expected_ = 0, ended_ = 0;       ///< calls that backward comes through
   bool submitted_ = false;
 };
 

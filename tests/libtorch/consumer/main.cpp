@@ -10,8 +10,7 @@ struct NetImpl : torch::nn::Module {
   libtorch::Unit<torch::nn::Linear> out{this, "out", 64, 1};
   at::Tensor forward(at::Tensor x) {
     x = torch::tanh(in(x));
-    for (const auto& layer : hidden) x = torch::tanh(layer(x));
-    return out(x);
+    return out(torch::tanh(hidden(x)));
   }
 };
 TORCH_MODULE(Net);
@@ -33,9 +32,8 @@ int main() {
         return libtorch::Loss{torch::mse_loss(net->forward(x), x.prod(1, true), at::Reduction::Sum), 64};
       });
     }
-    if (runtime.rank() == 0)
-      std::printf("ranks %d learned: %s\n", runtime.size(), result.loss < 0.5 ? "yes" : "no");
-    return 0;
+    std::printf("rank %d of %d learned: %s\n", runtime.rank(), runtime.size(),
+                result.loss < 0.5 ? "yes" : "no");
   } catch (...) {
     return runtime.fail(std::current_exception());
   }

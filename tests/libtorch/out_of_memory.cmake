@@ -1,0 +1,17 @@
+# cmake -DRUN=run_mpi.sh -DRANKS=N -DPROGRAM=libtorch_throwing -P out_of_memory.cmake
+execute_process(COMMAND ${RUN} ${RANKS} ${PROGRAM} memory inside RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
+if(NOT status EQUAL 3)
+  message(FATAL_ERROR "status ${status}, wanted 3, from:\n${output}")
+endif()
+math(EXPR last "${RANKS} - 1")
+foreach(rank RANGE ${last})
+  if(NOT output MATCHES "rank ${rank} ends with 3")
+    message(FATAL_ERROR "rank ${rank} did not end with 3:\n${output}")
+  endif()
+endforeach()
+# Who asked, in which unit's backward, and the table below it.
+if(NOT output MATCHES "backward of stages.2: 'torch' .activations. asks for 256.00 MiB" OR
+   NOT output MATCHES "workspace +[0-9.]+ MiB")
+  message(FATAL_ERROR "the text has no cause or no table:\n${output}")
+endif()
+message("${output}")

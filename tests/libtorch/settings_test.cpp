@@ -1,0 +1,170 @@
+// Each setting of the configuration that a module of LibTorch can have, with the bits of stage 0 where it is
+// to have them.
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "rank.h"
+
+namespace tranche::test {
+namespace {
+
+TEST(LibTorchSettings, EveryOptimizerHasTheSameBitsAtEveryStageAndTier) {
+  const std::string host = R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})";
+  for (const char* rule : {"AdamW", "Adam", "Adagrad", "LARS", "Lamb", "Lion", "RMSprop", "SGD"}) {
+    const std::string optimizer = "\"" + std::string(rule) + R"(", "params": {"lr": 0.002})";
+    const std::string first = digest_after<Gpt>({.stage = 0, .optimizer = optimizer}, 3, 0.1);
+    EXPECT_EQ(digest_after<Gpt>({.stage = 2, .optimizer = optimizer}, 3, 0.1), first) << rule;
+    EXPECT_EQ(
+        digest_after<Gpt>({.stage = 3, .recompute = true, .optimizer = optimizer, .zero = host}, 3, 0.1),
+        first)
+        << rule;
+  }
+}
+
+TEST(LibTorchSettings, StateOnDiskHasTheSameBits) {
+  const std::string disk =
+      R"({"device": "nvme", "nvme_path": ")" + std::filesystem::temp_directory_path().string() + "\"}";
+  const std::string first = digest_after<Gpt>({.stage = 0}, 3, 0.1);
+  EXPECT_EQ(digest_after<Gpt>({.stage = 1, .zero = ", \"offload_optimizer\": " + disk}, 3, 0.1), first);
+  for (const bool recompute : {false, true}) {
+    EXPECT_EQ(digest_after<Gpt>({.stage = 3,
+                                 .recompute = recompute,
+                                 .zero = ", \"offload_optimizer\": " + disk + ", \"offload_param\": " + disk},
+                                3, 0.1),
+              first);
+  }
+}
+
+TEST(LibTorchSettings, ClippingAndFp16HaveTheSameBits) {
+  for (const char* precision : {"", "bf16", "fp16"}) {
+    const auto at = [&](int stage, bool recompute) {
+      return digest_after<Gpt>(
+          {.stage = stage, .recompute = recompute, .precision = precision, .clipping = 0.05}, 4, 0.1);
+    };
+    const std::string first = at(0, false);
+    EXPECT_EQ(at(1, true), first) << precision;
+    EXPECT_EQ(at(2, false), first) << precision;
+    EXPECT_EQ(at(3, true), first) << precision;
+  }
+}
+
+/// At every stage a step of which one rank's gradient is not finite changes nothing, and halves the scale.
+TEST(LibTorchSettings, LossScalingSkipsAStepThatOverflows) {
+  for (const int stage : {0, 3}) {
+    Rank<Gpt> rank({.stage = stage, .recompute = stage == 3, .precision = "fp16"}, all_ranks(),
+                   world().size(), seeded<Gpt>());
+    double scale = 0;
+    for (int step = 0; step < 4; ++step) scale = rank.step(step).loss_scale;  // past the first overflows
+    ASSERT_TRUE(rank.step(4).applied);
+    const std::string before = text_of(rank.trainer.engine().state_digest());
+    for (int overflow = 0; overflow < 2; ++overflow) {  // of which the default patience forgives one
+      const StepResult skipped = rank.trainer.step([&](int m) {
+        lt::Loss loss = loss_of(rank.net, 2 * rank.runtime.rank(), 2);
+        if (m == 1 && rank.runtime.rank() == rank.runtime.size() - 1)
+          loss.sum = loss.sum * std::numeric_limits<float>::infinity();
+        return loss;
+      });
+      EXPECT_FALSE(skipped.applied);
+      EXPECT_FALSE(skipped.skipped_because.empty());
+    }
+    EXPECT_EQ(text_of(rank.trainer.engine().weights_digest()).empty(), false);
+    EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), before) << "stage " << stage;
+    const StepResult after = rank.step(5);
+    EXPECT_TRUE(after.applied);
+    EXPECT_LT(after.loss_scale, scale);
+  }
+}
+
+TEST(LibTorchSettings, CopiesOfAShardedModelHaveTheBitsOfOneGroup) {
+  if (world().size() % 2 != 0) GTEST_SKIP() << "an odd number of ranks";
+  // Copies add within their ranks first, and so does this group.
+  const std::string group = R"(, "reduction_group": )" + std::to_string(world().size() / 2);
+  const std::string one = digest_after<Gpt>({.stage = 3, .tranche = group}, 3, 0.1);
+  for (const char* replicate : {"all", "parameters"}) {
+    for (const bool recompute : {false, true}) {
+      EXPECT_EQ(digest_after<Gpt>({.stage = 3,
+                                   .recompute = recompute,
+                                   .tranche = R"(, "mesh": "replicate=2, shard=*", "replicate": ")" +
+                                              std::string(replicate) + "\""},
+                                  3, 0.1),
+                one)
+          << replicate;
+    }
+  }
+}
+
+struct CountingImpl : torch::nn::Module {
+  static inline int calls = 0;
+  torch::nn::Linear linear{register_module("linear", torch::nn::Linear(4, 4))};
+  at::Tensor forward(const at::Tensor& x) {
+    ++calls;
+    return torch::tanh(linear(x));
+  }
+};
+TORCH_MODULE(Counting);
+
+/// Trains a list of units for a step, and returns how often their forward ran.
+int calls_of_a_step(bool configured, std::vector<std::string> named) {
+  struct NetImpl : torch::nn::Module {
+    lt::Units<Counting> list{this, "list", 3};
+    lt::Unit<Counting> last{this, "last"};
+  };
+  const Trial run{
+      .stage = 3,
+      .tranche = std::string(R"(, "activation_checkpointing": )") + (configured ? "true" : "false"),
+      .accumulation = 1};
+  const Config config = parse_config(run.json(), world().size());
+  Runtime runtime(RuntimeOptions::from(config), all_ranks());
+  torch::manual_seed(1);
+  NetImpl net;
+  lt::Trainer trainer(runtime, net, {.recompute = std::move(named), .config = config});
+  Counting::Impl::calls = 0;
+  trainer.step([&](int) { return lt::Loss{net.last(net.list(torch::ones({2, 4}))).sum(), 2}; });
+  return Counting::Impl::calls;
+}
+
+TEST(LibTorchSettings, UnitsAreRecomputedThatAreNamedOrListed) {
+  EXPECT_EQ(calls_of_a_step(false, {}), 4);
+  EXPECT_EQ(calls_of_a_step(true, {}), 7) << "those of Units<>";
+  EXPECT_EQ(calls_of_a_step(false, {"list.1", "last"}), 6);
+  EXPECT_EQ(calls_of_a_step(true, {"*"}), 8);
+}
+
+/// Ranks feed different samples, so that their running means differ unless rank 0's are taken.
+TEST(LibTorchSettings, BuffersAreOfARankOrRank0s) {
+  const Trial run{.stage = 3};
+  const Config config = parse_config(run.json(), world().size());
+  for (const bool broadcast : {false, true}) {
+    Runtime runtime(RuntimeOptions::from(config), all_ranks());
+    Convolutions net = seeded<Convolutions>();
+    lt::Trainer trainer(runtime, *net, {.broadcast_buffers = broadcast, .config = config});
+    for (int step = 0; step < 3; ++step) {
+      trainer.step(
+          [&](int m) { return loss_of(net, first_sample(step, m, run, runtime.rank(), runtime.size()), 2); });
+    }
+    std::vector<double> seen(static_cast<std::size_t>(runtime.size()));
+    trainer.evaluate(1, [&](int) {
+      const double mine = net->first->norm->running_mean.sum().item<double>();
+      world()
+          .all_gather(&mine, seen.data(), 8, DataType::uint8, 0, {}, {"mean", "test", Traffic::control})
+          .wait();
+      return loss_of(net, 2 * runtime.rank(), 2);
+    });
+    EXPECT_EQ(net->first->norm->num_batches_tracked.item<std::int64_t>(), 6);
+    for (std::size_t rank = 1; rank < seen.size(); ++rank) {
+      if (broadcast) {
+        EXPECT_EQ(seen[rank], seen[0]);
+      } else {
+        EXPECT_NE(seen[rank], seen[0]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tranche::test
