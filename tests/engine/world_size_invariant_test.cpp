@@ -210,7 +210,8 @@ TEST_F(InvariantSaving, ARunWithAnotherSumIsTold) {
     });
     return notes;
   };
-  const char* const text = "saved by a run without tranche.world_size_invariant, or with another train_batch_size";
+  const char* const text =
+      "saved by a run without tranche.world_size_invariant, or with another train_batch_size";
   const OddRun run = invariant(2, DataType::float32);
   OddRun plain = run, other = run;
   plain.micro_batches = 0;
@@ -232,16 +233,18 @@ TEST(WorldSizeInvariant, WhatIsRefused) {
   const bool asks = !kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16).starts_with("widened");
   const auto start = [](DataType dtype) {
     return message_of<ConfigurationError>([&] {
-      on_ranks(invariant(2, dtype), [](Engine&, Runtime&) {},
-               [](Config& config, RuntimeOptions&) { config.threads = 0; });
+      on_ranks(
+          invariant(2, dtype), [](Engine&, Runtime&) {},
+          [](Config& config, RuntimeOptions&) { config.threads = 0; });
     });
   };
   EXPECT_EQ(start(DataType::float32), nothing_thrown);
-  EXPECT_THAT(start(DataType::bfloat16),
-              asks ? HasSubstr("oneDNN may multiply bf16, with bits that depend on the number of threads, which "
-                               "is the node's cores over its ranks; give tranche.threads (--threads), the "
-                               "same for every number of ranks")
-                   : HasSubstr(nothing_thrown));
+  EXPECT_THAT(
+      start(DataType::bfloat16),
+      asks ? HasSubstr("oneDNN may multiply bf16, with bits that depend on the number of threads, which "
+                       "is the node's cores over its ranks; give tranche.threads (--threads), the "
+                       "same for every number of ranks")
+           : HasSubstr(nothing_thrown));
 }
 
 }  // namespace
