@@ -12,6 +12,7 @@
 #include "tests/comm/collective_suite.h"
 #include "tests/comm/device_ranks.h"
 #include "tests/comm/reduction_order.h"
+#include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
@@ -107,6 +108,19 @@ TEST_P(DeviceRanks, CountsAndHashesWhatTheHostCommunicatorDoes) {
         EXPECT_EQ(got.at(name).bytes, count.bytes) << name;
       }
     }
+  });
+}
+
+TEST(StagedRanks, FoldIntoFp32Alone) {
+  if (const std::string why = obstacle(comm::DeviceTransport::staged, 2); !why.empty()) GTEST_SKIP() << why;
+  run_device_ranks(2, comm::DeviceTransport::staged, [](int, Rank& rank) {
+    OnDevice<bfloat16> full(*rank.device, std::vector<bfloat16>(200)),
+        out(*rank.device, std::vector<bfloat16>(100));
+    EXPECT_THAT(test::message_of<InvalidArgument>([&] {
+                  rank.comm->reduce_scatter(full.data(), DataType::bfloat16, out.data(), DataType::bfloat16,
+                                            100, {0, true, 0}, {}, label);
+                }),
+                ::testing::HasSubstr("a fold through host memory is added up in fp32, not in bf16"));
   });
 }
 
