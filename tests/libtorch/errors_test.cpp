@@ -11,12 +11,18 @@
 namespace tranche::test {
 namespace {
 
+/// What ends an engine ends the communicator too, and MPI, whose finalization would wait for ever, with it.
+/// So each rank is alone here; a peer's errors are libtorch_throwing's.
+Factory alone() {
+  return [](const CommunicatorOptions& options) { return make_self_communicator(options); };
+}
+
 TEST(LibTorchMemory, TorchsTensorsAreInTheLedgerAndUnderItsLimit) {
   if (world().size() != 1) GTEST_SKIP() << "one rank is enough";
   const Trial run{.tranche = R"(, "device_memory": "64MiB")"};
   const Config config = parse_config(run.json(), 1);
   for (const bool in_backward : {false, true}) {
-    Runtime runtime(RuntimeOptions::from(config), all_ranks());
+    Runtime runtime(RuntimeOptions::from(config), alone());
     const auto account = lt::account_memory(runtime);
     EXPECT_NE(message_of<LogicError>([&] {
                 (void)lt::account_memory(runtime);
@@ -51,7 +57,7 @@ TEST(LibTorchMemory, TorchsTensorsAreInTheLedgerAndUnderItsLimit) {
   }
 }
 
-/// Torch's own error, or ours: a rank may hear of a peer's before it has its own, whose text holds the cause.
+/// Of torch's own error, or of ours.
 template <class Function>
 std::string text_of_error(Function&& function) {
   try {
@@ -76,8 +82,8 @@ std::string error_of_one(const Trial& run, Arguments... arguments) {
     explicit NetImpl(Arguments... values) : only(this, "only", values...) {}
     lt::Unit<Held> only;
   };
-  const Config config = parse_config(run.json(), world().size());
-  Runtime runtime(RuntimeOptions::from(config), all_ranks());
+  const Config config = parse_config(run.json(), 1);
+  Runtime runtime(RuntimeOptions::from(config), alone());
   torch::manual_seed(1);
   NetImpl net(arguments...);
   try {
@@ -120,7 +126,7 @@ TEST(LibTorchErrors, ADeferredUnitHasNoMemoryBeforeThereIsATrainer) {
 TEST(LibTorchErrors, SayWhatToDo) {
   const Trial run{.stage = 3, .accumulation = 1};
   const auto error_of = [&](auto&& forward) {
-    Rank<Gpt> rank(run, all_ranks(), world().size(), seeded<Gpt>());
+    Rank<Gpt> rank(run, alone(), 1, seeded<Gpt>());
     return text_of_error([&] { rank.trainer.step([&](int) { return forward(rank.net); }); });
   };
   const auto expect = [](const std::string& text, const std::string& part) {
@@ -144,7 +150,7 @@ TEST(LibTorchErrors, SayWhatToDo) {
          }),
          "is used while its unit is not gathered");
   {
-    Rank<Gpt> rank(run, all_ranks(), world().size(), seeded<Gpt>());
+    Rank<Gpt> rank(run, alone(), 1, seeded<Gpt>());
     at::Tensor kept;
     rank.trainer.step([&](int) {
       kept = loss_of(rank.net, 2, 2).sum;
@@ -161,8 +167,8 @@ TEST(LibTorchErrors, SayWhatToDo) {
     lt::Unit<torch::nn::Linear> in{this, "in", 2, 2};
     torch::nn::Linear loose{register_module("loose", torch::nn::Linear(2, 2))};
   } loose;
-  const Config config = parse_config(run.json(), world().size());
-  Runtime runtime(RuntimeOptions::from(config), all_ranks());
+  const Config config = parse_config(run.json(), 1);
+  Runtime runtime(RuntimeOptions::from(config), alone());
   const auto refusal = [&](torch::nn::Module& net, lt::TrainerOptions options) {
     std::string text;
     try {
