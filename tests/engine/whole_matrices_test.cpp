@@ -15,6 +15,7 @@
 #include "kernels/reference/newton_schulz.h"
 #include "on_ranks.h"
 #include "same_bits.h"
+#include "saving_fixture.h"
 #include "tranche/kernels/newton_schulz.h"
 #include "tranche/optim/rules.h"
 
@@ -267,6 +268,39 @@ TEST(WholeMatrices, MayBeAllThatIsTrained) {
           [](Config& config, RuntimeOptions&) {
             config.frozen = {"tied.a", "prime.*", "tiny.*", "mixed.frozen", "mixed.g"};
           });
+    }
+  }
+}
+
+class WholeMatricesSaving : public Saving {};
+
+// A save that is under way while the next step updates has the state as it was at the call.
+TEST_F(WholeMatricesSaving, KeepsTheStateOfTheCallInEveryTier) {
+  for (const int ranks : {1, 3}) {
+    for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
+      std::filesystem::remove_all(path());
+      OddRun run = muon(ranks, 2);
+      run.offload.optimizer = tier;
+      kernels::Digest saved, loaded;
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        for (int step = 0; step < 2; ++step) {
+          whole_step(engine, runtime, step);
+          EXPECT_TRUE(engine.step().applied);
+        }
+        const kernels::Digest digest = engine.state_digest();
+        engine.save(path());
+        whole_step(engine, runtime, 2);
+        EXPECT_TRUE(engine.step().applied);
+        (void)engine.finish_saving();
+        if (runtime.rank() == 0) saved = digest;
+      });
+      run = muon(ranks == 1 ? 2 : 1, 1);
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        engine.load(path());
+        const kernels::Digest digest = engine.state_digest();
+        if (runtime.rank() == 0) loaded = digest;
+      });
+      EXPECT_EQ(saved, loaded) << ranks << " ranks, " << name_of(tier);
     }
   }
 }
