@@ -4,8 +4,8 @@
 #include <random>
 #include <string>
 
+#include "bench/figures.h"
 #include "bench/host_streams.h"
-#include "core/clock.h"
 #include "device/cuda_probe.h"
 #include "tranche/kernels/elementwise.h"
 
@@ -104,6 +104,13 @@ DeviceBench::Result DeviceBench::measure(const Prepare& prepare, Traffic traffic
   return result;
 }
 
+double DeviceBench::host_seconds(const std::function<void()>& work) const {
+  const tranche::bench::Seconds begin = tranche::bench::clocks_now();
+  work();
+  const tranche::bench::Seconds spent = tranche::bench::clocks_now() - begin;
+  return threads_ == 1 ? spent.processor : spent.wall;
+}
+
 double DeviceBench::stream_seconds(const Traffic& traffic, bool non_temporal) {
   // One pass over the memory of several calls, beyond what a cache holds.
   const double scale = small_ ? 1 : std::max(1.0, 2 * least_rotation_bytes / traffic.moved());
@@ -126,9 +133,7 @@ double DeviceBench::stream_seconds(const Traffic& traffic, bool non_temporal) {
   pass.updated = static_cast<char*>(stream_.data()) + pass.read_bytes;
   pass.written = pass.updated + pass.updated_bytes;
   pass.non_temporal = non_temporal;
-  const detail::Stopwatch watch;
-  tranche::bench::mixed_pass(pass, threads_);
-  return watch.seconds() / scale;
+  return host_seconds([&] { tranche::bench::mixed_pass(pass, threads_); }) / scale;
 }
 
 double DeviceBench::seconds_of(const std::vector<Call>& sets, int calls) {
@@ -136,10 +141,11 @@ double DeviceBench::seconds_of(const std::vector<Call>& sets, int calls) {
     for (int call = 0; call < calls; ++call) sets[static_cast<std::size_t>(call) % sets.size()](stream());
   };
   if (device_->kind() == DeviceKind::cpu) {
-    const detail::Stopwatch watch;
-    issue();
-    stream().synchronize();
-    return watch.seconds() / calls;
+    return host_seconds([&] {
+             issue();
+             stream().synchronize();
+           }) /
+           calls;
   }
   sets[0](stream());  // keeps the GPU at work until the host has queued the calls
   const Event start = stream().record();
