@@ -110,7 +110,7 @@ void mixed_part(const MixedStream& s, std::int64_t part, std::int64_t parts, flo
       hn::StoreU(upper, d, written + i + lanes);
     }
   }
-  // What was read counts where nothing is written.
+  // A store that never happens keeps the loads where nothing is written.
   if (hn::GetLane(hn::Xor(lower, upper)) == 12345.0f) const_cast<char*>(s.read)[0] = 0;
 }
 

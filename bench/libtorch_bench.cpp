@@ -1,5 +1,6 @@
-/// What a Trainer adds to a step of plain LibTorch with torch::optim::AdamW, on one rank, fp32. Steps of both
-/// take turns, so that the ratio of neighbours says more than either's time. bench_libtorch --help.
+/// The time that a Trainer adds to a step of plain LibTorch with torch::optim::AdamW, on one rank, fp32.
+/// Steps of both take turns, so that the ratio of neighbours says more than either's time. bench_libtorch
+/// --help.
 #include <tranche/libtorch.h>
 
 #include <algorithm>

@@ -115,7 +115,7 @@ void WholeMatrices::plan(Communicator& group) {
       message.count = exchange.message_elements - message.first;
     }
     exchange.matrices.resize(static_cast<std::size_t>(ranks));
-    // Where all ranks keep everything the matrices lie in the message, one behind the other.
+    // The matrices lie in the message, one behind the other, where all ranks keep everything.
     const std::int64_t first =
         exchange.everywhere ? exchange.messages[static_cast<std::size_t>(group.rank())].first : 0;
     for (int t = 0; t < flat.layout.tensors(); ++t) {
@@ -125,7 +125,7 @@ void WholeMatrices::plan(Communicator& group) {
       const std::int64_t scratch = optimizer_.whole_work(updater_.facts(tensor)).scratch_bytes;
       exchange.owned.push_back({tensor, first + exchange.owned_elements, range.size()});
       exchange.scratch_bytes = std::max(exchange.scratch_bytes, scratch);
-      // What one rank brings of all matrices is contiguous here, as it is in the buffer.
+      // The part that one rank brings of all matrices is contiguous here, as it is in the buffer.
       for (int r = 0; r < ranks; ++r) {
         const ElementRange part = intersect(range, brought_by(exchange, r));
         if (part.empty()) continue;

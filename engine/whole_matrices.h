@@ -58,7 +58,7 @@ class WholeMatrices {
     std::vector<RankElements> matrices;  ///< by rank: its pieces of this rank's matrices
     std::int64_t message_elements = 0, owned_elements = 0, largest_piece = 0, scratch_bytes = 0;
   };
-  /// What is under way of a buffer.
+  /// The messages and matrices of a buffer whose update is under way.
   struct Flight {
     StepBuffer message, matrices;
     void* host_message = nullptr;

@@ -110,7 +110,7 @@ void forward_row(const NormForward& call, std::int64_t row, T* row_sum) {
   call.rstd[row] = rstd;
 }
 
-/// What dx of a row needs besides its elements.
+/// The two means that dx of a row needs besides its elements.
 struct RowMeans {
   float g = 0, gh = 0;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// What a Trainer is given: options, and the loss of a micro-batch.
+/// The arguments of a Trainer: options, and the loss of a micro-batch.
 
 #include <torch/torch.h>
 

@@ -113,7 +113,7 @@ class UnitState {
     release();
     if (++ended_ == expected_) submit();
   }
-  /// What backward did not come through: the ranks submit it in one order all the same.
+  /// Submits the unit if backward did not come through it, so that all ranks submit the same units.
   void finish() {
     while (holders_ > 0) release();
     if (!submitted_) submit();

@@ -144,8 +144,8 @@ class Optimizer {
                      const kernels::Workspace& /*scratch*/) const {}
   /// Why whole() cannot run on a kind of device; the engine refuses it at the start. Empty: it can.
   virtual std::string_view whole_obstacle(DeviceKind) const { return {}; }
-  /// What a rule does with which of the model's trainable tensors, for the table of the start; empty where it
-  /// does the same with all. Throws InvalidArgument where it has nothing to do.
+  /// The way in which a rule updates each of the model's trainable tensors, for the table of the start; empty
+  /// where it is the same for all. Throws InvalidArgument where it has nothing to do.
   virtual std::string routing(std::span<const TrainableTensor>) const { return {}; }
 
   /// Updates all segments of the range; `sums` of a segment are those of all ranks, the same for each of a
