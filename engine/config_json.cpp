@@ -217,7 +217,7 @@ std::string Config::to_json() const {
   detail::Json json;
   if (train_batch_size > 0) json["train_batch_size"] = train_batch_size;
   json["train_micro_batch_size_per_gpu"] = micro_batch_size;
-  // Of the number of ranks otherwise, which the text leaves open where the result does.
+  // It follows from the number of ranks there, on which the result does not depend.
   if (!world_size_invariant) json["gradient_accumulation_steps"] = accumulation_steps;
   json["gradient_clipping"] = gradient_clipping;
   json["steps_per_print"] = steps_per_print;

@@ -153,7 +153,7 @@ void add_rows(const NormBackward& call, std::int64_t row, std::int64_t first, st
   }
 }
 
-/// Where the sums of add_rows() have a column of `width`.
+/// The index of a column of `width` in the sums of add_rows().
 template <class T, bool centred>
 std::int64_t place_of(std::int64_t column, std::int64_t width) {
   const std::int64_t lanes = lane_count(), step = 2 * lanes, in = column % step;

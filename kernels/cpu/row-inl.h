@@ -80,7 +80,7 @@ HWY_INLINE FloatVector keep_first(FloatVector value, std::int64_t lanes, FloatVe
   return hn::IfThenElse(hn::FirstN(FloatTag(), static_cast<std::size_t>(lanes)), value, other);
 }
 
-/// Where a body of a loop over a row stands: at a vector of `lanes` elements, or at a half of a pair.
+/// The place of a loop's body in a row: a vector of `lanes` elements, or a half of a pair.
 struct RowVector {
   static constexpr int part = 0;
   std::int64_t index, lanes;

@@ -22,10 +22,10 @@
 ///
 /// Optional members:
 /// @code
-///     static constexpr bool whole_matrices = true;           // one file alone: Muon's, which an Optimizer
-///     runs static void check(const RuleValues&);                  // throws InvalidArgument static
-///     std::string_view name(const RuleValues&);       // where it is not the type static float
-///     initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
+///     static void check(const RuleValues&);                  // throws InvalidArgument
+///     static std::string_view name(const RuleValues&);       // where it is not the type
+///     static float initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
+///     static constexpr bool whole_matrices = true;           // Muon's alone: an Optimizer runs it
 /// @endcode
 /// and, in place of element(), what rules with a trust ratio have (LARS, LAMB):
 /// @code
