@@ -26,7 +26,7 @@ packages=(
 )
 case ${1:-} in
   "") ;;
-  --checks) packages+=(clang-tidy-16 doxygen) ;;  # scripts/tidy.sh, scripts/api_pages.sh
+  --checks) packages+=(clang-tidy-16 libomp-16-dev doxygen) ;;  # scripts/tidy.sh (Clang has no omp.h of its own), scripts/api_pages.sh
   *) echo "usage: scripts/setup.sh [--checks]" >&2; exit 2 ;;
 esac
 
