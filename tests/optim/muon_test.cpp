@@ -16,20 +16,6 @@
 namespace tranche::test {
 namespace {
 
-/// draw() of scripts/muon_goldens.py.
-std::vector<double> drawn(std::uint64_t seed, std::int64_t count) {
-  std::vector<double> values;
-  for (std::int64_t i = 0; i < count; ++i) {
-    seed += 0x9e3779b97f4a7c15u;
-    std::uint64_t z = seed;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    values.push_back(static_cast<double>(z >> 40) * 0x1p-23 - 1.0);
-  }
-  return values;
-}
-
 TrainableTensor hidden(Shape shape, int matrices = 1, bool outputs_first = true) {
   TrainableTensor tensor{"hidden", shape, {}};
   tensor.matrices = matrices;
@@ -42,7 +28,7 @@ class GoldenRun {
  public:
   explicit GoldenRun(const Optimizer& optimizer) : optimizer_(optimizer) {
     for (std::uint64_t t = 0; t < 2; ++t) {
-      for (const double w : drawn(1000 + t, tensors_[t].shape.elements())) {
+      for (const double w : draw(1000 + t, tensors_[t].shape.elements())) {
         weights.push_back(static_cast<float>(0.5 * w));
       }
     }
@@ -60,7 +46,7 @@ class GoldenRun {
     for (std::size_t t = 0; t < 2; ++t) {
       const std::int64_t count = tensors_[t].shape.elements();
       std::vector<float> gradient;
-      for (const double g : drawn(100000 + 100 * static_cast<std::uint64_t>(number) + t, count)) {
+      for (const double g : draw(100000 + 100 * static_cast<std::uint64_t>(number) + t, count)) {
         gradient.push_back(static_cast<float>(8 * g * std::ldexp(1.0, number % 3)));
       }
       const Shape shape{count};
@@ -84,7 +70,7 @@ class GoldenRun {
         orthogonalized[first + static_cast<std::size_t>(i)] =
             to_float(message_[first + static_cast<std::size_t>(i)]);
       }
-      const std::vector<double> o = drawn(500000 + 100 * static_cast<std::uint64_t>(number) + t, count);
+      const std::vector<double> o = draw(500000 + 100 * static_cast<std::uint64_t>(number) + t, count);
       for (std::int64_t i = 0; i < count; ++i) {
         const double value = factors[t] * std::floor(8 * o[static_cast<std::size_t>(i)]) / 8;
         message_[first + static_cast<std::size_t>(i)] = to_bfloat16(static_cast<float>(value));
@@ -135,7 +121,7 @@ TEST(Muon, FollowsTorchWithTheFactorReplaced) {
 std::vector<float> whole(const Optimizer& optimizer, const TrainableTensor& tensor) {
   const auto device = make_device({});
   std::vector<float> values;
-  for (const double v : drawn(7, tensor.shape.elements())) values.push_back(static_cast<float>(v));
+  for (const double v : draw(7, tensor.shape.elements())) values.push_back(static_cast<float>(v));
   std::vector<double> scratch(static_cast<std::size_t>(optimizer.whole_work(tensor).scratch_bytes / 8 + 8));
   optimizer.whole(device->compute_stream(), step_of(1, 0.1), tensor,
                   {values.data(), DataType::float32, Shape{tensor.shape.elements()}},

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -11,6 +12,20 @@
 #include "tranche/optim/optimizer.h"
 
 namespace tranche::test {
+
+/// draw() of scripts/golden_draw.py.
+inline std::vector<double> draw(std::uint64_t seed, std::int64_t count) {
+  std::vector<double> values;
+  for (std::int64_t i = 0; i < count; ++i) {
+    seed += 0x9e3779b97f4a7c15u;
+    std::uint64_t z = seed;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    z ^= z >> 31;
+    values.push_back(static_cast<double>(z >> 40) * 0x1p-23 - 1.0);
+  }
+  return values;
+}
 
 /// A tensor of `n` elements with all of its buffers.
 struct Shard {

@@ -25,20 +25,6 @@ constexpr std::int64_t sizes[] = {77, 13, 1, 30, 257, 279};
 constexpr int golden_steps = 100;
 constexpr double golden_rate = 0.01;
 
-/// draw() of scripts/optimizer_goldens.py.
-std::vector<double> draw(std::uint64_t seed, std::int64_t count) {
-  std::vector<double> values;
-  for (std::int64_t i = 0; i < count; ++i) {
-    seed += 0x9e3779b97f4a7c15u;
-    std::uint64_t z = seed;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    z ^= z >> 31;
-    values.push_back(static_cast<double>(z >> 40) * 0x1p-23 - 1.0);
-  }
-  return values;
-}
-
 /// Six tensors in one range, which ends of "shards" cut into pieces; all decay.
 class GoldenRange {
  public:
