@@ -263,6 +263,23 @@ TEST_F(StepArenaShapes, OnePlanServesAllThatIsNoLarger) {
   EXPECT_EQ(calls_of({{2, 5}}), 0);
 }
 
+// A first request that does not grow would fit the block, which then could not go before the others come.
+TEST_F(StepArenaShapes, AShapeBeyondThePlanGivesTheBlockBackBeforeItsFirstRequest) {
+  const auto step = [&](const Shape& shape, bool record) {
+    arena_.begin("train", record, shape);
+    {
+      StepBuffer same = take(256, "same");
+      StepBuffer grows = take(1024 * shape.elements(), "grows");
+    }
+    arena_.end();
+  };
+  step({4}, true);
+  EXPECT_EQ(ledger_.account(Tier::device).peak, 256 + 4096);
+  step({5}, false);
+  EXPECT_EQ(ledger_.account(Tier::device).peak, 256 + 5120);
+  EXPECT_EQ(arena_.block_bytes(), 256 + 5120);
+}
+
 TEST_F(StepArenaShapes, EachMicroBatchHasItsLargest) {
   shaped({{4}, {2}}, true);
   EXPECT_EQ(arena_.block_bytes(), 4 * 1280);
