@@ -112,6 +112,16 @@ TEST(LibTorchErrors, SparseGradientsAndWholeNumbersAreRefused) {
       << whole;
 }
 
+TEST(LibTorchErrors, OnMetaNoModuleRuns) {
+  const Config config = parse_config(Trial{.stage = 3, .accumulation = 1}.json(), 1);
+  RuntimeOptions options = RuntimeOptions::from(config);
+  options.device = DeviceKind::meta;
+  Runtime runtime(options, alone());
+  Gpt net = seeded<Gpt>();
+  EXPECT_EQ(message_of<ConfigurationError>([&] { lt::Trainer(runtime, *net, {.config = config}); }),
+            "device meta runs no module of LibTorch, so what its activations take is not known");
+}
+
 TEST(LibTorchErrors, ADeferredUnitHasNoMemoryBeforeThereIsATrainer) {
   Gpt net(lt::deferred, 0.0);
   std::string text;
