@@ -195,13 +195,13 @@ TEST(OptimizerRules, ArePlannedToTheByte) {
   }
 }
 
-class OptimizerRulesResume : public Saving {};
-
-// Three ranks of stage 1 save; two of stage 3 read weights and state, which are what was saved.
-TEST_F(OptimizerRulesResume, AtOtherRanksAndAnotherStage) {
-  for (const RuleCase& rule : rule_cases()) {
+class OptimizerRulesResume : public Saving {
+ protected:
+  /// So many ranks save after two steps; others, in another stage, read weights and state, which are what was
+  /// saved, and go on.
+  void expect_resumed(const RuleCase& rule, int from, const std::vector<int>& to) const {
     std::filesystem::remove_all(path());
-    OddRun run = run_of(rule, 3, rule.moments);
+    OddRun run = run_of(rule, from, rule.moments);
     run.accumulation = 1;
     run.stage = 1;
     kernels::Digest saved, loaded;
@@ -214,16 +214,30 @@ TEST_F(OptimizerRulesResume, AtOtherRanksAndAnotherStage) {
       const kernels::Digest digest = engine.state_digest();
       if (runtime.rank() == 0) saved = digest;
     });
-    run.ranks = 2;
     run.stage = 3;
-    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
-      engine.load(path());
-      const kernels::Digest digest = engine.state_digest();
-      if (runtime.rank() == 0) loaded = digest;
-      whole_step(engine, runtime, 2);
-      EXPECT_TRUE(engine.step().applied);
-    });
-    EXPECT_EQ(saved, loaded) << rule.type;
+    for (const int ranks : to) {
+      run.ranks = ranks;
+      on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+        engine.load(path());
+        const kernels::Digest digest = engine.state_digest();
+        if (runtime.rank() == 0) loaded = digest;
+        whole_step(engine, runtime, 2);
+        EXPECT_TRUE(engine.step().applied);
+      });
+      EXPECT_EQ(saved, loaded) << rule.type << " from " << from << " ranks to " << ranks;
+    }
+  }
+};
+using OptimizerRulesResumeSlow = OptimizerRulesResume;
+
+TEST_F(OptimizerRulesResume, AtOtherRanksAndAnotherStage) {
+  for (const RuleCase& rule : rule_cases()) expect_resumed(rule, 3, {2});
+}
+
+TEST_F(OptimizerRulesResumeSlow, FromEveryNumberOfRanksToEvery) {
+  const std::vector<int> numbers = {1, 2, 3, 4, 6, 8};
+  for (const RuleCase& rule : rule_cases()) {
+    for (const int from : numbers) expect_resumed(rule, from, numbers);
   }
 }
 
