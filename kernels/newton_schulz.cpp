@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "kernels/check.h"
 #include "kernels/cpu/newton_schulz.h"
@@ -61,6 +62,15 @@ void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const Ten
   const Scratch of(block.rows, block.columns, scratch.data);
   if (scratch.bytes < of.bytes) {
     refuse(name, fmt::format("the scratch has {} bytes, wanted at least {}", scratch.bytes, of.bytes));
+  }
+  if (std::min(block.rows, block.columns) <= cpu::newton_schulz_few) {
+    // Of few singular values one may lie where the polynomials are steep, and magnify what fp32 rounds.
+    dispatch(stream, "newton_schulz", meta::few_singular_values(matrix.dtype, block, options.steps.size()),
+             [steps = std::vector(options.steps.begin(), options.steps.end()), factor = options.norm_factor,
+              least = options.least_norm, scale = options.scale, matrix, block, x = of.x.data] {
+               cpu::few_singular_values(steps, factor, least, scale, matrix, block, static_cast<double*>(x));
+             });
+    return;
   }
   dispatch(
       stream, "newton_schulz_begin", meta::newton_schulz_begin(matrix.dtype, of.x),

@@ -81,4 +81,53 @@ void scaled_sum(int threads, float x_factor, const TensorView& x, float y_factor
   });
 }
 
+void few_singular_values(std::span<const NewtonSchulzStep> steps, double factor, double least, double scale,
+                         const TensorView& matrix, const MatrixBlock& block, double* x) {
+  const bool wide = block.rows <= block.columns;
+  const std::int64_t few = wide ? block.rows : block.columns, many = wide ? block.columns : block.rows;
+  with_storage(matrix.dtype, [&](auto value) {
+    using T = decltype(value);
+    auto* const elements = matrix.as<T>() + block.row * matrix.shape[1] + block.column;
+    const std::int64_t across = wide ? matrix.shape[1] : 1, along = wide ? 1 : matrix.shape[1];
+    double squares = 0;
+    for (std::int64_t i = 0; i < few; ++i) {
+      for (std::int64_t j = 0; j < many; ++j) {
+        const double element = to_float(elements[i * across + j * along]);
+        x[i * many + j] = element;
+        squares += element * element;
+      }
+    }
+    const double inverse = 1 / std::max(factor * std::sqrt(squares), least);
+    for (std::int64_t i = 0; i < few * many; ++i) x[i] *= inverse;
+    constexpr std::int64_t most = newton_schulz_few;
+    for (const auto& [a, b, c] : steps) {
+      double gram[most][most] = {}, factors[most][most];
+      for (std::int64_t i = 0; i < few; ++i) {
+        for (std::int64_t k = 0; k < few; ++k) {
+          for (std::int64_t j = 0; j < many; ++j) gram[i][k] += x[i * many + j] * x[k * many + j];
+        }
+      }
+      for (std::int64_t i = 0; i < few; ++i) {
+        for (std::int64_t k = 0; k < few; ++k) {
+          double square = 0;
+          for (std::int64_t l = 0; l < few; ++l) square += gram[i][l] * gram[l][k];
+          factors[i][k] = (i == k ? a : 0) + b * gram[i][k] + c * square;
+        }
+      }
+      for (std::int64_t j = 0; j < many; ++j) {
+        double column[most] = {};
+        for (std::int64_t i = 0; i < few; ++i) {
+          for (std::int64_t k = 0; k < few; ++k) column[i] += factors[i][k] * x[k * many + j];
+        }
+        for (std::int64_t i = 0; i < few; ++i) x[i * many + j] = column[i];
+      }
+    }
+    for (std::int64_t i = 0; i < few; ++i) {
+      for (std::int64_t j = 0; j < many; ++j) {
+        elements[i * across + j * along] = from_float<T>(static_cast<float>(scale * x[i * many + j]));
+      }
+    }
+  });
+}
+
 }  // namespace tranche::kernels::cpu

@@ -1,4 +1,7 @@
 #pragma once
+#include <cstdint>
+#include <span>
+
 #include "tranche/core/tensor_view.h"
 #include "tranche/kernels/newton_schulz.h"
 
@@ -13,5 +16,10 @@ void store_block(int threads, const float* x, float scale, const TensorView& mat
 /// out = x_factor * x + y_factor * y, of fp32; `out` may be x or y.
 void scaled_sum(int threads, float x_factor, const TensorView& x, float y_factor, const TensorView& y,
                 const TensorView& out);
+/// The smaller extent up to which a block is iterated on in fp64.
+inline constexpr std::int64_t newton_schulz_few = 4;
+/// All of newton_schulz() for such a block, by one thread, in fp64. `x` holds as many elements as the block.
+void few_singular_values(std::span<const NewtonSchulzStep> steps, double factor, double least, double scale,
+                         const TensorView& matrix, const MatrixBlock& block, double* x);
 
 }  // namespace tranche::kernels::cpu

@@ -38,10 +38,10 @@ struct NewtonSchulzOptions {
 };
 
 /// The block of `matrix` (two dimensions, any floating dtype) becomes scale * p(block / (norm_factor *
-/// |block|)), where p are the steps: products and sums in fp32 from fp32 values, rounded once at the end. The
-/// norm is summed in fp64, in rows, then over rows in order. `scratch` has newton_schulz_scratch() bytes, and
-/// is aligned to 64. The bits are the same for every number of threads. Throws InvalidArgument on shapes or a
-/// scratch that is too small.
+/// |block|)), where p are the steps: products and sums in fp32 from fp32 values, rounded once at the end, or
+/// in fp64 where the smaller extent is at most 4. The norm is summed in fp64, in rows, then over rows in
+/// order. `scratch` has newton_schulz_scratch() bytes, and is aligned to 64. The bits are the same for every
+/// number of threads. Throws InvalidArgument on shapes or a scratch that is too small.
 void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const TensorView& matrix,
                    const MatrixBlock& block, const Workspace& scratch);
 std::int64_t newton_schulz_scratch(std::int64_t rows, std::int64_t columns);
