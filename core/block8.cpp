@@ -1,38 +1,11 @@
 #include "core/block8.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 namespace tranche::detail {
 
 namespace {
-
-/// The maps as bitsandbytes' create_dynamic_map() gives them, in its arithmetic: torch.linspace(0.1, 1) in
-/// fp32 with one rounding an element from the nearer end, the middles of neighbours, times a power of ten.
-template <bool with_sign>
-constexpr std::array<float, 256> make_map() {
-  std::array<float, 256> map{};
-  constexpr std::size_t zero = static_cast<std::size_t>(block8_zero<with_sign>);
-  std::size_t next = zero + 1;
-  for (int decade = 0; decade < block8_decades; ++decade) {
-    const int cells = block8_cells<with_sign>(decade);
-    const float step = (1.0f - 0.1f) / static_cast<float>(cells);
-    const auto border = [&](int i) {
-      return i < (cells + 1) / 2 ? static_cast<float>(double{0.1f} + double{step} * i)
-                                 : static_cast<float>(1.0 - double{step} * (cells - i));
-    };
-    for (int cell = 0; cell < cells; ++cell) {
-      const float middle = (border(cell) + border(cell + 1)) / 2.0f;
-      map[next++] = static_cast<float>(block8_end(decade)) * middle;
-    }
-  }
-  map[next] = 1;
-  for (std::size_t i = 0; with_sign && i < zero; ++i) map[i] = -map[2 * zero - i];
-  return map;
-}
-
-constexpr std::array<float, 256> signed_map = make_map<true>(), unsigned_map = make_map<false>();
 
 template <bool with_sign>
 void encode(std::span<const float> values, std::byte* block) {
@@ -48,7 +21,8 @@ void encode(std::span<const float> values, std::byte* block) {
 }  // namespace
 
 std::span<const float, 256> block8_map(bool with_sign) {
-  return with_sign ? signed_map : unsigned_map;
+  static constexpr Block8Map maps[] = {make_block8_map<false>(), make_block8_map<true>()};
+  return maps[with_sign ? 1 : 0].values;
 }
 
 void encode_block8(DataType dtype, std::span<const float> values, std::byte* block) {

@@ -85,6 +85,32 @@ template <bool with_sign>
 inline constexpr std::int32_t block8_zero = with_sign ? 127 : 0;
 
 /// The 256 values of a map, ascending.
+struct Block8Map {
+  float values[256];
+};
+/// As bitsandbytes' create_dynamic_map() gives them, in its arithmetic: torch.linspace(0.1, 1) in fp32 with
+/// one rounding an element from the nearer end, the middles of neighbours, times a power of ten.
+template <bool with_sign>
+constexpr Block8Map make_block8_map() {
+  Block8Map map{};
+  constexpr int zero = block8_zero<with_sign>;
+  int next = zero + 1;
+  for (int decade = 0; decade < block8_decades; ++decade) {
+    const int cells = block8_cells<with_sign>(decade);
+    const float step = (1.0f - 0.1f) / static_cast<float>(cells);
+    const auto border = [&](int i) {
+      return i < (cells + 1) / 2 ? static_cast<float>(double{0.1f} + double{step} * i)
+                                 : static_cast<float>(1.0 - double{step} * (cells - i));
+    };
+    for (int cell = 0; cell < cells; ++cell) {
+      const float middle = (border(cell) + border(cell + 1)) / 2.0f;
+      map.values[next++] = static_cast<float>(block8_end(decade)) * middle;
+    }
+  }
+  map.values[next] = 1;
+  for (int i = 0; with_sign && i < zero; ++i) map.values[i] = -map.values[2 * zero - i];
+  return map;
+}
 std::span<const float, 256> block8_map(bool with_sign);
 
 /// Greatest magnitude of up to 256 elements, as bits; a NaN is greater than any number, so that a block with

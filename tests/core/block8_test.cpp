@@ -116,7 +116,9 @@ TEST(Block8, GivesBackWhatItHoldsAndIsStable) {
     // But for -1: the signed map's smallest is -0.993.
     int differing = 0;
     for (std::size_t i = 0; i < again.size(); ++i) differing += again[i] != blocks[i] ? 1 : 0;
-    if (dtype == DataType::block8_unsigned) EXPECT_EQ(differing, 0);
+    if (dtype == DataType::block8_unsigned) {
+      EXPECT_EQ(differing, 0);
+    }
   }
 }
 
