@@ -61,6 +61,7 @@ std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
 }
 
 std::string array_fault(const ArrayRecord& array, int world) {
+  if (is_block(array.dtype)) return fmt::format("it is in {}", name_of(array.dtype));
   if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
     return fmt::format("it has {} shapes", array.shapes.size());
   }
