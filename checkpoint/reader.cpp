@@ -368,11 +368,12 @@ void Reader::read(std::span<const ReadRequest> requests) {
   std::vector<Impl::Task> tasks;
   std::vector<const ReadRequest*> conversions;
   for (const ReadRequest& request : requests) {
-    const bool there = request.section >= 0 && request.section < static_cast<int>(layout().sections.size());
+    const bool there = request.section >= 0 && request.section < static_cast<int>(layout().sections.size()) &&
+                       request.tensor >= 0 && request.tensor < static_cast<int>(tensors().size());
     const SectionRecord section =
         there ? layout().sections[static_cast<std::size_t>(request.section)] : SectionRecord{};
     const DataType stored = element_type(section.dtype, section.block);
-    if (stored != request.dtype && request.dtype != DataType::uint8 && request.box.empty() &&
+    if (there && stored != request.dtype && request.dtype != DataType::uint8 && request.box.empty() &&
         (is_block(stored) || is_block(request.dtype))) {
       conversions.push_back(&request);
       continue;
