@@ -74,8 +74,14 @@ std::unique_ptr<Optimizer> optimizer_of(const std::string& rule) {
 /// The buffers of the largest case; smaller ones use their beginning.
 struct Buffers {
   explicit Buffers(std::int64_t n)
-      : gradient(4 * n), master(4 * n), first(4 * n), second(4 * n), weight(2 * n) {}
-  Memory gradient, master, first, second, weight;
+      : gradient(4 * n),
+        master(4 * n),
+        first(4 * n),
+        second(4 * n),
+        weight(2 * n),
+        first_blocks(bytes_of(DataType::block8, n)),
+        second_blocks(bytes_of(DataType::block8, n)) {}
+  Memory gradient, master, first, second, weight, first_blocks, second_blocks;
 };
 
 class Case {
@@ -101,6 +107,11 @@ class Case {
       range_.state.push_back({streams_.state[i], DataType::float32, shape});
     }
     range_.weight = {streams_.weight, DataType::bfloat16, shape};
+    if (rule == "adamw") {
+      in_blocks_ = make_adam({.weight_decay = 0.1, .moment_dtype = DataType::block8});
+      block_states_ = {{buffers.first_blocks.as<void>(), DataType::block8, shape},
+                       {buffers.second_blocks.as<void>(), DataType::block8_unsigned, shape}};
+    }
     for (std::int64_t i = 0; i < elements; ++i) {
       const float value = static_cast<float>(i % 1999) * 0x1p-17f - 0x1p-7f;
       if (gradient == DataType::bfloat16) buffers.gradient.as<bfloat16>()[i] = to_bfloat16(value);
@@ -119,19 +130,26 @@ class Case {
     }
   }
 
-  void update() {
+  void update() { update(*rule_); }
+  /// The same update with states in blocks.
+  void update_blocks() {
+    std::swap(range_.state, block_states_);
+    update(*in_blocks_);
+    std::swap(range_.state, block_states_);
+  }
+  void update(const Optimizer& rule) {
     OptimizerStep step;
     step.step = ++step_;
     step.learning_rate = 1e-4;
     step.gradient_scale = 0.5f;
-    numbers_ = rule_->numbers(step, {});
+    numbers_ = rule.numbers(step, {});
     range_.numbers_stride = static_cast<std::int64_t>(numbers_.size());
-    const std::vector<std::byte> without_decay = rule_->numbers(step, {.decay = false});
+    const std::vector<std::byte> without_decay = rule.numbers(step, {.decay = false});
     numbers_.insert(numbers_.end(), without_decay.begin(), without_decay.end());
     range_.numbers = numbers_.data();
     range_.groups = 2;
     range_.segments = segments_;
-    rule_->apply(device_->compute_stream(), step, range_);
+    rule.apply(device_->compute_stream(), step, range_);
   }
 
   /// Seconds of one call: after one that is not timed, as many as fill the time asked for. What runs first
@@ -155,7 +173,7 @@ class Case {
 
   void run(const std::string& rule) {
     const std::size_t loops = settings_.ahead.size();
-    std::vector<double> update_times, triad_times, arithmetic_times;
+    std::vector<double> update_times, triad_times, arithmetic_times, block_times;
     std::vector<std::vector<double>> loop_times(loops);
     std::vector<std::function<void()>> measurements{
         [&] { update_times.push_back(time([&] { update(); })); },
@@ -171,6 +189,9 @@ class Case {
           arithmetic_times.push_back(resident * static_cast<double>(streams_.elements) /
                                      static_cast<double>(updated));
         }};
+    if (in_blocks_) {
+      measurements.emplace_back([&] { block_times.push_back(time([&] { update_blocks(); })); });
+    }
     for (std::size_t k = 0; k < loops; ++k) {
       measurements.emplace_back(
           [&, k] { loop_times[k].push_back(time([&] { bench_pass(settings_.ahead[k]); })); });
@@ -205,6 +226,18 @@ class Case {
         own * 1e-9, loop * 1e-9, floor * 1e-9, median(fractions), quantile(fractions, 0.25),
         quantile(fractions, 0.75), arithmetic * 1e-9, median(of_bound), quantile(of_bound, 0.25),
         quantile(of_bound, 0.75), own / floor, settings_.ahead[best], 1e3 * median(update_times));
+    if (in_blocks_) {
+      std::vector<double> of_fp32;
+      for (std::size_t k = 0; k < block_times.size(); ++k) {
+        of_fp32.push_back(block_times[k] / update_times[k]);
+      }
+      fmt::print(
+          "rule={} moments=block8 gradient={} parameters={} threads={} time_of_fp32={:.3f} "
+          "quartiles={:.3f}..{:.3f} "
+          "ms={:.3f}\n",
+          rule, name_of(streams_.gradient_type), streams_.elements, threads_, median(of_fp32),
+          quantile(of_fp32, 0.25), quantile(of_fp32, 0.75), 1e3 * median(block_times));
+    }
     std::fflush(stdout);
   }
 
@@ -218,6 +251,8 @@ class Case {
   int threads_;
   bench::HostStreams streams_;
   UpdateRange range_;
+  std::unique_ptr<Optimizer> in_blocks_;
+  std::vector<TensorView> block_states_;
   std::vector<TensorSegment> segments_;
   std::vector<std::byte> numbers_;
   std::int64_t step_ = 0;

@@ -61,6 +61,7 @@ std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
 }
 
 std::string array_fault(const ArrayRecord& array, int world) {
+  if (is_block(array.dtype)) return fmt::format("it is in {}", name_of(array.dtype));
   if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
     return fmt::format("it has {} shapes", array.shapes.size());
   }
@@ -204,7 +205,7 @@ std::vector<MeshAxis> axes_of(const Mesh& mesh) {
 }
 
 /// The tensors of one kind in declared order, whole, over the mesh.
-InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, int state_class,
+InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, int state_class, bool in_blocks,
                        const Mesh& mesh) {
   InstanceRecord instance;
   std::vector<std::int64_t> sizes;
@@ -215,7 +216,9 @@ InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, in
   }
   // A shard's parts, one a replica, are the shards of a layout over all of them.
   const int parts = mesh.size(MeshAxis::replicate);
-  const detail::FlatLayout flat(sizes, mesh.size(MeshAxis::shard) * parts);
+  const detail::FlatLayout flat(
+      sizes, mesh.size(MeshAxis::shard) * parts, 1,
+      in_blocks ? detail::block_alignment_elements : detail::tensor_alignment_elements);
   for (std::size_t i = 0; i < instance.tensors.size(); ++i) {
     instance.tensors[i].offset = flat.tensor_offset(static_cast<int>(i));
   }
@@ -231,6 +234,18 @@ InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, in
 }
 
 }  // namespace
+
+BlockFormat block_format_of(DataType dtype) {
+  if (!is_block(dtype)) return {};
+  return {std::string(name_of(dtype)), block8_elements, block8_bytes};
+}
+
+DataType element_type(DataType stored, const BlockFormat& block) {
+  for (const DataType dtype : {DataType::block8, DataType::block8_unsigned}) {
+    if (block == block_format_of(dtype)) return dtype;
+  }
+  return stored;
+}
 
 detail::ElementRange ArrayRecord::range(int rank) const {
   if (per_rank) return {0, shape(rank).elements()};
@@ -382,7 +397,11 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
                                 axes,
                                 {},
                                 state_class});
-      InstanceRecord instance = lay_out(record.tensors, frozen, state_class, mesh);
+      const bool in_blocks =
+          !frozen && std::any_of(states.begin(), states.end(), [&](const StateDescription& state) {
+            return state.state_class == state_class && is_block(state.dtype);
+          });
+      InstanceRecord instance = lay_out(record.tensors, frozen, state_class, in_blocks, mesh);
       if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
     }
     layout.units.push_back(std::move(record));
@@ -394,7 +413,8 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     std::string dataset(folder);
     if (of > 0) dataset += fmt::format("_{}", of);
     if (kind != "weight") dataset += "/" + kind;
-    layout.sections.push_back({std::move(dataset), kind, dtype, false, {}, of});
+    layout.sections.push_back(
+        {std::move(dataset), kind, stored_as(dtype), false, block_format_of(dtype), of});
   };
   for (int of = 0; of < classes; ++of) add_section("weights", "weight", weight_dtype, of);
   if (any[kind_of_buffer(true, 0)]) layout.sections.push_back({"frozen", "weight", frozen_dtype, true});
@@ -403,7 +423,7 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     for (const StateDescription& state : states) {
       if (state.state_class != of) continue;
       claim("optimizer state", state.name);
-      require_storable("optimizer state " + state.name, state.dtype);
+      if (!is_block(state.dtype)) require_storable("optimizer state " + state.name, state.dtype);
       add_section("state", state.name, state.dtype, of);
     }
   }

@@ -88,6 +88,15 @@ struct BlockFormat {
   friend bool operator==(const BlockFormat&, const BlockFormat&) = default;
 };
 
+/// The format of a dtype in blocks, under its name; of another the empty one.
+BlockFormat block_format_of(DataType dtype);
+/// The dtype of such elements in a section: uint8 for blocks.
+constexpr DataType stored_as(DataType dtype) {
+  return is_block(dtype) ? DataType::uint8 : dtype;
+}
+/// The dtype of a section's elements: of blocks of the formats above, the dtype in blocks; of others uint8.
+DataType element_type(DataType stored, const BlockFormat& block);
+
 /// One quantity (weights, exp_avg ...) of every element of the frozen buffers, or of the trainable ones of a
 /// state class: one HDF5 dataset in each rank's file, in which the rank's ranges follow each other without
 /// gaps.
@@ -182,7 +191,7 @@ struct StateDescription {
 /// replicas store a part each, so that each element is stored once. `weight_dtype` is that of the trainable
 /// tensors' stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument
 /// on names used twice (aliases included), empty or such as HDF5 cannot show ("a//b", "." ...), a state named
-/// "weight", dtypes that are not fp32, bf16 or fp16.
+/// "weight", dtypes that are not fp32, bf16 or fp16 or, of states, in blocks.
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh);
 /// The same over one axis.

@@ -8,6 +8,7 @@
 
 #include "checkpoint/convert.h"
 #include "checkpoint/reader_impl-inl.h"
+#include "core/block8.h"
 #include "core/closest_match.h"
 #include "tranche/core/error.h"
 
@@ -359,17 +360,71 @@ DataType Reader::dtype(const StoredTensor& tensor, std::string_view kind) const 
                                       impl_->folder, kind, tensor.frozen ? "frozen " : "", tensor.name,
                                       kept));
   }
-  return layout().sections[static_cast<std::size_t>(section)].dtype;
+  const SectionRecord& found = layout().sections[static_cast<std::size_t>(section)];
+  return element_type(found.dtype, found.block);
 }
 
 void Reader::read(std::span<const ReadRequest> requests) {
   std::vector<Impl::Task> tasks;
+  std::vector<const ReadRequest*> conversions;
   for (const ReadRequest& request : requests) {
-    impl_->add_tasks(request, tasks);
-    const SectionRecord& section = layout().sections[static_cast<std::size_t>(request.section)];
+    const bool there = request.section >= 0 && request.section < static_cast<int>(layout().sections.size()) &&
+                       request.tensor >= 0 && request.tensor < static_cast<int>(tensors().size());
+    const SectionRecord section =
+        there ? layout().sections[static_cast<std::size_t>(request.section)] : SectionRecord{};
+    const DataType stored = element_type(section.dtype, section.block);
+    if (there && stored != request.dtype && request.dtype != DataType::uint8 && request.box.empty() &&
+        (is_block(stored) || is_block(request.dtype))) {
+      conversions.push_back(&request);
+      continue;
+    }
+    ReadRequest own = request;
+    if (is_block(stored) && stored == request.dtype) own.dtype = DataType::uint8;
+    impl_->add_tasks(own, tasks);
     impl_->statistics.bytes_wanted += section.bytes(round_up(request.range.size(), section.block.elements));
   }
   impl_->run(std::move(tasks));
+  for (const ReadRequest* request : conversions) read_converted(*request);
+}
+
+void Reader::read_converted(const ReadRequest& request) {
+  constexpr std::int64_t most = std::int64_t{1} << 18;
+  const SectionRecord& section = layout().sections[static_cast<std::size_t>(request.section)];
+  const StoredTensor& tensor = tensors().at(static_cast<std::size_t>(request.tensor));
+  const DataType stored = element_type(section.dtype, section.block), wanted = request.dtype;
+  const ElementRange range = request.range;
+  if (range.begin < 0 || range.end < range.begin || range.end > tensor.shape.elements() ||
+      range.begin % block_elements_of(wanted) != 0) {
+    throw InvalidArgument(fmt::format("elements {} to {} of tensor {}, which has {}, as {}", range.begin,
+                                      range.end, tensor.name, tensor.shape.elements(), name_of(wanted)));
+  }
+  auto* const memory = static_cast<std::byte*>(request.memory);
+  std::vector<float> values;
+  std::vector<std::byte> blocks;
+  for (std::int64_t at = range.begin; at < range.end; at += most) {
+    const ElementRange part{at, std::min(at + most, range.end)};
+    std::int64_t before = 0;  // of the values, in the part's first block
+    if (is_block(stored)) {
+      before = at % section.block.elements;
+      const ElementRange whole{at - before,
+                               std::min(round_up(part.end, section.block.elements), tensor.shape.elements())};
+      blocks.resize(static_cast<std::size_t>(bytes_of(stored, whole.size())));
+      read({request.section, request.tensor, whole, DataType::uint8, blocks.data(), {}});
+      values.resize(static_cast<std::size_t>(whole.size()));
+      detail::decode_blocks8(stored, blocks.data(), values);
+    } else {
+      values.resize(static_cast<std::size_t>(part.size()));
+      read({request.section, request.tensor, part, DataType::float32, values.data(), {}});
+    }
+    const std::span<const float> own =
+        std::span(values).subspan(static_cast<std::size_t>(before), static_cast<std::size_t>(part.size()));
+    std::byte* const to = memory + bytes_of(wanted, at - range.begin);
+    if (is_block(wanted)) {
+      detail::encode_blocks8(wanted, own, to);
+    } else {
+      convert(DataType::float32, own.data(), wanted, to, part.size());
+    }
+  }
 }
 
 ReadRequest Reader::request_for(std::string_view name, std::string_view kind, ElementRange elements,

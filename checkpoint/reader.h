@@ -89,12 +89,14 @@ class Reader {
   const StoredTensor& tensor(std::string_view name) const;
   /// "weight" and, for trainable tensors, the optimizer's states.
   std::vector<std::string> kinds(const StoredTensor& tensor) const;
-  /// The dtype in which `kind` of this tensor is stored. Throws CheckpointError when it is not.
+  /// The dtype in which `kind` of this tensor is stored; of blocks in a format that is not the library's
+  /// uint8. Throws CheckpointError when it is not stored.
   DataType dtype(const StoredTensor& tensor, std::string_view kind) const;
 
-  /// Reads all ranges, as one pipeline. Throws InvalidArgument on ranges outside a tensor; CheckpointError
-  /// naming file, tensor and elements when something is damaged (memory is then undefined), and on what
-  /// cannot be read.
+  /// Reads all ranges, as one pipeline; what is stored in blocks and asked for in another dtype, or the other
+  /// way, is converted, a request after the other. Throws InvalidArgument on ranges outside a tensor;
+  /// CheckpointError naming file, tensor and elements when something is damaged (memory is then undefined),
+  /// and on what cannot be read.
   void read(std::span<const ReadRequest> requests);
   void read(const ReadRequest& request) { read(std::span(&request, 1)); }
   /// Reads elements of one tensor, or of a box of it. Throws as above, and CheckpointError when the kind is
@@ -121,6 +123,8 @@ class Reader {
 
  private:
   struct Impl;
+  /// From blocks or to blocks.
+  void read_converted(const ReadRequest& request);
   std::unique_ptr<Impl> impl_;
 };
 

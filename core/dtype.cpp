@@ -26,10 +26,16 @@ constexpr std::array<std::pair<std::string_view, DataType>, 13> spellings{{{"fp3
 
 }  // namespace
 
+void refuse_size_of(DataType dtype) {
+  throw LogicError("an element of " + std::string(name_of(dtype)) + " has no size of its own");
+}
+
 std::string_view name_of(DataType dtype) {
   for (const auto& [name, value] : spellings) {
     if (value == dtype) return name;
   }
+  if (dtype == DataType::block8) return "block8";
+  if (dtype == DataType::block8_unsigned) return "block8_unsigned";
   throw InvalidArgument("no data type has the number " + std::to_string(static_cast<int>(dtype)));
 }
 

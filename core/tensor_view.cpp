@@ -14,8 +14,12 @@ void require_same_elements(const Shape& from, const Shape& to) {
                         " elements)");
 }
 
-void require_slice(const Shape& shape, std::int64_t first, std::int64_t count) {
+void require_slice(const Shape& shape, DataType dtype, std::int64_t first, std::int64_t count) {
   const std::int64_t elements = shape.elements();
+  if (first % block_elements_of(dtype) != 0) {
+    throw InvalidArgument("element " + std::to_string(first) + " of " + std::string(name_of(dtype)) +
+                          " does not begin a block of " + std::to_string(block_elements_of(dtype)));
+  }
   if (first >= 0 && count >= 0 && first <= elements && count <= elements - first) return;
   throw InvalidArgument("slice of " + std::to_string(count) + " elements from element " +
                         std::to_string(first) + " does not lie in a view of shape " + shape.to_string() +
@@ -25,7 +29,7 @@ void require_slice(const Shape& shape, std::int64_t first, std::int64_t count) {
 /// Null stays null (views of the meta device point nowhere).
 template <typename Byte, typename Pointer>
 Pointer advance(Pointer data, DataType dtype, std::int64_t elements) {
-  return data == nullptr ? data : static_cast<Byte*>(data) + elements * size_of(dtype);
+  return data == nullptr ? data : static_cast<Byte*>(data) + bytes_of(dtype, elements);
 }
 
 }  // namespace
@@ -42,7 +46,7 @@ TensorView TensorView::reshaped(const Shape& to) const {
 }
 
 TensorView TensorView::slice(std::int64_t first, std::int64_t count) const {
-  require_slice(shape, first, count);
+  require_slice(shape, dtype, first, count);
   return {advance<std::byte>(data, dtype, first), dtype, Shape{count}};
 }
 
@@ -52,7 +56,7 @@ ConstTensorView ConstTensorView::reshaped(const Shape& to) const {
 }
 
 ConstTensorView ConstTensorView::slice(std::int64_t first, std::int64_t count) const {
-  require_slice(shape, first, count);
+  require_slice(shape, dtype, first, count);
   return {advance<const std::byte>(data, dtype, first), dtype, Shape{count}};
 }
 

@@ -116,7 +116,14 @@ void read_precision(const Values& values, Config& config, Problems& problems) {
   config.precision_given = bf16.has_value() || automatic || fp16.value_or(false);
   precision.communication = read_data_type(values, "communication_data_type", precision.compute, problems);
   precision.accumulation = read_data_type(values, "data_types.grad_accum_dtype", DataType::float32, problems);
-  precision.moments = read_data_type(values, "tranche.moments", DataType::float32, problems);
+  const auto moments = values.text("tranche.moments");
+  if (moments && lower(*moments) == name_of(DataType::block8)) {
+    precision.moments = DataType::block8;
+  } else if (moments && !data_type_from(lower(*moments))) {
+    problems.add(fmt::format("tranche.moments: '{}' is not one of fp32, bf16, block8", *moments));
+  } else {
+    precision.moments = read_data_type(values, "tranche.moments", DataType::float32, problems);
+  }
 
   config.loss_scaling = precision.compute == DataType::float16;
   if (!config.loss_scaling) return;

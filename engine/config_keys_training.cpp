@@ -217,7 +217,7 @@ constexpr ConfigKey keys[] = {
              "keep block inputs only, compute blocks again"),
     honoured("tranche.checkpoint_every", integer, "1", "blocks between kept inputs; up to tranche.depth of them stay gathered from recomputation to backward"),
     honoured("tranche.vocabulary_chunk", integer, "0", "columns of the head whose logits exist at once, in blocks of 4096; 0 is all"),
-    honoured("tranche.moments", text, "\"fp32\"", "dtype of Adam's and AdamW's moments: fp32 or bf16"),
+    honoured("tranche.moments", text, "\"fp32\"", "format of an optimizer's states: fp32, bf16, or block8 (8 bits in blocks of 256 with a scale; tensors below 4096 elements in fp32)"),
     honoured("tranche.save_buffer", boolean, "false",
              "take the host memory of asynchronous saves at the start, not at the first save"),
     honoured("tranche.total_steps", integer, "the program's --steps",

@@ -121,8 +121,9 @@ void check_precision(const Config& config, Problems& problems) {
     problems.add(fmt::format("data_types.grad_accum_dtype: {} is not one of fp32, bf16",
                              name_of(precision.accumulation)));
   }
-  if (!lasts(precision.moments)) {
-    problems.add(fmt::format("tranche.moments: {} is not one of fp32, bf16", name_of(precision.moments)));
+  if (!lasts(precision.moments) && precision.moments != DataType::block8) {
+    problems.add(
+        fmt::format("tranche.moments: {} is not one of fp32, bf16, block8", name_of(precision.moments)));
   }
   if (config.loss_scaling != (precision.compute == DataType::float16)) {
     problems.add("loss_scaling goes with fp16, and fp16 with loss scaling");

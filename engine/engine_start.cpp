@@ -63,7 +63,7 @@ void Engine::Impl::check_host_memory() const {
   if (simulated() || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
-  std::int64_t largest = 0, widest_state = 0;
+  std::int64_t largest = 0, largest_tile = 0;
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {
@@ -72,16 +72,18 @@ void Engine::Impl::check_host_memory() const {
       }
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
-      const std::int64_t state_bytes = size_of(DataType::float32) + bytes_of(flat.states);
-      if (flat.optimizer_tier == OffloadTier::cpu) needed += kept * state_bytes;
-      widest_state = std::max(widest_state, state_bytes);
+      const auto bytes = [&](std::int64_t elements) {
+        return bytes_of(DataType::float32, elements) + detail::state_bytes(flat.states, elements);
+      };
+      if (flat.optimizer_tier == OffloadTier::cpu) needed += bytes(kept);
+      largest_tile = std::max(largest_tile, bytes(config.offload.tile_elements));
     }
     if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
     largest = std::max(largest, shard_bytes);
   }
   if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
   if (config.offload.optimizer == OffloadTier::nvme) {
-    needed += config.offload.tile_buffers * config.offload.tile_elements * widest_state;
+    needed += config.offload.tile_buffers * largest_tile;
   }
   if (device_counts) {
     const StateFormulas::Bytes bytes = formulas.bytes();

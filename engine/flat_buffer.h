@@ -22,11 +22,19 @@
 
 namespace tranche::detail {
 
-/// Of one element, in all states.
-inline std::int64_t bytes_of(std::span<const OptimizerStateTensor> states) {
+/// Of so many elements, whole blocks, in all states.
+inline std::int64_t state_bytes(std::span<const OptimizerStateTensor> states, std::int64_t elements) {
   std::int64_t bytes = 0;
-  for (const OptimizerStateTensor& state : states) bytes += size_of(state.dtype);
+  for (const OptimizerStateTensor& state : states) bytes += bytes_of(state.dtype, elements);
   return bytes;
+}
+
+/// Of tensors with these states in a flat buffer, in elements.
+inline std::int64_t tensor_alignment(std::span<const OptimizerStateTensor> states) {
+  for (const OptimizerStateTensor& state : states) {
+    if (is_block(state.dtype)) return block_alignment_elements;
+  }
+  return tensor_alignment_elements;
 }
 
 /// One tensor of the model as the engine sees it.
@@ -58,12 +66,15 @@ struct FlatBuffer {
   /// `of_group` contributes gradients to the tensors and shards them; `other_replicas` (null: none) have the
   /// same shard as this rank. Both outlive the buffer.
   FlatBuffer(std::string buffer_name, bool is_trainable, Communicator& of_group, Communicator* other_replicas,
-             std::span<const std::int64_t> sizes, std::vector<int> tensor_indices)
+             std::span<const std::int64_t> sizes, std::vector<int> tensor_indices,
+             std::vector<OptimizerStateTensor> of_states = {})
       : name(std::move(buffer_name)),
         trainable(is_trainable),
         group(&of_group),
         replicas(other_replicas),
-        layout(sizes, of_group.size(), other_replicas == nullptr ? 1 : other_replicas->size()),
+        layout(sizes, of_group.size(), other_replicas == nullptr ? 1 : other_replicas->size(),
+               tensor_alignment(of_states)),
+        states(std::move(of_states)),
         tensors(std::move(tensor_indices)) {}
 
   std::string name;  ///< the unit's; with " frozen" for frozen tensors, and from the second class of states

@@ -21,13 +21,20 @@ StateFormulas::Bytes StateFormulas::bytes() const {
   for (const UnitState& unit : store_.units()) {
     for (const FlatBuffer& flat : unit.buffers) {
       if (flat.empty()) continue;
+      const auto add_bytes = [&](ElementRange held, const auto& bytes_of_elements, std::int64_t& sum,
+                                 std::int64_t& on_tier) {
+        const std::int64_t all = bytes_of_elements(held.size());
+        sum += all;
+        on_tier += all;
+        bytes.padding += all;
+        for (const TensorPiece& piece : flat.layout.pieces(held)) {
+          bytes.padding -= bytes_of_elements(piece.elements);
+        }
+      };
       const auto add = [&](ElementRange held, std::int64_t element_bytes, std::int64_t& sum,
                            std::int64_t& on_tier) {
-        std::int64_t padding = held.size();
-        for (const TensorPiece& piece : flat.layout.pieces(held)) padding -= piece.elements;
-        sum += held.size() * element_bytes;
-        on_tier += held.size() * element_bytes;
-        bytes.padding += padding * element_bytes;
+        add_bytes(
+            held, [&](std::int64_t elements) { return elements * element_bytes; }, sum, on_tier);
       };
       add(residency.parameters_range(flat), compute_bytes, bytes.parameters,
           bytes.tiers[of_tier(flat.parameters_tier)].parameters);
@@ -48,8 +55,12 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       const bool master = config_.precision.compute != DataType::float32 ||
                           flat.optimizer_tier != flat.parameters_tier ||
                           flat.optimizer_tier == OffloadTier::nvme;
-      add(kept, bytes_of(flat.states) + (master ? size_of(DataType::float32) : 0), bytes.optimizer,
-          home.optimizer);
+      add_bytes(
+          kept,
+          [&](std::int64_t elements) {
+            return state_bytes(flat.states, elements) + (master ? bytes_of(DataType::float32, elements) : 0);
+          },
+          bytes.optimizer, home.optimizer);
     }
   }
   return bytes;
@@ -120,7 +131,7 @@ OffloadTraffic StateFormulas::offload() const {
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const FlatBuffer& flat : store_.units()[u].buffers) {
       const std::int64_t kept = flat.trainable ? store_.residency().optimizer_range(flat).size() : 0;
-      const std::int64_t state_bytes = size_of(DataType::float32) + bytes_of(flat.states);
+      const std::int64_t tiles = bytes_of(DataType::float32, kept) + state_bytes(flat.states, kept);
       const bool brings = flat.parameters_tier != OffloadTier::none;
       if (flat.optimizer_tier != OffloadTier::none) {
         if (flat.whole_matrices) {
@@ -133,8 +144,8 @@ OffloadTraffic StateFormulas::offload() const {
         if (!brings) bytes.from_host += kept * weight;
         if (flat.optimizer_tier == OffloadTier::nvme) {
           const std::int64_t passes = flat.whole_matrices ? 2 : 1;
-          bytes.nvme_read += passes * kept * state_bytes;
-          bytes.nvme_written += passes * kept * state_bytes;
+          bytes.nvme_read += passes * tiles;
+          bytes.nvme_written += passes * tiles;
         }
       } else if (brings) {
         bytes.to_host += kept * weight;
@@ -169,7 +180,8 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       if (!flat.trainable) continue;
       const bool boundary = residency.policy(flat) == ReductionPolicy::boundary;
       bytes += residency.gradients_range(flat).size() * size_of(precision.accumulation);
-      bytes += residency.optimizer_range(flat).size() * (master_bytes + bytes_of(flat.states));
+      const std::int64_t kept = residency.optimizer_range(flat).size();
+      bytes += kept * master_bytes + state_bytes(flat.states, kept);
       // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
       // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
       // rank alone.

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/block8.h"
 #include "engine/offloaded_state.h"
 #include "tranche/core/random.h"
 #include "tranche/kernels/elementwise.h"
@@ -26,6 +27,8 @@ class InitialWeights {
   void draw_frozen(FlatBuffer& flat);
 
  private:
+  /// All of a state to one value.
+  void fill_state(const ShardSlice& slice, const TensorView& state, float value);
   /// The caller's own values, by way of host memory.
   void fill(const Initializer& how, std::int64_t first, const TensorView& target);
   /// Draws the elements of a piece from the `done`-th on.
@@ -76,6 +79,23 @@ void InitialWeights::draw(const FlatBuffer& flat, const TensorPiece& piece, std:
   }
 }
 
+void InitialWeights::fill_state(const ShardSlice& slice, const TensorView& state, float value) {
+  if (!is_block(state.dtype)) {
+    kernels::fill_constant(*slice.stream, state, value);
+    return;
+  }
+  const std::vector<float> values(static_cast<std::size_t>(std::min<std::int64_t>(1 << 18, state.elements())),
+                                  value);
+  std::vector<std::byte> blocks(
+      static_cast<std::size_t>(bytes_of(state.dtype, static_cast<std::int64_t>(values.size()))));
+  encode_blocks8(state.dtype, values, blocks.data());
+  const auto most = static_cast<std::int64_t>(blocks.size());
+  for (std::int64_t done = 0; done < state.bytes(); done += most) {
+    store_.write(static_cast<std::byte*>(state.data) + done, blocks.data(),
+                 std::min(most, state.bytes() - done), slice.on_host);
+  }
+}
+
 void InitialWeights::draw_trainable(FlatBuffer& flat) {
   const Residency& residency = store_.residency();
   const DataType dtype = config_.precision.compute;
@@ -92,7 +112,7 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
       flat, residency.optimizer_range(flat), StateStore::Access::replace, [&](const ShardSlice& slice) {
         kernels::fill_zero(*slice.stream, slice.master);
         for (std::size_t s = 0; s < slice.state.size(); ++s) {
-          kernels::fill_constant(*slice.stream, slice.state[s], flat.states[s].initial_value);
+          fill_state(slice, slice.state[s], flat.states[s].initial_value);
         }
         if (slice.on_host) slice.stream->synchronize();
         for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {

@@ -65,10 +65,11 @@ void OffloadedState::allocate(FlatBuffer& flat) {
   flat.host_gradients = Buffer(resources_.host_memory, kept * size_of(config_.precision.accumulation),
                                Category::gradients, flat.name + " gradients");
   if (flat.optimizer_tier != OffloadTier::nvme) return;
-  std::vector<std::int64_t> widths{size_of(DataType::float32)};
-  for (const OptimizerStateTensor& state : flat.states) widths.push_back(size_of(state.dtype));
+  constexpr std::int64_t together = shard_multiple_elements;
+  std::vector<std::int64_t> widths{bytes_of(DataType::float32, together)};
+  for (const OptimizerStateTensor& state : flat.states) widths.push_back(bytes_of(state.dtype, together));
   flat.tiles = reserve_region(*swap_, kept, config_.offload.tile_elements, std::move(widths),
-                              Category::optimizer, flat.name + " optimizer");
+                              Category::optimizer, flat.name + " optimizer", together);
 }
 
 std::unique_ptr<Stream> OffloadedState::make_host_stream(const char* name, int threads) {

@@ -8,8 +8,7 @@ namespace {
 
 /// Elements [range) in `memory`, which holds the elements `kept` of the buffer.
 TensorView view(void* memory, ElementRange kept, ElementRange range, DataType dtype) {
-  return {static_cast<std::byte*>(memory) + (range.begin - kept.begin) * size_of(dtype), dtype,
-          Shape{range.size()}};
+  return part_of({memory, dtype, Shape{kept.size()}}, kept.begin, range);
 }
 
 }  // namespace

@@ -1,14 +1,21 @@
 #include "engine/shard_slice.h"
 
+#include <fmt/core.h>
+
 #include <cstddef>
 
+#include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
 
 TensorView part_of(const TensorView& view, std::int64_t first, ElementRange range) {
   auto* data = static_cast<std::byte*>(view.data);
-  if (data != nullptr) data += (range.begin - first) * size_of(view.dtype);
+  const std::int64_t before = range.begin - first;
+  if (before % block_elements_of(view.dtype) != 0) {
+    throw LogicError(fmt::format("element {} of {} is within a block", before, name_of(view.dtype)));
+  }
+  if (data != nullptr) data += bytes_of(view.dtype, before);
   return {data, view.dtype, Shape{range.size()}};
 }
 

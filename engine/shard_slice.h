@@ -21,7 +21,8 @@ struct ShardSlice {
   bool on_host = false;           ///< host memory, else device memory
 };
 
-/// The elements `range`, which lie within the view's own range from `first` on.
+/// The elements `range`, which lie within the view's own range from `first` on. LogicError where they begin
+/// within a block.
 TensorView part_of(const TensorView& view, std::int64_t first, ElementRange range);
 /// The elements `range`, which lie within the slice's range.
 ShardSlice part_of(const ShardSlice& slice, ElementRange range);

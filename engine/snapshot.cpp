@@ -48,8 +48,9 @@ SnapshotLayout Snapshot::lay_out(const checkpoint::ShardPlan& plan) const {
   laid.bytes = 0;
   for (SnapshotLayout::Part& part : laid.parts) {
     part.offset = laid.bytes;
-    const DataType dtype = plan.layout().sections[static_cast<std::size_t>(part.piece.section)].dtype;
-    laid.bytes += round_up(part.piece.range.size() * size_of(dtype), io_alignment);
+    const checkpoint::SectionRecord& section =
+        plan.layout().sections[static_cast<std::size_t>(part.piece.section)];
+    laid.bytes += round_up(section.bytes(part.piece.range.size()), io_alignment);
   }
   for (std::size_t a = 0; a < laid.arrays.size(); ++a) {
     if (laid.arrays[a] < 0) continue;
@@ -88,8 +89,7 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
     return plan.layout().sections[static_cast<std::size_t>(part.piece.section)];
   };
   const auto place_of = [&](const SnapshotLayout::Part& part, ElementRange range) {
-    return memory().data() + part.offset +
-           (range.begin - part.piece.range.begin) * size_of(section_at(part).dtype);
+    return memory().data() + part.offset + section_at(part).bytes(range.begin - part.piece.range.begin);
   };
   std::vector<std::vector<const SnapshotLayout::Part*>> trainable(store_.trainable().size());
   for (const SnapshotLayout::Part& part : layout_.parts) {

@@ -58,11 +58,10 @@ void add_buffers(UnitState& unit, StateLayout& layout, Communicator& group, Comm
       const std::vector<OptimizerStateTensor>& states = layout.state_classes[b].states;
       name += states.empty() ? " stateless" : " " + states.front().name;
     }
-    FlatBuffer& flat = unit.buffers.emplace_back(std::move(name), trainable, group, replicas,
-                                                 pending[b].sizes, std::move(pending[b].tensors));
-    if (!trainable) continue;
-    flat.states = layout.state_classes[b].states;
-    flat.whole_matrices = layout.state_classes[b].whole_matrices;
+    FlatBuffer& flat = unit.buffers.emplace_back(
+        std::move(name), trainable, group, replicas, pending[b].sizes, std::move(pending[b].tensors),
+        trainable ? layout.state_classes[b].states : std::vector<OptimizerStateTensor>());
+    flat.whole_matrices = trainable && layout.state_classes[b].whole_matrices;
   }
 }
 

@@ -15,21 +15,21 @@ namespace {
 void request(const checkpoint::Reader& reader, const TensorMatch& match, const FlatBuffer& flat,
              const std::string& kind, std::int64_t first, const TensorView& host,
              std::vector<checkpoint::ReadRequest>& requests) {
-  const std::int64_t width = size_of(host.dtype);
+  const auto offset = [&](std::int64_t element) { return bytes_of(host.dtype, element - first); };
   auto* bytes = static_cast<std::byte*>(host.data);
   const ElementRange range{first, first + host.elements()};
   std::int64_t next = first;
   const auto pad_to = [&](std::int64_t element) {
-    std::memset(bytes + (next - first) * width, 0, static_cast<std::size_t>((element - next) * width));
+    std::memset(bytes + offset(next), 0, static_cast<std::size_t>(offset(element) - offset(next)));
   };
   for (const TensorPiece& piece : flat.layout.pieces(range)) {
     if (const checkpoint::StoredTensor* source = match.source(flat, piece, kind)) {
       requests.push_back(reader.request_for(source->name, kind,
                                             {piece.tensor_begin, piece.tensor_begin + piece.elements},
-                                            host.dtype, bytes + (piece.buffer_begin - first) * width));
+                                            host.dtype, bytes + offset(piece.buffer_begin)));
     }
     pad_to(piece.buffer_begin);
-    next = piece.buffer_begin + piece.elements;
+    next = round_up(piece.buffer_begin + piece.elements, block_elements_of(host.dtype));
   }
   pad_to(range.end);
 }

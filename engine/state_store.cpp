@@ -138,7 +138,7 @@ void StateStore::allocate(FlatBuffer& flat) {
         Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
   }
   for (const OptimizerStateTensor& state : flat.states) {
-    flat.state.emplace_back(memory, kept * size_of(state.dtype), Category::optimizer,
+    flat.state.emplace_back(memory, bytes_of(state.dtype, kept), Category::optimizer,
                             flat.name + " " + state.name);
   }
 }

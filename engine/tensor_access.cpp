@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/block8.h"
 #include "engine/offloaded_state.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
@@ -78,6 +79,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
   std::vector<std::byte> raw;
+  const bool in_blocks = is_block(dtype);
   const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
   const bool in_parts = !everywhere && !(local_range == flat.shard());
   for (int owner = 0; owner < flat.layout.ranks(); ++owner) {
@@ -87,9 +89,12 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
     const ElementRange here = in_parts ? intersect(part, local_range) : part;
     if ((everywhere || mine) && !here.empty()) {
       float* const target = values.data() + (here.begin - offset);
-      raw.assign(static_cast<std::size_t>(here.size() * size_of(dtype)), std::byte{0});
+      raw.assign(static_cast<std::size_t>(bytes_of(dtype, here.size())), std::byte{0});
       read(here, raw.data());
-      for (std::int64_t i = 0; i < here.size(); ++i) target[i] = load_as_float(raw.data(), i, dtype);
+      if (in_blocks) decode_blocks8(dtype, raw.data(), {target, static_cast<std::size_t>(here.size())});
+      for (std::int64_t i = 0; !in_blocks && i < here.size(); ++i) {
+        target[i] = load_as_float(raw.data(), i, dtype);
+      }
     }
     const auto send = [&](Communicator& ranks, ElementRange range, int root) {
       if (range.empty()) return;
@@ -113,7 +118,7 @@ std::vector<float> TensorAccess::gather_state(int index, int which) {
   return gather(index, dtype, store_.residency().optimizer_range(flat), [&](ElementRange range, void* to) {
     store_.visit(flat, range, StateStore::Access::read, [&](const ShardSlice& slice) {
       const TensorView from = state_of(slice, which);
-      store_.read(static_cast<std::byte*>(to) + (slice.range.begin - range.begin) * size_of(dtype), from.data,
+      store_.read(static_cast<std::byte*>(to) + bytes_of(dtype, slice.range.begin - range.begin), from.data,
                   from.bytes(), slice.on_host);
     });
   });
@@ -128,9 +133,11 @@ void TensorAccess::write_slices(int index, int which, std::span<const float> val
   store_.visit(flat, part, StateStore::Access::update, [&](const ShardSlice& slice) {
     const TensorView to = state_of(slice, which);
     std::vector<std::byte> raw(static_cast<std::size_t>(to.bytes()));
-    for (std::int64_t i = 0; i < slice.range.size(); ++i) {
-      store_from_float(raw.data(), i, to.dtype,
-                       values[static_cast<std::size_t>(slice.range.begin - offset + i)]);
+    const std::span<const float> own = values.subspan(static_cast<std::size_t>(slice.range.begin - offset),
+                                                      static_cast<std::size_t>(slice.range.size()));
+    if (is_block(to.dtype)) encode_blocks8(to.dtype, own, raw.data());
+    for (std::size_t i = 0; !is_block(to.dtype) && i < own.size(); ++i) {
+      store_from_float(raw.data(), static_cast<std::int64_t>(i), to.dtype, own[i]);
     }
     store_.write(to.data, raw.data(), to.bytes(), slice.on_host);
   });
@@ -305,8 +312,13 @@ kernels::Digest TensorAccess::digest(Digested what) {
         const ShardSlice part = part_of(slice, {piece.buffer_begin, piece.buffer_begin + piece.elements});
         kernels::add_digest(*slice.stream, part.master, index, piece.tensor_begin, target);
         for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
-          kernels::add_digest(*slice.stream, part.state[s], index + (s + 1) * tensor_count,
-                              piece.tensor_begin, target);
+          TensorView state = part.state[s];
+          std::int64_t first = piece.tensor_begin;
+          if (is_block(state.dtype)) {  // as words
+            first = bytes_of(state.dtype, first) / size_of(DataType::float32);
+            state = {state.data, DataType::float32, Shape{state.bytes() / size_of(DataType::float32)}};
+          }
+          kernels::add_digest(*slice.stream, state, index + (s + 1) * tensor_count, first, target);
         }
       }
     };

@@ -58,6 +58,21 @@ std::vector<std::string> missing_states(const FlatBuffer& flat, const checkpoint
   return missing;
 }
 
+/// Refuses state that is kept in another format than it was saved in.
+void require_formats(const TensorState& tensor, const FlatBuffer& flat, const checkpoint::Reader& reader,
+                     const StoredTensor& stored) {
+  const std::vector<std::string> kinds = reader.kinds(stored);
+  for (const OptimizerStateTensor& state : flat.states) {
+    if (std::find(kinds.begin(), kinds.end(), state.name) == kinds.end()) continue;
+    const DataType saved = reader.dtype(stored, state.name);
+    if (saved == state.dtype) continue;
+    throw CheckpointError(fmt::format(
+        "{} of tensor {} is in {} in {}, but in {} in this run (tranche.moments); --convert-state "
+        "(LoadOptions::convert_state) converts it",
+        state.name, tensor.name, name_of(saved), reader.folder(), name_of(state.dtype)));
+  }
+}
+
 }  // namespace
 
 const StoredTensor* TensorMatch::source(const FlatBuffer& flat, const TensorPiece& piece,
@@ -107,6 +122,7 @@ TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& rea
                                             : ""));
     }
     if (tensor.frozen || options.weights_only) continue;
+    if (!options.convert_state) require_formats(tensor, store.buffer_of(tensor), reader, stored);
     const std::vector<std::string> missing = missing_states(store.buffer_of(tensor), reader, stored);
     if (missing.empty()) continue;
     if (!options.partial || !stored.frozen) {

@@ -26,8 +26,8 @@ enum class TensorsTaken : std::uint8_t { all, frozen, trainable };
 
 /// Holds the model, or those of its tensors that are `taken`, against a checkpoint. Throws CheckpointError
 /// for a tensor of another shape, for optimizer state that `optimizer` (its name) needs and that is not
-/// there, for renames that fit nothing or give two tensors one name, and, unless options.partial, for tensors
-/// that are missing or too many.
+/// there or, unless options.convert_state, in another format, for renames that fit nothing or give two
+/// tensors one name, and, unless options.partial, for tensors that are missing or too many.
 TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& reader,
                           const LoadOptions& options, const std::string& optimizer,
                           TensorsTaken taken = TensorsTaken::all);

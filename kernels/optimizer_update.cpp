@@ -39,9 +39,11 @@ void check_states(const UpdateRule& rule, const RuleOperands& of) {
     if ((of.slots >> slot & 1) == 0) continue;
     const TensorView& state = of.state[next++];
     const std::string_view name = rule.states[slot].name;
-    check_tensor(kernel, name, state, {DataType::float32, DataType::bfloat16}, of.master.elements());
+    check_tensor(kernel, name, state,
+                 {DataType::float32, DataType::bfloat16, DataType::block8, DataType::block8_unsigned},
+                 of.master.elements());
     if (first.empty()) first = name;
-    if (state.dtype != of.state[0].dtype) {
+    if (state.dtype != of.state[0].dtype && !(is_block(state.dtype) && is_block(of.state[0].dtype))) {
       refuse(kernel, fmt::format("`{}` and `{}` differ in dtype", first, name));
     }
   }
@@ -52,9 +54,14 @@ void check_segments(const UpdateRule& rule, RulePhase phase, const RuleOperands&
   const std::string_view kernel = rule.kernel;
   if (of.arguments == nullptr) refuse(kernel, "the address of `arguments` is null");
   const std::int64_t elements = of.master.elements();
+  const std::int64_t block = of.state.empty() ? 1 : block_elements_of(of.state[0].dtype);
   std::int64_t end = 0;
   for (const UpdateSegment& segment : of.segments) {
     const auto number = &segment - of.segments.data();
+    if (segment.first % block != 0) {
+      refuse(kernel, fmt::format("segment {} begins at element {}, within a block of {}", number,
+                                 segment.first, block));
+    }
     if (segment.first < end || segment.count < 0 || segment.count > elements - segment.first) {
       refuse(kernel, fmt::format("segment {} is [{}, {} + {}); it must lie between {}, the end of the one "
                                  "before it, and {}, the elements of the range",

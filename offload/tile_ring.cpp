@@ -55,7 +55,7 @@ std::int64_t TileRegion::bytes_of(std::int64_t tile) const {
 }
 
 std::int64_t TileRegion::offset_in_tile(std::int64_t tile, int tensor) const {
-  const std::int64_t count = elements_of(tile);
+  const std::int64_t count = divide_round_up(elements_of(tile), together);
   std::int64_t sum = 0;
   for (int i = 0; i < tensor; ++i) sum += round_up(count * widths[static_cast<std::size_t>(i)], io_alignment);
   return sum;
@@ -67,7 +67,8 @@ std::int64_t TileRegion::bytes() const {
 }
 
 TileRegion reserve_region(SwapFile& file, std::int64_t elements, std::int64_t tile_elements,
-                          std::vector<std::int64_t> widths, Category category, std::string_view tag) {
+                          std::vector<std::int64_t> widths, Category category, std::string_view tag,
+                          std::int64_t together) {
   bool fits = elements >= 0 && tile_elements > 0 && !widths.empty();
   for (const std::int64_t width : widths) fits = fits && width > 0;
   if (!fits) {
@@ -80,6 +81,7 @@ TileRegion reserve_region(SwapFile& file, std::int64_t elements, std::int64_t ti
   region.elements = elements;
   region.tile_elements = std::min(tile_elements, std::max<std::int64_t>(elements, 1));
   region.widths = std::move(widths);
+  region.together = together;
   region.offset = file.reserve(region.bytes(), category, tag);
   return region;
 }

@@ -22,7 +22,8 @@ struct TileRegion {
   std::int64_t offset = 0;           ///< in the swap file
   std::int64_t elements = 0;         ///< of each tensor
   std::int64_t tile_elements = 0;    ///< of all tiles but perhaps the last
-  std::vector<std::int64_t> widths;  ///< bytes of an element, by tensor
+  std::vector<std::int64_t> widths;  ///< bytes of `together` elements, by tensor
+  std::int64_t together = 1;         ///< a tile that ends within as many has them whole
 
   std::int64_t tiles() const;
   std::int64_t first_element(std::int64_t tile) const { return tile * tile_elements; }
@@ -34,7 +35,8 @@ struct TileRegion {
 };
 /// Reserves the space for a region.
 TileRegion reserve_region(SwapFile& file, std::int64_t elements, std::int64_t tile_elements,
-                          std::vector<std::int64_t> widths, Category category, std::string_view tag);
+                          std::vector<std::int64_t> widths, Category category, std::string_view tag,
+                          std::int64_t together = 1);
 
 struct TileRef {
   const TileRegion* region = nullptr;

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "optim/state_format.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/newton_schulz.h"
 #include "tranche/kernels/optimizer_update.h"
@@ -36,10 +37,7 @@ class Muon final : public Optimizer {
   Muon(const RuleValues& values, DataType moments, double learning_rate)
       : values_(values), step_values_(step_rule(), "Muon"), moments_(moments), learning_rate_(learning_rate) {
     values.rule().check(values);
-    if (moments != DataType::float32 && moments != DataType::bfloat16) {
-      throw InvalidArgument(
-          fmt::format("Muon: moments can be kept in fp32 or bf16, not {}", name_of(moments)));
-    }
+    require_state_format("Muon", moments);
     for (const char* own : {"muon_lr", "adam_lr"}) {
       if (!std::isfinite(values.number(own)) || learning_rate > 0) continue;
       throw InvalidArgument(
@@ -65,7 +63,7 @@ class Muon final : public Optimizer {
 
   std::vector<OptimizerStateTensor> state(const TrainableTensor& tensor) const override {
     if (tensor.matrices == 0) return adam_->state(tensor);
-    return {{"momentum_buffer", moments_, 0}};
+    return {{"momentum_buffer", state_format(moments_, values_.rule().states[0], tensor.shape), 0}};
   }
   void check_group(const GroupOptions& group) const override { adam_->check_group(group); }
   bool needs_whole_matrices(const TrainableTensor& tensor) const override { return tensor.matrices > 0; }

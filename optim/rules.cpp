@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "optim/muon.h"
+#include "optim/state_format.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/optimizer_update.h"
 
@@ -34,17 +35,24 @@ constexpr Missing missing[] = {
     {"MuAdam", "Adam with a learning_rate_factor for each tensor in tranche.parameter_groups"},
     {"MuAdamW", "AdamW with a learning_rate_factor for each tensor in tranche.parameter_groups"},
     {"MuSGD", "SGD with a learning_rate_factor for each tensor in tranche.parameter_groups"},
-    {"Adafactor", "AdamW with tranche.moments bf16, or Lion, which keeps one state"},
+    {"Adafactor", "AdamW with tranche.moments block8, or Lion, which keeps one state"},
     {"ScheduleFree", "AdamW with the scheduler WSD, which need not know the run's end either"},
     {"ScheduleFreeAdamW", "AdamW with the scheduler WSD"},
     {"SOAP", "Muon, which takes whole matrices too"},
     {"Shampoo", "Muon, which takes whole matrices too, or Adagrad"},
     {"Sophia", "Lion (a second backward pass is not part of a step)"},
-    {"GaLore", "AdamW with tranche.moments bf16, or zero_optimization.offload_optimizer"},
-    {"GaLoreAdamW", "AdamW with tranche.moments bf16, or zero_optimization.offload_optimizer"},
-    {"APOLLO", "AdamW with tranche.moments bf16, or zero_optimization.offload_optimizer"},
-    {"AdamW8bit", "AdamW with tranche.moments bf16"},
-    {"Adam8bit", "Adam with tranche.moments bf16"},
+    {"GaLore", "AdamW with tranche.moments block8, or zero_optimization.offload_optimizer"},
+    {"GaLoreAdamW", "AdamW with tranche.moments block8, or zero_optimization.offload_optimizer"},
+    {"APOLLO", "AdamW with tranche.moments block8, or zero_optimization.offload_optimizer"},
+    {"AdamW8bit", "AdamW with tranche.moments block8"},
+    {"Adam8bit", "Adam with tranche.moments block8"},
+    {"Lion8bit", "Lion with tranche.moments block8"},
+    {"LAMB8bit", "Lamb with tranche.moments block8"},
+    {"LARS8bit", "LARS with tranche.moments block8"},
+    {"RMSprop8bit", "RMSprop with tranche.moments block8"},
+    {"SGD8bit", "SGD with a momentum and tranche.moments block8"},
+    {"Adagrad8bit", "Adagrad, whose sum stays in fp32"},
+    {"PagedAdamW8bit", "AdamW with tranche.moments block8 and zero_optimization.offload_optimizer"},
     {"PagedAdamW", "AdamW with zero_optimization.offload_optimizer"},
     {"Adamax", "Adam"},
     {"NAdam", "Adam"},
@@ -61,10 +69,7 @@ class RuleOptimizer final : public Optimizer {
     rule().check(values_);
     kept_ = rule().kept(values_);
     if (moments == DataType::float32) return;
-    if (moments != DataType::bfloat16) {
-      throw InvalidArgument(
-          fmt::format("{}: moments can be kept in fp32 or bf16, not {}", name(), name_of(moments)));
-    }
+    detail::require_state_format(name(), moments);
     if (kept_ == 0) {
       throw InvalidArgument(fmt::format("{}: it keeps no moments with these parameters, in {} or any dtype",
                                         name(), name_of(moments)));
@@ -78,11 +83,12 @@ class RuleOptimizer final : public Optimizer {
 
   std::string name() const override { return std::string(rule().name(values_)); }
 
-  std::vector<OptimizerStateTensor> state(const TrainableTensor&) const override {
+  std::vector<OptimizerStateTensor> state(const TrainableTensor& tensor) const override {
     std::vector<OptimizerStateTensor> result;
     for (std::size_t slot = 0; slot < rule().states.size(); ++slot) {
       if ((kept_ >> slot & 1) == 0) continue;
-      result.push_back({std::string(rule().states[slot].name), moments_,
+      result.push_back({std::string(rule().states[slot].name),
+                        detail::state_format(moments_, rule().states[slot], tensor.shape),
                         rule().initial_value(values_, static_cast<int>(slot))});
     }
     return result;

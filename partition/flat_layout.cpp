@@ -57,7 +57,8 @@ ElementRange intersect(ElementRange a, ElementRange b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-FlatLayout::FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts)
+FlatLayout::FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts,
+                       std::int64_t alignment)
     : sizes_(tensor_elements.begin(), tensor_elements.end()), ranks_(ranks) {
   if (ranks < 1) {
     throw InvalidArgument("flat layout over " + std::to_string(ranks) + " ranks; at least 1 is needed");
@@ -76,7 +77,7 @@ FlatLayout::FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks,
       throw InvalidArgument("tensor " + std::to_string(i) + " of a flat layout has " +
                             std::to_string(sizes_[i]) + " elements; at least 1 is needed");
     }
-    const std::int64_t offset = round_up(end, tensor_alignment_elements);
+    const std::int64_t offset = round_up(end, alignment);
     if (offset > max_buffer_elements || sizes_[i] > max_buffer_elements - offset) {
       refuse_size(sizes_.size(), ranks);
     }

@@ -11,6 +11,8 @@ namespace tranche::detail {
 /// Constants of the format (checkpoints depend on them).
 inline constexpr std::int64_t tensor_alignment_elements = 64;
 inline constexpr std::int64_t shard_multiple_elements = 256;
+/// Of tensors whose states are in blocks, as of 256 elements no tensor and no shard has a part then.
+inline constexpr std::int64_t block_alignment_elements = 256;
 
 /// Elements [begin, end).
 struct ElementRange {
@@ -32,9 +34,9 @@ struct TensorPiece {
   friend bool operator==(const TensorPiece&, const TensorPiece&) = default;
 };
 
-/// Layout of one flat buffer: tensors in declared order, each starting on a multiple of 64 elements, cut in
-/// `ranks` equal shards; padding otherwise only at the end. A shard can be cut in `parts` of a multiple of
-/// 256 elements, which are the shards of a layout over ranks * parts.
+/// Layout of one flat buffer: tensors in declared order, each starting on a multiple of `alignment` elements
+/// (64 or 256), cut in `ranks` equal shards; padding otherwise only at the end. A shard can be cut in `parts`
+/// of a multiple of 256 elements, which are the shards of a layout over ranks * parts.
 ///
 /// Example: tensors of 10 and 300 elements over 3 ranks start at 0 and 64, end at 364; shards hold 256
 /// elements, so the buffer has 768: rank 0 owns [0, 256), rank 1 [256, 512), rank 2 owns only padding.
@@ -42,7 +44,8 @@ class FlatLayout {
  public:
   /// `tensor_elements` may be empty (then every size is 0). Throws InvalidArgument when ranks or parts are
   /// below 1, a tensor has no elements, or the buffer could pass 2^63 bytes with 8-byte elements.
-  FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts = 1);
+  FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts = 1,
+             std::int64_t alignment = tensor_alignment_elements);
 
   int ranks() const noexcept { return static_cast<int>(ranks_); }
   int tensors() const noexcept { return static_cast<int>(sizes_.size()); }

@@ -9,6 +9,7 @@
 #include "engine/offload_share.h"
 #include "engine/residency.h"
 #include "models/language_head.h"
+#include "optim/state_format.h"
 #include "partition/flat_layout.h"
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
@@ -174,10 +175,8 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   for (std::size_t u = 0; u < padded.size(); ++u) {
     schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
   }
-  schedule.state_bytes = size_of(DataType::float32);
-  for (const OptimizerStateTensor& state : make_optimizer(config)->state({})) {
-    schedule.state_bytes += size_of(state.dtype);
-  }
+  schedule.state_bytes = static_cast<double>(size_of(DataType::float32)) +
+                         detail::state_bytes_of_element(*make_optimizer(config));
   schedule.visits = visits_of(request, config, spec);
   if (config.gather_for == GatherFor::step) {
     std::set<int> gathered;
@@ -480,9 +479,7 @@ class Search {
     // State that leaves the device takes the main gradient with it where one micro-batch makes the step.
     if (config.frozen.empty() && levers.optimizer == OffloadTier::none) {
       double optimizer = compute == DataType::float32 ? 0 : 4;
-      for (const OptimizerStateTensor& state : make_optimizer(config)->state({})) {
-        optimizer += static_cast<double>(size_of(state.dtype));
-      }
+      optimizer += detail::state_bytes_of_element(*make_optimizer(config));
       bytes += held(config.stage == 0 || boundary, owners) *
                    static_cast<double>(size_of(config.precision.accumulation)) +
                held(config.stage == 0, owners) * optimizer;

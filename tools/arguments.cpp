@@ -245,6 +245,9 @@ void add_train_flags(CLI::App& app, Options& options) {
       "start a new run from the weights of a checkpoint; with --resume latest, while there is none");
   add(app, "--base", options.base, "DIR",
       "where the base of a checkpoint of adapters is (default: where it was when they were trained)");
+  app.add_flag("--convert-state", options.convert_state,
+               "with --resume: take optimizer state that was saved in another format than tranche.moments "
+               "says, converted");
   app.add_flag(
       "--partial", options.partial,
       "take from --resume DIR or --resume-weights-only the tensors that the model has too; a line for each "
@@ -301,6 +304,9 @@ void check_checkpoints(const Options& options) {
   }
   if (options.resume_strict && options.resume != "latest") {
     refuse("--resume-strict says what --resume latest does with damaged checkpoints; give that too");
+  }
+  if (options.convert_state && options.resume.empty()) {
+    refuse("--convert-state says how --resume takes optimizer state; give that too");
   }
   if ((options.partial || !options.rename.empty()) && options.resume_weights_only.empty() &&
       (options.resume.empty() || options.resumes_own())) {

@@ -252,6 +252,7 @@ void Run::load_resume_source() {
   const bool latest = options.resume == "latest" && !takes_weights_only;
   LoadOptions how{.weights_only = takes_weights_only,
                   .pass_over_damaged = latest && !options.resume_strict,
+                  .convert_state = options.convert_state,
                   .base = options.base};
   if (takes_weights_only || !options.resumes_own()) {
     how.partial = options.partial;

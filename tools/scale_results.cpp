@@ -124,7 +124,7 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
 }
 
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
-                                 int moments) {
+                                 double moments) {
   const double n = ranks;
   const double master = compute == 4 ? 0 : 4;
   const double parameters = stage >= 3 ? compute / n : compute;

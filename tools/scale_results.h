@@ -94,7 +94,7 @@ struct StudyFacts {
 /// dtype and an accumulation dtype of so many bytes, fp32 master weights (none in fp32 training) and
 /// `moments` bytes of moments.
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
-                                 int moments);
+                                 double moments);
 
 /// A run that did not end well.
 struct RunFailure {

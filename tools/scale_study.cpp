@@ -18,6 +18,7 @@
 #include "core/json.h"
 #include "core/output_file.h"
 #include "core/text_file.h"
+#include "optim/state_format.h"
 #include "tools/scale_nodes.h"
 #include "tools/settings.h"
 #include "tranche/comm/backends.h"
@@ -261,10 +262,7 @@ void ScaleStudy::plan_points() {
     for (const Tier tier : all_tiers) point.peak[static_cast<std::size_t>(tier)] = result.tier(tier).peak;
     const CategoryBytes& held = result.tier(Tier::device).persistent;
     point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
-    int moments = 0;
-    for (const OptimizerStateTensor& tensor : make_optimizer(config)->state({})) {
-      moments += static_cast<int>(size_of(tensor.dtype));
-    }
+    const double moments = detail::state_bytes_of_element(*make_optimizer(config));
     const int shards = result.mesh.size(MeshAxis::shard);
     const bool shared = config.replicate == Replicate::parameters && stage > 0;
     const int owners = shared ? ranks : shards;  // of gradients and optimizer state

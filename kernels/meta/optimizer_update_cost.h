@@ -10,7 +10,8 @@ inline Cost rule_update(const UpdateRule& rule, RulePhase phase, const RuleOpera
                         std::int64_t covered) {
   const auto elements = static_cast<double>(covered);
   const auto bytes = [&](const ConstTensorView& view) {
-    return elements * static_cast<double>(size_of(view.dtype));
+    const std::int64_t block = block_elements_of(view.dtype);
+    return elements * static_cast<double>(bytes_of(view.dtype, block)) / static_cast<double>(block);
   };
   double states = 0;
   for (const TensorView& state : of.state) states += bytes(state);

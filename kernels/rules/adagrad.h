@@ -17,7 +17,7 @@ struct Adagrad {
       number_option("weight_decay", 0, not_negative, "added to the gradient"),
       number_option("initial_accumulator_value", 0, not_negative, "the sum begins at it")};
   /// A sum that grows loses small squares in bf16.
-  static constexpr RuleState states[] = {{"sum", false}};
+  static constexpr RuleState states[] = {{"sum", false, true}};
   static constexpr unsigned slots[] = {0b1};
   static constexpr double operations(unsigned) { return 10; }
   static unsigned kept(const RuleValues&) { return 0b1; }

@@ -21,7 +21,7 @@ struct Lamb {
       number_option("weight_decay", 0, not_negative, "part of the direction whose norm counts"),
       number_option("max_coeff", no_bound, not_negative, "largest trust ratio (DeepSpeed: 10)"),
       number_option("min_coeff", no_bound, not_negative, "least trust ratio (DeepSpeed: 0.01)")};
-  static constexpr RuleState states[] = {{"exp_avg"}, {"exp_avg_sq"}};
+  static constexpr RuleState states[] = {{"exp_avg"}, {"exp_avg_sq", true, true}};
   static constexpr unsigned slots[] = {0b11};
   static constexpr double operations(unsigned) { return 26; }
   static unsigned kept(const RuleValues&) { return 0b11; }

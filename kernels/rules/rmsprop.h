@@ -18,7 +18,7 @@ struct RmsProp {
       number_option("momentum", 0, not_negative,
                     "share of the last direction in the next; 0 keeps no buffer"),
       flag_option("centered", false, "divides by the root of the variance")};
-  static constexpr RuleState states[] = {{"square_avg"}, {"grad_avg"}, {"momentum_buffer"}};
+  static constexpr RuleState states[] = {{"square_avg", true, true}, {"grad_avg"}, {"momentum_buffer"}};
   static constexpr unsigned slots[] = {0b001, 0b011, 0b101, 0b111};
   static constexpr double operations(unsigned kept) {
     return 10 + ((kept & 0b010) != 0 ? 5 : 0) + ((kept & 0b100) != 0 ? 2 : 0);

@@ -227,7 +227,13 @@ TEST(Config, PrecisionProblems) {
   EXPECT_THAT(problems(R"({"data_types": {"grad_accum_dtype": "fp16"}})"),
               HasSubstr("data_types.grad_accum_dtype: fp16 is not one of fp32, bf16"));
   EXPECT_THAT(problems(R"({"tranche": {"moments": "fp16"}})"),
-              HasSubstr("tranche.moments: fp16 is not one of"));
+              HasSubstr("tranche.moments: fp16 is not one of fp32, bf16, block8"));
+  EXPECT_THAT(problems(R"({"tranche": {"moments": "int8"}})"),
+              HasSubstr("tranche.moments: 'int8' is not one of fp32, bf16, block8"));
+  EXPECT_THAT(problems(R"({"optimizer": {"type": "Adagrad"}, "tranche": {"moments": "block8"}})"),
+              HasSubstr("tranche.moments: Adagrad: its sum is kept in fp32 alone, not in block8"));
+  EXPECT_THAT(problems(R"({"optimizer": {"type": "AdamW8bit"}})"),
+              HasSubstr("the nearest is AdamW with tranche.moments block8"));
   EXPECT_THAT(
       problems(R"({"optimizer": {"type": "SGD"}, "tranche": {"moments": "bf16"}})"),
       HasSubstr("tranche.moments: SGD: it keeps no moments with these parameters, in bf16 or any dtype"));

@@ -11,13 +11,20 @@
 
 namespace tranche::test {
 
-ModelSpec odd_model(bool single_unit) {
+ModelSpec odd_model(bool single_unit, bool large) {
   ModelSpec spec;
   spec.add_unit({"tied",
                  {{"tied.a", Shape{7}, Initializer::normal(0.5f)},
                   {"tied.b", Shape{64, 3}, Initializer::uniform(-1, 1), {}, LinearLayout::none, false, 2}},
                  2});
-  if (single_unit) return spec;
+  if (large) {
+    spec.add_unit({"large",
+                   {{"large.h", Shape{67, 83}, Initializer::normal(0.5f), {}, LinearLayout::none, false, 1},
+                    {"large.i", Shape{4603}, Initializer::uniform(-1, 1)},
+                    {"large.j", Shape{5}, Initializer::ones()}},
+                   1});
+  }
+  if (single_unit || large) return spec;
   spec.add_unit(
       {"prime",
        {{"prime.c", Shape{1009}, Initializer::normal(1)}, {"prime.d", Shape{1}, Initializer::ones()}},
@@ -143,18 +150,18 @@ std::string OddRun::to_string() const {
       "overlap={}, "
       "reduce_bucket={}, gather_bucket={}, depth={}, gather_for={}, persistent={} of {}, prefetch={}, "
       "poison={}, plan_memory={}, frozen={}, steps={}, "
-      "clipping={}, also_frozen={}, single_unit={}, "
+      "clipping={}, also_frozen={}, single_unit={}, large={}, moments={}, "
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
       "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
       "replica_sum={}, collectives={}, copy_in={}, micro_batches={}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, name_of(gather_for), persistent, persistent_in_all, prefetch,
-      poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, name_of(accumulation_dtype),
-      samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed, name_of(offload.optimizer),
-      name_of(offload.parameters), offload.ratio, offload.tile_elements, offload.tile_buffers,
-      offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum), collectives,
-      faults.copy_in, micro_batches);
+      poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, large, name_of(moments),
+      name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed,
+      name_of(offload.optimizer), name_of(offload.parameters), offload.ratio, offload.tile_elements,
+      offload.tile_buffers, offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum),
+      collectives, faults.copy_in, micro_batches);
 }
 
 Config odd_config(const OddRun& run) {
@@ -189,7 +196,7 @@ Config odd_config(const OddRun& run) {
   config.optimizer.parameters = run.parameters;
   if (run.optimizer == "SGD") config.optimizer.parameters["momentum"] = 0.9;
   config.precision.moments = run.moments;
-  if (run.frozen) config.frozen = {"mixed.froz*"};
+  if (run.frozen && !run.large) config.frozen = {"mixed.froz*"};
   if (!run.also_frozen.empty()) config.frozen.push_back(run.also_frozen);
   config.workspace_bytes = 64 << 10;  // no kernel of this model wants more; poison fills all of it
   config.staging_bytes = 64 << 10;
@@ -225,7 +232,7 @@ void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& fact
   options.device = run.device;
   options.log_level = LogLevel::off;
   Runtime runtime(options, factory);
-  Engine engine(runtime, odd_model(run.single_unit), config);
+  Engine engine(runtime, odd_model(run.single_unit, run.large), config);
   std::vector<StepResult> steps;
   std::int64_t late_calls = 0;
   for (int step = 0; step < run.steps; ++step) {

@@ -15,8 +15,9 @@
 
 namespace tranche::test {
 
-/// The units: tied (2 uses), prime, tiny, mixed (holds odd_frozen_tensor); or the first alone.
-ModelSpec odd_model(bool single_unit = false);
+/// The units: tied (2 uses), prime, tiny, mixed (holds odd_frozen_tensor); or the first alone. `large`: the
+/// first and one with tensors whose states block8 keeps in blocks, none of them of whole blocks.
+ModelSpec odd_model(bool single_unit = false, bool large = false);
 inline constexpr const char* odd_frozen_tensor = "mixed.frozen";
 
 /// The gradient of one sample with respect to element i of a tensor is weight - odd_target(...): uniform in
@@ -59,6 +60,7 @@ struct OddRun {
   bool frozen = true;
   std::string also_frozen = {};  ///< another pattern
   bool single_unit = false;
+  bool large = false;
   int steps = 4;
   double clipping = 1.0;
   DataType accumulation_dtype = DataType::float32;

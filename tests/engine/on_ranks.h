@@ -20,7 +20,7 @@ inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtim
     options.log_level = LogLevel::off;
     if (adjust) adjust(config, options);
     Runtime runtime(options, factory);
-    Engine engine(runtime, odd_model(run.single_unit), config);
+    Engine engine(runtime, odd_model(run.single_unit, run.large), config);
     body(engine, runtime);
   });
 }

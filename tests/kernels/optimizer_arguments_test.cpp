@@ -105,9 +105,11 @@ TEST(OptimizerUpdate, RefusesByName) {
   EXPECT_EQ(adam(integers.view(), w, m, v, {}),
             "adam_update: `gradient` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(adam(three.view(), w, m, v, {}), "adam_update: `gradient` has 3 elements, wanted 4");
-  EXPECT_EQ(adam(g, w, half.view(), v, {}), "adam_update: `exp_avg` has dtype fp16, wanted fp32 or bf16");
+  EXPECT_EQ(adam(g, w, half.view(), v, {}),
+            "adam_update: `exp_avg` has dtype fp16, wanted fp32, bf16, block8 or block8_unsigned");
   EXPECT_EQ(adam(g, w, three.view(), v, {}), "adam_update: `exp_avg` has 3 elements, wanted 4");
-  EXPECT_EQ(adam(g, w, m, half.view(), {}), "adam_update: `exp_avg_sq` has dtype fp16, wanted fp32 or bf16");
+  EXPECT_EQ(adam(g, w, m, half.view(), {}),
+            "adam_update: `exp_avg_sq` has dtype fp16, wanted fp32, bf16, block8 or block8_unsigned");
   EXPECT_EQ(adam(g, w, m, three.view(), {}), "adam_update: `exp_avg_sq` has 3 elements, wanted 4");
   EXPECT_EQ(adam(g, w, m, s.weight.view(), {}), "adam_update: `exp_avg` and `exp_avg_sq` differ in dtype");
   EXPECT_EQ(adam(g, w, m, v, integers.view()),
@@ -132,7 +134,8 @@ TEST(OptimizerUpdate, RefusesByName) {
     });
   };
   EXPECT_EQ(sgd(three.view()), "sgd_update: `momentum_buffer` has 3 elements, wanted 4");
-  EXPECT_EQ(sgd(half.view()), "sgd_update: `momentum_buffer` has dtype fp16, wanted fp32 or bf16");
+  EXPECT_EQ(sgd(half.view()),
+            "sgd_update: `momentum_buffer` has dtype fp16, wanted fp32, bf16, block8 or block8_unsigned");
 }
 
 }  // namespace

@@ -128,8 +128,13 @@ std::vector<CombinationAxis> combination_axes() {
           c.rule = Rule::own;
           c.config.optimizer.learning_rate = 0.02;
         }}});
-  axes.push_back(of_two("moments", true, "moments-bf16",
-                        [](Combination& c) { c.config.precision.moments = DataType::bfloat16; }));
+  add("moments", true,
+      {nothing(),
+       {"moments-bf16", [](Combination& c) { c.config.precision.moments = DataType::bfloat16; }},
+       {"moments-block8", [](Combination& c) {
+          c.config.precision.moments = DataType::block8;
+          c.wide = true;
+        }}});
   const auto frozen = [](Combination& c) {
     // Tensors of the embedding (of the head's unit where that is tied), some of a block, and a whole block.
     if (c.architecture == Architecture::gpt) {
@@ -263,8 +268,9 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   };
   if (halves_without_four(a, value, b, other) || halves_without_four(b, other, a, value)) return false;
   // Without effect: a rule of the program's declares its state's dtype itself; one rank has no peers.
-  return !are("own-rule", "moments-bf16") && !are("one-rank", "messages") && !are("one-rank", "shared") &&
-         !are("one-rank", "reduction-group") && !are("one-rank", "replicas");
+  return !are("own-rule", "moments-bf16") && !are("own-rule", "moments-block8") &&
+         !are("one-rank", "messages") && !are("one-rank", "shared") && !are("one-rank", "reduction-group") &&
+         !are("one-rank", "replicas");
 }
 
 namespace {

@@ -25,11 +25,13 @@ std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
   if (c.architecture == Architecture::gpt) {
     GptConfig model = tiny_gpt();
     model.layers = 3;
+    if (c.wide) model.width = 48;
     model.embedding_dropout = model.attention_dropout = model.residual_dropout = c.dropout;
     return std::make_unique<Gpt>(model);
   }
   LlamaConfig model = tiny_llama(c.architecture == Architecture::llama ? LlamaKind::llama : LlamaKind::qwen3);
   model.layers = 3;
+  if (c.wide) model.inner = 173;
   model.attention_dropout = c.dropout;
   return std::make_unique<Llama>(model);
 }

@@ -32,6 +32,7 @@ struct Combination {
   int ranks = 2;
   Config config;
   float dropout = 0;
+  bool wide = false;  ///< matrices of more than 4096 elements, as block8 asks for
   Rule rule = Rule::configured;
   Gradients gradients = Gradients::as_they_are;
   Rates rates = Rates::configured;

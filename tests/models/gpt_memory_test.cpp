@@ -62,9 +62,8 @@ TEST(GptMemory, PlansHoldToTheByte) {
   for (const char* axis : {"compute", "wire"}) {
     axes.expect(axis, {DataType::float32, DataType::bfloat16, DataType::float16});
   }
-  for (const char* axis : {"accumulation", "moments"}) {
-    axes.expect(axis, {DataType::float32, DataType::bfloat16});
-  }
+  axes.expect("accumulation", {DataType::float32, DataType::bfloat16});
+  axes.expect("moments", {DataType::float32, DataType::bfloat16, DataType::block8});
   axes.expect("depth", {1, 2, 3, 4});
   axes.expect<std::string>("optimizer", {"AdamW", "SGD"});
   for (const char* axis : {"checkpointing", "frozen", "offloaded activations"}) {

@@ -162,7 +162,7 @@ inline void draw_configuration(Draw& draw, const std::vector<std::string>& froze
   precision.communication =
       draw.below(3) == 0 ? draw.of({DataType::float32, DataType::bfloat16}) : precision.compute;
   precision.accumulation = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
-  precision.moments = draw.of({DataType::float32, DataType::float32, DataType::bfloat16});
+  precision.moments = draw.of({DataType::float32, DataType::block8, DataType::bfloat16});
   config.loss_scaling = precision.compute == DataType::float16;
   config.optimizer.type = draw.below(4) == 0 ? "SGD" : "AdamW";
   if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise

@@ -226,7 +226,7 @@ TEST(Muon, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(refusal({{"adjust_lr_fn", 2}}), "Muon: adjust_lr_fn is choice 2 of 2");
   EXPECT_EQ(refusal({{"muon_lr", 0.1}}, 0),
             "Muon: muon_lr is a rate beside lr, which schedules set; lr has to be above 0, not 0");
-  EXPECT_EQ(refusal({}, 0.1, DataType::float16), "Muon: moments can be kept in fp32 or bf16, not fp16");
+  EXPECT_EQ(refusal({}, 0.1, DataType::float16), "Muon: moments can be kept in fp32, bf16 or block8, not fp16");
 }
 
 }  // namespace

@@ -205,6 +205,7 @@ TEST(Rules, AreNamedOnceAndFoundInAnyCase) {
   EXPECT_EQ(find_rule("AdamX"), nullptr);
   EXPECT_THAT(nearest_to_missing("1-bit Adam"), HasSubstr("AdamW"));
   EXPECT_THAT(nearest_to_missing("Schedule-Free"), HasSubstr("WSD"));
+  EXPECT_EQ(nearest_to_missing("AdamW8bit"), "AdamW with tranche.moments block8");
 }
 
 TEST(Rules, RefuseWhatIsOutOfRangeOrNotTheirs) {
@@ -223,6 +224,10 @@ TEST(Rules, RefuseWhatIsOutOfRangeOrNotTheirs) {
             "Lamb: min_coeff is 2, above max_coeff, 1");
   EXPECT_EQ(refusal("Adagrad", {}, DataType::bfloat16),
             "Adagrad: its sum is kept in fp32 alone, not in bf16");
+  EXPECT_EQ(refusal("Adagrad", {}, DataType::block8),
+            "Adagrad: its sum is kept in fp32 alone, not in block8");
+  EXPECT_EQ(refusal("Lion", {}, DataType::block8_unsigned),
+            "Lion: moments can be kept in fp32, bf16 or block8, not block8_unsigned");
   EXPECT_EQ(refusal("SGD", {}, DataType::bfloat16),
             "SGD: it keeps no moments with these parameters, in bf16 or any dtype");
   EXPECT_EQ(refusal("Lamp", {}), "there is no optimizer Lamp");
@@ -231,6 +236,27 @@ TEST(Rules, RefuseWhatIsOutOfRangeOrNotTheirs) {
   const auto lion = make_rule_optimizer("Lion", {});
   EXPECT_EQ(message_of<InvalidArgument>([&] { lion->check_group(group); }),
             "Lion: a parameter group sets eps, which Lion has not");
+}
+
+TEST(Rules, KeepStatesOfLargeTensorsInBlocks) {
+  const auto formats = [](const char* type, const RuleParameters& parameters, std::int64_t elements) {
+    TrainableTensor tensor;
+    tensor.shape = Shape{elements};
+    std::vector<DataType> found;
+    const auto rule = make_rule_optimizer(type, parameters, DataType::block8);
+    for (const OptimizerStateTensor& state : rule->state(tensor)) found.push_back(state.dtype);
+    return found;
+  };
+  constexpr DataType fp32 = DataType::float32, with_sign = DataType::block8,
+                     without_sign = DataType::block8_unsigned;
+  using Formats = std::vector<DataType>;
+  EXPECT_EQ(formats("AdamW", {{"amsgrad", 1}}, 4096), (Formats{with_sign, without_sign, without_sign}));
+  EXPECT_EQ(formats("AdamW", {}, 4095), (Formats{fp32, fp32}));
+  EXPECT_EQ(formats("RMSprop", {{"centered", 1}, {"momentum", 0.5}}, 5000),
+            (Formats{without_sign, with_sign, with_sign}));
+  EXPECT_EQ(formats("Lion", {}, 5000), (Formats{with_sign}));
+  EXPECT_EQ(make_rule_optimizer("Lion", {}, DataType::block8)->describe(),
+            R"({"type": "Lion", "betas": [0.9, 0.99], "weight_decay": 0, "moments": "block8"})");
 }
 
 TEST(Rules, DescribeAllTheirOptions) {

@@ -134,7 +134,8 @@ PlanRequest draw(std::uint64_t number) {
                                      : DataType::float16;
   precision.communication = pick(3) == 0 ? DataType::float32 : precision.compute;
   precision.accumulation = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
-  precision.moments = pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
+  precision.moments =
+      std::array{DataType::float32, DataType::bfloat16, DataType::block8}[static_cast<std::size_t>(pick(3))];
   config.loss_scaling = precision.compute == DataType::float16;
   if (pick(4) == 0) config.optimizer.type = "SGD";
   if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
@@ -329,9 +330,8 @@ TEST(PlanIsMeasured, ToTheByte) {
   for (const char* axis : {"compute", "wire"}) {
     axes.expect(axis, {DataType::float32, DataType::bfloat16, DataType::float16});
   }
-  for (const char* axis : {"accumulation", "moments"}) {
-    axes.expect(axis, {DataType::float32, DataType::bfloat16});
-  }
+  axes.expect("accumulation", {DataType::float32, DataType::bfloat16});
+  axes.expect("moments", {DataType::float32, DataType::bfloat16, DataType::block8});
   axes.expect<std::string>("optimizer", {"AdamW", "SGD"});
   axes.expect<std::string>("gathered for", {"use", "step"});
   for (const char* axis : {"checkpointing", "offloaded activations"}) axes.expect(axis, {false, true});

@@ -10,9 +10,34 @@
 
 namespace tranche {
 
-enum class DataType : std::uint8_t { float32, bfloat16, float16, float64, int32, int64, uint16, uint8 };
+/// block8 is a format of optimizer states: 256 elements in a block of 256 codes and an fp32 scale; of the
+/// unsigned one no element is below 0. Tensors of it begin with a block; only the last may be of fewer.
+enum class DataType : std::uint8_t {
+  float32,
+  bfloat16,
+  float16,
+  float64,
+  int32,
+  int64,
+  uint16,
+  uint8,
+  block8,
+  block8_unsigned
+};
 
-/// Bytes of one element.
+inline constexpr std::int64_t block8_elements = 256, block8_bytes = 260;
+constexpr bool is_block(DataType dtype) {
+  return dtype == DataType::block8 || dtype == DataType::block8_unsigned;
+}
+/// Elements that lie together: 1, or those of a block.
+constexpr std::int64_t block_elements_of(DataType dtype) {
+  return is_block(dtype) ? block8_elements : 1;
+}
+
+/// LogicError: an element of a block has no size of its own.
+[[noreturn]] void refuse_size_of(DataType dtype);
+
+/// Bytes of one element. LogicError for blocks.
 constexpr std::int64_t size_of(DataType dtype) {
   switch (dtype) {
     case DataType::float64:
@@ -27,13 +52,22 @@ constexpr std::int64_t size_of(DataType dtype) {
       return 2;
     case DataType::uint8:
       return 1;
+    case DataType::block8:
+    case DataType::block8_unsigned:
+      break;
   }
-  return 0;
+  refuse_size_of(dtype);
 }
 
-/// "fp32", "bf16", "fp16", "fp64", "int32", "int64", "uint16", "uint8".
+/// Bytes of so many elements, whole blocks; also where element `elements` begins, if a block begins there.
+constexpr std::int64_t bytes_of(DataType dtype, std::int64_t elements) {
+  if (is_block(dtype)) return (elements + block8_elements - 1) / block8_elements * block8_bytes;
+  return elements * size_of(dtype);
+}
+
+/// "fp32", "bf16", "fp16", "fp64", "int32", "int64", "uint16", "uint8", "block8", "block8_unsigned".
 std::string_view name_of(DataType dtype);
-/// Inverse of name_of; also accepts "float32", "bfloat16", "float16", "half", "float64".
+/// Inverse of name_of but for blocks; also accepts "float32", "bfloat16", "float16", "half", "float64".
 /// Throws ConfigurationError naming the accepted spellings.
 DataType parse_data_type(std::string_view text);
 constexpr bool is_floating(DataType dtype) {

@@ -15,13 +15,14 @@ struct TensorView {
   Shape shape;
 
   std::int64_t elements() const noexcept { return shape.elements(); }
-  std::int64_t bytes() const noexcept { return shape.elements() * size_of(dtype); }
+  std::int64_t bytes() const noexcept { return bytes_of(dtype, shape.elements()); }
   /// Typed pointer; throws InvalidArgument when T is not the view's dtype.
   template <typename T>
   T* as(std::source_location where = std::source_location::current()) const;
   /// The same elements under another shape; throws InvalidArgument when the element counts differ.
   TensorView reshaped(const Shape& to) const;
-  /// Elements [first, first + count) as a one-dimensional view; throws InvalidArgument outside the view.
+  /// Elements [first, first + count) as a one-dimensional view; throws InvalidArgument outside the view, and
+  /// where `first` is within a block.
   TensorView slice(std::int64_t first, std::int64_t count) const;
 };
 
@@ -38,7 +39,7 @@ struct ConstTensorView {
   ConstTensorView(const TensorView& view) : data(view.data), dtype(view.dtype), shape(view.shape) {}
 
   std::int64_t elements() const noexcept { return shape.elements(); }
-  std::int64_t bytes() const noexcept { return shape.elements() * size_of(dtype); }
+  std::int64_t bytes() const noexcept { return bytes_of(dtype, shape.elements()); }
   template <typename T>
   const T* as(std::source_location where = std::source_location::current()) const;
   ConstTensorView reshaped(const Shape& to) const;

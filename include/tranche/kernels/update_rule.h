@@ -105,7 +105,8 @@ constexpr RuleOption choice_option(std::string_view name, std::span<const std::s
 /// A state tensor that a rule may keep.
 struct RuleState {
   std::string_view name;
-  bool reducible = true;  ///< kept in bf16 where tranche.moments asks for it; false: fp32 always
+  bool reducible = true;  ///< kept in bf16 or block8 where tranche.moments asks for it; false: fp32 always
+  bool not_negative = false;  ///< no element is ever below 0: block8 spends no code on signs
 };
 
 /// A step as a rule sees it, for the tensors of one parameter group.

@@ -171,7 +171,7 @@ struct AdamOptions {
   DataType moment_dtype = DataType::float32;
 };
 /// State "exp_avg" and "exp_avg_sq". Throws InvalidArgument on betas outside [0, 1), a negative epsilon or
-/// decay, or moments that are neither fp32 nor bf16.
+/// decay, or moments that are neither fp32, bf16 nor block8.
 std::unique_ptr<Optimizer> make_adam(const AdamOptions& options);
 
 struct SgdOptions {

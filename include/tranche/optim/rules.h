@@ -41,7 +41,7 @@ const RuleType* find_rule(std::string_view type);
 /// ...". Empty for one that is not known.
 std::string nearest_to_missing(std::string_view type);
 
-/// Parameters that are not given have the rule's defaults. `moments`: the dtype of states (tranche.moments).
+/// Parameters that are not given have the rule's defaults. `moments`: fp32, bf16 or block8 (tranche.moments).
 /// `learning_rate`: optimizer.params.lr, of which rates for some tensors alone (Muon's adam_lr) are multiples
 /// whatever the schedule makes of it; without it the rule's default. Throws InvalidArgument for a type that
 /// there is not, a parameter that it does not have or that is out of range, and moments that it does not keep

@@ -45,7 +45,7 @@ struct OffloadSchedule {
   std::vector<UnitVisit> visits;   ///< of a micro-batch, in order
   /// Inputs of blocks that go to the host in forward and come back in backward, and bytes a token of each.
   std::int64_t kept_inputs = 0, input_bytes = 0;
-  std::int64_t state_bytes = 12;  ///< of an element, master and optimizer state
+  double state_bytes = 12;  ///< of an element, master and optimizer state
 };
 
 /// Seconds of a step and rank.
