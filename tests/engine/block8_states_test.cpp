@@ -25,23 +25,23 @@
 namespace tranche::test {
 namespace {
 
-struct RuleCase {
+struct BlockCase {
   std::string type;
   RuleParameters parameters;
 };
-const std::vector<RuleCase>& rule_cases() {
-  static const std::vector<RuleCase> all = {{"AdamW", {{"amsgrad", 1}, {"weight_decay", 0.1}}},
-                                            {"Adam", {{"adam_w_mode", 0}, {"weight_decay", 0.1}}},
-                                            {"LARS", {{"trust_coefficient", 0.1}, {"weight_decay", 0.1}}},
-                                            {"Lamb", {{"weight_decay", 0.1}}},
-                                            {"Lion", {{"weight_decay", 0.1}}},
-                                            {"Muon", {{"weight_decay", 0.1}, {"adam_lr", 0.01}}},
-                                            {"RMSprop", {{"centered", 1}, {"momentum", 0.5}, {"eps", 1e-3}}},
-                                            {"SGD", {{"momentum", 0.9}, {"nesterov", 1}}}};
+const std::vector<BlockCase>& block_cases() {
+  static const std::vector<BlockCase> all = {{"AdamW", {{"amsgrad", 1}, {"weight_decay", 0.1}}},
+                                             {"Adam", {{"adam_w_mode", 0}, {"weight_decay", 0.1}}},
+                                             {"LARS", {{"trust_coefficient", 0.1}, {"weight_decay", 0.1}}},
+                                             {"Lamb", {{"weight_decay", 0.1}}},
+                                             {"Lion", {{"weight_decay", 0.1}}},
+                                             {"Muon", {{"weight_decay", 0.1}, {"adam_lr", 0.01}}},
+                                             {"RMSprop", {{"centered", 1}, {"momentum", 0.5}, {"eps", 1e-3}}},
+                                             {"SGD", {{"momentum", 0.9}, {"nesterov", 1}}}};
   return all;
 }
 
-OddRun run_of(const RuleCase& rule, int ranks, DataType dtype = DataType::bfloat16) {
+OddRun block_run(const BlockCase& rule, int ranks, DataType dtype = DataType::bfloat16) {
   OddRun run;
   run.large = true;
   run.ranks = ranks;
@@ -55,12 +55,12 @@ OddRun run_of(const RuleCase& rule, int ranks, DataType dtype = DataType::bfloat
   return run;
 }
 
-bool looks_first(const RuleCase& rule) {
+bool has_sums(const BlockCase& rule) {
   return find_rule(rule.type)->rule->trust;
 }
 
 /// Every stage, tier and bucket beside stage 0.
-void expect_the_same_everywhere(const RuleCase& rule, OddRun run) {
+void expect_the_same_everywhere(const BlockCase& rule, OddRun run) {
   const OddResult expected = train_odd(run);
   ASSERT_NE(expected.steps.back().loss, expected.steps.front().loss) << rule.type << " does nothing";
   for (run.stage = 1; run.stage <= 3; ++run.stage) expect_same(expected, train_odd(run), run);
@@ -72,7 +72,7 @@ void expect_the_same_everywhere(const RuleCase& rule, OddRun run) {
   run.offload.tile_elements = 4096;
   run.offload.nvme_path = std::filesystem::temp_directory_path().string();
   for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
-    if (tier == OffloadTier::nvme && looks_first(rule)) continue;  // refused
+    if (tier == OffloadTier::nvme && has_sums(rule)) continue;  // refused
     run.offload.optimizer = tier;
     for (const int stage : {0, 1 + run.ranks % 3}) {
       run.stage = stage;
@@ -83,8 +83,8 @@ void expect_the_same_everywhere(const RuleCase& rule, OddRun run) {
 
 TEST(Block8States, GiveTheSameBitsOverStagesTiersAndBuckets) {
   int turn = 0;
-  for (const RuleCase& rule : rule_cases()) {
-    expect_the_same_everywhere(rule, run_of(rule, 1 + turn % 5));
+  for (const BlockCase& rule : block_cases()) {
+    expect_the_same_everywhere(rule, block_run(rule, 1 + turn % 5));
     ++turn;
     if (HasFailure()) return;
   }
@@ -93,10 +93,10 @@ TEST(Block8States, GiveTheSameBitsOverStagesTiersAndBuckets) {
 class Block8StatesSlow : public Saving {};
 
 TEST_F(Block8StatesSlow, GiveTheSameBitsOverStagesTiersAndBuckets) {
-  for (const RuleCase& rule : rule_cases()) {
+  for (const BlockCase& rule : block_cases()) {
     for (int ranks = 1; ranks <= 5; ++ranks) {
       for (const DataType dtype : {DataType::bfloat16, DataType::float32}) {
-        expect_the_same_everywhere(rule, run_of(rule, ranks, dtype));
+        expect_the_same_everywhere(rule, block_run(rule, ranks, dtype));
         if (HasFailure()) return;
       }
     }
@@ -105,7 +105,7 @@ TEST_F(Block8StatesSlow, GiveTheSameBitsOverStagesTiersAndBuckets) {
 
 TEST(Block8States, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
   for (const char* type : {"AdamW", "Lamb"}) {
-    OddRun run = run_of({type, {{"weight_decay", 0.1}}}, 1);
+    OddRun run = block_run({type, {{"weight_decay", 0.1}}}, 1);
     run.micro_batches = 4;
     const OddResult expected = train_odd(run);
     for (const int ranks : {2, 3, 5}) {
@@ -113,7 +113,7 @@ TEST(Block8States, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
       run.stage = ranks % 4;
       expect_same(expected, train_odd(run), run);
     }
-    OddRun meshed = run_of({type, {{"weight_decay", 0.1}}}, 4);
+    OddRun meshed = block_run({type, {{"weight_decay", 0.1}}}, 4);
     meshed.stage = 2;
     meshed.reduction_group = 2;
     const OddResult flat = train_odd(meshed);
@@ -130,7 +130,7 @@ TEST(Block8States, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
 TEST(Block8States, AreOfLargeTensorsAlone) {
   std::vector<std::vector<float>> weights[2];
   for (const bool in_blocks : {false, true}) {
-    OddRun run = run_of({"AdamW", {}}, 2);
+    OddRun run = block_run({"AdamW", {}}, 2);
     run.clipping = 0;
     if (!in_blocks) run.moments = DataType::float32;
     on_ranks(run, [&](Engine& engine, Runtime& runtime) {
@@ -151,7 +151,7 @@ TEST(Block8States, AreOfLargeTensorsAlone) {
 TEST(Block8States, ArePlannedToTheByte) {
   for (const char* type : {"AdamW", "Muon", "SGD"}) {
     for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
-      OddRun run = run_of({type, {}}, 3);
+      OddRun run = block_run({type, {}}, 3);
       run.stage = 2;
       run.accumulation = 1;
       run.offload.optimizer = tier;
@@ -202,7 +202,7 @@ TEST(Block8States, ArePlannedToTheByte) {
 // Values that are written come back as the nearest of their block, and as what the next update reads.
 TEST(Block8States, AreReadAndWrittenAsNumbers) {
   for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
-    OddRun run = run_of({"AdamW", {}}, 3);
+    OddRun run = block_run({"AdamW", {}}, 3);
     run.stage = 1;
     run.offload.optimizer = tier;
     run.offload.tile_elements = 4096;
@@ -263,7 +263,7 @@ class Block8Checkpoints : public Saving {
   }
   void expect_kept(int from, int to) {
     std::filesystem::remove_all(path());
-    OddRun run = run_of({"AdamW", {{"amsgrad", 1}, {"weight_decay", 0.1}}}, from);
+    OddRun run = block_run({"AdamW", {{"amsgrad", 1}, {"weight_decay", 0.1}}}, from);
     run.stage = 1 + from % 3;
     const kernels::Digest saved = save(run, "first");
     run.ranks = to;
@@ -300,7 +300,7 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
   };
   std::vector<Saved> saved;
   for (const DataType moments : {DataType::float32, DataType::bfloat16, DataType::block8}) {
-    OddRun run = run_of({"AdamW", {}}, 2);
+    OddRun run = block_run({"AdamW", {}}, 2);
     run.stage = 2;
     run.moments = moments;
     Saved& of = saved.emplace_back(Saved{moments, {}, {}});
@@ -327,7 +327,7 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
   };
   for (const Saved& from : saved) {
     for (const DataType to : {DataType::float32, DataType::bfloat16, DataType::block8}) {
-      OddRun run = run_of({"AdamW", {}}, 3);
+      OddRun run = block_run({"AdamW", {}}, 3);
       run.stage = 3;
       run.moments = to;
       const std::string folder = path(std::string(name_of(from.moments)));
@@ -354,7 +354,7 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
 }
 
 TEST_F(Block8Checkpoints, NameTheirFormat) {
-  OddRun run = run_of({"AdamW", {}}, 2);
+  OddRun run = block_run({"AdamW", {}}, 2);
   run.stage = 1;
   (void)save(run, "run");
   const std::string manifest = detail::read_text_file(newest(path("run")) + "/manifest.json", "manifest");
