@@ -210,7 +210,7 @@ TEST(OptimizerBlock8, LambsSumsAreOfStoredStates) {
   const float* const m = of.plain[0].as<float>();
   const float* const v = of.plain[1].as<float>();
   std::vector<float> squares;
-  for (int i = 0; i < 700; ++i) squares.push_back(m[i] / (std::sqrt(v[i]) + 1e-6f));
+  for (int i = 0; i < 700; ++i) squares.push_back(m[i] / (std::sqrt(v[i]) + 1e-8f));
   double sum = 0;
   for (const float direction : squares) sum += double{direction} * direction;
   EXPECT_NEAR(partial[1].value(), sum, 1e-5 * sum);
