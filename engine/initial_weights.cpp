@@ -78,7 +78,6 @@ void InitialWeights::draw(const FlatBuffer& flat, const TensorPiece& piece, std:
 
 void InitialWeights::draw_trainable(FlatBuffer& flat) {
   const Residency& residency = store_.residency();
-  const DataType dtype = config_.precision.compute;
   if (flat.parameters_tier == OffloadTier::none) {
     kernels::fill_zero(compute_, residency.parameters(flat, residency.parameters_range(flat)));
   } else if (flat.parameters_tier == OffloadTier::cpu) {
@@ -107,8 +106,10 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
         }
         if (offloaded) {
           store_.offload()->publish(flat, slice);
-        } else if (dtype != DataType::float32) {
-          kernels::cast(compute_, slice.master, residency.parameters(flat, slice.range));
+        } else if (flat.master) {
+          ShardSlice drawn = slice;
+          drawn.weight = residency.parameters(flat, slice.range);
+          copy_master_to_weight(drawn);
         }
       });
   if (!offloaded) flat.shard_ready = compute_.record();
