@@ -63,10 +63,8 @@ TEST(QuantizedLearning, LossStaysWithinOnePercent) {
     const double held_out = course.held_out / plain.held_out - 1;
     RecordProperty("furthest", std::to_string(furthest));
     RecordProperty("held_out", std::to_string(held_out));
-    std::cout << gradients << weights << " furthest " << furthest << " held out " << held_out << " of "
-              << plain.held_out << " from " << plain.losses.front() << "\n";
-    EXPECT_LT(furthest, 0.01);
-    EXPECT_LT(std::abs(held_out), 0.01);
+    EXPECT_LT(furthest, 0.01) << gradients << weights;
+    EXPECT_LT(std::abs(held_out), 0.01) << gradients << weights;
     EXPECT_NE(course.losses.back(), plain.losses.back()) << "it has an effect";
   }
 }
