@@ -11,7 +11,7 @@
 namespace tranche::models {
 namespace {
 
-constexpr std::int64_t time_steps = 11;
+constexpr std::int64_t course_length = 11;
 
 struct Course {
   std::vector<double> losses;
@@ -29,9 +29,9 @@ Course learn(bool gradients, bool weights, int steps) {
   Course course;
   std::mutex mutex;
   const Gpt gpt(model);
-  on_ranks(2, gpt.spec(time_steps), config, [&](Engine& engine) {
+  on_ranks(2, gpt.spec(course_length), config, [&](Engine& engine) {
     const int rank = engine.runtime().rank();
-    TokenData data(time_steps, model.vocabulary, false);
+    TokenData data(course_length, model.vocabulary, false);
     Course mine;
     for (int step = 0; step < steps; ++step) {
       data.draw(engine.samples() + rank * 8, 8);
