@@ -12,6 +12,7 @@
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/kernels/matmul_rows.h"
 #include "tranche/kernels/optimizer_update.h"
+#include "tranche/kernels/quantization.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
@@ -127,6 +128,11 @@ void add_updates(const Entries& entry) {
   });
 }
 
+/// The elements of the blocks that begin in so many.
+std::int64_t whole_blocks(std::int64_t elements) {
+  return (elements + quantized_block - 1) / quantized_block * quantized_block;
+}
+
 void add_reductions(const Entries& entry) {
   const std::int64_t flat = entry.flat;
   for (const int pieces : {2, 8}) {
@@ -136,6 +142,29 @@ void add_reductions(const Entries& entry) {
       for (int i = 0; i < pieces; ++i) list.push_back(b.tensor(bf16, shape).data);
       const auto out = b.tensor(fp32, shape);
       return [=](Stream& stream) { ordered_sum(stream, list, bf16, 8, true, out); };
+    });
+  }
+  for (const DataType dtype : {fp32, bf16}) {
+    const std::string of = "_" + std::string(name_of(dtype));
+    entry(with_elements("quantize" + of, flat), [=](Bench& b) -> Bench::Call {
+      const Shape shape{whole_blocks(b.sized(flat))};
+      const auto values = b.tensor(dtype, shape);
+      void* const blocks = b.tensor(DataType::uint8, {quantized_bytes(shape.elements())}).data;
+      return [=](Stream& stream) { quantize(stream, values, blocks); };
+    });
+    entry(with_elements("dequantize" + of, flat), [=](Bench& b) -> Bench::Call {
+      const Shape shape{whole_blocks(b.sized(flat))};
+      const auto values = b.tensor(dtype, shape);
+      void* const blocks = b.tensor(DataType::uint8, {quantized_bytes(shape.elements())}).data;
+      return [=](Stream& stream) { dequantize(stream, blocks, values); };
+    });
+  }
+  for (const int pieces : {2, 8}) {
+    entry("quantized_sum/pieces:" + std::to_string(pieces), [=](Bench& b) -> Bench::Call {
+      const Shape shape{whole_blocks(b.sized(flat / 4))};
+      void* const blocks = b.tensor(DataType::uint8, {pieces * quantized_bytes(shape.elements())}).data;
+      const auto out = b.tensor(fp32, shape);
+      return [=](Stream& stream) { quantized_sum(stream, blocks, pieces, 8, true, out); };
     });
   }
   for (const std::int64_t elements : {flat / 32, flat}) {

@@ -425,6 +425,8 @@ Config config_from(const Values& values, Problems& problems) {
 
   config.stage = small_integer(values, "zero_optimization.stage", config.stage, problems);
   config.overlap = values.boolean("zero_optimization.overlap_comm").value_or(config.overlap);
+  config.quantized_gradients = values.boolean("zero_optimization.zero_quantized_gradients").value_or(false);
+  config.quantized_weights = values.boolean("zero_optimization.zero_quantized_weights").value_or(false);
   const auto size = [&](std::initializer_list<const char*> names, std::int64_t& field) {
     read_size(values, names, field, config, problems);
   };

@@ -213,6 +213,12 @@ std::string Config::batch_text(int ranks) const {
                      last == ranks ? "" : fmt::format(", the last on {}", last));
 }
 
+std::string Config::communication_text() const {
+  const std::string gradients =
+      quantized_gradients ? "int8 blocks" : std::string(name_of(precision.communication));
+  return gradients + (quantized_weights ? ", weights in training int8 blocks" : "");
+}
+
 std::string Config::to_json() const {
   detail::Json json;
   if (train_batch_size > 0) json["train_batch_size"] = train_batch_size;
@@ -235,6 +241,9 @@ std::string Config::to_json() const {
   json["scheduler"]["params"] = nlohmann::json(params);
   detail::Json& zero = json["zero_optimization"];
   zero["stage"] = stage;
+  // Absent where they are off, as in what earlier versions saved.
+  if (quantized_gradients) zero["zero_quantized_gradients"] = true;
+  if (quantized_weights) zero["zero_quantized_weights"] = true;
   zero["overlap_comm"] = overlap;
   zero["reduce_bucket_size"] = reduce_bucket_elements;
   zero["allgather_bucket_size"] = allgather_bucket_elements;

@@ -11,7 +11,6 @@ constexpr std::string_view own_queue =
     "files are read and written by Tranche's own engine; see tranche.io_engine";
 constexpr std::string_view whole_units = "units are gathered whole into one buffer each";
 constexpr std::string_view drawn_in_place = "each rank draws just those initial weights that it keeps";
-constexpr std::string_view no_quantization = "quantized communication is not part of this version";
 constexpr std::string_view in_report =
     "every step's figures are in the report file, and with --metrics in a file as the run goes";
 
@@ -106,10 +105,15 @@ constexpr ConfigKey keys[] = {
     honoured("zero_optimization.zero_hpz_partition_size", integer, "1",
              "ranks that share one copy of the parameters in stage 3: tranche.mesh \"replicate=*, shard=SIZE\" and "
              "tranche.replicate parameters; 1 is off"),
-    refused("zero_optimization.zero_quantized_weights", "false", no_quantization),
-    refused("zero_optimization.zero_quantized_nontrainable_weights", "false", no_quantization),
-    refused("zero_optimization.zero_quantized_gradients", "false", no_quantization),
-    refused("zero_optimization.zeropp_loco_param", "null", no_quantization),
+    honoured("zero_optimization.zero_quantized_weights", boolean, "false",
+             "weights that training reads travel as int8 blocks of 256 elements (qwZ), in every stage"),
+    refused("zero_optimization.zero_quantized_nontrainable_weights", "false",
+            "frozen weights have no master weights beside them, so they are kept and gathered in the compute dtype"),
+    honoured("zero_optimization.zero_quantized_gradients", boolean, "false",
+             "gradients travel as int8 blocks of 256 elements (qgZ), in every stage"),
+    refused("zero_optimization.zeropp_loco_param", "null",
+            "it keeps the error of every gradient that a rank sends, which no stage shards; "
+            "zero_quantized_gradients rounds without it"),
     honoured("zero_optimization.mics_shard_size", integer, "-1",
              "ranks that share one copy of the state: tranche.mesh \"replicate=*, shard=SIZE\"; -1 is all"),
     refused("zero_optimization.mics_hierarchical_params_gather", "false",

@@ -125,6 +125,18 @@ void check_precision(const Config& config, Problems& problems) {
     problems.add(
         fmt::format("tranche.moments: {} is not one of fp32, bf16, block8", name_of(precision.moments)));
   }
+  if (config.quantized_gradients && precision.communication == DataType::float16) {
+    problems.add(
+        "zero_optimization.zero_quantized_gradients: gradients travel as int8 blocks in place of fp16, whose "
+        "range loss scaling is made for; write communication_data_type fp32 or bf16, or leave one of the two "
+        "out");
+  }
+  if (config.quantized_weights && precision.compute == DataType::float16) {
+    problems.add(
+        "zero_optimization.zero_quantized_weights: with fp16.enabled weights travel in fp16; compute in bf16 "
+        "or "
+        "fp32, or leave it out");
+  }
   if (config.loss_scaling != (precision.compute == DataType::float16)) {
     problems.add("loss_scaling goes with fp16, and fp16 with loss scaling");
   }

@@ -55,7 +55,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
       store(config, lay_out(model, groups, *optimizer, shard, replicas),
-            {runtime.device(), memory, runtime.memory(Tier::host)}),
+            {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store),
       updater(*optimizer, store.tensors()),
       matrices(store, config, updater, *optimizer, world, runtime.mesh(), runtime.device(), *arena),
@@ -175,6 +175,7 @@ void Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int
     if (!in_step) {
       session->throw_failure();
       require_whole_state("begin_micro_batch()");
+      store.set_weights_for(/*training=*/true);
       recorder.begin_pass(Program::train, shape);
       in_step = true;
       recorder.begin_step(communicators);
@@ -289,6 +290,7 @@ void Engine::begin_evaluation() {
   impl.require(!impl.in_step,
                "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
   impl.require(!impl.in_evaluation, "begin_evaluation() inside an evaluation");
+  impl.guarded([&] { impl.store.set_weights_for(/*training=*/false); });
   impl.in_evaluation = true;
   impl.evaluation_loss = {};
   impl.evaluation_tokens = 0;
@@ -331,6 +333,7 @@ void Engine::Impl::begin_inference(const Shape& shape) {
   require(!in_step, "an inference scope inside a step; open it between step() and the next micro-batch");
   require(!in_inference, "an inference scope inside another; one is one pass");
   require(!in_evaluation, "an inference scope inside an evaluation; call end_evaluation() first");
+  store.set_weights_for(/*training=*/false);
   in_inference = in_evaluation = in_micro_batch = true;
   recorder.begin_pass(Program::infer, shape);
   gatherer.begin_sequence(Program::infer, false);

@@ -219,7 +219,8 @@ struct Engine::Impl {
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
   bool dropped_plans_noted = false;
   std::atomic<bool> stop_wanted = false;
-  std::int64_t recorded_gather_elements = 0;  ///< padded, of stage 3 gathers of the last whole step
+  std::int64_t recorded_gather_elements = 0;     ///< padded, of stage 3 gathers of the last whole step
+  std::int64_t recorded_quantized_elements = 0;  ///< of these, as int8 blocks
 };
 
 template <typename Call>

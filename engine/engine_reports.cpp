@@ -9,6 +9,7 @@
 #include "engine/engine_impl.h"
 #include "engine/offloaded_state.h"
 #include "tranche/kernels/matmul.h"
+#include "tranche/kernels/quantization.h"
 
 namespace tranche {
 
@@ -127,25 +128,37 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   ReductionOptions options;
   options.group_size = reducer.reduction_group();
   options.bucket_elements = config.reduce_bucket_elements;
-  std::int64_t gathered = 0, reduced = 0, summed = 0;
+  std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
   for (const FlatBuffer* flat : store.trainable()) {
     if (flat->empty()) continue;
-    gathered += flat->layout.padded_elements();
-    reduced += sent_reductions(*flat) * flat->layout.padded_elements();
+    const std::int64_t elements = flat->layout.padded_elements();
+    gathered += elements;
+    if (config.quantized_gradients) {  // all ranks send, whoever has samples
+      blocks += reductions(*flat) * kernels::quantized_bytes(elements);
+      continue;
+    }
+    reduced += sent_reductions(*flat) * elements;
     summed += reductions(*flat) * flat->group->summed_elements_sent(flat->layout.shard_elements(),
                                                                     precision.communication, options);
   }
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
-  if (config.stage > 0) gathered = formulas.published_elements() + recorded_gather_elements;
+  if (config.stage > 0) {
+    const std::int64_t published = formulas.published_elements();
+    const std::int64_t quantized = config.quantized_weights ? published + recorded_quantized_elements : 0;
+    gathered = published + recorded_gather_elements - quantized;
+    blocks += kernels::quantized_bytes(quantized);
+  }
   const std::int64_t gathered_bytes =
       gathered * size_of(config.stage == 0 ? precision.accumulation : precision.compute);
   // Sums that cross between nodes are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
   const int shards = shard.size();
-  sent.elements += (reduced + gathered) / shards * (shards - 1);
+  // The bytes of blocks count as elements.
+  sent.elements += (reduced + gathered + blocks) / shards * (shards - 1);
   sent.bytes +=
-      (reduced * size_of(precision.communication) + gathered_bytes) / shards * (shards - 1) + summed * wider;
+      (reduced * size_of(precision.communication) + gathered_bytes + blocks) / shards * (shards - 1) +
+      summed * wider;
   return sent;
 }
 
@@ -169,7 +182,8 @@ std::string Engine::summary(bool verbose) const {
   std::int64_t padded = 0, reduced = 0, largest = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
     padded += flat->layout.padded_elements();
-    reduced += impl.sent_reductions(*flat) * flat->layout.padded_elements();
+    reduced += (config.quantized_gradients ? impl.reductions(*flat) : impl.sent_reductions(*flat)) *
+               flat->layout.padded_elements();
   }
   bool gathers = false;
   for (const UnitState& unit : units) {
@@ -195,7 +209,7 @@ std::string Engine::summary(bool verbose) const {
   }
   row("batch", config.batch_text(impl.ranks));
   row("dtypes", fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
-                            dtype(config.precision.compute), dtype(config.precision.communication),
+                            dtype(config.precision.compute), config.communication_text(),
                             dtype(config.precision.accumulation), dtype(config.precision.moments)));
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
   if (!impl.routing.empty()) row("optimizer", impl.routing);
@@ -268,8 +282,9 @@ std::string Engine::summary(bool verbose) const {
             : impl.formulas.published_elements() +
                   (declared >= 0 ? declared
                                  : 2 * config.accumulation_steps * impl.formulas.gathered_elements());
-    const auto sent = [&](std::int64_t elements, DataType of) {
-      return format_bytes(elements / shards * (shards - 1) * size_of(of));
+    const auto sent = [&](std::int64_t elements, DataType of, bool quantized) {
+      return format_bytes((quantized ? kernels::quantized_bytes(elements) : elements * size_of(of)) / shards *
+                          (shards - 1));
     };
     const std::string matrices =
         impl.matrices.any() ? fmt::format(
@@ -279,9 +294,11 @@ std::string Engine::summary(bool verbose) const {
                             : "";
     row("traffic per step, rank",
         fmt::format(
-            "{} gradients + {}{} {}{}{}", sent(reduced, config.precision.communication),
+            "{} gradients + {}{} {}{}{}",
+            sent(reduced, config.precision.communication, config.quantized_gradients),
             config.stage == 3 && declared < 0 ? "about " : "",
-            sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute),
+            sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute,
+                 config.stage > 0 && config.quantized_weights),
             config.stage == 0 ? "reduced gradients" : "parameters", matrices,
             impl.replicas == nullptr ? ""
                                      : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +

@@ -99,6 +99,7 @@ StepResult Engine::Impl::finish_step() {
 
   recorder.end_step(communicators, result);
   if (store.offload() != nullptr) store.offload()->report(result);
+  recorded_quantized_elements = gatherer.take_quantized_elements();
   recorded_gather_elements = gatherer.take_gathered_elements();
   const bool second = recorder.passes(Program::train) == 2;
   // The layout of the step is settled: what earlier passes took beside it goes back.

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
+#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
+#include "tranche/kernels/quantization.h"
 
 namespace tranche::detail {
 
@@ -52,9 +54,7 @@ StateFormulas::Bytes StateFormulas::bytes() const {
         add(kept, accumulation_bytes, bytes.gradients,
             bytes.tiers[static_cast<std::size_t>(Tier::host)].gradients);
       }
-      const bool master = config_.precision.compute != DataType::float32 ||
-                          flat.optimizer_tier != flat.parameters_tier ||
-                          flat.optimizer_tier == OffloadTier::nvme;
+      const bool master = residency.separate_master(flat) || flat.optimizer_tier == OffloadTier::nvme;
       add_bytes(
           kept,
           [&](std::int64_t elements) {
@@ -167,8 +167,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
   const Residency residency(other);
   const PrecisionConfig& precision = config_.precision;
   const std::int64_t compute_bytes = size_of(precision.compute);
-  const std::int64_t master_bytes = precision.compute == DataType::float32 ? 0 : 4;
-  std::int64_t bytes = 0, tied = 0, largest_reduction = 0;
+  std::int64_t bytes = 0, tied = 0, largest_reduction = 0, largest_blocks = 0;
   std::vector<std::int64_t> gathered;
   for (const UnitState& unit : store_.units()) {
     std::int64_t whole_elements = 0;
@@ -181,7 +180,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const bool boundary = residency.policy(flat) == ReductionPolicy::boundary;
       bytes += residency.gradients_range(flat).size() * size_of(precision.accumulation);
       const std::int64_t kept = residency.optimizer_range(flat).size();
-      bytes += kept * master_bytes + state_bytes(flat.states, kept);
+      bytes += kept * (residency.separate_master(flat) ? 4 : 0) + state_bytes(flat.states, kept);
       // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
       // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
       // rank alone.
@@ -189,7 +188,12 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const DataType source = boundary ? precision.accumulation : DataType::float32;
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
       const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
-      const std::int64_t sent_bytes = copied ? size_of(precision.communication) : 0;
+      const std::int64_t sent = config_.quantized_gradients ? kernels::quantized_bytes(elements) +
+                                                                  QuantizedExchange::received_bytes(
+                                                                      flat.layout.shard_elements(), ranks,
+                                                                      config_.reduce_bucket_elements)
+                                : copied ? elements * size_of(precision.communication)
+                                         : 0;
       const std::int64_t of_replica = flat.replicas == nullptr || residency.sums_replicas_once(flat)
                                           ? 0
                                           : flat.layout.shard_elements() * size_of(DataType::float32);
@@ -198,11 +202,14 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const bool stays = unit.uses_per_micro_batch > 1;
       if (stays) tied += elements * slot_bytes;
       largest_reduction =
-          std::max(largest_reduction, elements * ((stays ? 0 : slot_bytes) + sent_bytes) + of_replica);
+          std::max(largest_reduction, elements * (stays ? 0 : slot_bytes) + sent + of_replica);
+      if (config_.quantized_weights) {
+        largest_blocks = std::max(largest_blocks, kernels::quantized_bytes(elements));
+      }
     }
     gathered.push_back(whole_elements * compute_bytes);
   }
-  bytes += tied + largest_reduction;
+  bytes += tied + largest_reduction + 2 * largest_blocks;
   std::sort(gathered.rbegin(), gathered.rend());
   const std::size_t at_once = config_.gather_for == GatherFor::step
                                   ? gathered.size()

@@ -4,8 +4,10 @@
 #include <utility>
 
 #include "engine/offloaded_state.h"
+#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/kernels/quantization.h"
 
 namespace tranche::detail {
 
@@ -212,7 +214,49 @@ void GradientReducer::take_transient_gradients(FlatBuffer& flat) {
   for (const Event& event : flat.transient_gradients.ready()) compute_.wait(event);
 }
 
-void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const ConstTensorView& sent,
+GradientReducer::Sent GradientReducer::round(Target& target, FlatBuffer& flat, const TensorView& source) {
+  // Rounded once, to the communication dtype or to blocks; nothing is copied when it is in that dtype
+  // already, or when the communicator rounds on the way into the main gradient.
+  const DataType communication = config_.precision.communication;
+  const std::int64_t elements = source.elements();
+  Sent sent;
+  sent.values = source;
+  if (!config_.quantized_gradients && flat.group->rounds(source.dtype, communication)) return sent;
+  const std::int64_t bytes =
+      config_.quantized_gradients ? kernels::quantized_bytes(elements) : elements * size_of(communication);
+  sent.rounded = arena_.acquire(bytes, Category::communication, flat.name + " communication");
+  for (const Event& event : sent.rounded.ready()) compute_.wait(event);
+  if (config_.quantized_gradients) {
+    const int ranks = flat.group->size();
+    QuantizedExchange::pack(compute_, source, ranks, config_.reduce_bucket_elements, sent.rounded.data());
+    if (ranks > 1) {
+      sent.received = arena_.acquire(QuantizedExchange::received_bytes(flat.layout.shard_elements(), ranks,
+                                                                       config_.reduce_bucket_elements),
+                                     Category::communication, flat.name + " received blocks");
+    }
+  } else {
+    const TensorView to{sent.rounded.data(), communication, Shape{elements}};
+    kernels::cast(compute_, source, to);
+    sent.values = to;
+  }
+  target.slot.release(compute_.record());
+  return sent;
+}
+
+void GradientReducer::reduce_in_group(FlatBuffer& flat, const Sent& sent, const TensorView& out,
+                                      const ReductionOptions& options, std::vector<Event> ready,
+                                      const OperationLabel& label) {
+  if (!config_.quantized_gradients) {
+    flat.reduce_done = flat.group->reduce_scatter(sent.values.data, sent.values.dtype, out.data, out.dtype,
+                                                  out.elements(), options, ready, label);
+    return;
+  }
+  ready.insert(ready.end(), sent.received.ready().begin(), sent.received.ready().end());
+  store_.quantized()->reduce(*flat.group, sent.rounded.data(), sent.received.data(), out, options,
+                             std::move(ready), label, flat.reduce_done);
+}
+
+void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const Sent& sent,
                                            const ReductionOptions& options, std::vector<Event> ready,
                                            bool last, const OperationLabel& label) {
   // The group's sum, in fp32, is added up over the replicas in their order, each of which keeps what it owns;
@@ -223,25 +267,24 @@ void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const ConstTensorVi
   ReductionOptions inner = options, outer = options;
   outer.givers = flat.replicas->size();
   StepBuffer of_replica;
-  void* sum = nullptr;
+  TensorView sum;
   if (once) {
-    sum = residency.gradients(flat, flat.shard()).data;
+    sum = residency.gradients(flat, flat.shard());
   } else {
     of_replica = arena_.acquire(flat.layout.shard_elements() * size_of(DataType::float32),
                                 Category::communication, flat.name + " replica's sum");
-    sum = of_replica.data();
+    sum = {of_replica.data(), DataType::float32, Shape{flat.layout.shard_elements()}};
     ready.insert(ready.end(), of_replica.ready().begin(), of_replica.ready().end());
     inner.accumulate = false;
   }
-  flat.reduce_done = flat.group->reduce_scatter(sent.data, sent.dtype, sum, DataType::float32,
-                                                flat.layout.shard_elements(), inner, ready, label);
+  reduce_in_group(flat, sent, sum, inner, std::move(ready), label);
   if (once && !last) return;
   if (once) outer.accumulate = false;
   outer.group_size = flat.replicas->size();
   outer.round_to = std::nullopt;
   const TensorView own = residency.gradients(flat, flat.owned());
   const std::vector<Event> reduced{flat.reduce_done};
-  flat.reduce_done = flat.replicas->reduce_scatter(sum, DataType::float32, own.data, accumulation,
+  flat.reduce_done = flat.replicas->reduce_scatter(sum.data, DataType::float32, own.data, accumulation,
                                                    own.elements(), outer, reduced, label);
   of_replica.release(flat.reduce_done);
   if (!last || residency.over_replicas(flat)) return;
@@ -256,7 +299,6 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
   const Residency& residency = store_.residency();
   const std::int64_t elements = flat.layout.padded_elements();
   const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
-  const DataType communication = config_.precision.communication;
   const DataType accumulation = config_.precision.accumulation;
   char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
 
@@ -277,32 +319,17 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
     source = accumulator;
   }
 
-  // Rounded once, to the communication dtype; nothing is copied when it is in that dtype already, or when the
-  // communicator rounds on the way into the main gradient.
-  StepBuffer rounded;
-  ConstTensorView sent = source;
-  if (!flat.group->rounds(source.dtype, communication)) {
-    rounded = arena_.acquire(elements * size_of(communication), Category::communication,
-                             flat.name + " communication");
-    for (const Event& event : rounded.ready()) compute_.wait(event);
-    const TensorView to{rounded.data(), communication, Shape{elements}};
-    kernels::cast(compute_, source, to);
-    sent = to;
-    target.slot.release(compute_.record());
-  }
-
+  Sent sent = round(target, flat, source);
   ReductionOptions options;
   options.group_size = reduction_group_;
   options.accumulate = !reduce_once && accumulated != 0;
   options.bucket_elements = config_.reduce_bucket_elements;
-  options.round_to = communication;
+  options.round_to = config_.precision.communication;
   options.givers = config_.ranks_with_samples(micro_batch, flat.group->size());
   const std::vector<Event> ready{compute_.record(), flat.reduce_done};
   const OperationLabel label{flat.name, "backward", Traffic::data};
   if (flat.replicas == nullptr) {
-    flat.reduce_done =
-        flat.group->reduce_scatter(sent.data, sent.dtype, residency.gradients(flat, flat.shard()).data,
-                                   accumulation, flat.layout.shard_elements(), options, ready, label);
+    reduce_in_group(flat, sent, residency.gradients(flat, flat.shard()), options, ready, label);
   } else {
     reduce_over_replicas(flat, sent, options, ready, last, label);
   }
@@ -314,7 +341,8 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
                                        summed, OperationLabel{flat.name, "reduce", Traffic::data});
   }
   accumulated = 1;
-  rounded.release(flat.reduce_done);
+  sent.rounded.release(flat.reduce_done);
+  sent.received.release(flat.reduce_done);
   target.slot.release(flat.reduce_done);
   if (!config_.overlap) flat.reduce_done.wait();
   if (last && flat.optimizer_tier != OffloadTier::none) {

@@ -83,9 +83,21 @@ class GradientReducer {
   /// Takes memory of the step for the main gradient.
   void take_transient_gradients(FlatBuffer& flat);
   void reduce(Target& target, FlatBuffer& flat, std::int64_t micro_batch, bool last);
+  /// The gradients of a whole buffer as they are sent.
+  struct Sent {
+    ConstTensorView values;  ///< without data where they are blocks
+    StepBuffer rounded;      ///< their memory, where it is not the source's
+    StepBuffer received;     ///< room for the other ranks' blocks
+  };
+  /// Issues the rounding that a reduction sends, once; lets the target's slot go where a copy is sent.
+  Sent round(Target& target, FlatBuffer& flat, const TensorView& source);
+  /// The sum over the ranks of the buffer's group. flat.reduce_done follows it call by call, as below.
+  void reduce_in_group(FlatBuffer& flat, const Sent& sent, const TensorView& out,
+                       const ReductionOptions& options, std::vector<Event> ready,
+                       const OperationLabel& label);
   /// The reduction of a buffer that has replicas; flat.reduce_done follows it call by call, so that it covers
   /// what was issued before an error too.
-  void reduce_over_replicas(FlatBuffer& flat, const ConstTensorView& sent, const ReductionOptions& options,
+  void reduce_over_replicas(FlatBuffer& flat, const Sent& sent, const ReductionOptions& options,
                             std::vector<Event> ready, bool last, const OperationLabel& label);
 
   StateStore& store_;

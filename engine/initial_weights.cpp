@@ -98,7 +98,6 @@ void InitialWeights::fill_state(const ShardSlice& slice, const TensorView& state
 
 void InitialWeights::draw_trainable(FlatBuffer& flat) {
   const Residency& residency = store_.residency();
-  const DataType dtype = config_.precision.compute;
   if (flat.parameters_tier == OffloadTier::none) {
     kernels::fill_zero(compute_, residency.parameters(flat, residency.parameters_range(flat)));
   } else if (flat.parameters_tier == OffloadTier::cpu) {
@@ -127,8 +126,10 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
         }
         if (offloaded) {
           store_.offload()->publish(flat, slice);
-        } else if (dtype != DataType::float32) {
-          kernels::cast(compute_, slice.master, residency.parameters(flat, slice.range));
+        } else if (flat.master) {
+          ShardSlice drawn = slice;
+          drawn.weight = residency.parameters(flat, slice.range);
+          copy_master_to_weight(drawn);
         }
       });
   if (!offloaded) flat.shard_ready = compute_.record();

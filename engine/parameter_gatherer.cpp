@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/offloaded_state.h"
+#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
@@ -89,9 +90,15 @@ void ParameterGatherer::issue(int index) {
       ready = {flat.gather_done};
       from = place;
     }
-    if (flat.layout.ranks() > 1) {
-      const OperationLabel label{unit.name, program_ == Program::train ? "forward_backward" : "evaluate",
-                                 Traffic::data};
+    const OperationLabel label{unit.name, program_ == Program::train ? "forward_backward" : "evaluate",
+                               Traffic::data};
+    if (program_ == Program::train && store_.residency().quantizes(flat)) {
+      flat.gather_done =
+          store_.quantized()->gather(*flat.group, {from, dtype, Shape{flat.layout.shard_elements()}},
+                                     {whole.data(), dtype, Shape{flat.layout.padded_elements()}},
+                                     config_.allgather_bucket_elements, ready, label);
+      quantized_elements_ += flat.layout.padded_elements();
+    } else if (flat.layout.ranks() > 1) {
       flat.gather_done = flat.group->all_gather(from, whole.data(), flat.layout.shard_elements(), dtype,
                                                 config_.allgather_bucket_elements, ready, label);
     }
@@ -224,6 +231,10 @@ ConstTensorView ParameterGatherer::view(int index, int position) const {
   const void* base = store_.residency().whole_parameters(flat) ? flat.parameters.data() : whole.data();
   return {static_cast<const std::byte*>(base) + flat.layout.tensor_offset(tensor.flat_index) * size_of(dtype),
           dtype, tensor.shape};
+}
+
+std::int64_t ParameterGatherer::take_quantized_elements() {
+  return std::exchange(quantized_elements_, 0);
 }
 
 std::int64_t ParameterGatherer::take_gathered_elements() {

@@ -57,6 +57,8 @@ class ParameterGatherer {
   ConstTensorView view(int unit, int index) const;
   /// Padded elements of the gathers since the last call.
   std::int64_t take_gathered_elements();
+  /// Those of them that travelled as int8 blocks; asked before.
+  std::int64_t take_quantized_elements();
 
  private:
   /// The gather of a unit that is not kept whole.
@@ -93,7 +95,7 @@ class ParameterGatherer {
   std::vector<int> observed_;  ///< requests of the open sequence
   int resident_units_ = 0;     ///< held or gathered ahead; those that are kept apart
   bool owes_gathers_ = false;
-  std::int64_t gathered_elements_ = 0;
+  std::int64_t gathered_elements_ = 0, quantized_elements_ = 0;
 };
 
 }  // namespace tranche::detail

@@ -72,6 +72,14 @@ class Residency {
     return flat.optimizer_tier != OffloadTier::none || flat.parameters_tier != OffloadTier::none;
   }
   bool offloaded(const UnitState& unit) const;
+  /// Training reads the weights as int8 blocks say them. Frozen ones have no master weights, and stay exact.
+  bool quantizes(const FlatBuffer& flat) const { return config_.quantized_weights && flat.trainable; }
+  /// The fp32 weights, where they are not on nvme, have memory of their own: the parameters hold other
+  /// values, or lie elsewhere.
+  bool separate_master(const FlatBuffer& flat) const {
+    return config_.precision.compute != DataType::float32 || flat.optimizer_tier != flat.parameters_tier ||
+           (quantizes(flat) && whole_parameters(flat));
+  }
 
   /// Range of the flat buffer whose optimizer state this rank keeps.
   ElementRange optimizer_range(const FlatBuffer& flat) const;

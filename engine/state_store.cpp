@@ -1,13 +1,14 @@
 #include "engine/state_store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "core/closest_match.h"
 #include "engine/offload_share.h"
 #include "engine/offloaded_state.h"
+#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
-#include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
 
@@ -25,6 +26,9 @@ StateStore::StateStore(const Config& config, StateLayout layout, const StateReso
     }
   }
   assign_tiers();
+  if (config.quantized_gradients || config.quantized_weights) {
+    quantized_ = std::make_unique<QuantizedExchange>(resources.device, resources.trace);
+  }
   for (std::size_t i = 0; i < layout_.tensors.size(); ++i) {
     tensor_index_.emplace(layout_.tensors[i].name, static_cast<int>(i));
   }
@@ -133,7 +137,7 @@ void StateStore::allocate(FlatBuffer& flat) {
   const std::int64_t kept = residency_.optimizer_range(flat).size();
   MemoryResource& memory =
       flat.optimizer_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory;
-  if (compute_dtype != DataType::float32 || flat.optimizer_tier != flat.parameters_tier) {
+  if (residency_.separate_master(flat)) {
     flat.master =
         Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
   }
@@ -143,7 +147,14 @@ void StateStore::allocate(FlatBuffer& flat) {
   }
 }
 
+void StateStore::allocate_quantized() {
+  std::int64_t largest = 0;
+  for (const FlatBuffer* flat : trainable_) largest = std::max(largest, flat->layout.padded_elements());
+  quantized_->allocate(resources_.device_memory, largest);
+}
+
 void StateStore::allocate(UnitState& unit) {
+  if (config_.quantized_weights && &unit == &layout_.units.front()) allocate_quantized();
   for (FlatBuffer& flat : unit.buffers) allocate(flat);
   if (!offload_) return;
   for (FlatBuffer& flat : unit.buffers) offload_->allocate(flat);
@@ -230,7 +241,9 @@ void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const vo
 }
 
 void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
-  if (residency_.whole_optimizer(flat) || flat.empty()) return;
+  const bool whole = residency_.whole_parameters(flat);
+  const bool quantized = residency_.quantizes(flat) && whole && for_training_.value_or(true);
+  if (flat.empty() || (residency_.whole_optimizer(flat) && !quantized)) return;
   const OperationLabel label{flat.name, phase, Traffic::data};
   const DataType dtype = config_.precision.compute;
   if (residency_.over_replicas(flat)) {
@@ -241,15 +254,22 @@ void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
                                   dtype, config_.allgather_bucket_elements, updated, label);
     if (!config_.overlap) flat.gather_done.wait();
   }
-  if (flat.layout.ranks() == 1 || !residency_.whole_parameters(flat)) return;
+  if (!whole || (flat.layout.ranks() == 1 && !quantized)) return;
   const std::vector<Event> ready{flat.shard_ready};
-  flat.gather_done =
-      flat.all_gather(flat.parameters.data(), dtype, config_.allgather_bucket_elements, ready, label);
+  if (quantized) {
+    const ElementRange all{0, flat.layout.padded_elements()};
+    const ElementRange own = residency_.whole_optimizer(flat) ? all : flat.shard();
+    flat.gather_done =
+        quantized_->gather(*flat.group, residency_.parameters(flat, own), residency_.parameters(flat, all),
+                           config_.allgather_bucket_elements, ready, label);
+  } else {
+    flat.gather_done =
+        flat.all_gather(flat.parameters.data(), dtype, config_.allgather_bucket_elements, ready, label);
+  }
   if (!config_.overlap) flat.gather_done.wait();
 }
 
 void StateStore::publish(FlatBuffer& flat, const char* phase) {
-  const DataType compute_dtype = config_.precision.compute;
   const ElementRange kept = residency_.optimizer_range(flat);
   await_gathers(flat);
   if (residency_.offloaded(flat)) {
@@ -257,14 +277,28 @@ void StateStore::publish(FlatBuffer& flat, const char* phase) {
     gather_updated(flat, phase);
     return;
   }
-  if (!kept.empty() && compute_dtype != DataType::float32) {
-    for (const TensorPiece& piece : flat.layout.pieces(kept)) {
-      const ElementRange range{piece.buffer_begin, piece.buffer_begin + piece.elements};
-      kernels::cast(compute_, residency_.master(flat, range), residency_.parameters(flat, range));
-    }
-  }
+  restore_weights(flat);
   flat.shard_ready = compute_.record();
   gather_updated(flat, phase);
+}
+
+void StateStore::restore_weights(FlatBuffer& flat) {
+  if (!flat.master) return;
+  ShardSlice kept = slice(flat, residency_.optimizer_range(flat));
+  kept.weight = residency_.parameters(flat, kept.range);
+  for (const TensorPiece& piece : flat.layout.pieces(kept.range)) {
+    copy_master_to_weight(part_of(kept, {piece.buffer_begin, piece.buffer_begin + piece.elements}));
+  }
+}
+
+void StateStore::set_weights_for(bool training) {
+  if (!config_.quantized_weights || for_training_ == training) return;
+  for_training_ = training;
+  for (FlatBuffer* flat : trainable_) {
+    if (!flat->empty() && residency_.whole_parameters(*flat)) {
+      publish(*flat, training ? "forward" : "evaluate");
+    }
+  }
 }
 
 }  // namespace tranche::detail

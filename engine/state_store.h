@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -20,6 +21,7 @@
 namespace tranche::detail {
 
 class OffloadedState;
+class QuantizedExchange;
 
 /// Sees state on the nvme tier before it changes, as a save in progress has to.
 class StateObserver {
@@ -38,6 +40,7 @@ struct StateResources {
   Device& device;
   MemoryResource& device_memory;
   MemoryResource& host_memory;
+  TraceRecorder* trace = nullptr;
 };
 
 class StateStore {
@@ -73,6 +76,8 @@ class StateStore {
   /// Adopts what moves state off the device, before allocate(); without it all state lives on the device.
   void set_offload(std::unique_ptr<OffloadedState> offload);
   OffloadedState* offload() const { return offload_.get(); }
+  /// Null where nothing travels as int8 blocks.
+  QuantizedExchange* quantized() const { return quantized_.get(); }
   /// Takes the memory, and the space on disk, of a unit's state.
   void allocate(UnitState& unit);
   /// The main gradient's memory, unless it has some or takes memory of the step.
@@ -104,12 +109,22 @@ class StateStore {
   /// more parameters than it has optimizer state of. Collective over the buffer's replicas and group in that
   /// case. `phase` names the gathers in traces.
   void publish(FlatBuffer& flat, const char* phase);
-  /// The gathers of publish() alone.
+  /// The gathers of publish() alone. Weights that travel as int8 blocks, and of which a rank keeps all, are
+  /// read back from them for the sake of training, also on a rank alone.
   void gather_updated(FlatBuffer& flat, const char* phase);
+  /// Makes the weights of which a rank keeps all those of the master weights again, where int8 blocks took
+  /// their place: a skipped step writes none.
+  void restore_weights(FlatBuffer& flat);
+  /// Weights that a rank keeps whole are those that int8 blocks say (training), or rounded from the master
+  /// weights (everything else). Publishes them anew where they are not; collective like publish().
+  void set_weights_for(bool training);
+  /// What a rank keeps was written past publish().
+  void weights_written() { for_training_.reset(); }
 
  private:
   void assign_tiers();
   void allocate(FlatBuffer& flat);
+  void allocate_quantized();
   /// Waits until no gather reads or writes the weights, so that the host may.
   static void await_gathers(const FlatBuffer& flat);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
@@ -123,6 +138,8 @@ class StateStore {
   Residency residency_;
   StateObserver* observer_ = nullptr;
   std::unique_ptr<OffloadedState> offload_;  ///< null: all state lives on the device
+  std::unique_ptr<QuantizedExchange> quantized_;
+  std::optional<bool> for_training_ = true;  ///< which weights are kept whole; empty: neither
 };
 
 }  // namespace tranche::detail

@@ -188,6 +188,7 @@ void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step)
   } else {
     apply();
   }
+  if (!step.apply && store_.residency().quantizes(flat)) store_.restore_weights(flat);
   flat.shard_ready = compute_.record();
   store_.gather_updated(flat, "step");
 }

@@ -335,7 +335,10 @@ void WholeMatrices::finish(Exchange& exchange, Flight& flight, const OptimizerSt
       apply(part);
     });
   });
-  if (!store_.residency().offloaded(flat)) flat.shard_ready = compute_.record();
+  if (!store_.residency().offloaded(flat)) {
+    if (!step.apply && store_.residency().quantizes(flat)) store_.restore_weights(flat);
+    flat.shard_ready = compute_.record();
+  }
   flight.message.release();
   store_.gather_updated(flat, "step");
 }

@@ -111,7 +111,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
   text += row("batch", effective.batch_text(request.ranks));
   text += row("dtypes",
               fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
-                          name_of(effective.precision.compute), name_of(effective.precision.communication),
+                          name_of(effective.precision.compute), effective.communication_text(),
                           name_of(effective.precision.accumulation), name_of(effective.precision.moments)));
   if (request.model.language) {
     text += row("activations", effective.activation_checkpointing

@@ -14,6 +14,7 @@
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/kernels/quantization.h"
 #include "tranche/partition/mesh.h"
 #include "tranche/planner/planner.h"
 
@@ -214,8 +215,13 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
 
   const int shards = shards_of(config, request.ranks), replicas = request.ranks / shards;
   const double share = (shards - 1.0) / shards, among_replicas = (replicas - 1.0) / replicas;
-  const auto seconds = [&](double elements, DataType dtype) {
-    return elements * share * static_cast<double>(size_of(dtype)) / rates.network;
+  const auto seconds = [&](double elements, DataType dtype, bool quantized = false) {
+    constexpr double of_blocks =
+        kernels::quantized_block_bytes / static_cast<double>(kernels::quantized_block);
+    return elements * share * (quantized ? of_blocks : static_cast<double>(size_of(dtype))) / rates.network;
+  };
+  const auto weights = [&](double elements) {
+    return seconds(elements, config.precision.compute, config.quantized_weights);
   };
   const auto over_replicas = [&](DataType dtype) {
     return sizes.shard * among_replicas * static_cast<double>(size_of(dtype)) / rates.network;
@@ -229,21 +235,21 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   // the new weights.
   const bool each_time = config.replica_sum == ReplicaSum::micro_batch;
   const double sum_of_replicas = over_replicas(DataType::float32);
-  const double reduction =
-      seconds(sizes.padded, config.precision.communication) + (each_time ? sum_of_replicas : 0);
+  const double reduction = seconds(sizes.padded, config.precision.communication, config.quantized_gradients) +
+                           (each_time ? sum_of_replicas : 0);
   const double whole_sums =
       over_replicas(owners == shards ? config.precision.accumulation : config.precision.compute) +
       (each_time ? 0 : sum_of_replicas);
   const double reductions_before_last = boundary ? 0 : micro_batches - 1;
   if (config.stage == 3 && config.gather_for == GatherFor::step) {
     // All of it in the first forward pass.
-    cost.exposed = beyond(seconds(sizes.padded, config.precision.compute), config.depth > 1 ? forward : 0) +
+    cost.exposed = beyond(weights(sizes.padded), config.depth > 1 ? forward : 0) +
                    reductions_before_last * beyond(reduction, backward) +
                    beyond(reduction + whole_sums, backward);
     return cost;
   }
   if (config.stage == 3) {
-    const double gather = seconds(gathered, config.precision.compute);
+    const double gather = weights(gathered);
     const double window = config.depth > 1 ? forward + backward : 0;
     cost.exposed = reductions_before_last * beyond(gather + reduction, window) +
                    (micro_batches - 1 - reductions_before_last) * beyond(gather, window) +
@@ -253,7 +259,7 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   const double sums =
       whole_sums + (config.stage == 0 ? seconds(sizes.padded, config.precision.accumulation) : 0);
   cost.exposed = reductions_before_last * beyond(reduction, backward) + beyond(reduction + sums, backward);
-  if (config.stage > 0) cost.exposed += beyond(seconds(sizes.padded, config.precision.compute), forward);
+  if (config.stage > 0) cost.exposed += beyond(weights(sizes.padded), forward);
   return cost;
 }
 

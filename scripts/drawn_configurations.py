@@ -38,6 +38,8 @@ DIMENSIONS = {
     "dropout": ([0.0, 0.1], ALWAYS),
     "loss_scale": (["dynamic", "overflow", "fixed"], AT("dtype", "fp16")),
     "communication": (["fp32", "bf16", "fp16"], ALWAYS),
+    "quantized_gradients": ([False, True], NOT("communication", "fp16")),
+    "quantized_weights": ([False, True], NOT("dtype", "fp16")),
     "accumulated": (["fp32", "bf16"], ALWAYS),
     "tensor_sums": (["rank_order", "tree"], ALWAYS),
     "reduce_bucket": ([1000, 7000, 500000000], ALWAYS),
@@ -120,6 +122,7 @@ def configuration(drawn):
     scale = get["loss_scale"]
     zero = {"stage": get["stage"], "overlap_comm": get["overlap"], "reduce_bucket_size": get["reduce_bucket"], "allgather_bucket_size": get["gather_bucket"],
             "stage3_prefetch_bucket_size": get["prefetch"] or 50000000, "stage3_max_live_parameters": get["live"] or 1000000000, "sub_group_size": 1000000000,
+            "zero_quantized_gradients": bool(get["quantized_gradients"]), "zero_quantized_weights": bool(get["quantized_weights"]),
             "stage3_param_persistence_threshold": get["persistent"] or 0, "stage3_model_persistence_threshold": 1 << 62,
             "offload_optimizer": {"device": get["optimizer_tier"], "nvme_path": "swap", "ratio": get["ratio"] or 1.0, "buffer_count": 4},
             "offload_param": {"device": get["parameter_tier"] or "none", "nvme_path": "swap", "buffer_count": 3}}

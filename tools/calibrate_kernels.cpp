@@ -12,6 +12,7 @@
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/optimizer_update.h"
+#include "tranche/kernels/quantization.h"
 #include "tranche/kernels/reduction.h"
 
 namespace tranche::tools {
@@ -180,7 +181,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
     };
     const kernels::AdamArguments adam{.learning_rate = 1e-4f, .step_size = 1e-4f};
     const kernels::SgdArguments sgd{.learning_rate = 1e-4f, .momentum = 0.9f};
-    const std::array<SingleKernel, 6> kinds{{
+    const std::array<SingleKernel, 9> kinds{{
         {"cast",
          [&](Pool& from, std::int64_t n) {
            kernels::cast(stream, floats(from, n), take(from, DataType::bfloat16, n));
@@ -196,6 +197,19 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
                          // see.
          [&](Pool& from, std::int64_t n) {
            kernels::rounded_sum(stream, floats(from, n), DataType::bfloat16, false, floats(from, n));
+         }},
+        {"quantize",
+         [&](Pool& from, std::int64_t n) {
+           kernels::quantize(stream, take(from, dtype, n), from.take(kernels::quantized_bytes(n)));
+         }},
+        {"dequantize",
+         [&](Pool& from, std::int64_t n) {
+           kernels::dequantize(stream, from.take(kernels::quantized_bytes(n)), take(from, dtype, n));
+         }},
+        {"quantized_sum",
+         [&](Pool& from, std::int64_t n) {
+           const void* const pieces = from.take(2 * kernels::quantized_bytes(n));
+           kernels::quantized_sum(stream, pieces, 2, 2, false, floats(from, n));
          }},
         {"adam_update",
          [&](Pool& from, std::int64_t n) {

@@ -20,6 +20,7 @@
 #include "tranche/kernels/matmul_rows.h"
 #include "tranche/kernels/newton_schulz.h"
 #include "tranche/kernels/optimizer_update.h"
+#include "tranche/kernels/quantization.h"
 #include "tranche/kernels/reduction.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"

@@ -43,11 +43,13 @@ TEST(ConfigCheck, TellsOfEachKeyWhatBecomesOfIt) {
 
 TEST(ConfigCheck, KeysThatAreRefusedAreNotAmongTheHonoured) {
   const ConfigCheck check = check_config(
-      R"({"zero_optimization": {"stage": 7, "zero_quantized_weights": true}, "gradient_clipping": 1.0})");
+      R"({"zero_optimization": {"stage": 7, "zero_quantized_nontrainable_weights": true}, "gradient_clipping": 1.0})");
   EXPECT_FALSE(check.accepted());
-  EXPECT_THAT(check.refused,
-              ElementsAre(StartsWith("zero_optimization.zero_quantized_weights: true cannot be honoured: "),
-                          StartsWith("zero_optimization.stage")));
+  EXPECT_THAT(
+      check.refused,
+      ElementsAre(
+          StartsWith("zero_optimization.zero_quantized_nontrainable_weights: true cannot be honoured: "),
+          StartsWith("zero_optimization.stage")));
   EXPECT_THAT(honoured(check), ElementsAre("gradient_clipping=1.0"));
   EXPECT_EQ(check_config(R"({"epochs": 3})", 1, {}, true).refused,
             std::vector<std::string>{"unknown key 'epochs'"});

@@ -695,6 +695,48 @@ TEST(Config, WhatAddsUpByRanksIsRefusedWhereRanksMustNotMatter) {
   EXPECT_THAT(refused("zero_optimization.zero_hpz_partition_size=2"), HasSubstr("has 2 copies of the model"));
 }
 
+TEST(Config, BlocksAreRefusedWhereFp16Travels) {
+  const auto refused = [](const std::string& json, const std::vector<std::string>& settings) {
+    return problems(json, 2, settings);
+  };
+  const std::string fp16 = R"({"fp16": {"enabled": true}})";
+  EXPECT_THAT(
+      refused(fp16, {"zero_optimization.zero_quantized_gradients=true"}),
+      HasSubstr("zero_optimization.zero_quantized_gradients: gradients travel as int8 blocks in place of "
+                "fp16, whose range loss scaling is made for; write communication_data_type fp32 or bf16, "
+                "or leave one of the two out"));
+  EXPECT_THAT(
+      refused("{}", {"zero_optimization.zero_quantized_gradients=true", "communication_data_type=fp16"}),
+      HasSubstr("in place of fp16"));
+  EXPECT_THAT(
+      refused(fp16, {"zero_optimization.zero_quantized_weights=true", "communication_data_type=fp32"}),
+      HasSubstr("zero_optimization.zero_quantized_weights: with fp16.enabled weights travel in fp16; "
+                "compute in bf16 or fp32, or leave it out"));
+  const Config config = parse_config(
+      fp16, 2, {"zero_optimization.zero_quantized_gradients=true", "communication_data_type=fp32"});
+  EXPECT_TRUE(config.quantized_gradients);
+  EXPECT_FALSE(config.quantized_weights);
+  EXPECT_EQ(config.communication_text(), "int8 blocks");
+}
+
+TEST(Config, BlocksAreReadAndWritten) {
+  for (const bool gradients : {false, true}) {
+    for (const bool weights : {false, true}) {
+      const Config config = parse_config(
+          R"({"bf16": {"enabled": true}})", 2,
+          {std::string("zero_optimization.zero_quantized_gradients=") + (gradients ? "true" : "false"),
+           std::string("zero_optimization.zero_quantized_weights=") + (weights ? "true" : "false")});
+      EXPECT_EQ(config.quantized_gradients, gradients);
+      EXPECT_EQ(config.quantized_weights, weights);
+      const Config again = parse_config(config.to_json(), 2);
+      EXPECT_EQ(again.quantized_gradients, gradients);
+      EXPECT_EQ(again.quantized_weights, weights);
+      EXPECT_EQ(config.communication_text(), std::string(gradients ? "int8 blocks" : "bf16") +
+                                                 (weights ? ", weights in training int8 blocks" : ""));
+    }
+  }
+}
+
 TEST(Config, OverrideProblems) {
   EXPECT_EQ(problems("{}", 1, {"stage"}),
             "configuration: override 'stage' is not of the form key.path=value");

@@ -66,6 +66,8 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
         std::array{
             "AdamW", "Adam", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop"}[static_cast<std::size_t>(
             pick(8))];
+    run.quantized_gradients = run.dtype != DataType::float16 && i % 3 == 0;
+    run.quantized_weights = run.dtype != DataType::float16 && i % 4 < 2;
     OddRun plain = run;
     plain.overlap = false;
     plain.plan_memory = false;
@@ -85,12 +87,14 @@ TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {
   // weights but for the logarithm and cosine of normal numbers: hence the tied unit's uniform tensor and a
   // few steps of everything else, with every gradient taken from the host.
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-    for (const char* optimizer : {"AdamW", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop"}) {
+    for (const std::string optimizer :
+         {"AdamW", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop", "with blocks"}) {
       OddRun run = on_gpu();
       run.ranks = 3;
       run.stage = 2;
       run.dtype = dtype;
-      run.optimizer = optimizer;
+      run.quantized_gradients = run.quantized_weights = optimizer == "with blocks";
+      run.optimizer = run.quantized_weights ? "AdamW" : optimizer;
       const OddResult gpu = train_odd(run);
       run.device = DeviceKind::cpu;
       const OddResult cpu = train_odd(run);

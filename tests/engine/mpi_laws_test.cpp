@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -153,18 +154,63 @@ TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
   }
 }
 
+TEST(MpiLaws, BlocksOfInt8GiveTheBitsOfThreadRanksAndTheBytesOfTheFormula) {
+  Communicator& comm = world();
+  const auto r = static_cast<std::size_t>(comm.rank());
+  int point = 0;
+  for (const char* collectives : {"messages", "shared"}) {
+    for (const auto& [gradients, weights] :
+         {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+      for (int stage = 0; stage <= 3; ++stage, ++point) {
+        OddRun run;
+        run.ranks = comm.size();
+        run.stage = stage;
+        run.dtype = point % 2 == 0 ? DataType::bfloat16 : DataType::float32;
+        run.policy = point % 3 == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
+        run.accumulation = 2;
+        run.steps = 3;
+        run.quantized_gradients = gradients;
+        run.quantized_weights = weights;
+        run.collectives = collectives;
+        run.reduce_bucket = point % 4 == 1 ? 700 : 500'000'000;
+        run.ranks_per_host = point % 5 == 2 ? 2 : 0;
+        run.reduction_group = comm.size();
+        OddResult mine(run.ranks);
+        std::mutex mutex;
+        train_odd_rank(
+            run, comm.rank(),
+            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine, mutex);
+        EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
+        EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+        if (comm.rank() != 0) continue;
+        OddRun plain = run;
+        plain.stage = 0;
+        plain.overlap = false;
+        plain.ranks_per_host = 0;
+        expect_same(train_odd(plain), mine, run);
+      }
+    }
+  }
+}
+
 TEST(MpiLaws, ProfilingInterfaceCountsWhatTheFormulaSays) {
   Communicator& comm = world();
   for (int stage = 0; stage <= 3; ++stage) {
-    for (const auto& [optimizer, policy] :
-         {std::pair("AdamW", ReductionPolicy::boundary), std::pair("AdamW", ReductionPolicy::micro_batch),
-          std::pair("Muon", ReductionPolicy::boundary), std::pair("Muon", ReductionPolicy::micro_batch)}) {
+    for (const auto& [optimizer, policy, quantized] :
+         {std::tuple("AdamW", ReductionPolicy::boundary, false),
+          std::tuple("AdamW", ReductionPolicy::micro_batch, false),
+          std::tuple("Muon", ReductionPolicy::boundary, false),
+          std::tuple("Muon", ReductionPolicy::micro_batch, false),
+          std::tuple("AdamW", ReductionPolicy::boundary, true),
+          std::tuple("Muon", ReductionPolicy::micro_batch, true)}) {
       OddRun run;
       run.ranks = comm.size();
       run.stage = stage;
       run.policy = policy;
       run.accumulation = 3;
       run.optimizer = optimizer;
+      run.quantized_gradients = run.quantized_weights = quantized;
+      run.overlap = !quantized;  // blocks are read back on a stream of their own, for which no barrier waits
       run.frozen = false;
       run.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
       const Config config = odd_config(run);

@@ -154,14 +154,15 @@ std::string OddRun::to_string() const {
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
       "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
-      "replica_sum={}, collectives={}, copy_in={}, micro_batches={}}}",
+      "replica_sum={}, collectives={}, copy_in={}, micro_batches={}, quantized={}{}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, name_of(gather_for), persistent, persistent_in_all, prefetch,
       poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, large, name_of(moments),
       name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed,
       name_of(offload.optimizer), name_of(offload.parameters), offload.ratio, offload.tile_elements,
       offload.tile_buffers, offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum),
-      collectives, faults.copy_in, micro_batches);
+      collectives, faults.copy_in, micro_batches, quantized_gradients ? "gradients" : "",
+      quantized_weights ? " weights" : "");
 }
 
 Config odd_config(const OddRun& run) {
@@ -186,7 +187,9 @@ Config odd_config(const OddRun& run) {
   config.persistent_model_elements = run.persistent_in_all;
   config.prefetch_elements = run.prefetch;
   config.precision.compute = run.dtype;
-  config.precision.communication = run.dtype;
+  config.precision.communication = run.communication.value_or(run.dtype);
+  config.quantized_gradients = run.quantized_gradients;
+  config.quantized_weights = run.quantized_weights;
   config.precision.accumulation = run.accumulation_dtype;
   config.loss_scaling = run.dtype == DataType::float16;
   config.loss_scaler.initial_scale = 1024;

@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,8 @@ struct OddRun {
   int steps = 4;
   double clipping = 1.0;
   DataType accumulation_dtype = DataType::float32;
+  bool quantized_gradients = false, quantized_weights = false;
+  std::optional<DataType> communication = {};  ///< none: dtype
   std::int64_t samples_per_micro_batch = 3;
   /// tranche.world_size_invariant with so many micro-batches a step, `accumulation` being without effect;
   /// 0: off. What a rank without samples computes is not finite.

@@ -115,6 +115,15 @@ std::vector<CombinationAxis> combination_axes() {
     c.config.precision.communication =
         c.config.precision.compute == DataType::bfloat16 ? DataType::float32 : DataType::bfloat16;
   }));
+  add("blocks", true,
+      {nothing(),
+       {"quantized-gradients",
+        [](Combination& c) {
+          DataType& communication = c.config.precision.communication;
+          if (communication == DataType::float16) communication = DataType::float32;
+          c.config.quantized_gradients = true;
+        }},
+       {"quantized-weights", [](Combination& c) { c.config.quantized_weights = true; }}});
   axes.push_back(of_two("main gradient", true, "gradient-bf16",
                         [](Combination& c) { c.config.precision.accumulation = DataType::bfloat16; }));
   add("optimizer", true,
@@ -257,6 +266,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
+  // Weights in fp16 travel as they are.
+  if (are("quantized-weights", "fp16")) return false;
   // Two nodes take three or four ranks here, two copies of two ranks take four.
   if (with("nodes", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 0 && at != 3;

@@ -88,7 +88,9 @@ Combination continued_from(const Combination& before, bool plain) {
   if (c.continued == Continued::in_another_dtype) {
     PrecisionConfig& precision = c.config.precision;
     precision.compute = precision.communication = precision.compute == DataType::float32 ? DataType::bfloat16
-                                                  : precision.compute == DataType::bfloat16
+                                                  : precision.compute == DataType::bfloat16 &&
+                                                          !c.config.quantized_gradients &&
+                                                          !c.config.quantized_weights
                                                       ? DataType::float16
                                                       : DataType::float32;
     c.config.loss_scaling = precision.compute == DataType::float16;

@@ -51,17 +51,19 @@ TEST(ConfigCommand, RefusedKeysComeFirstAndMakeTheStatus) {
   const TemporaryFolder folder;
   const std::string file = folder.write(
       "ds.json",
-      R"({"zero_optimization": {"stage": 3, "zero_quantized_weights": true}, "train_batch_size": 3})");
+      R"({"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}, "train_batch_size": 3})");
   const ProgramResult done = check_file({file, "--ranks", "2"});
   EXPECT_EQ(done.status, 2);
   EXPECT_EQ(done.errors, "");
-  EXPECT_THAT(done.out,
-              testing::StartsWith(
-                  file + " on 2 ranks: refused: 2 problems; 1 key honoured, 0 without effect\nrefused\n"
-                         "  zero_optimization.zero_quantized_weights: true cannot be honoured: "));
+  EXPECT_THAT(
+      done.out,
+      testing::StartsWith(
+          file + " on 2 ranks: refused: 2 problems; 1 key honoured, 0 without effect\nrefused\n"
+                 "  zero_optimization.zero_quantized_nontrainable_weights: true cannot be honoured: "));
   EXPECT_THAT(done.out, HasSubstr("\n  train_batch_size 3 is not a multiple"));
   EXPECT_THAT(done.out, HasSubstr("\nhonoured\n  zero_optimization.stage                     3\n"));
-  const ProgramResult set = check_file({file, "--set", "zero_optimization.zero_quantized_weights=false"});
+  const ProgramResult set =
+      check_file({file, "--set", "zero_optimization.zero_quantized_nontrainable_weights=false"});
   EXPECT_EQ(set.status, 0) << set.out;
 }
 
@@ -78,7 +80,7 @@ TEST(ConfigCommand, Json) {
   const TemporaryFolder folder;
   const std::string file = folder.write(
       "ds.json",
-      R"({"bf16": {"enabled": "auto"}, "wandb": {}, "epochs": 3, "zero_optimization": {"zero_quantized_weights": true}})");
+      R"({"bf16": {"enabled": "auto"}, "wandb": {}, "epochs": 3, "zero_optimization": {"zero_quantized_nontrainable_weights": true}})");
   const ProgramResult done = check_file({file, "--json"});
   EXPECT_EQ(done.status, 2);
   const auto json = nlohmann::json::parse(done.out);
@@ -87,8 +89,9 @@ TEST(ConfigCommand, Json) {
   EXPECT_EQ(json["ranks"], 1);
   EXPECT_EQ(json["accepted"], false);
   ASSERT_EQ(json["refused"].size(), 1U) << done.out;
-  EXPECT_THAT(json["refused"][0].get<std::string>(),
-              testing::StartsWith("zero_optimization.zero_quantized_weights: true cannot be honoured"));
+  EXPECT_THAT(
+      json["refused"][0].get<std::string>(),
+      testing::StartsWith("zero_optimization.zero_quantized_nontrainable_weights: true cannot be honoured"));
   EXPECT_EQ(json["honoured"],
             nlohmann::json::parse(R"([{"key": "bf16.enabled", "value": true, "automatic": true}])"));
   ASSERT_EQ(json["no_effect"].size(), 2U);

@@ -160,6 +160,11 @@ struct Config {
   std::int64_t persistent_model_elements = std::numeric_limits<std::int64_t>::max();
 
   PrecisionConfig precision;
+  /// `zero_quantized_gradients`, `zero_quantized_weights`: what travels between the ranks of a shard as int8
+  /// blocks (tranche/kernels/quantization.h) in place of its dtype; training alone reads such weights.
+  bool quantized_gradients = false, quantized_weights = false;
+  /// "bf16", "int8 blocks", "fp32, weights in training int8 blocks": the dtypes of communication.
+  std::string communication_text() const;
   bool loss_scaling = false;  ///< fp16 only
   LossScalerOptions loss_scaler;
   double gradient_clipping = 1.0;  ///< 0: off, as in JSON that does not give it

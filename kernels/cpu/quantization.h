@@ -1,0 +1,12 @@
+#pragma once
+#include "kernels/versions.h"
+#include "tranche/kernels/quantization.h"
+
+namespace tranche::kernels::cpu {
+
+/// As in kernels/quantization.h, arguments checked, on the calling thread and `threads - 1` more.
+OnThreads<decltype(kernels::quantize)> quantize;
+OnThreads<decltype(kernels::dequantize)> dequantize;
+OnThreads<decltype(kernels::quantized_sum)> quantized_sum;
+
+}  // namespace tranche::kernels::cpu

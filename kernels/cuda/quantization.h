@@ -1,0 +1,11 @@
+#pragma once
+#include "tranche/kernels/quantization.h"
+
+namespace tranche::kernels::cuda {
+
+/// As in kernels/quantization.h, arguments checked. Each is one launch.
+decltype(kernels::quantize) quantize;
+decltype(kernels::dequantize) dequantize;
+decltype(kernels::quantized_sum) quantized_sum;
+
+}  // namespace tranche::kernels::cuda

@@ -1,0 +1,73 @@
+// What int8 blocks cost in accuracy: a GPT that learns with them and without.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <vector>
+
+#include "training_fixture.h"
+
+namespace tranche::models {
+namespace {
+
+constexpr std::int64_t course_length = 11;
+
+struct Course {
+  std::vector<double> losses;
+  double held_out = 0;
+};
+
+Course learn(bool gradients, bool weights, int steps) {
+  const GptConfig model = tiny_gpt();
+  Config config = plain_config(16, 2);
+  config.stage = 3;
+  config.precision.compute = config.precision.communication = DataType::bfloat16;
+  config.quantized_gradients = gradients;
+  config.quantized_weights = weights;
+  config.optimizer.learning_rate = 2e-3;
+  Course course;
+  std::mutex mutex;
+  const Gpt gpt(model);
+  on_ranks(2, gpt.spec(course_length), config, [&](Engine& engine) {
+    const int rank = engine.runtime().rank();
+    TokenData data(course_length, model.vocabulary, false);
+    Course mine;
+    for (int step = 0; step < steps; ++step) {
+      data.draw(engine.samples() + rank * 8, 8);
+      gpt.forward_backward(engine, data.batch());
+      mine.losses.push_back(engine.step().loss);
+    }
+    engine.begin_evaluation();
+    data.draw(100000 + rank * 64, 64);
+    gpt.evaluate(engine, data.batch());
+    mine.held_out = engine.end_evaluation().loss;
+    const std::lock_guard lock(mutex);
+    if (rank == 0) course = std::move(mine);
+  });
+  return course;
+}
+
+TEST(QuantizedLearning, LossStaysWithinOnePercent) {
+  constexpr int steps = 200;
+  const Course plain = learn(false, false, steps);
+  EXPECT_LT(plain.held_out, 0.7 * plain.losses.front()) << "it learns";
+  for (const auto& [gradients, weights] :
+       {std::pair(true, false), std::pair(false, true), std::pair(true, true)}) {
+    const Course course = learn(gradients, weights, steps);
+    double furthest = 0;
+    for (int step = 0; step < steps; ++step) {
+      const auto s = static_cast<std::size_t>(step);
+      furthest = std::max(furthest, std::abs(course.losses[s] / plain.losses[s] - 1));
+    }
+    const double held_out = course.held_out / plain.held_out - 1;
+    RecordProperty("furthest", std::to_string(furthest));
+    RecordProperty("held_out", std::to_string(held_out));
+    EXPECT_LT(furthest, 0.01) << gradients << weights;
+    EXPECT_LT(std::abs(held_out), 0.01) << gradients << weights;
+    EXPECT_NE(course.losses.back(), plain.losses.back()) << "it has an effect";
+  }
+}
+
+}  // namespace
+}  // namespace tranche::models
