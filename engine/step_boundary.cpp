@@ -139,7 +139,17 @@ void StepBoundary::prepare(const OptimizerStep& step) {
   updater_.clear_sums(compute_, host);
   for (FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->whole_matrices) continue;
-    ShardSlice kept = store_.slice(*flat, store_.residency().optimizer_range(*flat));
+    const ElementRange range = store_.residency().optimizer_range(*flat);
+    if (flat->optimizer_tier == OffloadTier::nvme) {
+      // Read and written here, and again by the update: a rule may advance its state in both.
+      host->wait(flat->gradients_on_host);
+      offload->visit_tiles(*flat, range, true, true, [&](ShardSlice tile) {
+        tile.gradient = store_.residency().host_gradients(*flat, tile.range);
+        updater_.prepare(step, *flat, tile);
+      });
+      continue;
+    }
+    ShardSlice kept = store_.slice(*flat, range);
     if (kept.on_host) {
       host->wait(flat->gradients_on_host);
       kept.gradient = store_.residency().host_gradients(*flat, kept.range);

@@ -77,8 +77,8 @@ class Walk {
         bytes.to_host += unit.kept * size_of(config_.precision.accumulation);
         if (parameters_of(unit) == OffloadTier::none) bytes.from_host += unit.kept * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
-          bytes.nvme_read += unit.kept * schedule_.state_bytes;
-          bytes.nvme_written += unit.kept * schedule_.state_bytes;
+          bytes.nvme_read += schedule_.passes * unit.kept * schedule_.state_bytes;
+          bytes.nvme_written += schedule_.passes * unit.kept * schedule_.state_bytes;
         }
       } else if (parameters_of(unit) != OffloadTier::none) {
         bytes.to_host += unit.kept * weight;
@@ -143,7 +143,8 @@ class Walk {
       for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
         if (unit.moves) {
           if (from_disk) {
-            disk += 2 * elements * static_cast<double>(schedule_.state_bytes) / rates_.nvme;
+            disk +=
+                static_cast<double>(2 * schedule_.passes * schedule_.state_bytes) * elements / rates_.nvme;
             updated = std::max(updated, disk);
           }
           arrived = updated = updated + elements / rates_.host_update;

@@ -175,9 +175,9 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
   }
   schedule.state_bytes = size_of(DataType::float32);
-  for (const OptimizerStateTensor& state : make_optimizer(config)->state({})) {
-    schedule.state_bytes += size_of(state.dtype);
-  }
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
+  for (const OptimizerStateTensor& state : optimizer->state({})) schedule.state_bytes += size_of(state.dtype);
+  if (optimizer->sums({}) > 0) schedule.passes = 2;  // those of the sums, and of the update
   schedule.visits = visits_of(request, config, spec);
   if (config.gather_for == GatherFor::step) {
     std::set<int> gathered;
