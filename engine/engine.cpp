@@ -56,7 +56,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       recorder(*arena, compute, config.debug.plan_memory),
       store(config, lay_out(model, groups, *optimizer, shard, replicas),
             {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
-      formulas(config, model, store),
+      formulas(config, model, store, updater),
       updater(*optimizer, store.tensors()),
       matrices(store, config, updater, *optimizer, world, runtime.mesh(), runtime.device(), *arena),
       gatherer(store, config, *arena, compute, recorder.exposed()),
@@ -68,7 +68,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   }
   set_nominal_tokens();
   set_phase("start");
-  check_tiers();
   check_threads();
   describe_routing();
   agree_on_start();
@@ -183,7 +182,8 @@ void Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int
     } else {
       recorder.next_micro_batch(shape);
     }
-    if (micro_batch + 1 == config.accumulation_steps && store.offload() != nullptr) {
+    // A rule with sums goes through its state once before the update.
+    if (micro_batch + 1 == config.accumulation_steps && store.offload() != nullptr && !updater.has_sums()) {
       store.offload()->read_ahead();
     }
     reducer.begin_micro_batch(micro_batch);

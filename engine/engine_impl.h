@@ -79,7 +79,6 @@ struct Engine::Impl {
   void set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps);
 
   // --- engine_start.cpp ---
-  void check_tiers() const;
   /// Refuses a number of threads that follows that of the ranks, where one result is asked for.
   void check_threads() const;
   /// Matrix products of this run may have other bits on another number of threads.

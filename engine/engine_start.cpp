@@ -23,14 +23,6 @@ std::uint64_t hash_text(std::string_view text) {
 
 }  // namespace
 
-void Engine::Impl::check_tiers() const {
-  if (config.offload.optimizer != OffloadTier::nvme || !updater.has_sums()) return;
-  throw ConfigurationError(
-      "optimizer " + optimizer->name() +
-      " looks at its whole state before it updates, which would read the nvme tier twice a "
-      "step; set offload_optimizer.device to \"cpu\" or \"none\"");
-}
-
 bool Engine::Impl::threads_change_bits() const {
   return runtime.device().kind() == DeviceKind::cpu && config.precision.compute == DataType::bfloat16 &&
          !kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16).starts_with("widened");

@@ -132,7 +132,9 @@ void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, con
   SquareSum* const counted = partial_of(slice);
   SquareSum* const uncounted =
       counted + sum_count_;  // only written to where a rank keeps other ranks' shares
-  const ElementRange kept = slice.range, own = flat.owned();
+  const ElementRange kept = slice.range, owned = flat.owned();
+  const ElementRange own{std::clamp(owned.begin, kept.begin, kept.end),
+                         std::clamp(owned.end, kept.begin, kept.end)};
   add_segments(flat, {kept.begin, own.begin}, kept.begin, nullptr, uncounted, segments);
   add_segments(flat, own, kept.begin, nullptr, counted, segments);
   add_segments(flat, {own.end, kept.end}, kept.begin, nullptr, uncounted, segments);

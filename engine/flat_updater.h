@@ -38,8 +38,8 @@ class FlatUpdater {
 
   /// Before the step's prepare().
   void clear_sums(Stream& compute, Stream* host);
-  /// Optimizer::prepare() on the slice's stream for all that a rank keeps of a flat buffer, of which counts
-  /// what it owns.
+  /// Optimizer::prepare() on the slice's stream for what a rank keeps of a flat buffer, or a part of that, of
+  /// which counts what it owns.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& slice);
   /// Optimizer::prepare() of a part of one tensor that is computed as a whole matrix.
   void prepare(const OptimizerStep& step, const FlatBuffer& flat, const ShardSlice& piece,

@@ -143,7 +143,7 @@ OffloadTraffic StateFormulas::offload() const {
         bytes.to_host += kept * size_of(config_.precision.accumulation);
         if (!brings) bytes.from_host += kept * weight;
         if (flat.optimizer_tier == OffloadTier::nvme) {
-          const std::int64_t passes = flat.whole_matrices ? 2 : 1;
+          const std::int64_t passes = flat.whole_matrices || updater_.has_sums() ? 2 : 1;
           bytes.nvme_read += passes * tiles;
           bytes.nvme_written += passes * tiles;
         }

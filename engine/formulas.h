@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/flat_updater.h"
 #include "engine/state_store.h"
 #include "tranche/engine/state_bytes.h"
 #include "tranche/engine/step_result.h"
@@ -18,8 +19,9 @@ class StateFormulas {
   using Bytes = StateBytes;
 
   /// The arguments outlive it; they are read when it is asked.
-  StateFormulas(const Config& config, const ModelSpec& model, const StateStore& store)
-      : config_(config), model_(model), store_(store) {}
+  StateFormulas(const Config& config, const ModelSpec& model, const StateStore& store,
+                const FlatUpdater& updater)
+      : config_(config), model_(model), store_(store), updater_(updater) {}
 
   Bytes bytes() const;
   /// "1.2 GiB on the device + 3.4 GiB in host memory", empty tiers left out.
@@ -49,6 +51,7 @@ class StateFormulas {
   const Config& config_;
   const ModelSpec& model_;
   const StateStore& store_;
+  const FlatUpdater& updater_;
 };
 
 }  // namespace tranche::detail

@@ -139,7 +139,18 @@ void StepBoundary::prepare(const OptimizerStep& step) {
   updater_.clear_sums(compute_, host);
   for (FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->whole_matrices) continue;
-    ShardSlice kept = store_.slice(*flat, store_.residency().optimizer_range(*flat));
+    const ElementRange range = store_.residency().optimizer_range(*flat);
+    if (flat->optimizer_tier == OffloadTier::nvme) {
+      // Read and written here, and again by the update: a rule may advance its state in both.
+      host->wait(flat->gradients_on_host);
+      offload->visit_tiles(*flat, range, true, true, [&](ShardSlice tile) {
+        if (store_.observer() != nullptr) store_.observer()->before_update(*flat, tile);
+        tile.gradient = store_.residency().host_gradients(*flat, tile.range);
+        updater_.prepare(step, *flat, tile);
+      });
+      continue;
+    }
+    ShardSlice kept = store_.slice(*flat, range);
     if (kept.on_host) {
       host->wait(flat->gradients_on_host);
       kept.gradient = store_.residency().host_gradients(*flat, kept.range);
@@ -155,7 +166,8 @@ void StepBoundary::update(const OptimizerStep& step) {
   prepare(step);
   // Updates of offloaded state go on while the device updates its own.
   if (OffloadedState* const offload = store_.offload()) {
-    offload->update_each(store_.trainable(), store_.observer(),
+    StateObserver* const observer = updater_.has_sums() ? nullptr : store_.observer();  // saw it in prepare()
+    offload->update_each(store_.trainable(), observer,
                          [&](FlatBuffer& flat, const ShardSlice& slice) { update_slice(flat, slice, step); });
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);

@@ -77,8 +77,10 @@ class Walk {
         bytes.to_host += unit.kept * size_of(config_.precision.accumulation);
         if (parameters_of(unit) == OffloadTier::none) bytes.from_host += unit.kept * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
-          bytes.nvme_read += std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
-          bytes.nvme_written += std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
+          const std::int64_t tiles =
+              schedule_.passes * std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
+          bytes.nvme_read += tiles;
+          bytes.nvme_written += tiles;
         }
       } else if (parameters_of(unit) != OffloadTier::none) {
         bytes.to_host += unit.kept * weight;
@@ -143,7 +145,8 @@ class Walk {
       for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
         if (unit.moves) {
           if (from_disk) {
-            disk += 2 * elements * schedule_.state_bytes / rates_.nvme;
+            disk +=
+                2 * static_cast<double>(schedule_.passes) * elements * schedule_.state_bytes / rates_.nvme;
             updated = std::max(updated, disk);
           }
           arrived = updated = updated + elements / rates_.host_update;

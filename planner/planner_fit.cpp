@@ -176,8 +176,10 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   for (std::size_t u = 0; u < padded.size(); ++u) {
     schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
   }
-  schedule.state_bytes = static_cast<double>(size_of(DataType::float32)) +
-                         detail::state_bytes_of_element(*make_optimizer(config));
+  const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
+  schedule.state_bytes =
+      static_cast<double>(size_of(DataType::float32)) + detail::state_bytes_of_element(*optimizer);
+  if (optimizer->sums({}) > 0) schedule.passes = 2;  // those of the sums, and of the update
   schedule.visits = visits_of(request, config, spec);
   if (config.gather_for == GatherFor::step) {
     std::set<int> gathered;

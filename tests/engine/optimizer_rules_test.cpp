@@ -83,7 +83,6 @@ TEST(OptimizerRules, GiveTheSameBitsOverStagesTiersAndBuckets) {
         run.offload.tile_elements = 4096;
         run.offload.nvme_path = std::filesystem::temp_directory_path().string();
         for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
-          if (tier == OffloadTier::nvme && looks_first(rule)) continue;  // refused
           run.offload.optimizer = tier;
           expect_same(expected, train_odd(run), run);
         }
@@ -163,16 +162,21 @@ TEST(OptimizerRules, LambsTrustRatiosAreThoseOfTheTrueGradient) {
 
 TEST(OptimizerRules, ArePlannedToTheByte) {
   for (const RuleCase& rule : rule_cases()) {
-    for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu}) {
+    for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
       OddRun run = run_of(rule, 2, rule.moments);
       run.stage = 2;
       run.accumulation = 1;
       run.offload.optimizer = tier;
+      run.offload.tile_elements = 4096;
+      run.offload.nvme_path = std::filesystem::temp_directory_path().string();
       std::vector<TierAccount> measured, planned;
+      OffloadTraffic moved, foreseen;
       const auto train = [&](Engine& engine, Runtime& runtime) {
         for (int step = 0; step < 3; ++step) {
           whole_step(engine, runtime, step);
-          engine.step();
+          const StepResult result = engine.step();
+          if (runtime.rank() != 0) continue;
+          (engine.device().kind() == DeviceKind::meta ? foreseen : moved) = result.offload_traffic;
         }
         if (runtime.rank() != 0) return;
         auto& into = engine.device().kind() == DeviceKind::meta ? planned : measured;
@@ -186,6 +190,10 @@ TEST(OptimizerRules, ArePlannedToTheByte) {
                       [](const CommunicatorOptions& of) { return make_meta_communicator(0, 2, 2, of); });
       Engine engine(runtime, odd_model(), config);
       train(engine, runtime);
+      EXPECT_EQ(moved.nvme_read, foreseen.nvme_read) << rule.type;
+      EXPECT_EQ(moved.nvme_written, foreseen.nvme_written) << rule.type;
+      EXPECT_EQ(moved.nvme_read, moved.nvme_written) << rule.type << ": weights live on the device";
+      EXPECT_EQ(moved.nvme_read > 0, tier == OffloadTier::nvme) << rule.type;
       ASSERT_EQ(measured.size(), planned.size());
       for (std::size_t t = 0; t < planned.size(); ++t) {
         EXPECT_EQ(measured[t].peak, planned[t].peak) << rule.type;

@@ -241,17 +241,14 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
   };
   // Refused: GPT-2 has learnt positions, and takes one document a row.
   if (are("gpt", "documents")) return false;
-  // Refused: weights that are not sharded do not leave the device; a rule that looks at all state before it
-  // updates would read the nvme tier twice; copies add their sums up in a bracket of their own.
+  // Refused: weights that are not sharded do not leave the device; copies add their sums up in a bracket of
+  // their own.
   if (with("parameters-", [](const std::string& key, const CombinationAxis& axis, int) {
         return axis.name == "stage" && key != "stage-3";
       })) {
     return false;
   }
-  if (are("own-rule", "optimizer-nvme") || are("lamb", "optimizer-nvme") ||
-      are("replicas", "reduction-group")) {
-    return false;
-  }
+  if (are("replicas", "reduction-group")) return false;
   // One sum for every number of ranks leaves no room for partial sums, of which there are as many as ranks.
   if (with("world-size-invariant", [](const std::string& key, const CombinationAxis& axis, int) {
         return (axis.name == "mesh" && !key.empty()) || key == "reduction-group" || key == "gradient-bf16" ||

@@ -16,6 +16,7 @@
 #include "tranche/core/random.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/llama.h"
+#include "tranche/optim/rules.h"
 #include "tranche/planner/planner.h"
 #include "tranche/trainer/batch_feeder.h"
 
@@ -205,8 +206,10 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
     EXPECT_EQ(planned.at_peak.bytes, measured.at_peak.bytes) << line;
     EXPECT_EQ(planned.peak_phase, measured.peak_phase) << line;
   }
-  // A report has the maximum over ranks, which are alike unless they begin at different lengths.
-  if (request.lengths.empty()) {
+  // A report has the maximum over ranks, which are alike unless they begin at different lengths, or some own
+  // matrices that they update whole.
+  const bool whole = find_rule(request.config.optimizer.type)->rule->whole_matrices;
+  if (request.lengths.empty() && !whole) {
     EXPECT_EQ(plan.memory, run.memory) << line;
   }
   EXPECT_EQ(plan.state.parameters, run.state.parameters) << line;
@@ -240,7 +243,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
   // A plan's seconds are of the same bytes; the disk's are rounded up, tensor by tensor and tile by
   // tile.
-  if (request.lengths.empty()) {  // they are of the whole sequence
+  if (request.lengths.empty() &&
+      !whole) {  // they are of the whole sequence, and leave messages of matrices out
     EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
     EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
   }
@@ -302,6 +306,66 @@ TEST(PlanIsMeasured, DocumentsTakeEightBytesATokenAndLengthsAreChecked) {
   EXPECT_THAT(tranche::test::message_of<ConfigurationError>([&] { (void)plan_run(request); }),
               testing::HasSubstr("a length of 10 is planned, which is not in 1..9, the sequence"));
 }
+
+/// Any rule, in any format of its states and masters. An axis of either is a line here.
+PlanRequest draw_rule(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 7};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::size_t n) { return random_bits(key, counter++) % n; };
+  PlanRequest request = draw(2000 + number);
+  Config& config = request.config;
+  const std::vector<RuleType>& types = rule_types();
+  const RuleType& type = types[pick(types.size())];
+  config.optimizer = {std::string(type.name), 1e-3, {}};
+  for (const RuleOption& option : type.rule->options) {  // those that add states
+    if (option.name == "momentum" || option.name == "amsgrad" || option.name == "centered") {
+      if (pick(2) == 0)
+        config.optimizer.parameters[std::string(option.name)] = option.name == "momentum" ? 0.5 : 1.0;
+    }
+  }
+  const bool may_be_reduced =
+      type.name != "Adagrad" && !(type.name == "SGD" && config.optimizer.parameters.empty());
+  config.precision.moments = std::array{DataType::float32, DataType::bfloat16}[may_be_reduced ? pick(2) : 0];
+  return request;
+}
+
+void expect_rules_are_measured(const tranche::test::Sweep& cases) {
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    SCOPED_TRACE("draw_rule(" + std::to_string(number) + ")");
+    expect_plan_is_measured(number, draw_rule(number));
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// 200 draws, 180 of them slow.
+TEST(PlanOfARule, IsMeasuredToTheByte) {
+  tranche::test::AxesMet axes;
+  for (std::uint64_t number = 0; number < 200; ++number) {
+    const Config config = draw_rule(number).config;
+    axes.meet("rule", config.optimizer.type);
+    axes.meet("rule in bf16", config.optimizer.type + " " + std::string(name_of(config.precision.moments)));
+    axes.meet("rule on tier", config.optimizer.type + " " + std::string(name_of(config.offload.optimizer)));
+    axes.meet("mesh", !config.mesh.empty());
+    axes.meet("stage", config.stage);
+  }
+  for (const RuleType& type : rule_types()) {
+    const std::string name(type.name);
+    axes.expect<std::string>("rule", {name});
+    if (name != "Adagrad") axes.expect<std::string>("rule in bf16", {name + " bf16"});
+    for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
+      axes.expect<std::string>("rule on tier", {name + " " + std::string(name_of(tier))});
+    }
+  }
+  axes.expect("mesh", {false, true});
+  axes.expect("stage", {0, 1, 2, 3});
+  expect_rules_are_measured(tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(20))}));
+}
+
+class PlanOfARuleSlow : public testing::TestWithParam<std::uint64_t> {};
+TEST_P(PlanOfARuleSlow, IsMeasuredToTheByte) {
+  expect_rules_are_measured(tranche::test::sweep({20 + 60 * GetParam(), 60}));
+}
+INSTANTIATE_TEST_SUITE_P(Draws, PlanOfARuleSlow, testing::Values(0, 1, 2));
 
 // 200 draws, 150 of them slow, in parts that ctest and people can run apart.
 TEST(PlanIsMeasured, ToTheByte) {

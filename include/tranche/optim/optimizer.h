@@ -127,7 +127,7 @@ class Optimizer {
   /// Before apply(), for rules with sums: may change state, and adds each segment's share to `partial` of the
   /// segment, which begin at zero. The gradient's true scale is known. These sums have no rounding: squares
   /// of fp32 numbers are exact in fp64, so neither the cut in shards nor the mesh changes a bit of them. A
-  /// summand that is not finite is add_infinity(). `range` is all that this rank updates of a flat buffer.
+  /// summand that is not finite is add_infinity(). `range`: all of a flat buffer here, on NVMe a tile of that.
   /// Where several ranks
   /// keep the same elements, segments also end at the begin and end of the rank's own shard, and only that
   /// shard's sums count.

@@ -46,6 +46,7 @@ struct OffloadSchedule {
   /// Inputs of blocks that go to the host in forward and come back in backward, and bytes a token of each.
   std::int64_t kept_inputs = 0, input_bytes = 0;
   double state_bytes = 12;  ///< of an element, master and optimizer state
+  std::int64_t passes = 1;  ///< how often a step reads and writes them on the nvme tier
 };
 
 /// Seconds of a step and rank.
