@@ -547,7 +547,7 @@ TEST(Hybrid, TheFirstFormatIsLoadedOnAnyMesh) {
       options.log_level = LogLevel::off;
       Runtime runtime(options, factory);
       Engine engine(runtime, model, config);
-      EXPECT_EQ(engine.load(folder, {.weights_only = false}).step, 7);
+      EXPECT_EQ(engine.load(folder, {.convert_state = true}).step, 7);
       for (const UnitSpec& unit : model.units()) {
         for (const TensorSpec& tensor : unit.tensors) {
           const std::vector<float> values = engine.read_weight(tensor.name);
