@@ -161,7 +161,7 @@ TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
       const std::int64_t reduction =
           a.padded_elements() + (sum == ReplicaSum::micro_batch ? a.shard_elements() : 0);
       const ModelSpec model = two_units();
-      const detail::StateFormulas formulas(rank.config, model, rank.store);
+      const detail::StateFormulas formulas(rank.config, model, rank.store, rank.updater);
       EXPECT_EQ(formulas.resident_bytes(2), 4 * (state + tied + reduction));
       EXPECT_EQ(formulas.bytes().parameters + formulas.bytes().gradients, 4 * state);
     }
