@@ -137,7 +137,9 @@ TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& rea
   for (const StoredTensor& stored : reader.tensors()) {
     if (taken[static_cast<std::size_t>(&stored - reader.tensors().data())]) continue;
     if (!options.partial) {
-      const auto is_adapter = [](const std::string& name) { return name.find(".lora_A.") != name.npos; };
+      const auto is_adapter = [](const std::string& name) {
+        return name.find(".lora_A.") != std::string::npos;
+      };
       const bool has_adapters = std::any_of(store.tensors().begin(), store.tensors().end(),
                                             [&](const TensorState& own) { return is_adapter(own.name); });
       throw CheckpointError(
