@@ -61,7 +61,6 @@ std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
 }
 
 std::string array_fault(const ArrayRecord& array, int world) {
-  if (is_block(array.dtype)) return fmt::format("it is in {}", name_of(array.dtype));
   if (array.shapes.size() != (array.per_rank ? static_cast<std::size_t>(world) : 1)) {
     return fmt::format("it has {} shapes", array.shapes.size());
   }
@@ -437,6 +436,10 @@ void add_arrays(Layout& layout, std::vector<ArrayRecord> arrays) {
     require_name("array", array.name);
     if (!names.insert(array.name).second) {
       throw InvalidArgument(fmt::format("array '{}' is there twice", array.name));
+    }
+    if (is_block(array.dtype)) {
+      throw InvalidArgument(fmt::format("array '{}' is in {}, which is a format of optimizer states alone",
+                                        array.name, name_of(array.dtype)));
     }
     const bool good = array_fault(array, layout.world).empty();
     if (!good) {

@@ -395,8 +395,10 @@ void Reader::read_converted(const ReadRequest& request) {
   const ElementRange range = request.range;
   if (range.begin < 0 || range.end < range.begin || range.end > tensor.shape.elements() ||
       range.begin % block_elements_of(wanted) != 0) {
-    throw InvalidArgument(fmt::format("elements {} to {} of tensor {}, which has {}, as {}", range.begin,
-                                      range.end, tensor.name, tensor.shape.elements(), name_of(wanted)));
+    throw InvalidArgument(
+        fmt::format("elements {} to {} of tensor {} cannot be read as {}: they lie outside its {}, or begin "
+                    "within a block",
+                    range.begin, range.end, tensor.name, name_of(wanted), tensor.shape.elements()));
   }
   auto* const memory = static_cast<std::byte*>(request.memory);
   std::vector<float> values;

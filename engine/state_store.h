@@ -118,7 +118,7 @@ class StateStore {
   /// Weights that a rank keeps whole are those that int8 blocks say (training), or rounded from the master
   /// weights (everything else). Publishes them anew where they are not; collective like publish().
   void set_weights_for(bool training);
-  /// What a rank keeps was written past publish().
+  /// Says that weights which this rank keeps were written past publish().
   void weights_written() { for_training_.reset(); }
 
  private:

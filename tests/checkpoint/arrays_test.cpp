@@ -209,6 +209,8 @@ TEST(ArrayRecords, MustFitTheRanks) {
     EXPECT_THAT(add({bad}), HasSubstr("array 'a' does not have the shapes or ranges of 2 ranks"));
   }
   EXPECT_THAT(add({{"a", DataType::int32, true, {Shape{4}}, {}}}), HasSubstr("does not have the shapes"));
+  EXPECT_THAT(add({{"a", DataType::block8, true, {Shape{256}, Shape{256}}, {}}}),
+              HasSubstr("array 'a' is in block8, which is a format of optimizer states alone"));
   EXPECT_THAT(add({{"a//b", DataType::int32, true, {Shape{4}, Shape{4}}, {}}}),
               HasSubstr("array 'a//b' cannot be"));
 }

@@ -120,8 +120,8 @@ TEST(Block8States, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
   }
 }
 
-// What is not in blocks has the bits of a run with fp32 states as long as no element of a tensor with blocks
-// is seen; the tensors with blocks have others.
+// Tensors without blocks have the bits of a run with fp32 states as long as no element of a tensor with
+// blocks is seen; the tensors with blocks have others.
 TEST(Block8States, AreOfLargeTensorsAlone) {
   std::vector<std::vector<float>> weights[2];
   for (const bool in_blocks : {false, true}) {
@@ -309,6 +309,16 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
       if (runtime.rank() == 0) std::tie(of.m, of.v) = std::pair(std::move(m), std::move(v));
     });
   }
+  const checkpoint::LocalStorage local;
+  checkpoint::Reader reader(local, newest(path("fp32")));
+  std::byte block[block8_bytes];
+  const std::string told = message_of<InvalidArgument>([&] {
+    reader.read_tensor("large.i", "exp_avg", {100, 200}, DataType::block8, block);
+  });
+  EXPECT_NE(
+      told.find("elements 100 to 200 of tensor large.i cannot be read as block8: they lie outside its "),
+      std::string::npos)
+      << told;
   const auto in_format = [](std::vector<float> values, DataType format, bool positive) {
     if (format == DataType::bfloat16) {
       for (float& value : values) value = to_float(to_bfloat16(value));
@@ -345,7 +355,7 @@ TEST_F(Block8Checkpoints, OfAnotherFormatAreConvertedOnRequest) {
               << told;
         }
         engine.load(folder, {.convert_state = from.moments != to});
-        // What is in blocks is not encoded again: -1 has no code, so that another scale would come of it.
+        // Blocks are not encoded again: -1 has no code, so that another scale would come of it.
         const bool same = from.moments == to;
         EXPECT_EQ(engine.read_optimizer_state("large.i", "exp_avg"),
                   same ? from.m : in_format(from.m, to, false));

@@ -49,17 +49,24 @@ std::vector<OddRun> covering_set(int ranks) {
   return runs;
 }
 
+/// The part of this process, which sends as much as the formula says.
+OddResult own_rank_of(const OddRun& run) {
+  const int rank = world().rank();
+  OddResult mine(run.ranks);
+  std::mutex mutex;
+  train_odd_rank(
+      run, rank, [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine,
+      mutex);
+  const auto r = static_cast<std::size_t>(rank);
+  EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
+  EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+  return mine;
+}
+
 TEST(MpiLaws, CoveringSetGivesTheBitsOfThreadRanks) {
   Communicator& comm = world();
   for (const OddRun& run : covering_set(comm.size())) {
-    OddResult mine(run.ranks);
-    std::mutex mutex;
-    train_odd_rank(
-        run, comm.rank(), [](const CommunicatorOptions& options) { return make_mpi_communicator(options); },
-        mine, mutex);
-    EXPECT_EQ(mine.wire_elements[static_cast<std::size_t>(comm.rank())],
-              mine.formula_elements[static_cast<std::size_t>(comm.rank())])
-        << run.to_string();
+    const OddResult mine = own_rank_of(run);
     if (comm.rank() != 0) continue;
     OddRun plain = run;  // the same arithmetic, everything else as plain as it gets
     plain.stage = 0;
@@ -81,7 +88,6 @@ TEST(MpiLaws, DeclaredHostsGiveTheBitsOfOneHost) {
   Communicator& comm = world();
   if (comm.size() < 3) return;
   const int ranks_per_host = (comm.size() + 1) / 2;
-  const auto r = static_cast<std::size_t>(comm.rank());
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const char* collectives : {"messages", "shared"}) {
@@ -94,13 +100,7 @@ TEST(MpiLaws, DeclaredHostsGiveTheBitsOfOneHost) {
         run.collectives = collectives;
         run.ranks_per_host = ranks_per_host;
         if (stage == 1) run.reduction_group = 2;  // groups that lie on both hosts, where they are 3 and 2
-        OddResult mine(run.ranks);
-        std::mutex mutex;
-        train_odd_rank(
-            run, comm.rank(),
-            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine, mutex);
-        EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
-        EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+        const OddResult mine = own_rank_of(run);
         if (comm.rank() != 0) continue;
         OddRun one = run;
         one.ranks_per_host = 0;
@@ -116,7 +116,6 @@ TEST(MpiLaws, DeclaredHostsGiveTheBitsOfOneHost) {
 
 TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
   Communicator& comm = world();
-  const auto r = static_cast<std::size_t>(comm.rank());
   for (int shards = 1; shards < comm.size(); ++shards) {
     if (comm.size() % shards != 0) continue;
     for (int stage = 0; stage <= 3; ++stage) {
@@ -131,23 +130,11 @@ TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
         run.reduction_group = shards;
         OddRun flat = run;
         run.mesh = "replicate=*, shard=" + std::to_string(shards);
-        OddResult mine(run.ranks);
-        std::mutex mutex;
-        train_odd_rank(
-            run, comm.rank(),
-            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine, mutex);
-        EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
-        EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+        const OddResult mine = own_rank_of(run);
         if (comm.rank() == 0) expect_same(train_odd(flat), mine, run);
         if (stage == 0) continue;
         run.replicate = Replicate::parameters;
-        OddResult over_all(run.ranks);
-        train_odd_rank(
-            run, comm.rank(),
-            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, over_all,
-            mutex);
-        EXPECT_EQ(over_all.wire_elements[r], over_all.formula_elements[r]) << run.to_string();
-        EXPECT_EQ(over_all.wire_bytes[r], over_all.formula_bytes[r]) << run.to_string();
+        const OddResult over_all = own_rank_of(run);
         if (comm.rank() == 0) expect_same(mine, over_all, run);
       }
     }
@@ -156,7 +143,6 @@ TEST(MpiLaws, HybridShardingHasTheBitsOfOneShardedModel) {
 
 TEST(MpiLaws, BlocksOfInt8GiveTheBitsOfThreadRanksAndTheBytesOfTheFormula) {
   Communicator& comm = world();
-  const auto r = static_cast<std::size_t>(comm.rank());
   int point = 0;
   for (const char* collectives : {"messages", "shared"}) {
     for (const auto& [gradients, weights] :
@@ -175,13 +161,7 @@ TEST(MpiLaws, BlocksOfInt8GiveTheBitsOfThreadRanksAndTheBytesOfTheFormula) {
         run.reduce_bucket = point % 4 == 1 ? 700 : 500'000'000;
         run.ranks_per_host = point % 5 == 2 ? 2 : 0;
         run.reduction_group = comm.size();
-        OddResult mine(run.ranks);
-        std::mutex mutex;
-        train_odd_rank(
-            run, comm.rank(),
-            [](const CommunicatorOptions& options) { return make_mpi_communicator(options); }, mine, mutex);
-        EXPECT_EQ(mine.wire_elements[r], mine.formula_elements[r]) << run.to_string();
-        EXPECT_EQ(mine.wire_bytes[r], mine.formula_bytes[r]) << run.to_string();
+        const OddResult mine = own_rank_of(run);
         if (comm.rank() != 0) continue;
         OddRun plain = run;
         plain.stage = 0;

@@ -4,6 +4,7 @@
 
 #include <bit>
 #include <cstddef>
+#include <filesystem>
 #include <functional>
 #include <limits>
 #include <mutex>
@@ -163,6 +164,61 @@ std::string OddRun::to_string() const {
       offload.tile_buffers, offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum),
       collectives, faults.copy_in, micro_batches, quantized_gradients ? "gradients" : "",
       quantized_weights ? " weights" : "");
+}
+
+void apply_setting_without_effect(OddRun& run, int which) {
+  run.offload.tile_elements = 4096;
+  run.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  switch (which % settings_without_effect) {
+    case 1:
+      run.reduce_bucket = run.gather_bucket = 700;
+      break;
+    case 2:
+      run.collectives = "shared";
+      run.overlap = false;
+      break;
+    case 3:
+      run.ranks_per_host = 2;
+      run.collectives = "messages";
+      break;
+    case 4:
+      run.ranks_per_host = 3;
+      run.collectives = "shared";
+      run.gather_for = GatherFor::step;
+      break;
+    case 5:
+      run.offload.optimizer = OffloadTier::cpu;
+      if (run.stage == 3) run.offload.parameters = OffloadTier::cpu;
+      break;
+    case 6:
+      run.offload.optimizer = OffloadTier::nvme;
+      if (run.stage == 3) run.offload.parameters = OffloadTier::nvme;
+      break;
+    case 7:
+      run.depth = 4;
+      run.reduce_bucket = 1;  // a block of each rank at a time
+      run.faults = {0.0003, 5};
+      break;
+    case 8:
+      run.persistent = 200;
+      run.poison = true;
+      break;
+    case 9:
+      run.plan_memory = false;
+      run.faults = {0.0003, 6};
+      run.poison = true;
+      break;
+    case 10:
+      run.offload.optimizer = OffloadTier::cpu;
+      run.offload.ratio = 0.5;
+      break;
+    case 11:
+      if (run.stage == 3) run.offload.parameters = OffloadTier::cpu;
+      run.depth = 1;
+      break;
+    default:
+      run.poison = true;
+  }
 }
 
 Config odd_config(const OddRun& run) {

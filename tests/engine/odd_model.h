@@ -98,6 +98,10 @@ struct OddResult {
   std::vector<std::int64_t> memory_calls_per_late_step;
 };
 
+/// Changes one setting that must not change a bit: `which` counts them.
+inline constexpr int settings_without_effect = 12;
+void apply_setting_without_effect(OddRun& run, int which);
+
 Config odd_config(const OddRun& run);
 /// One rank's part of a run; `result` is shared by the ranks of a process, guarded by `mutex`.
 void train_odd_rank(const OddRun& run, int rank, const CommunicatorFactory& factory, OddResult& result,

@@ -30,64 +30,6 @@ OddRun quantized(OddRun run, Travels what) {
   return run;
 }
 
-/// One setting that must not matter, by number.
-constexpr int settings = 12;
-void set_detail(OddRun& run, int which) {
-  const std::string folder = std::filesystem::temp_directory_path().string();
-  run.offload.tile_elements = 4096;
-  run.offload.nvme_path = folder;
-  switch (which % settings) {
-    case 1:
-      run.reduce_bucket = run.gather_bucket = 700;
-      break;
-    case 2:
-      run.collectives = "shared";
-      run.overlap = false;
-      break;
-    case 3:
-      run.ranks_per_host = 2;
-      run.collectives = "messages";
-      break;
-    case 4:
-      run.ranks_per_host = 3;
-      run.collectives = "shared";
-      run.gather_for = GatherFor::step;
-      break;
-    case 5:
-      run.offload.optimizer = OffloadTier::cpu;
-      if (run.stage == 3) run.offload.parameters = OffloadTier::cpu;
-      break;
-    case 6:
-      run.offload.optimizer = OffloadTier::nvme;
-      if (run.stage == 3) run.offload.parameters = OffloadTier::nvme;
-      break;
-    case 7:
-      run.depth = 4;
-      run.reduce_bucket = 1;  // a block of each rank at a time
-      run.faults = {0.0003, 5};
-      break;
-    case 8:
-      run.persistent = 200;
-      run.poison = true;
-      break;
-    case 9:
-      run.plan_memory = false;
-      run.faults = {0.0003, 6};
-      run.poison = true;
-      break;
-    case 10:
-      run.offload.optimizer = OffloadTier::cpu;
-      run.offload.ratio = 0.5;
-      break;
-    case 11:
-      if (run.stage == 3) run.offload.parameters = OffloadTier::cpu;
-      run.depth = 1;
-      break;
-    default:
-      run.poison = true;
-  }
-}
-
 class QuantizedBits : public ::testing::TestWithParam<std::tuple<Travels, DataType>> {};
 
 TEST_P(QuantizedBits, OverStagesTiersAndSettings) {
@@ -112,12 +54,12 @@ TEST_P(QuantizedBits, OverStagesTiersAndSettings) {
       const OddResult expected = train_odd(plain);
       EXPECT_FALSE(expected.weights == train_odd(other).weights) << "it has an effect";
       for (run.stage = 0; run.stage <= 3; ++run.stage) {
-        for (int which = 0; which < settings; ++which) {
+        for (int which = 0; which < settings_without_effect; ++which) {
           // Every setting meets every stage, number of ranks and policy of some case.
           if (point++ % 11 != 0 || !swept(point, 3)) continue;
           OddRun one = run;
           one.reduction_group = plain.reduction_group;
-          set_detail(one, which);
+          apply_setting_without_effect(one, which);
           const OddResult result = train_odd(one);
           expect_same(expected, result, one);
           EXPECT_EQ(result.wire_elements, result.formula_elements) << one.to_string();
@@ -195,7 +137,7 @@ TEST_P(QuantizedBits, AnyNumberOfRanksWhereItMustNotMatter) {
     OddRun run = one;
     run.ranks = ranks;
     run.stage = ranks % 4;
-    set_detail(run, ranks);
+    apply_setting_without_effect(run, ranks);
     const OddResult result = train_odd(run);
     expect_same(expected, result, run);
     EXPECT_EQ(result.wire_elements, result.formula_elements) << run.to_string();
@@ -406,7 +348,7 @@ TEST(Quantized, EvaluationReadsTheMasterWeightsAndTrainingTheBlocks) {
           });
           EXPECT_EQ(looked_at, undisturbed) << run.to_string();
           if (tier == OffloadTier::cpu) continue;
-          // What training reads is what the blocks of the unit's buffer say.
+          // Training reads the weights as the blocks of the unit's buffer say them.
           on_ranks(run, [&](Engine& engine, Runtime&) {
             std::vector<float> exact = engine.read_weight("prime.c");
             engine.begin_micro_batch();

@@ -37,6 +37,16 @@ TEST(StateStore, SaysWhichTensorsThereAre) {
             "unit a has 2 tensors, no index 2");
 }
 
+TEST(ShardSlice, APartOfStateInBlocksBeginsWithOne) {
+  std::byte memory[2 * block8_bytes];
+  const TensorView state{memory, DataType::block8, Shape{2 * block8_elements}};
+  EXPECT_EQ(detail::part_of(state, 1024, {1280, 1536}).data, memory + block8_bytes);
+  EXPECT_EQ(message_of<LogicError>([&] {
+              (void)detail::part_of(state, 1024, {1124, 1536});
+            }),
+            "element 100 of block8 is within a block");
+}
+
 // Stage 3 keeps a buffer whole whose tensors are all small, as long as the bound on all of them has room.
 TEST(StateStore, KeepsSmallBuffersWhole) {
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {

@@ -52,7 +52,7 @@ struct Operands {
   void decode(std::size_t s) {
     detail::decode_blocks8(dtypes[s], bytes(s), {plain[s].as<float>(), range_elements});
   }
-  /// What the update leaves in fp32 as the blocks should have it; others stay.
+  /// Encodes the segment's states of the update in fp32, as that in blocks should; others stay.
   void encode(std::size_t s, const UpdateSegment& segment) {
     const auto count = static_cast<std::size_t>(segment.count);
     detail::encode_blocks8(dtypes[s], {plain[s].as<float>() + segment.first, count},

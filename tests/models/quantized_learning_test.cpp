@@ -1,4 +1,4 @@
-// What int8 blocks cost in accuracy: a GPT that learns with them and without.
+// A GPT learns with int8 blocks and without, which shows their cost in accuracy.
 #include <gtest/gtest.h>
 
 #include <algorithm>

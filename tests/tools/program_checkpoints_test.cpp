@@ -471,6 +471,20 @@ TEST_F(ProgramCheckpoints, ADamagedNewestOneIsPassedOverUnlessToldOtherwise) {
   refused(2, {"--resume-strict"}, {"--resume-strict says what --resume latest does"});
 }
 
+TEST_F(ProgramCheckpoints, StateInAnotherFormatIsConvertedWhereThatIsAskedFor) {
+  report({"--checkpoint-dir", folder(), "--save-every", "2", "--steps", "2"});
+  std::vector<std::string> line{"--checkpoint-dir", folder(), "--resume", "latest",
+                                "--steps",          "3",      "--set",    "tranche.moments=block8"};
+  refused(4, line,
+          {"exp_avg of tensor ", " is in fp32 in " + folder() + "/step-00000002, but in block8",
+           "--convert-state"});
+  line.emplace_back("--convert-state");
+  const json resumed = report(line);
+  EXPECT_EQ(resumed["resumed"]["step"], 2);
+  EXPECT_EQ(resumed["steps_completed"], 3);
+  refused(2, {"--convert-state"}, {"--convert-state says how --resume takes optimizer state; give that too"});
+}
+
 TEST_F(ProgramCheckpoints, AFolderThatCannotBeWrittenIsRefusedBeforeTraining) {
   const std::string file = files_.write("file", "x");
   const ProgramResult result = train({"--checkpoint-dir", file + "/ckpt"});

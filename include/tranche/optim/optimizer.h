@@ -127,10 +127,9 @@ class Optimizer {
   /// Before apply(), for rules with sums: may change state, and adds each segment's share to `partial` of the
   /// segment, which begin at zero. The gradient's true scale is known. These sums have no rounding: squares
   /// of fp32 numbers are exact in fp64, so neither the cut in shards nor the mesh changes a bit of them. A
-  /// summand that is not finite is add_infinity(). `range`: all of a flat buffer here, on NVMe a tile of that.
-  /// Where several ranks
-  /// keep the same elements, segments also end at the begin and end of the rank's own shard, and only that
-  /// shard's sums count.
+  /// summand that is not finite is add_infinity(). `range` is all that this rank updates of a flat buffer, or
+  /// a tile of that on NVMe. Where several ranks keep the same elements, segments also end at the begin and
+  /// end of the rank's own shard, and only that shard's sums count.
   virtual void prepare(Stream&, const OptimizerStep&, const UpdateRange& /*range*/) const {}
   /// True for tensors that one rank must compute whole from what prepare() left (Muon): prepare() writes the
   /// range's `message`, the rank that owns the tensor gets all of it, calls whole(), and sends every rank the
