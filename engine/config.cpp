@@ -124,6 +124,15 @@ void read_precision(const Values& values, Config& config, Problems& problems) {
   } else {
     precision.moments = read_data_type(values, "tranche.moments", DataType::float32, problems);
   }
+  const std::string master = lower(values.text("tranche.master").value_or("fp32"));
+  if (master == "split") {
+    precision.master = MasterFormat::split;
+  } else if (master == "none") {
+    precision.master = MasterFormat::none;
+  } else if (master != "fp32") {
+    problems.add(fmt::format("tranche.master: '{}' is not one of fp32, split, none", master));
+  }
+  precision.stochastic_rounding = values.boolean("tranche.stochastic_rounding").value_or(false);
 
   config.loss_scaling = precision.compute == DataType::float16;
   if (!config.loss_scaling) return;
@@ -546,6 +555,9 @@ std::string_view name_of(ReductionPolicy policy) {
   return "?";
 }
 
+std::string_view name_of(MasterFormat format) {
+  return format == MasterFormat::fp32 ? "fp32" : format == MasterFormat::split ? "split" : "none";
+}
 std::string_view name_of(GatherFor gather_for) {
   return gather_for == GatherFor::step ? "step" : "use";
 }

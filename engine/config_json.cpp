@@ -179,6 +179,8 @@ Json tranche_keys(const Config& config) {
   json["checkpoint_every"] = config.checkpoint_every;
   json["vocabulary_chunk"] = config.vocabulary_chunk;
   json["moments"] = name_of(config.precision.moments);
+  json["master"] = name_of(config.precision.master);
+  json["stochastic_rounding"] = config.precision.stochastic_rounding;
   json["save_buffer"] = config.save_buffer;
   json["total_steps"] = config.total_steps_hint;
   json["debug"]["poison_memory"] = config.debug.poison_memory;
@@ -217,6 +219,13 @@ std::string Config::communication_text() const {
   const std::string gradients =
       quantized_gradients ? "int8 blocks" : std::string(name_of(precision.communication));
   return gradients + (quantized_weights ? ", weights in training int8 blocks" : "");
+}
+
+std::string Config::dtypes_text() const {
+  return fmt::format("compute {}, communication {}, accumulation {}, master {}{}, moments {}",
+                     name_of(precision.compute), communication_text(), name_of(precision.accumulation),
+                     name_of(precision.master), precision.stochastic_rounding ? " (stochastic rounding)" : "",
+                     name_of(precision.moments));
 }
 
 std::string Config::to_json() const {

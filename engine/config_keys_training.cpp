@@ -42,8 +42,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("bf16.immediate_grad_update", "gradients are always added to the accumulator at once"),
     no_meaning("bf16.check_grad_overflow", "gradients are checked in every dtype and stage"),
     refused("bf16.bf16_master_weights_and_grads", "false",
-            "master weights are always fp32; tranche.moments and "
-            "data_types.grad_accum_dtype may be bf16"),
+            "set tranche.master to \"none\" and data_types.grad_accum_dtype to \"bf16\" instead"),
     refused("bf16.bf16_optimizer_states", "false", "set tranche.moments to \"bf16\" instead"),
     block_of("bfloat16", "older name of bf16"),
     automatic("bfloat16.enabled", boolean, "false", "older name of bf16.enabled"),
@@ -57,7 +56,7 @@ constexpr ConfigKey keys[] = {
     automatic("fp16.min_loss_scale", number, "1", "an overflow at this scale ends the run"),
     no_meaning("fp16.auto_cast", "models read token numbers, which need no cast"),
     no_meaning("fp16.fused_mode", "there is one fused update"),
-    refused("fp16.fp16_master_weights_and_grads", "false", "master weights are always fp32"),
+    refused("fp16.fp16_master_weights_and_grads", "false", "with fp16 weights master weights are fp32"),
 
     // Optimizer.
     block_of("optimizer", "the update rule"),
@@ -218,6 +217,9 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.checkpoint_every", integer, "1", "blocks between kept inputs; up to tranche.depth of them stay gathered from recomputation to backward"),
     honoured("tranche.vocabulary_chunk", integer, "0", "columns of the head whose logits exist at once, in blocks of 4096; 0 is all"),
     honoured("tranche.moments", text, "\"fp32\"", "format of an optimizer's states: fp32, bf16, or block8 (8 bits in blocks of 256 with a scale; tensors below 4096 elements in fp32)"),
+    honoured("tranche.master", text, "\"fp32\"", "format of master weights in bf16 training: fp32; split, which keeps beside a bf16 weight the 16 bits that make the fp32 number; or none"),
+    honoured("tranche.stochastic_rounding", boolean, "false",
+             "with tranche.master none: updated weights are rounded up or down at random, so that the mean is exact"),
     honoured("tranche.save_buffer", boolean, "false",
              "take the host memory of asynchronous saves at the start, not at the first save"),
     honoured("tranche.total_steps", integer, "the program's --steps",

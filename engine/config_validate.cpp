@@ -125,6 +125,17 @@ void check_precision(const Config& config, Problems& problems) {
     problems.add(
         fmt::format("tranche.moments: {} is not one of fp32, bf16, block8", name_of(precision.moments)));
   }
+  if (precision.master != MasterFormat::fp32 && precision.compute != DataType::bfloat16) {
+    problems.add(fmt::format(
+        "tranche.master: {} is a format beside bf16 weights; these are {}: set bf16.enabled, or leave it out",
+        name_of(precision.master), name_of(precision.compute)));
+  }
+  if (precision.stochastic_rounding && precision.master != MasterFormat::none) {
+    problems.add(
+        fmt::format("tranche.stochastic_rounding: with master weights (tranche.master {}) no update is lost "
+                    "to rounding; set tranche.master to none, or leave it out",
+                    name_of(precision.master)));
+  }
   if (config.quantized_gradients && precision.communication == DataType::float16) {
     problems.add(
         "zero_optimization.zero_quantized_gradients: gradients travel as int8 blocks in place of fp16, whose "

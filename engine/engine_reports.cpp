@@ -175,7 +175,6 @@ std::string Engine::summary(bool verbose) const {
   const Impl& impl = *impl_;
   const Config& config = impl.config;
   const StateBytes bytes = state_bytes();
-  const auto dtype = [](DataType d) { return std::string(name_of(d)); };
   const int shards = impl.shard.size();  // which is what the stages share state among
   const Residency& residency = impl.store.residency();
   const std::vector<UnitState>& units = impl.store.units();
@@ -208,9 +207,7 @@ std::string Engine::summary(bool verbose) const {
                             impl.runtime.mesh().name_of_rank(impl.rank)));
   }
   row("batch", config.batch_text(impl.ranks));
-  row("dtypes", fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
-                            dtype(config.precision.compute), config.communication_text(),
-                            dtype(config.precision.accumulation), dtype(config.precision.moments)));
+  row("dtypes", config.dtypes_text());
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
   if (!impl.routing.empty()) row("optimizer", impl.routing);
   row("device", impl.runtime.device().description());

@@ -65,7 +65,8 @@ void Engine::Impl::check_host_memory() const {
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
       const auto bytes = [&](std::int64_t elements) {
-        return bytes_of(DataType::float32, elements) + detail::state_bytes(flat.states, elements);
+        return bytes_of(store.residency().master_type(flat), elements) +
+               detail::state_bytes(flat.states, elements);
       };
       if (flat.optimizer_tier == OffloadTier::cpu) needed += bytes(kept);
       largest_tile = std::max(largest_tile, bytes(config.offload.tile_elements));

@@ -89,8 +89,9 @@ struct FlatBuffer {
   std::vector<OptimizerStateTensor> states;  ///< that the optimizer keeps of each tensor
   std::vector<int> tensors;                  ///< engine tensor index of each layout tensor
 
-  Buffer parameters;          ///< compute dtype; the whole buffer or this rank's shard, see Residency
-  Buffer master;              ///< fp32; empty when the weights themselves are fp32, and for frozen tensors
+  Buffer parameters;  ///< compute dtype; the whole buffer or this rank's shard, see Residency
+  Buffer master;  ///< master weights, or their lower halves; empty when they are the weights, and for frozen
+                  ///< tensors
   Buffer gradients;           ///< the main gradient in the accumulation dtype; the whole buffer or the shard
   std::vector<Buffer> state;  ///< one for each of `states`
 

@@ -14,10 +14,18 @@ namespace {
 constexpr auto partial_bytes = static_cast<std::int64_t>(sizeof(SquareSum));
 }
 
-FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors)
+FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors,
+                         const PrecisionConfig& precision, std::uint64_t seed)
     : optimizer_(optimizer) {
+  if (precision.master != MasterFormat::fp32 && !optimizer.takes_master_formats()) {
+    throw ConfigurationError(
+        fmt::format("tranche.master: optimizer {} updates fp32 master weights alone, not {} "
+                    "(Optimizer::takes_master_formats)",
+                    optimizer.name(), name_of(precision.master)));
+  }
+  if (precision.stochastic_rounding) rounding_seed_ = seed;
   for (const TensorState& tensor : tensors) {
-    Tensor entry{trainable_tensor(tensor)};
+    Tensor entry{trainable_tensor(tensor), tensor.model_index};
     const auto known = std::find(groups_.begin(), groups_.end(), tensor.group);
     entry.group = static_cast<int>(known - groups_.begin());
     if (known == groups_.end()) groups_.push_back(tensor.group);
@@ -40,10 +48,14 @@ FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState
   stride_ = aligned_bytes(static_cast<std::int64_t>(number_bytes_));
 }
 
+std::int64_t FlatUpdater::numbers_bytes() const {
+  const auto key = static_cast<std::int64_t>(rounding_seed_ ? sizeof(kernels::RoundingKey) : 0);
+  return static_cast<std::int64_t>(groups_.size()) * stride_ + key;
+}
+
 void FlatUpdater::allocate(MemoryResource& memory, bool whole) {
-  if (stride_ > 0) {
-    numbers_ = Buffer(memory, static_cast<std::int64_t>(groups_.size()) * stride_, Category::other,
-                      "optimizer arguments");
+  if (numbers_bytes() > 0) {
+    numbers_ = Buffer(memory, numbers_bytes(), Category::other, "optimizer arguments");
   }
   if (sum_count_ > 0) {
     partial_count_ = (whole ? 2 : 1) * sum_count_;
@@ -53,9 +65,13 @@ void FlatUpdater::allocate(MemoryResource& memory, bool whole) {
 }
 
 void FlatUpdater::send_numbers(Device& device, Stream& compute, Stream* host, const OptimizerStep& step) {
-  if (stride_ == 0) return;
-  std::vector<std::byte> bytes(groups_.size() * static_cast<std::size_t>(stride_));
-  for (std::size_t g = 0; g < groups_.size(); ++g) {
+  if (numbers_bytes() == 0) return;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(numbers_bytes()));
+  if (rounding_seed_) {
+    const kernels::RoundingKey key{*rounding_seed_, step.step};
+    std::memcpy(bytes.data() + bytes.size() - sizeof(key), &key, sizeof(key));
+  }
+  for (std::size_t g = 0; stride_ > 0 && g < groups_.size(); ++g) {
     const std::vector<std::byte> numbers = optimizer_.numbers(step, groups_[g]);
     if (numbers.size() != number_bytes_) {
       throw InvalidArgument(
@@ -104,6 +120,7 @@ void FlatUpdater::add_segments(const FlatBuffer& flat, ElementRange range, std::
     segment.first = piece.buffer_begin - first;
     segment.count = piece.elements;
     segment.tensor = &tensor.facts;
+    segment.index = tensor.index;
     segment.first_element = piece.tensor_begin;
     segment.group = tensor.group;
     if (tensor.first_sum >= 0 && sums != nullptr) segment.sums = sums + tensor.first_sum;
@@ -119,8 +136,14 @@ UpdateRange FlatUpdater::range_of(const ShardSlice& slice, std::span<const Tenso
   range.state = slice.state;
   range.weight = slice.weight;
   range.segments = segments;
-  if (stride_ > 0) {
-    range.numbers = slice.on_host ? host_numbers_->data() : static_cast<const std::byte*>(numbers_.data());
+  const std::byte* const numbers = numbers_bytes() == 0 ? nullptr
+                                   : slice.on_host      ? host_numbers_->data()
+                                                        : static_cast<const std::byte*>(numbers_.data());
+  if (stride_ > 0) range.numbers = numbers;
+  range.rounding = slice.rounding;
+  if (rounding_seed_) {
+    range.rounding_key = reinterpret_cast<const kernels::RoundingKey*>(numbers + numbers_bytes() -
+                                                                       sizeof(kernels::RoundingKey));
   }
   range.numbers_stride = stride_;
   range.groups = static_cast<int>(groups_.size());
@@ -139,7 +162,7 @@ void FlatUpdater::prepare(const OptimizerStep& step, const FlatBuffer& flat, con
   add_segments(flat, own, kept.begin, nullptr, counted, segments);
   add_segments(flat, {own.end, kept.end}, kept.begin, nullptr, uncounted, segments);
   UpdateRange range = range_of(slice, segments);
-  range.weight.data = nullptr;
+  if (!slice.in_halves()) range.weight.data = nullptr;
   optimizer_.prepare(*slice.stream, step, range);
 }
 

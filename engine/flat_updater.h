@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -19,9 +20,11 @@ namespace tranche::detail {
 
 class FlatUpdater {
  public:
-  /// For all tensors of the model, frozen ones too; their names stay where they are. Throws
-  /// ConfigurationError for a rule that asks for what engines do not do. Both outlive it.
-  FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors);
+  /// For all tensors of the model, frozen ones too; their names stay where they are. `precision` and `seed`:
+  /// of the configuration. Throws ConfigurationError for a rule that asks for what engines do not do, or does
+  /// not do what `precision` asks. Optimizer and tensors outlive it.
+  FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors,
+              const PrecisionConfig& precision, std::uint64_t seed);
 
   bool has_sums() const { return sum_count_ > 0; }
   /// Of a tensor of the engine.
@@ -56,11 +59,13 @@ class FlatUpdater {
  private:
   struct Tensor {
     TrainableTensor facts;
+    std::uint64_t index = 0;  ///< in the model
     int group = 0;
     std::int64_t first_sum = -1;  ///< -1: no sums
   };
   void add_segments(const FlatBuffer& flat, ElementRange range, std::int64_t first, const double* sums,
                     SquareSum* partial, std::vector<TensorSegment>& segments) const;
+  std::int64_t numbers_bytes() const;
   UpdateRange range_of(const ShardSlice& slice, std::span<const TensorSegment> segments) const;
   double* sums_of(const ShardSlice& slice);
   SquareSum* partial_of(const ShardSlice& slice);
@@ -68,11 +73,12 @@ class FlatUpdater {
   const Optimizer& optimizer_;
   std::vector<Tensor> tensors_;
   std::vector<GroupOptions> groups_;
+  std::optional<std::uint64_t> rounding_seed_;  ///< of stochastic rounding
   std::size_t number_bytes_ = 0;
   std::int64_t stride_ = 0;
   std::int64_t sum_count_ = 0, partial_count_ = 0;
-  Buffer numbers_;
-  Buffer sums_;  ///< of all ranks, rounded, then what this rank's prepare() adds to
+  Buffer numbers_;  ///< of each group, then the key of stochastic rounding
+  Buffer sums_;     ///< of all ranks, rounded, then what this rank's prepare() adds to
   /// For offloaded state. Written by work of the host stream, which owns them with the updater.
   std::shared_ptr<std::vector<std::byte>> host_numbers_;
   struct HostSums {

@@ -58,7 +58,8 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       add_bytes(
           kept,
           [&](std::int64_t elements) {
-            return state_bytes(flat.states, elements) + (master ? bytes_of(DataType::float32, elements) : 0);
+            return state_bytes(flat.states, elements) +
+                   (master ? bytes_of(residency.master_type(flat), elements) : 0);
           },
           bytes.optimizer, home.optimizer);
     }
@@ -131,7 +132,8 @@ OffloadTraffic StateFormulas::offload() const {
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const FlatBuffer& flat : store_.units()[u].buffers) {
       const std::int64_t kept = flat.trainable ? store_.residency().optimizer_range(flat).size() : 0;
-      const std::int64_t tiles = bytes_of(DataType::float32, kept) + state_bytes(flat.states, kept);
+      const std::int64_t tiles =
+          bytes_of(store_.residency().master_type(flat), kept) + state_bytes(flat.states, kept);
       const bool brings = flat.parameters_tier != OffloadTier::none;
       if (flat.optimizer_tier != OffloadTier::none) {
         if (flat.whole_matrices) {
@@ -180,7 +182,8 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const bool boundary = residency.policy(flat) == ReductionPolicy::boundary;
       bytes += residency.gradients_range(flat).size() * size_of(precision.accumulation);
       const std::int64_t kept = residency.optimizer_range(flat).size();
-      bytes += kept * (residency.separate_master(flat) ? 4 : 0) + state_bytes(flat.states, kept);
+      bytes += residency.separate_master(flat) ? bytes_of(residency.master_type(flat), kept) : 0;
+      bytes += state_bytes(flat.states, kept);
       // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
       // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
       // rank alone.

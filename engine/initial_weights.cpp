@@ -107,31 +107,44 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
   }
   const std::int64_t most = workspace_.bytes / size_of(DataType::float32);
   const bool offloaded = residency.offloaded(flat);
-  store_.visit(
-      flat, residency.optimizer_range(flat), StateStore::Access::replace, [&](const ShardSlice& slice) {
-        kernels::fill_zero(*slice.stream, slice.master);
-        for (std::size_t s = 0; s < slice.state.size(); ++s) {
-          fill_state(slice, slice.state[s], flat.states[s].initial_value);
-        }
-        if (slice.on_host) slice.stream->synchronize();
-        for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
-          for (std::int64_t done = 0; done < piece.elements; done += most) {
-            const std::int64_t first = piece.buffer_begin + done;
-            const TensorView to = part_of(slice.master, slice.range.begin,
-                                          {first, first + std::min(most, piece.elements - done)});
-            const TensorView drawn{slice.on_host ? workspace_.data : to.data, DataType::float32, to.shape};
-            draw(flat, piece, done, drawn);
-            if (slice.on_host) store_.read(to.data, drawn.data, drawn.bytes(), false);
-          }
-        }
-        if (offloaded) {
-          store_.offload()->publish(flat, slice);
-        } else if (flat.master) {
-          ShardSlice drawn = slice;
-          drawn.weight = residency.parameters(flat, slice.range);
-          copy_master_to_weight(drawn);
-        }
-      });
+  std::vector<std::byte> there;
+  store_.visit(flat, residency.optimizer_range(flat), StateStore::Access::replace,
+               [&](const ShardSlice& slice) {
+                 kernels::fill_zero(*slice.stream, slice.master);
+                 const bool converted = slice.master.dtype != DataType::float32;
+                 for (std::size_t s = 0; s < slice.state.size(); ++s) {
+                   fill_state(slice, slice.state[s], flat.states[s].initial_value);
+                 }
+                 if (slice.on_host) slice.stream->synchronize();
+                 for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
+                   for (std::int64_t done = 0; done < piece.elements; done += most) {
+                     const std::int64_t first = piece.buffer_begin + done;
+                     const ShardSlice to =
+                         detail::part_of(slice, {first, first + std::min(most, piece.elements - done)});
+                     const bool elsewhere = slice.on_host || converted;
+                     const TensorView drawn{elsewhere ? workspace_.data : to.master.data, DataType::float32,
+                                            to.master.shape};
+                     draw(flat, piece, done, drawn);
+                     if (slice.on_host && converted) {
+                       there.resize(simulated() ? 0 : static_cast<std::size_t>(drawn.bytes()));
+                       store_.read(there.data(), drawn.data, drawn.bytes(), false);
+                       take_master_from_fp32(to, {there.data(), drawn.dtype, drawn.shape});
+                       slice.stream->synchronize();
+                     } else if (slice.on_host) {
+                       store_.read(to.master.data, drawn.data, drawn.bytes(), false);
+                     } else if (converted) {
+                       take_master_from_fp32(to, drawn);
+                     }
+                   }
+                 }
+                 if (offloaded) {
+                   store_.offload()->publish(flat, slice);
+                 } else if (flat.master) {
+                   ShardSlice drawn = slice;
+                   drawn.weight = residency.parameters(flat, slice.range);
+                   copy_master_to_weight(drawn);
+                 }
+               });
   if (!offloaded) flat.shard_ready = compute_.record();
   store_.gather_updated(flat, "start");
 }

@@ -66,7 +66,7 @@ void OffloadedState::allocate(FlatBuffer& flat) {
                                Category::gradients, flat.name + " gradients");
   if (flat.optimizer_tier != OffloadTier::nvme) return;
   constexpr std::int64_t together = shard_multiple_elements;
-  std::vector<std::int64_t> widths{bytes_of(DataType::float32, together)};
+  std::vector<std::int64_t> widths{bytes_of(residency_.master_type(flat), together)};
   for (const OptimizerStateTensor& state : flat.states) widths.push_back(bytes_of(state.dtype, together));
   flat.tiles = reserve_region(*swap_, kept, config_.offload.tile_elements, std::move(widths),
                               Category::optimizer, flat.name + " optimizer", together);
@@ -339,7 +339,8 @@ ShardSlice OffloadedState::slice_of(const FlatBuffer& flat, const TileMemory& ti
   slice.range = {first, first + tile.elements};
   slice.stream = host_.get();
   slice.on_host = true;
-  slice.master = {tile.data[0], DataType::float32, shape};
+  slice.master = {tile.data[0], residency_.master_type(flat), shape};
+  slice.rounding = residency_.rounding();
   for (std::size_t s = 0; s < flat.states.size(); ++s) {
     slice.state.push_back({tile.data[s + 1], flat.states[s].dtype, shape});
   }

@@ -45,8 +45,20 @@ TensorView Residency::host_gradients(const FlatBuffer& flat, ElementRange range)
 }
 
 TensorView Residency::master(const FlatBuffer& flat, ElementRange range) const {
-  return flat.master ? view(flat.master.data(), optimizer_range(flat), range, DataType::float32)
-                     : view(flat.parameters.data(), parameters_range(flat), range, DataType::float32);
+  return flat.master ? view(flat.master.data(), optimizer_range(flat), range, master_type(flat))
+                     : view(flat.parameters.data(), parameters_range(flat), range, master_type(flat));
+}
+
+DataType Residency::master_type(const FlatBuffer& flat) const {
+  const bool halves = config_.precision.master == MasterFormat::split && parameters_beside_state(flat);
+  return halves ? DataType::uint16 : saved_master_type();
+}
+
+kernels::WeightRounding Residency::rounding() const {
+  const PrecisionConfig& precision = config_.precision;
+  return precision.stochastic_rounding             ? kernels::WeightRounding::stochastic
+         : precision.master == MasterFormat::split ? kernels::WeightRounding::half_away
+                                                   : kernels::WeightRounding::nearest_even;
 }
 
 TensorView Residency::state(const FlatBuffer& flat, std::size_t which, ElementRange range) const {
@@ -58,6 +70,8 @@ ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
   slice.range = range;
   slice.on_host = flat.optimizer_tier == OffloadTier::cpu;
   slice.master = master(flat, range);
+  if (slice.in_halves()) slice.weight = parameters(flat, range);
+  slice.rounding = rounding();
   for (std::size_t s = 0; s < flat.states.size(); ++s) slice.state.push_back(state(flat, s, range));
   return slice;
 }

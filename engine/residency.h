@@ -74,12 +74,25 @@ class Residency {
   bool offloaded(const UnitState& unit) const;
   /// Training reads the weights as int8 blocks say them. Frozen ones have no master weights, and stay exact.
   bool quantizes(const FlatBuffer& flat) const { return config_.quantized_weights && flat.trainable; }
-  /// The fp32 weights, where they are not on nvme, have memory of their own: the parameters hold other
+  /// The weights that updates start from lie where the parameters do, and are what training reads.
+  bool parameters_beside_state(const FlatBuffer& flat) const {
+    return flat.optimizer_tier != OffloadTier::nvme && flat.optimizer_tier == flat.parameters_tier &&
+           !(quantizes(flat) && whole_parameters(flat));
+  }
+  /// Of the master weights of a trainable buffer; uint16 for the lower halves of fp32 numbers, whose upper
+  /// ones are the parameters.
+  DataType master_type(const FlatBuffer& flat) const;
+  /// The master weights, where they are not on nvme, have memory of their own: the parameters hold other
   /// values, or lie elsewhere.
   bool separate_master(const FlatBuffer& flat) const {
-    return config_.precision.compute != DataType::float32 || flat.optimizer_tier != flat.parameters_tier ||
-           (quantizes(flat) && whole_parameters(flat));
+    return master_type(flat) != config_.precision.compute || !parameters_beside_state(flat);
   }
+  /// Of the master weights in checkpoints: halves are put together there.
+  DataType saved_master_type() const {
+    return config_.precision.master == MasterFormat::none ? DataType::bfloat16 : DataType::float32;
+  }
+  /// From new values to weights.
+  kernels::WeightRounding rounding() const;
 
   /// Range of the flat buffer whose optimizer state this rank keeps.
   ElementRange optimizer_range(const FlatBuffer& flat) const;
@@ -93,10 +106,10 @@ class Residency {
   TensorView gradients(const FlatBuffer& flat, ElementRange range) const;
   /// The main gradient in host memory, of a buffer whose optimizer state is off the device.
   TensorView host_gradients(const FlatBuffer& flat, ElementRange range) const;
-  /// The fp32 weights, of a trainable buffer.
+  /// The master weights of a trainable buffer.
   TensorView master(const FlatBuffer& flat, ElementRange range) const;
   TensorView state(const FlatBuffer& flat, std::size_t which, ElementRange range) const;
-  /// Master weights and state, without a stream.
+  /// Master weights, with upper halves if they are lower ones, and state; without a stream.
   ShardSlice slice(const FlatBuffer& flat, ElementRange range) const;
 
  private:

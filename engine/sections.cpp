@@ -34,7 +34,7 @@ checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, 
       states.push_back({state.name, state.dtype, static_cast<int>(of)});
     }
   }
-  return checkpoint::make_layout(described, states, DataType::float32, compute, mesh);
+  return checkpoint::make_layout(described, states, store.residency().saved_master_type(), compute, mesh);
 }
 
 }  // namespace tranche::detail

@@ -11,7 +11,8 @@
 
 namespace tranche::detail {
 
-/// The elements of a slice that a section of trainable tensors with these states stores.
+/// The elements of a slice that a section of trainable tensors with these states stores; of master weights in
+/// halves the lower ones.
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
                       const std::vector<OptimizerStateTensor>& states);
 

@@ -30,11 +30,32 @@ ShardSlice part_of(const ShardSlice& slice, ElementRange range) {
 }
 
 void copy_master_to_weight(const ShardSlice& slice) {
-  if (slice.weight.data == nullptr) return;
-  if (slice.weight.dtype == DataType::float32) {
+  if (slice.weight.data == nullptr || slice.in_halves()) return;
+  if (slice.weight.dtype == slice.master.dtype) {
     kernels::copy(*slice.stream, slice.master, slice.weight);
+  } else if (slice.rounding == kernels::WeightRounding::half_away) {
+    kernels::split_halves(*slice.stream, slice.master, slice.weight, {});
   } else {
     kernels::cast(*slice.stream, slice.master, slice.weight);
+  }
+}
+
+TensorView master_in_fp32(const ShardSlice& slice, void* scratch) {
+  if (slice.master.dtype == DataType::float32) return slice.master;
+  const TensorView values{scratch, DataType::float32, slice.master.shape};
+  if (slice.in_halves()) {
+    kernels::join_halves(*slice.stream, slice.weight, slice.master, values);
+  } else {
+    kernels::cast(*slice.stream, slice.master, values);
+  }
+  return values;
+}
+
+void take_master_from_fp32(const ShardSlice& slice, const TensorView& values) {
+  if (slice.in_halves()) {
+    kernels::split_halves(*slice.stream, values, slice.weight, slice.master);
+  } else {
+    kernels::cast(*slice.stream, values, slice.master);
   }
 }
 

@@ -130,6 +130,19 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
                   device, notes);
     }
   }
+  if (config.precision.master == MasterFormat::split) {
+    std::int64_t whole = 0;
+    for (const FlatBuffer* flat : store.trainable()) {
+      const bool fp32 = store.residency().master_type(*flat) == DataType::float32;
+      whole += fp32 ? store.residency().optimizer_range(*flat).size() : 0;
+    }
+    if (whole > 0) {
+      notes.push_back(
+          fmt::format("tranche.master split: of {} elements the weights do not lie beside the optimizer's "
+                      "state, which therefore holds fp32 numbers: 4 bytes each, not 2; the bits are the same",
+                      whole));
+    }
+  }
   std::int64_t largest_shard = 0;
   int ranks = 1;
   for (const FlatBuffer* flat : store.trainable()) {

@@ -138,8 +138,8 @@ void StateStore::allocate(FlatBuffer& flat) {
   MemoryResource& memory =
       flat.optimizer_tier == OffloadTier::cpu ? resources_.host_memory : resources_.device_memory;
   if (residency_.separate_master(flat)) {
-    flat.master =
-        Buffer(memory, kept * size_of(DataType::float32), Category::optimizer, flat.name + " master");
+    flat.master = Buffer(memory, kept * size_of(residency_.master_type(flat)), Category::optimizer,
+                         flat.name + " master");
   }
   for (const OptimizerStateTensor& state : flat.states) {
     flat.state.emplace_back(memory, bytes_of(state.dtype, kept), Category::optimizer,

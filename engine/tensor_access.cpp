@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/block8.h"
+#include "core/split_float.h"
 #include "engine/offloaded_state.h"
 #include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
@@ -24,6 +25,9 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
 TensorView state_of(const ShardSlice& slice, int which) {
   return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
 }
+
+/// Of a tensor's digest, elements whose halves are put together at once, at least.
+constexpr std::int64_t joined_at_once = 1 << 12;
 
 }  // namespace
 
@@ -116,10 +120,20 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
 
 std::vector<float> TensorAccess::gather_state(int index, int which) {
   FlatBuffer& flat = store_.buffer_of(tensor_at(index));
-  const DataType dtype = which < 0 ? DataType::float32 : flat.states[static_cast<std::size_t>(which)].dtype;
+  const DataType dtype =
+      which < 0 ? store_.residency().saved_master_type() : flat.states[static_cast<std::size_t>(which)].dtype;
   return gather(index, dtype, store_.residency().optimizer_range(flat), [&](ElementRange range, void* to) {
     store_.visit(flat, range, StateStore::Access::read, [&](const ShardSlice& slice) {
       const TensorView from = state_of(slice, which);
+      if (which < 0 && slice.in_halves()) {
+        std::vector<bfloat16> high(static_cast<std::size_t>(from.elements()));
+        std::vector<std::uint16_t> low(high.size());
+        store_.read(high.data(), slice.weight.data, slice.weight.bytes(), slice.on_host);
+        store_.read(low.data(), from.data, from.bytes(), slice.on_host);
+        float* const joined = static_cast<float*>(to) + (slice.range.begin - range.begin);
+        for (std::size_t i = 0; i < high.size(); ++i) joined[i] = join_float({high[i], low[i]});
+        return;
+      }
       store_.read(static_cast<std::byte*>(to) + bytes_of(dtype, slice.range.begin - range.begin), from.data,
                   from.bytes(), slice.on_host);
     });
@@ -137,6 +151,14 @@ void TensorAccess::write_slices(int index, int which, std::span<const float> val
     std::vector<std::byte> raw(static_cast<std::size_t>(to.bytes()));
     const std::span<const float> own = values.subspan(static_cast<std::size_t>(slice.range.begin - offset),
                                                       static_cast<std::size_t>(slice.range.size()));
+    if (which < 0 && slice.in_halves()) {  // the upper ones are written with the parameters
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        const std::uint16_t low = split_float(own[i]).low;
+        std::memcpy(raw.data() + i * sizeof(low), &low, sizeof(low));
+      }
+      store_.write(to.data, raw.data(), to.bytes(), slice.on_host);
+      return;
+    }
     if (is_block(to.dtype)) encode_blocks8(to.dtype, own, raw.data());
     for (std::size_t i = 0; !is_block(to.dtype) && i < own.size(); ++i) {
       store_from_float(raw.data(), static_cast<std::int64_t>(i), to.dtype, own[i]);
@@ -164,8 +186,10 @@ void TensorAccess::write_weight(int index, std::span<const float> values) {
       intersect({offset, offset + tensor.shape.elements()}, store_.residency().parameters_range(flat));
   if (!part.empty()) {
     std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(dtype)));
+    const bool half_away = !tensor.frozen && config_.precision.master == MasterFormat::split;
     for (std::int64_t i = 0; i < part.size(); ++i) {
-      store_from_float(raw.data(), i, dtype, values[static_cast<std::size_t>(part.begin - offset + i)]);
+      const float value = values[static_cast<std::size_t>(part.begin - offset + i)];
+      store_from_float(raw.data(), i, dtype, half_away ? to_float(split_float(value).high) : value);
     }
     store_.write_parameters(flat, part, raw.data());
   }
@@ -313,9 +337,12 @@ kernels::Digest TensorAccess::digest(Digested what) {
   enum Sum { own_elements, weights_of_all, state_of_all, weights_of_shard, state_of_shard, sum_count };
   // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
   constexpr auto sum_bytes = static_cast<std::int64_t>(sum_count * sizeof(kernels::Digest));
+  constexpr std::int64_t joined_at = round_up(sum_bytes, 16);
+  constexpr std::int64_t least_bytes = joined_at + joined_at_once * size_of(DataType::float32);
   Buffer instead;
-  if (workspace_.bytes < sum_bytes) instead = Buffer(memory_, sum_bytes, Category::other, "digest");
+  if (workspace_.bytes < least_bytes) instead = Buffer(memory_, least_bytes, Category::other, "digest");
   void* const memory = instead ? instead.data() : workspace_.data;
+  const std::int64_t memory_bytes = instead ? least_bytes : workspace_.bytes;
   kernels::fill_zero(compute_, {memory, DataType::uint8, Shape{sum_bytes}});
   auto* const sums = static_cast<kernels::Digest*>(memory);
   const auto tensor_count = static_cast<std::uint64_t>(store_.tensors().size());
@@ -329,13 +356,31 @@ kernels::Digest TensorAccess::digest(Digested what) {
                           sums + sum);
     }
   };
+  const auto add_joined = [&](const ShardSlice& part, std::uint64_t index, std::int64_t first,
+                              kernels::Digest* target) {
+    const std::int64_t most =
+        part.on_host ? joined_at_once : (memory_bytes - joined_at) / size_of(DataType::float32);
+    std::vector<float> on_host(part.on_host ? static_cast<std::size_t>(most) : 0);
+    void* const joined =
+        part.on_host ? static_cast<void*>(on_host.data()) : static_cast<std::byte*>(memory) + joined_at;
+    for (std::int64_t done = 0; done < part.range.size(); done += most) {
+      const std::int64_t begin = part.range.begin + done;
+      const ShardSlice some = part_of(part, {begin, std::min(begin + most, part.range.end)});
+      kernels::add_digest(*part.stream, master_in_fp32(some, joined), index, first + done, target);
+    }
+    if (part.on_host) part.stream->synchronize();
+  };
   const auto add_state = [&](FlatBuffer& flat, ElementRange range, Sum sum) {
     const auto add = [&](const ShardSlice& slice) {
       kernels::Digest* target = (slice.on_host ? host_sums : sums) + sum;
       for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
         const std::uint64_t index = store_.tensor_of(flat, piece).model_index;
         const ShardSlice part = part_of(slice, {piece.buffer_begin, piece.buffer_begin + piece.elements});
-        kernels::add_digest(*slice.stream, part.master, index, piece.tensor_begin, target);
+        if (part.in_halves()) {
+          add_joined(part, index, piece.tensor_begin, target);
+        } else {
+          kernels::add_digest(*slice.stream, part.master, index, piece.tensor_begin, target);
+        }
         for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
           TensorView state = part.state[s];
           std::int64_t first = piece.tensor_begin;

@@ -58,18 +58,22 @@ std::vector<std::string> missing_states(const FlatBuffer& flat, const checkpoint
   return missing;
 }
 
-/// Refuses state that is kept in another format than it was saved in.
-void require_formats(const TensorState& tensor, const FlatBuffer& flat, const checkpoint::Reader& reader,
-                     const StoredTensor& stored) {
+/// Refuses state that is kept in another format than it was saved in; `master` is that of stored weights.
+void require_formats(const TensorState& tensor, const FlatBuffer& flat, DataType master,
+                     const checkpoint::Reader& reader, const StoredTensor& stored) {
   const std::vector<std::string> kinds = reader.kinds(stored);
+  const auto require_format = [&](const std::string& kind, DataType wanted, const char* key) {
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end()) return;
+    const DataType saved = reader.dtype(stored, kind);
+    if (saved == wanted) return;
+    throw CheckpointError(
+        fmt::format("{} of tensor {} is in {} in {}, but in {} in this run ({}); --convert-state "
+                    "(LoadOptions::convert_state) converts it",
+                    kind, tensor.name, name_of(saved), reader.folder(), name_of(wanted), key));
+  };
+  if (!stored.frozen) require_format("weight", master, "tranche.master");
   for (const OptimizerStateTensor& state : flat.states) {
-    if (std::find(kinds.begin(), kinds.end(), state.name) == kinds.end()) continue;
-    const DataType saved = reader.dtype(stored, state.name);
-    if (saved == state.dtype) continue;
-    throw CheckpointError(fmt::format(
-        "{} of tensor {} is in {} in {}, but in {} in this run (tranche.moments); --convert-state "
-        "(LoadOptions::convert_state) converts it",
-        state.name, tensor.name, name_of(saved), reader.folder(), name_of(state.dtype)));
+    require_format(state.name, state.dtype, "tranche.moments");
   }
 }
 
@@ -122,7 +126,9 @@ TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& rea
                                             : ""));
     }
     if (tensor.frozen || options.weights_only) continue;
-    if (!options.convert_state) require_formats(tensor, store.buffer_of(tensor), reader, stored);
+    if (!options.convert_state) {
+      require_formats(tensor, store.buffer_of(tensor), store.residency().saved_master_type(), reader, stored);
+    }
     const std::vector<std::string> missing = missing_states(store.buffer_of(tensor), reader, stored);
     if (missing.empty()) continue;
     if (!options.partial || !stored.frozen) {

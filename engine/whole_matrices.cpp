@@ -331,7 +331,8 @@ void WholeMatrices::finish(Exchange& exchange, Flight& flight, const OptimizerSt
     if (!store_.residency().offloaded(flat)) return apply(slice);
     store_.offload()->rewrite_weights(flat, slice, [&](const ShardSlice& part) {
       if (!step.apply) return copy_master_to_weight(part);
-      if (part.weight.data != nullptr) kernels::fill_zero(*part.stream, part.weight);  // padding
+      // Padding, where the memory held something else before.
+      if (part.weight.data != nullptr && !part.in_halves()) kernels::fill_zero(*part.stream, part.weight);
       apply(part);
     });
   });

@@ -18,12 +18,28 @@ namespace tranche::kernels {
 namespace {
 
 void check_common(std::string_view kernel, const RuleOperands& of) {
-  check_dtype(kernel, "master", of.master.dtype, {DataType::float32});
+  check_dtype(kernel, "master", of.master.dtype, {DataType::float32, DataType::bfloat16, DataType::uint16});
   check_floating(kernel, "gradient", of.gradient.dtype);
   check_elements(kernel, "gradient", of.gradient.elements(), of.master.elements());
   if (of.weight.data != nullptr) {
     check_floating(kernel, "weight", of.weight.dtype);
     check_elements(kernel, "weight", of.weight.elements(), of.master.elements());
+  }
+  // A rounding, and the master weights that it leaves.
+  const bool fp32 = of.master.dtype == DataType::float32, halves = of.master.dtype == DataType::uint16;
+  if (halves && of.weight.data == nullptr) {
+    refuse(kernel, "a master of lower halves comes without `weight`, which has the upper ones");
+  }
+  if ((!fp32 || of.rounding != WeightRounding::nearest_even) && of.weight.data != nullptr) {
+    check_dtype(kernel, "weight", of.weight.dtype, {DataType::bfloat16});
+  }
+  if (halves != (of.rounding == WeightRounding::half_away) &&
+      !(fp32 && of.rounding == WeightRounding::half_away)) {
+    refuse(kernel, halves ? "a master of lower halves is rounded halves away from zero"
+                          : "a bf16 master is rounded to even or at random");
+  }
+  if (of.rounding == WeightRounding::stochastic && (fp32 || of.rounding_key == nullptr)) {
+    refuse(kernel, fp32 ? "an fp32 master is not rounded at random" : "`rounding_key` is null");
   }
 }
 

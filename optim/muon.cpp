@@ -159,8 +159,12 @@ class Muon final : public Optimizer {
     of.gradient = range.message;
     of.master = range.master;
     of.weight = range.weight;
+    of.rounding = range.rounding;
+    of.rounding_key = range.rounding_key;
     run(stream, step_rule(), of, range);
   }
+
+  bool takes_master_formats() const override { return true; }
 
   std::string describe() const override {
     std::string text = R"({"type": "Muon")";
@@ -202,7 +206,8 @@ class Muon final : public Optimizer {
                   const UpdateRange& range) {
     std::vector<kernels::UpdateSegment> segments;
     for (const TensorSegment& segment : range.segments) {
-      segments.push_back({segment.first, segment.count, segment.group});
+      segments.push_back({segment.first, segment.count, segment.group, nullptr, nullptr, segment.index,
+                          segment.first_element});
     }
     of.segments = segments;
     kernels::rule_update(stream, rule, kernels::RulePhase::update, of);

@@ -25,6 +25,8 @@ UpdateRange UpdateRange::part(const TensorSegment& segment) const {
   for (const TensorView& tensor : state) result.state.push_back(tensor.slice(segment.first, segment.count));
   result.weight = weight.data == nullptr ? TensorView{nullptr, weight.dtype, {segment.count}}
                                          : weight.slice(segment.first, segment.count);
+  result.rounding = rounding;
+  result.rounding_key = rounding_key;
   return result;
 }
 

@@ -129,6 +129,8 @@ class RuleOptimizer final : public Optimizer {
     update(stream, rule().trust ? kernels::RulePhase::finish : kernels::RulePhase::update, range);
   }
 
+  bool takes_master_formats() const override { return true; }
+
   std::string describe() const override {
     std::string text = fmt::format(R"({{"type": "{}")", name());
     for (const RuleOption& option : rule().options) {
@@ -160,7 +162,8 @@ class RuleOptimizer final : public Optimizer {
     std::vector<kernels::UpdateSegment> segments;
     segments.reserve(range.segments.size());
     for (const TensorSegment& segment : range.segments) {
-      segments.push_back({segment.first, segment.count, segment.group, segment.partial, segment.sums});
+      segments.push_back({segment.first, segment.count, segment.group, segment.partial, segment.sums,
+                          segment.index, segment.first_element});
     }
     kernels::RuleOperands of;
     of.arguments = range.numbers;
@@ -172,7 +175,8 @@ class RuleOptimizer final : public Optimizer {
     of.master = range.master;
     of.state = range.state;
     of.weight = range.weight;
-    if (phase == kernels::RulePhase::advance) of.weight.data = nullptr;
+    of.rounding = range.rounding;
+    of.rounding_key = range.rounding_key;
     kernels::rule_update(stream, rule(), phase, of);
   }
 

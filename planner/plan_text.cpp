@@ -109,10 +109,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
                                    : owners == 1      ? " (nothing is sharded: all stages hold the same)"
                                                       : ""));
   text += row("batch", effective.batch_text(request.ranks));
-  text += row("dtypes",
-              fmt::format("compute {}, communication {}, accumulation {}, master fp32, moments {}",
-                          name_of(effective.precision.compute), effective.communication_text(),
-                          name_of(effective.precision.accumulation), name_of(effective.precision.moments)));
+  text += row("dtypes", effective.dtypes_text());
   if (request.model.language) {
     text += row("activations", effective.activation_checkpointing
                                    ? fmt::format("checkpointed every {} block{}", effective.checkpoint_every,

@@ -177,8 +177,8 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
   }
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
-  schedule.state_bytes =
-      static_cast<double>(size_of(DataType::float32)) + detail::state_bytes_of_element(*optimizer);
+  schedule.state_bytes = (config.precision.master == MasterFormat::none ? 2.0 : 4.0) +
+                         detail::state_bytes_of_element(*optimizer);
   if (optimizer->sums({}) > 0) schedule.passes = 2;  // those of the sums, and of the update
   schedule.visits = visits_of(request, config, spec);
   if (config.gather_for == GatherFor::step) {
@@ -486,7 +486,10 @@ class Search {
     }
     // State that leaves the device takes the main gradient with it where one micro-batch makes the step.
     if (config.frozen.empty() && levers.optimizer == OffloadTier::none) {
+      const bool beside = levers.parameters == OffloadTier::none;
       double optimizer = compute == DataType::float32 ? 0 : 4;
+      if (config.precision.master == MasterFormat::split && beside) optimizer = 2;
+      if (config.precision.master == MasterFormat::none) optimizer = beside ? 0 : 2;
       optimizer += detail::state_bytes_of_element(*make_optimizer(config));
       bytes += held(config.stage == 0 || boundary, owners) *
                    static_cast<double>(size_of(config.precision.accumulation)) +

@@ -246,8 +246,8 @@ void add_train_flags(CLI::App& app, Options& options) {
   add(app, "--base", options.base, "DIR",
       "where the base of a checkpoint of adapters is (default: where it was when they were trained)");
   app.add_flag("--convert-state", options.convert_state,
-               "with --resume: take optimizer state that was saved in another format than tranche.moments "
-               "says, converted");
+               "with --resume: take optimizer state or weights that were saved in another format than "
+               "tranche.moments or tranche.master says, converted");
   app.add_flag(
       "--partial", options.partial,
       "take from --resume DIR or --resume-weights-only the tensors that the model has too; a line for each "

@@ -91,7 +91,7 @@ struct Options {
   std::string resume;               ///< "latest", "best", or a path
   bool resume_strict = false;       ///< a damaged checkpoint is an error, not passed over
   std::string resume_weights_only;  ///< a path
-  bool convert_state = false;       ///< take optimizer state that was saved in another format
+  bool convert_state = false;       ///< take state that was saved in another format
   bool partial = false;             ///< take of that path what fits the model
   std::vector<std::string> rename;  ///< "OLD=NEW"
   /// True where --resume looks among the run's own checkpoints, which are whole.

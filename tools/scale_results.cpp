@@ -124,9 +124,8 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
 }
 
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
-                                 double moments) {
+                                 double master, double moments) {
   const double n = ranks;
-  const double master = compute == 4 ? 0 : 4;
   const double parameters = stage >= 3 ? compute / n : compute;
   // Boundary reduction accumulates whole gradients on every rank, whatever the stage.
   const double gradients = stage == 0 || boundary ? accumulation : accumulation / n;

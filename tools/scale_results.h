@@ -91,10 +91,10 @@ struct StudyFacts {
 };
 
 /// The table of docs/internals/design.md: bytes of model state a parameter takes on a rank, for a compute
-/// dtype and an accumulation dtype of so many bytes, fp32 master weights (none in fp32 training) and
-/// `moments` bytes of moments.
+/// dtype and an accumulation dtype of so many bytes, `master` bytes of master weights beside the weights (4,
+/// none in fp32 training) and `moments` bytes of moments.
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
-                                 double moments);
+                                 double master, double moments);
 
 /// A run that did not end well.
 struct RunFailure {

@@ -269,9 +269,12 @@ void ScaleStudy::plan_points() {
     const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
     const int compute = static_cast<int>(size_of(config.precision.compute));
     const double more_weights = stage == 3 ? compute * (1.0 / shards - 1.0 / owners) : 0;
-    const double each = more_weights + state_bytes_per_parameter(
-                                           stage, boundary, owners, compute,
-                                           static_cast<int>(size_of(config.precision.accumulation)), moments);
+    const bool master = compute != 4 && config.precision.master != MasterFormat::none;
+    const double master_bytes = !master ? 0 : config.precision.master == MasterFormat::split ? 2 : 4;
+    const double each =
+        more_weights + state_bytes_per_parameter(stage, boundary, owners, compute,
+                                                 static_cast<int>(size_of(config.precision.accumulation)),
+                                                 master_bytes, moments);
     point.formula_state = std::llround(each * static_cast<double>(result.padded_elements));
     facts_.any_offload |= config.offload.any();
     facts_.dtype = name_of(config.precision.compute);

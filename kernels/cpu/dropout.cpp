@@ -7,6 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/dropout.cpp"
 #include "hwy/foreach_target.h"
+#include "kernels/cpu/philox-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -22,65 +23,17 @@ void apply_factors(const float* factors, const ConstTensorView& x, const TensorV
   });
 }
 
-/// Factors of the four draws of each of `blocks` blocks from first_block on, a 64-bit lane a block, as long
-/// as whole vectors remain; returns the number of blocks done. The counter is core's (core/random.h:
-/// RandomKey). Each of its four words is in the lower half of a lane, where a product finds it; whatever
-/// stands above is not read.
-std::int64_t factors_of_blocks([[maybe_unused]] const RandomKey& key, std::uint64_t first_block,
-                               std::int64_t blocks, [[maybe_unused]] std::uint32_t threshold,
-                               [[maybe_unused]] float scale, [[maybe_unused]] float* factors) {
-#if HWY_TARGET == HWY_SCALAR
-  static_cast<void>(first_block + static_cast<std::uint64_t>(blocks));
-  return 0;
-#else
-  const hn::ScalableTag<std::uint64_t> w;
-  const hn::ScalableTag<std::uint32_t> u;
-  const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(w));
-  const auto low_word = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
-  const auto multiplier_0 = hn::Set(u, 0xd2511f53u);
-  const auto multiplier_1 = hn::Set(u, 0xcd9e8d57u);
-  const auto limit = hn::Set(u, threshold);
-  const auto kept = hn::Set(d, scale);
-  const std::uint64_t purpose = static_cast<std::uint64_t>(key.purpose) << 24;
-  // Neighbouring lanes are half a vector of blocks apart, so that what is put together below lies in order.
-  std::uint64_t order[HWY_MAX_BYTES / sizeof(std::uint64_t)];
-  for (std::int64_t i = 0; i < lanes; ++i) order[i] = static_cast<std::uint64_t>(i / 2 + i % 2 * (lanes / 2));
-  const auto lane_block = hn::LoadU(w, order);
-  std::int64_t done = 0;
-  for (; done + lanes <= blocks; done += lanes) {
-    const std::uint64_t block = first_block + static_cast<std::uint64_t>(done);
-    if (low_word(block + static_cast<std::uint64_t>(lanes) - 1) < low_word(block))
-      break;  // lanes differ above
-    auto c0 = hn::Add(hn::Set(w, block), lane_block);
-    auto c1 = hn::Set(w, (block >> 32) | purpose);
-    auto c2 = hn::Set(w, key.subject);
-    auto c3 = hn::Set(w, key.subject >> 32);
-    std::uint32_t k0 = low_word(key.seed);
-    std::uint32_t k1 = low_word(key.seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-      const auto product_0 = hn::MulEven(hn::BitCast(u, c0), multiplier_0);
-      const auto product_1 = hn::MulEven(hn::BitCast(u, c2), multiplier_1);
-      c0 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product_1), c1), hn::Set(w, k0));
-      c1 = product_1;
-      c2 = hn::Xor(hn::Xor(hn::ShiftRight<32>(product_0), c3), hn::Set(w, k1));
-      c3 = product_0;
-      k0 += 0x9e3779b9u;
-      k1 += 0xbb67ae85u;
-    }
-    const auto pair = [&](hn::VFromD<decltype(w)> first, hn::VFromD<decltype(w)> second) HWY_ATTR {
-      return hn::BitCast(w, hn::OddEven(hn::BitCast(u, hn::ShiftLeft<32>(second)), hn::BitCast(u, first)));
-    };
-    const auto store = [&](hn::VFromD<decltype(w)> draws, float* to) HWY_ATTR {
-      const auto dropped = hn::RebindMask(d, hn::Lt(hn::BitCast(u, draws), limit));
-      hn::StoreU(hn::IfThenZeroElse(dropped, kept), d, to);
-    };
-    const auto front = pair(c0, c1), back = pair(c2, c3);
-    store(hn::InterleaveLower(w, front, back), factors + 4 * done);
-    store(hn::InterleaveUpper(w, front, back), factors + 4 * done + 2 * lanes);
-  }
-  return done;
-#endif
+/// Factors of the four draws of each of `blocks` blocks from first_block on, as long as whole vectors of
+/// blocks remain; returns the number of blocks done.
+std::int64_t factors_of_blocks(const RandomKey& key, std::uint64_t first_block, std::int64_t blocks,
+                               [[maybe_unused]] std::uint32_t threshold, [[maybe_unused]] float scale,
+                               [[maybe_unused]] float* factors) {
+  return for_random_blocks(key, first_block, blocks, [&](auto draws, std::int64_t i) HWY_ATTR {
+    const hn::ScalableTag<std::uint32_t> u;
+    const hn::ScalableTag<float> d;
+    const auto dropped = hn::RebindMask(d, hn::Lt(hn::BitCast(u, draws), hn::Set(u, threshold)));
+    hn::StoreU(hn::IfThenZeroElse(dropped, hn::Set(d, scale)), d, factors + i);
+  });
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE

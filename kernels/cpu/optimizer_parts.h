@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tranche/core/exact_sum.h"
+#include "tranche/core/random.h"
 #include "tranche/kernels/optimizer_update.h"
 
 namespace tranche::kernels::cpu {
@@ -22,6 +23,8 @@ struct UpdatePart {
   const UpdateRule* rule = nullptr;
   RulePhase phase = RulePhase::update;
   const RuleOperands* operands = nullptr;
+  const UpdateSegment* segment = nullptr;
+  RandomKey rounding_stream;             ///< of the segment's tensor, where rounding is stochastic
   const std::byte* arguments = nullptr;  ///< the segment's group's
   float ratio = 1;
   std::int64_t ahead = 0;  ///< UpdateTuning::prefetch_bytes

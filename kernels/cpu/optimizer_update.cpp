@@ -10,6 +10,7 @@
 #include <span>
 
 #include "core/block8.h"
+#include "core/split_float.h"
 #include "hwy/cache_control.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/reduction.h"
@@ -17,6 +18,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/optimizer_update.cpp"
 #include "hwy/foreach_target.h"
+#include "kernels/cpu/master-inl.h"
 #include "kernels/cpu/optimizer_parts.h"
 #include "kernels/cpu/vector-inl.h"
 
@@ -146,7 +148,14 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
     widen(of.gradient.dtype, of.gradient.data, first, count, part.ahead, gradient);
     block.gradient = gradient;
   }
-  block.master = static_cast<float*>(of.master.data) + first;
+  HWY_ALIGN float master[block_elements];
+  const bool master_in_place = of.master.dtype == DataType::float32;
+  if (master_in_place) {
+    block.master = static_cast<float*>(of.master.data) + first;
+  } else {
+    read_master(of, first, count, master);
+    block.master = master;
+  }
   const bool reduced = !of.state.empty() && of.state[0].dtype != DataType::float32;
   const auto for_each_state = [&](const auto& call) HWY_ATTR {
     std::size_t next = 0;
@@ -179,6 +188,8 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
     rule.direct(part.arguments, of.slots, block);
     add_squares({block.master, DataType::float32, Shape{count}}, part.sums[0]);
     add_squares({direction, DataType::float32, Shape{count}}, part.sums[1]);
+  } else if (!master_in_place || (of.weight.data != nullptr && of.rounding != WeightRounding::nearest_even)) {
+    write_master(part, first, count, block.master);
   } else if (of.weight.data != nullptr) {
     narrow(of.weight.dtype, block.master, of.weight.data, first, count, streaming);
   }
@@ -258,9 +269,13 @@ void rule_update(int threads, const UpdateRule& rule, RulePhase phase, const Rul
                   part.rule = &rule;
                   part.phase = phase;
                   part.operands = &operands;
+                  part.segment = &segment;
                   part.arguments = operands.arguments + segment.group * operands.stride;
                   part.ahead = tuning.prefetch_bytes;
                   if (!rule.applies(part.arguments)) return;
+                  if (const RoundingKey* const key = operands.rounding_key) {
+                    part.rounding_stream = detail::rounding_stream(key->seed, key->step, segment.tensor);
+                  }
                   if (phase == RulePhase::finish) {
                     part.ratio =
                         rule.ratio(part.arguments, std::sqrt(segment.sums[0]), std::sqrt(segment.sums[1]));

@@ -16,9 +16,9 @@ struct BlockOperation {
   static constexpr int states = Scalar::states;
 
   Elements<Gradient> gradient;
-  Elements<float> master;
+  MasterElements master;
   Block8State state[states];
-  AnyElements weight;
+  const RoundingKey* rounding_key;
 
   __device__ __forceinline__ void load_states(std::int64_t first,
                                               float (&values)[states][block8_each]) const {
@@ -57,7 +57,7 @@ struct BlockOperation {
   }
   __device__ __forceinline__ float master_at(std::int64_t i) const {
     float w[1];
-    Elements<float>::widen<1>(master.load<1>(i), w);
+    MasterElements::widen<1>(master.load<1>(i), w);
     return w[0];
   }
 };
@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(vector_loop_threads)
   const Part& part = place.part;
   const auto a = *reinterpret_cast<const typename Rule::Arguments*>(arguments + part.group * stride);
   if (!a.apply) return;
+  const RoundingDraws draws = part.draws(of.rounding_key);
   float ratio = 1;
   if constexpr (Operation::trust) ratio = Rule::ratio(a, sqrt(part.sums[0]), sqrt(part.sums[1]));
   const std::int64_t step = std::int64_t{place.blocks} * update_warps * block8_elements;
@@ -89,8 +90,7 @@ __global__ void __launch_bounds__(vector_loop_threads)
       } else {
         Rule::template element<kept>(a, g, w[0], s);
       }
-      of.master.template store<1>(first + i, w);
-      if (of.weight.data != nullptr) of.weight.template store<1>(first + i, w);
+      of.master.template store<1>(first + i, w, draws);
     });
     if constexpr (!Operation::states_first) of.store_states(first, count, values);
   }
@@ -144,12 +144,12 @@ void launch_blocks(Stream& stream, RulePhase phase, const RuleOperands& of) {
   using Operation = BlockOperation<Rule, kept, Gradient>;
   Operation operation{};
   operation.gradient = elements_of<Gradient>(of.gradient);
-  operation.master = elements_of<float>(of.master);
+  operation.master = master_elements_of(of.master, of.weight, of.rounding);
+  operation.rounding_key = of.rounding_key;
   std::size_t next = 0;
   for (int slot = 0; slot < Operation::states; ++slot) {
     if ((kept >> slot & 1) != 0) operation.state[slot] = block8_state_of(of.state[next++]);
   }
-  operation.weight = any_elements_of(of.weight);
   const auto* const arguments = reinterpret_cast<const unsigned char*>(of.arguments);
   const char* const name = Rule::kernel.data();
   using Part = std::conditional_t<Operation::trust, TrustPart, UpdatePart>;

@@ -27,13 +27,14 @@ struct RuleOperation {
   template <int n>
   struct Loaded {
     typename Elements<Gradient>::template Loaded<n> gradient;
-    typename Elements<float>::template Loaded<n> master;
+    typename MasterElements::template Loaded<n> master;
     typename Elements<State>::template Loaded<n> state[states];
   };
   Elements<Gradient> gradient;
-  Elements<float> master;
+  MasterElements master;
   Elements<State> state[states];
-  AnyElements weight;
+  const RoundingKey* rounding_key;
+  RoundingDraws draws;
   typename Rule::Arguments arguments;
   float ratio;
 
@@ -52,7 +53,7 @@ struct RuleOperation {
   __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
     float g[n] = {}, w[n], values[states][n] = {};
     if constexpr (!states_first) Elements<Gradient>::template widen<n>(loaded.gradient, g);
-    Elements<float>::widen<n>(loaded.master, w);
+    MasterElements::widen<n>(loaded.master, w);
 #pragma unroll
     for (int slot = 0; slot < states; ++slot) {
       if ((kept >> slot & 1) != 0) Elements<State>::template widen<n>(loaded.state[slot], values[slot]);
@@ -71,12 +72,11 @@ struct RuleOperation {
 #pragma unroll
       for (int slot = 0; slot < states; ++slot) values[slot][k] = s[slot];
     }
-    master.store<n>(i, w);
+    master.store<n>(i, w, draws);
 #pragma unroll
     for (int slot = 0; slot < states; ++slot) {
       if (!states_first && (kept >> slot & 1) != 0) state[slot].template store<n>(i, values[slot]);
     }
-    if (weight.data != nullptr) weight.store<n>(i, w);
   }
 };
 
@@ -106,6 +106,7 @@ __global__ void __launch_bounds__(vector_loop_threads)
   const Part& part = place.part;
   operation.arguments = *reinterpret_cast<const typename Rule::Arguments*>(arguments + part.group * stride);
   if (!operation.arguments.apply) return;
+  operation.draws = part.draws(operation.rounding_key);
   if constexpr (Operation::trust) {
     operation.ratio = Rule::ratio(operation.arguments, sqrt(part.sums[0]), sqrt(part.sums[1]));
   }
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(square_threads)
       const std::int64_t i = part.first + at;
       float g[1], w[1], s[states] = {};
       Operation::GradientElements::template widen<1>(of.gradient.template load<1>(i), g);
-      Elements<float>::widen<1>(of.master.template load<1>(i), w);
+      MasterElements::widen<1>(of.master.template load<1>(i), w);
 #pragma unroll
       for (int slot = 0; slot < states; ++slot) {
         float value[1];
@@ -176,12 +177,12 @@ void launch_typed(Stream& stream, RulePhase phase, const RuleOperands& of) {
   using Operation = RuleOperation<Rule, kept, Gradient, State>;
   Operation operation{};
   operation.gradient = elements_of<Gradient>(of.gradient);
-  operation.master = elements_of<float>(of.master);
+  operation.master = master_elements_of(of.master, of.weight, of.rounding);
+  operation.rounding_key = of.rounding_key;
   std::size_t next = 0;
   for (int slot = 0; slot < Operation::states; ++slot) {
     if ((kept >> slot & 1) != 0) operation.state[slot] = elements_of<State>(of.state[next++]);
   }
-  operation.weight = any_elements_of(of.weight);
   const auto* const arguments = reinterpret_cast<const unsigned char*>(of.arguments);
   const char* const name = Rule::kernel.data();
   using Part = std::conditional_t<Operation::trust, TrustPart, UpdatePart>;

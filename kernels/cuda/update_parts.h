@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/exact_squares.h"
+#include "kernels/cuda/master_elements.h"
 #include "kernels/cuda/vector_loop.h"
 #include "tranche/kernels/optimizer_update.h"
 
@@ -20,6 +21,13 @@ struct UpdatePart {
   unsigned end_block;
   std::uint16_t group;
   std::uint8_t width, head;  ///< as in VectorRange
+  std::uint64_t tensor;      ///< of UpdateSegment
+  std::int64_t origin;       ///< element of the tensor at element 0 of the range
+
+  __device__ __forceinline__ RoundingDraws draws(const RoundingKey* key) const {
+    if (key == nullptr) return {};
+    return {detail::rounding_stream(key->seed, key->step, tensor), origin};
+  }
 };
 /// A segment of a rule with a trust ratio.
 struct TrustPart : UpdatePart {
@@ -96,6 +104,8 @@ void launch_parts(const RuleOperands& of, RulePhase phase, const Launch& launch_
     part.group = static_cast<std::uint16_t>(segment.group);
     part.width = static_cast<std::uint8_t>(range.width);
     part.head = static_cast<std::uint8_t>(range.head);
+    part.tensor = segment.tensor;
+    part.origin = segment.first_element - segment.first;
     if constexpr (std::is_same_v<Part, TrustPart>) {
       if (phase == RulePhase::advance) {
         part.partial = segment.partial;

@@ -18,7 +18,9 @@ inline Cost rule_update(const UpdateRule& rule, RulePhase phase, const RuleOpera
   const bool states_too = phase == RulePhase::update || (phase == RulePhase::advance) == rule.states_first;
   const bool gradient_too = phase != RulePhase::finish || !rule.states_first;
   const bool states_read = phase != RulePhase::advance || rule.states_first;
-  const double read = bytes(of.master) + (states_read ? states : 0) + (gradient_too ? bytes(of.gradient) : 0);
+  const double halves = of.master.dtype == DataType::uint16 ? bytes(of.weight) : 0;
+  const double read =
+      halves + bytes(of.master) + (states_read ? states : 0) + (gradient_too ? bytes(of.gradient) : 0);
   double written = states_too ? states : 0;
   if (phase != RulePhase::advance) {
     written += bytes(of.master) + (of.weight.data == nullptr ? 0 : bytes(of.weight));

@@ -230,6 +230,16 @@ TEST(Config, PrecisionProblems) {
               HasSubstr("tranche.moments: fp16 is not one of fp32, bf16, block8"));
   EXPECT_THAT(problems(R"({"tranche": {"moments": "int8"}})"),
               HasSubstr("tranche.moments: 'int8' is not one of fp32, bf16, block8"));
+  EXPECT_THAT(problems(R"({"tranche": {"master": "bf16"}})"),
+              HasSubstr("tranche.master: 'bf16' is not one of fp32, split, none"));
+  EXPECT_THAT(problems(R"({"tranche": {"master": "split"}})"),
+              HasSubstr("tranche.master: split is a format beside bf16 weights; these are fp32: set "
+                        "bf16.enabled, or leave it out"));
+  EXPECT_THAT(problems(R"({"bf16": {"enabled": true}, "tranche": {"stochastic_rounding": true}})"),
+              HasSubstr("tranche.stochastic_rounding: with master weights (tranche.master fp32) no update is "
+                        "lost to rounding; set tranche.master to none, or leave it out"));
+  EXPECT_THAT(problems(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}})"),
+              HasSubstr("set tranche.master to \"none\" and data_types.grad_accum_dtype to \"bf16\" instead"));
   EXPECT_THAT(problems(R"({"optimizer": {"type": "Adagrad"}, "tranche": {"moments": "block8"}})"),
               HasSubstr("tranche.moments: Adagrad: its sum is kept in fp32 alone, not in block8"));
   EXPECT_THAT(problems(R"({"optimizer": {"type": "AdamW8bit"}})"),

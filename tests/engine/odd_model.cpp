@@ -151,7 +151,7 @@ std::string OddRun::to_string() const {
       "overlap={}, "
       "reduce_bucket={}, gather_bucket={}, depth={}, gather_for={}, persistent={} of {}, prefetch={}, "
       "poison={}, plan_memory={}, frozen={}, steps={}, "
-      "clipping={}, also_frozen={}, single_unit={}, large={}, moments={}, "
+      "clipping={}, also_frozen={}, single_unit={}, large={}, moments={}, master={}{}, "
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
       "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
@@ -159,10 +159,11 @@ std::string OddRun::to_string() const {
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, name_of(gather_for), persistent, persistent_in_all, prefetch,
       poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, large, name_of(moments),
-      name_of(accumulation_dtype), samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed,
-      name_of(offload.optimizer), name_of(offload.parameters), offload.ratio, offload.tile_elements,
-      offload.tile_buffers, offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum),
-      collectives, faults.copy_in, micro_batches, quantized_gradients ? "gradients" : "",
+      name_of(master), stochastic_rounding ? " at random" : "", name_of(accumulation_dtype),
+      samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed, name_of(offload.optimizer),
+      name_of(offload.parameters), offload.ratio, offload.tile_elements, offload.tile_buffers,
+      offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum), collectives,
+      faults.copy_in, micro_batches, quantized_gradients ? "gradients" : "",
       quantized_weights ? " weights" : "");
 }
 
@@ -255,6 +256,8 @@ Config odd_config(const OddRun& run) {
   config.optimizer.parameters = run.parameters;
   if (run.optimizer == "SGD") config.optimizer.parameters["momentum"] = 0.9;
   config.precision.moments = run.moments;
+  config.precision.master = run.master;
+  config.precision.stochastic_rounding = run.stochastic_rounding;
   if (run.frozen && !run.large) config.frozen = {"mixed.froz*"};
   if (!run.also_frozen.empty()) config.frozen.push_back(run.also_frozen);
   config.workspace_bytes = 64 << 10;  // no kernel of this model wants more; poison fills all of it

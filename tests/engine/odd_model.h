@@ -48,6 +48,8 @@ struct OddRun {
   std::string optimizer = "AdamW";
   RuleParameters parameters = {};
   DataType moments = DataType::float32;
+  MasterFormat master = MasterFormat::fp32;
+  bool stochastic_rounding = false;
   bool overlap = true;
   std::int64_t reduce_bucket = 500'000'000;
   std::int64_t gather_bucket = 500'000'000;

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
+#include <filesystem>
 
 #include "odd_model.h"
 
@@ -28,6 +29,28 @@ inline void expect_same(const OddResult& expected, const OddResult& actual, cons
       EXPECT_TRUE(actual.steps[s].applied) << actual.steps[s].skipped_because;
     }
   }
+}
+
+/// Every stage, tier and bucket gives the bits of stage 0, from which the result is.
+inline OddResult expect_the_same_everywhere(OddRun run) {
+  OddResult expected = train_odd(run);
+  EXPECT_NE(expected.steps.back().loss, expected.steps.front().loss) << run.optimizer << " does nothing";
+  for (run.stage = 1; run.stage <= 3; ++run.stage) expect_same(expected, train_odd(run), run);
+  run.stage = 3;
+  run.reduce_bucket = 700;
+  run.gather_bucket = 300;
+  run.poison = true;
+  expect_same(expected, train_odd(run), run);
+  run.offload.tile_elements = 4096;
+  run.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
+    run.offload.optimizer = tier;
+    for (const int stage : {0, 1 + run.ranks % 3}) {
+      run.stage = stage;
+      expect_same(expected, train_odd(run), run);
+    }
+  }
+  return expected;
 }
 
 }  // namespace tranche::test

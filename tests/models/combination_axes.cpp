@@ -144,6 +144,15 @@ std::vector<CombinationAxis> combination_axes() {
           c.config.precision.moments = DataType::block8;
           c.wide = true;
         }}});
+  const auto master = [](const char* capability, MasterFormat format, bool at_random) -> Value {
+    return {capability, [=](Combination& c) {
+              c.config.precision.master = format;
+              c.config.precision.stochastic_rounding = at_random;
+            }};
+  };
+  add("masters", true,
+      {nothing(), master("master-split", MasterFormat::split, false),
+       master("master-none", MasterFormat::none, false), master("master-random", MasterFormat::none, true)});
   const auto frozen = [](Combination& c) {
     // Tensors of the embedding (of the head's unit where that is tied), some of a block, and a whole block.
     if (c.architecture == Architecture::gpt) {
@@ -262,6 +271,10 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
         return key == "stage-0" || key == "reduction-group" || key.starts_with("parameters-");
       })) {
     return false;
+  }
+  // Beside bf16 weights alone, and of rules that know them.
+  for (const char* format : {"master-split", "master-none", "master-random"}) {
+    if (are(format, "fp32") || are(format, "fp16") || are(format, "own-rule")) return false;
   }
   // Weights in fp16 travel as they are.
   if (are("quantized-weights", "fp16")) return false;

@@ -94,6 +94,8 @@ Combination continued_from(const Combination& before, bool plain) {
                                                       ? DataType::float16
                                                       : DataType::float32;
     c.config.loss_scaling = precision.compute == DataType::float16;
+    precision.master = MasterFormat::fp32;
+    precision.stochastic_rounding = false;
   }
   if (!c.config.mesh.empty()) {  // copies are saved, one sharded model goes on
     c.config.reduction_group = ranks_of_a_copy(before);
@@ -284,7 +286,8 @@ CombinationOutcome train_combination(const Combination& combination, const Combi
   if (c.continued == Continued::not_at_all) return outcome;
   const Combination next = continued_from(c, plain);
   on(next, [&](Engine& engine, Runtime&, CombinationOutcome& mine) {
-    LoadOptions options{.weights_only = c.continued == Continued::from_weights};
+    LoadOptions options{.weights_only = c.continued == Continued::from_weights,
+                        .convert_state = c.continued == Continued::in_another_dtype};
     if (c.continued == Continued::partially) {  // that tensor keeps what a new engine has
       options.partial = true;
       options.renames = {{touched_by(c), "another"}};

@@ -325,7 +325,15 @@ PlanRequest draw_rule(std::uint64_t number) {
   }
   const bool may_be_reduced =
       type.name != "Adagrad" && !(type.name == "SGD" && config.optimizer.parameters.empty());
-  config.precision.moments = std::array{DataType::float32, DataType::bfloat16}[may_be_reduced ? pick(2) : 0];
+  PrecisionConfig& precision = config.precision;
+  precision.moments =
+      std::array{DataType::float32, DataType::bfloat16, DataType::block8}[may_be_reduced ? pick(3) : 0];
+  precision.master = std::array{MasterFormat::fp32, MasterFormat::split, MasterFormat::none}[pick(3)];
+  precision.stochastic_rounding = precision.master == MasterFormat::none && pick(2) == 0;
+  if (precision.master != MasterFormat::fp32 && precision.compute != DataType::bfloat16) {
+    precision.compute = DataType::bfloat16;
+    config.loss_scaling = false;
+  }
   return request;
 }
 
@@ -343,7 +351,10 @@ TEST(PlanOfARule, IsMeasuredToTheByte) {
   for (std::uint64_t number = 0; number < 200; ++number) {
     const Config config = draw_rule(number).config;
     axes.meet("rule", config.optimizer.type);
-    axes.meet("rule in bf16", config.optimizer.type + " " + std::string(name_of(config.precision.moments)));
+    axes.meet("rule in format", config.optimizer.type + " " + std::string(name_of(config.precision.moments)));
+    axes.meet("master on tier", std::string(name_of(config.precision.master)) + " " +
+                                    std::string(name_of(config.offload.optimizer)));
+    axes.meet("stochastic rounding", config.precision.stochastic_rounding);
     axes.meet("rule on tier", config.optimizer.type + " " + std::string(name_of(config.offload.optimizer)));
     axes.meet("mesh", !config.mesh.empty());
     axes.meet("stage", config.stage);
@@ -351,11 +362,17 @@ TEST(PlanOfARule, IsMeasuredToTheByte) {
   for (const RuleType& type : rule_types()) {
     const std::string name(type.name);
     axes.expect<std::string>("rule", {name});
-    if (name != "Adagrad") axes.expect<std::string>("rule in bf16", {name + " bf16"});
+    if (name != "Adagrad") axes.expect<std::string>("rule in format", {name + " bf16", name + " block8"});
     for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
       axes.expect<std::string>("rule on tier", {name + " " + std::string(name_of(tier))});
     }
   }
+  for (const char* master : {"fp32", "split", "none"}) {
+    for (const char* tier : {"none", "cpu", "nvme"}) {
+      axes.expect<std::string>("master on tier", {std::string(master) + " " + tier});
+    }
+  }
+  axes.expect("stochastic rounding", {false, true});
   axes.expect("mesh", {false, true});
   axes.expect("stage", {0, 1, 2, 3});
   expect_rules_are_measured(tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(20))}));

@@ -83,21 +83,21 @@ TEST(ScaleFormula, IsTheTableOfTheDesign) {
   constexpr int adam = 8;
   for (const int n : {1, 2, 4, 64}) {
     // 16-bit training, g = 4: boundary, then micro_batch.
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(0, true, n, 2, 4, adam), 18);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, true, n, 2, 4, adam), 6 + 12.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, true, n, 2, 4, adam), 6 + 12.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, true, n, 2, 4, adam), 4 + 14.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(0, false, n, 2, 4, adam), 18);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, false, n, 2, 4, adam), 2 + 16.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 2, 4, adam), 2 + 16.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, false, n, 2, 4, adam), 18.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(0, true, n, 2, 4, 4, adam), 18);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, true, n, 2, 4, 4, adam), 6 + 12.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, true, n, 2, 4, 4, adam), 6 + 12.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, true, n, 2, 4, 4, adam), 4 + 14.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(0, false, n, 2, 4, 4, adam), 18);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, false, n, 2, 4, 4, adam), 2 + 16.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 2, 4, 4, adam), 2 + 16.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, false, n, 2, 4, 4, adam), 18.0 / n);
     // fp32 has no second copy of the weights.
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(0, true, n, 4, 4, adam), 16);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, true, n, 4, 4, adam), 8 + 8.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 4, 4, adam), 4 + 12.0 / n);
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, false, n, 4, 4, adam), 16.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(0, true, n, 4, 4, 0, adam), 16);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(1, true, n, 4, 4, 0, adam), 8 + 8.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 4, 4, 0, adam), 4 + 12.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(3, false, n, 4, 4, 0, adam), 16.0 / n);
     // The ZeRO paper's, with gradients in 16 bit.
-    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 2, 2, adam), 2 + 14.0 / n);
+    EXPECT_DOUBLE_EQ(state_bytes_per_parameter(2, false, n, 2, 2, 4, adam), 2 + 14.0 / n);
   }
 }
 

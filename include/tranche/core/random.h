@@ -15,7 +15,8 @@ enum class RandomPurpose : std::uint32_t {
   dropout = 2,
   sampling = 3,
   shuffling = 4,
-  test = 5
+  test = 5,
+  rounding = 6
 };
 
 /// Key of a stream of numbers: 64-bit seed, purpose, and a 64-bit subject (tensor index, dropout site ...).

@@ -43,13 +43,20 @@ std::string_view name_of(ReplicaSum sum);
 enum class GatherFor : std::uint8_t { use, step };
 std::string_view name_of(GatherFor gather_for);
 
+/// The format of master weights. split: a bf16 weight and the 16 bits that make an fp32 number of it (fp32
+/// where the weights do not lie beside the optimizer's state). none: the bf16 weight alone.
+enum class MasterFormat : std::uint8_t { fp32, split, none };
+std::string_view name_of(MasterFormat format);
+
 /// The values are those of a Config made in C++; JSON that does not choose a dtype means fp32, as in
 /// DeepSpeed.
 struct PrecisionConfig {
   DataType compute = DataType::bfloat16;
   DataType communication = DataType::bfloat16;  ///< of gradients as they are sent
   DataType accumulation = DataType::float32;    ///< of the main gradient, which is reduced and accumulated
-  DataType moments = DataType::float32;         ///< optimizer state; master weights are always fp32
+  DataType moments = DataType::float32;         ///< optimizer state
+  MasterFormat master = MasterFormat::fp32;     ///< others only with bf16 as compute dtype
+  bool stochastic_rounding = false;             ///< of updated weights, with MasterFormat::none
 };
 
 /// Type and parameters as read; `make_optimizer()` builds it.
@@ -165,6 +172,8 @@ struct Config {
   bool quantized_gradients = false, quantized_weights = false;
   /// "bf16", "int8 blocks", "fp32, weights in training int8 blocks": the dtypes of communication.
   std::string communication_text() const;
+  /// "compute bf16, communication bf16, accumulation fp32, master fp32, moments fp32"
+  std::string dtypes_text() const;
   bool loss_scaling = false;  ///< fp16 only
   LossScalerOptions loss_scaler;
   double gradient_clipping = 1.0;  ///< 0: off, as in JSON that does not give it

@@ -67,8 +67,8 @@ struct LoadOptions {
   /// For a folder of checkpoints whose newest complete one turns out to be damaged as it is read: takes the
   /// next older one, with a line in LoadResult::notes, until one is whole. Without it that is an error.
   bool pass_over_damaged = false;
-  /// Takes optimizer state that was saved in another format (tranche.moments), converted. Without it that is
-  /// an error.
+  /// Takes optimizer state and weights that were saved in another format (tranche.moments, tranche.master),
+  /// converted. Without it that is an error; with weights_only weights are taken in any format.
   bool convert_state = false;
   /// For a checkpoint of adapters alone (LoraConfig): where its base is, a checkpoint or a folder of them;
   /// empty: where it was.

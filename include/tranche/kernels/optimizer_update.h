@@ -1,6 +1,6 @@
 #pragma once
 /// Fused optimizer updates of a range of a flat buffer, all its tensors at once: one pass reads the gradient,
-/// updates fp32 master and moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on
+/// updates master and moments in place and writes the compute-dtype weight. Arithmetic (bit-equal on
 /// every instruction set): separate multiplies and adds in fp32, IEEE division and square root, no flush to
 /// zero. matmul.h says how calls run and how long operands stay valid.
 
@@ -10,6 +10,7 @@
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/master_weights.h"
 #include "tranche/kernels/update_rule.h"
 
 namespace tranche::kernels {
@@ -22,6 +23,9 @@ struct UpdateSegment {
   /// their sums over whole tensors, which RulePhase::finish reads; two each, where the stream's work may.
   SquareSum* partial = nullptr;
   const double* sums = nullptr;
+  /// Of stochastic rounding: the tensor that draws are keyed by, and the segment's first element in it.
+  std::uint64_t tensor = 0;
+  std::int64_t first_element = 0;
 };
 
 /// The arguments of each group, `stride` bytes apart, in memory that the stream's work may read (on cuda
@@ -46,9 +50,16 @@ struct RuleOperands {
   unsigned slots = 0;  ///< the states that are kept
   std::span<const UpdateSegment> segments;
   ConstTensorView gradient;
+  /// fp32; bf16; or uint16, the lower halves of numbers whose upper ones are the bf16 `weight`
+  /// (master_weights.h).
   TensorView master;
   std::span<const TensorView> state;  ///< those of `slots`, in ascending order
-  TensorView weight;                  ///< null data in RulePhase::advance
+  /// Written from the master; null data where the master is the weight, and, but with a master of uint16, in
+  /// RulePhase::advance.
+  TensorView weight;
+  WeightRounding rounding = WeightRounding::nearest_even;  ///< of `weight` and of a bf16 master
+  /// Of stochastic rounding, in memory as `arguments` are, and read as late.
+  const RoundingKey* rounding_key = nullptr;
 };
 /// Updates the segments by a rule, all of it or a phase; adam_update() says what it asks of the operands.
 void rule_update(Stream& stream, const UpdateRule& rule, RulePhase phase, const RuleOperands& operands);
@@ -73,7 +84,7 @@ struct AdamArguments {
   bool apply = true;  ///< false: the update is masked (a skipped step); nothing is written
 };
 /// Updates the segments in one pass, whose threads share the whole range however short its segments are; one
-/// launch on a GPU for each 128 segments. The views are the whole range's, of equal element counts: gradient
+/// launch on a GPU for each 76 segments. The views are the whole range's, of equal element counts: gradient
 /// any floating dtype; master fp32; exp_avg and exp_avg_sq fp32 or bf16; weight is the compute-dtype copy to
 /// write, or a view with null data when master itself is the weight. Segments ascend, do not overlap and lie
 /// within the range: InvalidArgument names the one that does not. The list is copied. Elements outside of all

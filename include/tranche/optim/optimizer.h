@@ -15,6 +15,7 @@
 #include "tranche/core/exact_sum.h"
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/stream.h"
+#include "tranche/kernels/master_weights.h"
 #include "tranche/kernels/workspace.h"
 
 namespace tranche {
@@ -71,6 +72,7 @@ struct MatrixWork {
 struct TensorSegment {
   std::int64_t first = 0, count = 0;  ///< elements of the range, from its begin
   const TrainableTensor* tensor = nullptr;
+  std::uint64_t index = 0;         ///< of the tensor in the model
   std::int64_t first_element = 0;  ///< of this part within its tensor
   int group = 0;                   ///< index of its group's numbers
   SquareSum* partial = nullptr;    ///< of its tensor, Optimizer::sums() of them, in prepare()
@@ -81,9 +83,14 @@ struct TensorSegment {
 /// the stream's work may read and write; on a device that is not the host's, host code may not.
 struct UpdateRange {
   ConstTensorView gradient;       ///< accumulation dtype; still to be multiplied by gradient_scale
-  TensorView master;              ///< fp32
+  TensorView master;              ///< fp32, or another format where takes_master_formats()
   std::vector<TensorView> state;  ///< in the order of Optimizer::state()
-  TensorView weight;  ///< compute-dtype copy to write; null data when master is the weight, and in prepare()
+  /// The compute-dtype copy to write; null data when master is the weight, and in prepare() unless master is
+  /// its lower half.
+  TensorView weight;
+  /// From new values to the weight, and to a master that is not fp32, as kernels::RuleOperands has them.
+  kernels::WeightRounding rounding = kernels::WeightRounding::nearest_even;
+  const kernels::RoundingKey* rounding_key = nullptr;
   /// Of tensors that are computed as whole matrices: bf16, written by prepare(), and in apply() what whole()
   /// has made of it; and fp32 of no meaning that prepare() may overwrite.
   TensorView message, scratch;
@@ -153,6 +160,9 @@ class Optimizer {
   virtual void apply(Stream& stream, const OptimizerStep& step, const UpdateRange& range) const = 0;
   /// Hyper-parameters as JSON text, for reports and checkpoints.
   virtual std::string describe() const = 0;
+  /// True for a rule that hands `master`, `weight` and the rounding of a range on to a kernel that takes all
+  /// formats of RuleOperands::master; the engine refuses tranche.master for others.
+  virtual bool takes_master_formats() const { return false; }
 };
 
 /// The value for Optimizer::numbers() to return where the numbers are kept in one structure.

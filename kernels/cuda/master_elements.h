@@ -1,0 +1,131 @@
+#pragma once
+/// Master weights in any format, and the weights that are made of them. Every thread takes the same branches.
+
+#include <cstdint>
+
+#include "core/split_float.h"
+#include "kernels/cuda/elements.h"
+#include "tranche/kernels/master_weights.h"
+
+namespace tranche::kernels::cuda {
+
+/// Stores bf16 or other 16-bit patterns in one access.
+template <int n>
+__device__ __forceinline__ void store_patterns(void* data, std::int64_t i,
+                                               const std::uint16_t (&patterns)[n]) {
+  Raw<2 * n> raw;
+  if constexpr (n == 1) {
+    raw.words[0] = patterns[0];
+  } else {
+#pragma unroll
+    for (int k = 0; k < n; k += 2) {
+      raw.words[k / 2] = patterns[k] | static_cast<std::uint32_t>(patterns[k + 1]) << 16;
+    }
+  }
+  store_raw(static_cast<std::uint16_t*>(data) + i, raw);
+}
+template <int n>
+__device__ __forceinline__ void load_patterns(const void* data, std::int64_t i,
+                                              std::uint16_t (&patterns)[n]) {
+  const auto raw = load_raw<Raw<2 * n>>(static_cast<const std::uint16_t*>(data) + i);
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    patterns[k] = static_cast<std::uint16_t>(n == 1 ? raw.words[0] : raw.words[k / 2] >> (k % 2 * 16));
+  }
+}
+
+/// The draws of a segment's elements.
+struct RoundingDraws {
+  RandomKey stream;
+  std::int64_t origin;  ///< element of the tensor at the range's element 0
+
+  template <int n>
+  __device__ __forceinline__ void round(std::int64_t i, const float (&values)[n],
+                                        std::uint16_t (&patterns)[n]) const {
+    std::int64_t drawn = -1;
+    std::array<std::uint32_t, 4> block{};
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
+      const std::int64_t element = origin + i + k;
+      if (element / detail::rounding_block != drawn) {
+        drawn = element / detail::rounding_block;
+        block = detail::unchecked_random_block(stream, static_cast<std::uint64_t>(drawn));
+      }
+      patterns[k] = detail::round_stochastically(values[k], detail::rounding_draw(block, element)).bits;
+    }
+  }
+};
+
+struct MasterElements {
+  template <int n>
+  struct Loaded {
+    float values[n];
+  };
+
+  void*
+      data;  ///< of `dtype`: fp32, bf16, or uint16, the lower halves of numbers whose upper ones are `weight`
+  void* weight;  ///< null: the master is the weight
+  DataType dtype, weight_dtype;
+  WeightRounding rounding;
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    Loaded<n> loaded;
+    if (dtype == DataType::float32) {
+      const Elements<float> elements{data};
+      Elements<float>::widen<n>(elements.load<n>(i), loaded.values);
+    } else if (dtype == DataType::bfloat16) {
+      const Elements<bfloat16> elements{data};
+      Elements<bfloat16>::widen<n>(elements.load<n>(i), loaded.values);
+    } else {
+      std::uint16_t high[n], low[n];
+      load_patterns<n>(weight, i, high);
+      load_patterns<n>(data, i, low);
+#pragma unroll
+      for (int k = 0; k < n; ++k) loaded.values[k] = detail::join_float({bfloat16{high[k]}, low[k]});
+    }
+    return loaded;
+  }
+  template <int n>
+  __device__ __forceinline__ static void widen(const Loaded<n>& loaded, float (&values)[n]) {
+#pragma unroll
+    for (int k = 0; k < n; ++k) values[k] = loaded.values[k];
+  }
+
+  /// `draws` are looked at where rounding is stochastic.
+  template <int n>
+  __device__ __forceinline__ void store(std::int64_t i, const float (&values)[n],
+                                        const RoundingDraws& draws) const {
+    if (dtype == DataType::float32) {
+      Elements<float>{data}.store<n>(i, values);
+      if (weight == nullptr) return;
+      if (rounding == WeightRounding::nearest_even) {
+        AnyElements{weight, weight_dtype}.store<n>(i, values);
+        return;
+      }
+    }
+    std::uint16_t patterns[n];
+    if (rounding == WeightRounding::stochastic) {
+      draws.round<n>(i, values, patterns);
+    } else {
+#pragma unroll
+      for (int k = 0; k < n; ++k) {
+        patterns[k] = rounding == WeightRounding::half_away ? detail::split_float(values[k]).high.bits
+                                                            : to_bfloat16(values[k]).bits;
+      }
+    }
+    if (weight != nullptr) store_patterns<n>(weight, i, patterns);
+    if (dtype == DataType::bfloat16) store_patterns<n>(data, i, patterns);
+    if (dtype != DataType::uint16) return;
+#pragma unroll
+    for (int k = 0; k < n; ++k) patterns[k] = detail::split_float(values[k]).low;
+    store_patterns<n>(data, i, patterns);
+  }
+};
+
+inline MasterElements master_elements_of(const TensorView& master, const TensorView& weight,
+                                         WeightRounding rounding) {
+  return {master.data, weight.data, master.dtype, weight.dtype, rounding};
+}
+
+}  // namespace tranche::kernels::cuda

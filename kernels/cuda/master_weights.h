@@ -1,0 +1,10 @@
+#pragma once
+#include "tranche/kernels/master_weights.h"
+
+namespace tranche::kernels::cuda {
+
+/// As in kernels/master_weights.h, arguments checked. Each is one launch.
+decltype(kernels::split_halves) split_halves;
+decltype(kernels::join_halves) join_halves;
+
+}  // namespace tranche::kernels::cuda
