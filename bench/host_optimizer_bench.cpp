@@ -1,6 +1,6 @@
 // The optimizers' pass on the host beside the same memory traffic without arithmetic and the same arithmetic
 // without memory traffic, in turns, in one process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads
-// 1,all] [--rules adamw,adam,sgd] [--gradients bf16,fp32]
+// 1,all] [--rules adamw,adam,sgd,lamb,lars,lion] [--gradients bf16,fp32]
 //                      [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock wall|processor]
 #include <fmt/core.h>
 #include <sys/mman.h>
@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/optim/optimizer.h"
+#include "tranche/optim/rules.h"
 
 using namespace tranche;
 using bench::median;
@@ -64,11 +66,17 @@ class Memory {
   void* data_;
 };
 
-std::unique_ptr<Optimizer> optimizer_of(const std::string& rule) {
-  if (rule == "adamw") return make_adam({.weight_decay = 0.1});
-  if (rule == "adam") return make_adam({.weight_decay = 0.1, .decoupled = false});
-  if (rule == "sgd") return make_sgd({.momentum = 0.9, .weight_decay = 0.1});
-  throw ConfigurationError("'" + rule + "' is not one of adamw, adam, sgd");
+std::unique_ptr<Optimizer> optimizer_of(const std::string& rule, DataType moments = DataType::float32) {
+  RuleParameters parameters{{"weight_decay", 0.1}};
+  if (rule == "sgd" || rule == "lars") parameters["momentum"] = 0.9;
+  for (const char* known : {"adamw", "sgd", "lamb", "lars", "lion"}) {
+    if (rule == known) return make_rule_optimizer(rule, parameters, moments);
+  }
+  if (rule != "adam") {
+    throw ConfigurationError("'" + rule + "' is not one of adamw, adam, sgd, lamb, lars, lion");
+  }
+  parameters["adam_w_mode"] = 0;
+  return make_rule_optimizer(rule, parameters, moments);
 }
 
 /// The buffers of the largest case; smaller ones use their beginning.
@@ -90,9 +98,10 @@ class Case {
        std::int64_t elements, int threads)
       : settings_(settings),
         rule_(optimizer_of(rule)),
-        resident_(rule, gradient, threads),
+        adamw_(optimizer_of("adamw")),
         device_(make_device({.kind = DeviceKind::cpu, .threads = threads})),
         threads_(threads) {
+    if (rule == "adamw" || rule == "adam" || rule == "sgd") resident_.emplace(rule, gradient, threads);
     streams_ = {buffers.gradient.as<void>(),
                 gradient,
                 buffers.master.as<float>(),
@@ -103,12 +112,13 @@ class Case {
     const Shape shape{elements};
     range_.gradient = {streams_.gradient, gradient, shape};
     range_.master = {streams_.master, DataType::float32, shape};
-    for (int i = 0; i < streams_.states; ++i) {
-      range_.state.push_back({streams_.state[i], DataType::float32, shape});
+    for (void* const state : {buffers.first.as<void>(), buffers.second.as<void>()}) {
+      adamw_states_.push_back({state, DataType::float32, shape});
     }
+    states_.assign(adamw_states_.begin(), adamw_states_.begin() + streams_.states);
     range_.weight = {streams_.weight, DataType::bfloat16, shape};
-    if (rule == "adamw") {
-      in_blocks_ = make_adam({.weight_decay = 0.1, .moment_dtype = DataType::block8});
+    if (rule == "adamw" || rule == "lamb") {
+      in_blocks_ = optimizer_of(rule, DataType::block8);
       block_states_ = {{buffers.first_blocks.as<void>(), DataType::block8, shape},
                        {buffers.second_blocks.as<void>(), DataType::block8_unsigned, shape}};
     }
@@ -130,14 +140,12 @@ class Case {
     }
   }
 
-  void update() { update(*rule_); }
+  void update() { update(*rule_, states_); }
   /// The same update with states in blocks.
-  void update_blocks() {
-    std::swap(range_.state, block_states_);
-    update(*in_blocks_);
-    std::swap(range_.state, block_states_);
-  }
-  void update(const Optimizer& rule) {
+  void update_blocks() { update(*in_blocks_, block_states_); }
+  /// AdamW's update of the same tensors.
+  void update_adamw() { update(*adamw_, adamw_states_); }
+  void update(const Optimizer& rule, const std::vector<TensorView>& states) {
     OptimizerStep step;
     step.step = ++step_;
     step.learning_rate = 1e-4;
@@ -148,8 +156,21 @@ class Case {
     numbers_.insert(numbers_.end(), without_decay.begin(), without_decay.end());
     range_.numbers = numbers_.data();
     range_.groups = 2;
+    range_.state = states;
     range_.segments = segments_;
-    rule.apply(device_->compute_stream(), step, range_);
+    if (const auto sums = static_cast<std::size_t>(rule.sums({})); sums > 0) {
+      std::vector<SquareSum> partial(sums * segments_.size());
+      std::vector<double> rounded(partial.size());
+      for (std::size_t s = 0; s < segments_.size(); ++s) {
+        segments_[s].partial = &partial[sums * s];
+        segments_[s].sums = &rounded[sums * s];
+      }
+      rule.prepare(device_->compute_stream(), step, range_);
+      for (std::size_t k = 0; k < partial.size(); ++k) rounded[k] = partial[k].value();
+      rule.apply(device_->compute_stream(), step, range_);
+    } else {
+      rule.apply(device_->compute_stream(), step, range_);
+    }
   }
 
   /// Seconds of one call: after one that is not timed, as many as fill the time asked for. What runs first
@@ -173,7 +194,7 @@ class Case {
 
   void run(const std::string& rule) {
     const std::size_t loops = settings_.ahead.size();
-    std::vector<double> update_times, triad_times, arithmetic_times, block_times;
+    std::vector<double> update_times, triad_times, arithmetic_times, block_times, adamw_times;
     std::vector<std::vector<double>> loop_times(loops);
     std::vector<std::function<void()>> measurements{
         [&] { update_times.push_back(time([&] { update(); })); },
@@ -182,13 +203,18 @@ class Case {
             bench::triad(streams_.state[1], streams_.master, streams_.state[0], streams_.elements, threads_);
           }));
           std::fill_n(streams_.state[1], streams_.elements, 0x1p-20f);
-        },
-        [&] {
-          std::int64_t updated = 0;
-          const double resident = time([&] { updated = resident_.pass(streams_.elements); });
-          arithmetic_times.push_back(resident * static_cast<double>(streams_.elements) /
-                                     static_cast<double>(updated));
         }};
+    if (resident_) {
+      measurements.emplace_back([&] {
+        std::int64_t updated = 0;
+        const double resident = time([&] { updated = resident_->pass(streams_.elements); });
+        arithmetic_times.push_back(resident * static_cast<double>(streams_.elements) /
+                                   static_cast<double>(updated));
+      });
+    }
+    if (rule != "adamw") {
+      measurements.emplace_back([&] { adamw_times.push_back(time([&] { update_adamw(); })); });
+    }
     if (in_blocks_) {
       measurements.emplace_back([&] { block_times.push_back(time([&] { update_blocks(); })); });
     }
@@ -210,49 +236,59 @@ class Case {
     std::vector<double> fractions, of_bound;
     for (std::size_t k = 0; k < update_times.size(); ++k) {
       fractions.push_back(loop_times[best][k] / update_times[k]);
-      of_bound.push_back(std::max(loop_times[best][k], arithmetic_times[k]) / update_times[k]);
+      if (resident_) {
+        of_bound.push_back(std::max(loop_times[best][k], arithmetic_times[k]) / update_times[k]);
+      }
     }
     const auto n = static_cast<double>(streams_.elements);
     const double bytes = n * static_cast<double>(streams_.bytes_per_element());
     const double own = bytes / median(update_times), loop = bytes / median(loop_times[best]);
-    const double floor = 12 * n / median(triad_times), arithmetic = bytes / median(arithmetic_times);
-    fmt::print(
-        "rule={} gradient={} parameters={} threads={} bytes_per_parameter={} update_gb_s={:.2f} "
-        "loop_gb_s={:.2f} "
-        "triad_gb_s={:.2f} update_of_loop={:.3f} quartiles={:.3f}..{:.3f} arithmetic_gb_s={:.2f} "
-        "update_of_bound={:.3f} bound_quartiles={:.3f}..{:.3f} update_of_triad={:.3f} loop_ahead={} "
-        "ms={:.3f}\n",
-        rule, name_of(streams_.gradient_type), streams_.elements, threads_, streams_.bytes_per_element(),
-        own * 1e-9, loop * 1e-9, floor * 1e-9, median(fractions), quantile(fractions, 0.25),
-        quantile(fractions, 0.75), arithmetic * 1e-9, median(of_bound), quantile(of_bound, 0.25),
-        quantile(of_bound, 0.75), own / floor, settings_.ahead[best], 1e3 * median(update_times));
-    if (in_blocks_) {
-      std::vector<double> of_fp32;
-      for (std::size_t k = 0; k < block_times.size(); ++k) {
-        of_fp32.push_back(block_times[k] / update_times[k]);
-      }
+    const double floor = 12 * n / median(triad_times);
+    fmt::print("rule={} gradient={} parameters={} threads={} ", rule, name_of(streams_.gradient_type),
+               streams_.elements, threads_);
+    if (rule_->sums({}) == 0) {  // the loop makes one pass, as they do
       fmt::print(
-          "rule={} moments=block8 gradient={} parameters={} threads={} time_of_fp32={:.3f} "
-          "quartiles={:.3f}..{:.3f} "
-          "ms={:.3f}\n",
-          rule, name_of(streams_.gradient_type), streams_.elements, threads_, median(of_fp32),
-          quantile(of_fp32, 0.25), quantile(of_fp32, 0.75), 1e3 * median(block_times));
+          "bytes_per_parameter={} update_gb_s={:.2f} loop_gb_s={:.2f} triad_gb_s={:.2f} "
+          "update_of_loop={:.3f} "
+          "quartiles={:.3f}..{:.3f} update_of_triad={:.3f} loop_ahead={} ",
+          streams_.bytes_per_element(), own * 1e-9, loop * 1e-9, floor * 1e-9, median(fractions),
+          quantile(fractions, 0.25), quantile(fractions, 0.75), own / floor, settings_.ahead[best]);
+    }
+    if (resident_) {
+      fmt::print("arithmetic_gb_s={:.2f} update_of_bound={:.3f} bound_quartiles={:.3f}..{:.3f} ",
+                 1e-9 * bytes / median(arithmetic_times), median(of_bound), quantile(of_bound, 0.25),
+                 quantile(of_bound, 0.75));
+    }
+    if (rule != "adamw") print_ratio("time_of_adamw", update_times, adamw_times);
+    fmt::print("ms={:.3f}\n", 1e3 * median(update_times));
+    if (in_blocks_) {
+      fmt::print("rule={} moments=block8 gradient={} parameters={} threads={} ", rule,
+                 name_of(streams_.gradient_type), streams_.elements, threads_);
+      print_ratio("time_of_fp32", block_times, update_times);
+      fmt::print("ms={:.3f}\n", 1e3 * median(block_times));
     }
     std::fflush(stdout);
   }
 
  private:
+  /// The median of the rounds' ratios and their quartiles.
+  static void print_ratio(const char* name, const std::vector<double>& times, const std::vector<double>& of) {
+    std::vector<double> ratios;
+    for (std::size_t k = 0; k < times.size(); ++k) ratios.push_back(times[k] / of[k]);
+    fmt::print("{}={:.3f} {}_quartiles={:.3f}..{:.3f} ", name, median(ratios), name, quantile(ratios, 0.25),
+               quantile(ratios, 0.75));
+  }
   void bench_pass(std::int64_t ahead) { bench::pass_without_arithmetic(streams_, threads_, ahead); }
 
   const Settings& settings_;
-  std::unique_ptr<Optimizer> rule_;
-  bench::ResidentUpdate resident_;
+  std::unique_ptr<Optimizer> rule_, adamw_;
+  std::optional<bench::ResidentUpdate> resident_;
   std::unique_ptr<Device> device_;
   int threads_;
   bench::HostStreams streams_;
   UpdateRange range_;
   std::unique_ptr<Optimizer> in_blocks_;
-  std::vector<TensorView> block_states_;
+  std::vector<TensorView> states_, block_states_, adamw_states_;
   std::vector<TensorSegment> segments_;
   std::vector<std::byte> numbers_;
   std::int64_t step_ = 0;

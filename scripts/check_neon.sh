@@ -42,7 +42,7 @@ for name in adam sgd; do
     -e "s|@rule_name@|$name|" -e "s|@rule_on_gpu@|0|" "$root/kernels/rules/rule.cpp.in" > "$work/rules/$name.cpp"
   "$compiler" "${options[@]}" -fno-math-errno -fno-trapping-math -c "$work/rules/$name.cpp" -o "$work/$name.o"
 done
-for name in cpu/optimizer_update cpu/reduction update_rule; do
+for name in cpu/block8_codec cpu/optimizer_update cpu/reduction update_rule; do
   "$compiler" "${options[@]}" -c "$root/kernels/$name.cpp" -o "$work/${name#cpu/}.o"
 done
 tools=${compiler%g++}
@@ -58,8 +58,8 @@ if ! command -v qemu-aarch64 > /dev/null; then
   echo "check_neon: not run: qemu-aarch64 is not there; apt-get install --no-install-recommends qemu-user"
   exit 0
 fi
-"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{error,shape,thread}.cpp "$root/device/worker_team.cpp" \
-  "$work/rules/list_of_rules.cpp" "$work"/{adam,sgd,optimizer_update,reduction,update_rule}.o -o "$work/optimizer_bits"
+"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{block8,error,shape,thread}.cpp "$root/device/worker_team.cpp" \
+  "$work/rules/list_of_rules.cpp" "$work"/{adam,sgd,block8_codec,optimizer_update,reduction,update_rule}.o -o "$work/optimizer_bits"
 qemu-aarch64 -L "$(dirname "$("$compiler" -print-file-name=libc.so)")/.." "$work/optimizer_bits" > "$work/bits"
 if ! diff "$root/tests/kernels/optimizer_bits.txt" "$work/bits" > "$work/differences"; then
   echo "check_neon: $(grep -c '^>' "$work/differences") of $(wc -l < "$work/bits") digests are not those of other instruction sets:" >&2

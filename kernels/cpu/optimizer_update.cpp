@@ -1,17 +1,15 @@
 #include "kernels/cpu/optimizer_update.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <mutex>
 #include <span>
 
-#include "core/block8.h"
 #include "core/split_float.h"
 #include "hwy/cache_control.h"
+#include "kernels/cpu/block8_codec.h"
 #include "kernels/cpu/parallel.h"
 #include "kernels/cpu/reduction.h"
 
@@ -59,31 +57,6 @@ void narrow(DataType dtype, const float* from, void* to, std::int64_t first, std
   });
 }
 
-/// Blocks of core/block8.h, in loops that the compiler makes of the arithmetic there; elements beyond the end
-/// of a tensor are those of code 0.
-template <bool with_sign>
-void decode_block(const std::byte* block, std::int64_t count, float* to) {
-  const std::span<const float, 256> map = detail::block8_map(with_sign);
-  float scale;
-  std::memcpy(&scale, block + block8_elements, sizeof(scale));
-  for (std::int64_t i = 0; i < count; ++i) to[i] = map[std::to_integer<std::size_t>(block[i])] * scale;
-}
-
-template <bool with_sign>
-[[gnu::flatten]] void encode_block(const float* from, std::int64_t count, std::byte* block) {
-  HWY_ALIGN std::int32_t codes[block8_elements];
-  std::uint32_t greatest = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t magnitude = detail::block8_magnitude(from[i]);
-    greatest = magnitude > greatest ? magnitude : greatest;
-  }
-  const auto scale = std::bit_cast<float>(greatest);
-  for (std::int64_t i = 0; i < count; ++i) codes[i] = detail::block8_code<with_sign>(from[i] / scale);
-  for (std::int64_t i = count; i < block8_elements; ++i) codes[i] = detail::block8_zero<with_sign>;
-  for (std::int64_t i = 0; i < block8_elements; ++i) block[i] = static_cast<std::byte>(codes[i]);
-  std::memcpy(block + block8_elements, &scale, sizeof(scale));
-}
-
 /// A state in a block of the update as fp32, and the other way.
 void read_state(const TensorView& state, std::int64_t first, std::int64_t count, std::int64_t ahead,
                 float* to) {
@@ -91,15 +64,8 @@ void read_state(const TensorView& state, std::int64_t first, std::int64_t count,
     widen(state.dtype, state.data, first, count, ahead, to);
     return;
   }
-  const auto* block = static_cast<const std::byte*>(state.data) + bytes_of(state.dtype, first);
-  for (std::int64_t i = 0; i < count; i += block8_elements, block += block8_bytes) {
-    const std::int64_t of_block = std::min(block8_elements, count - i);
-    if (state.dtype == DataType::block8) {
-      decode_block<true>(block, of_block, to + i);
-    } else {
-      decode_block<false>(block, of_block, to + i);
-    }
-  }
+  const auto* blocks = static_cast<const std::byte*>(state.data) + bytes_of(state.dtype, first);
+  decode_blocks8(state.dtype, blocks, count, ahead, to);
 }
 
 void write_state(const float* from, const TensorView& state, std::int64_t first, std::int64_t count) {
@@ -107,15 +73,8 @@ void write_state(const float* from, const TensorView& state, std::int64_t first,
     narrow(state.dtype, from, state.data, first, count, false);
     return;
   }
-  auto* block = static_cast<std::byte*>(state.data) + bytes_of(state.dtype, first);
-  for (std::int64_t i = 0; i < count; i += block8_elements, block += block8_bytes) {
-    const std::int64_t of_block = std::min(block8_elements, count - i);
-    if (state.dtype == DataType::block8) {
-      encode_block<true>(from + i, of_block, block);
-    } else {
-      encode_block<false>(from + i, of_block, block);
-    }
-  }
+  encode_blocks8(state.dtype, from, count,
+                 static_cast<std::byte*>(state.data) + bytes_of(state.dtype, first));
 }
 
 /// Elements before the first whose weight lies on a whole vector's address, as non-temporal stores want it.

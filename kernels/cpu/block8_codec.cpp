@@ -1,0 +1,349 @@
+#include "kernels/cpu/block8_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <span>
+#include <utility>
+
+#include "core/block8.h"
+#include "hwy/cache_control.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/block8_codec.cpp"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+// Included once, before any instruction set's loops.
+#ifndef TRANCHE_KERNELS_CPU_BLOCK8_CODEC_TABLES
+#define TRANCHE_KERNELS_CPU_BLOCK8_CODEC_TABLES
+
+namespace tranche::kernels::cpu {
+namespace {
+
+/// The arithmetic of block8_code() with a region for magnitudes whose code is that of 0 in front of the
+/// decades and one for 1 behind them, so that no magnitude is an exception: the number of a code is the whole
+/// part of the lesser of magnitude * slope + offset and last.
+inline constexpr int block8_regions = detail::block8_decades + 2;
+struct Block8Regions {
+  float from[16];  ///< of regions 1 and up
+  float slope[16], offset[16], last[16];
+};
+template <bool with_sign>
+constexpr Block8Regions make_block8_regions() {
+  Block8Regions regions{};
+  [&]<int... decade>(std::integer_sequence<int, decade...>) {
+    ((regions.from[decade + 1] = detail::block8_from<with_sign, decade>()), ...);
+  }
+  (std::make_integer_sequence<int, block8_regions - 1>());
+  for (int decade = 0; decade < detail::block8_decades; ++decade) {
+    const int cells = detail::block8_cells<with_sign>(decade);
+    regions.slope[decade + 1] = static_cast<float>(cells / (0.9 * detail::block8_end(decade)));
+    regions.offset[decade + 1] = static_cast<float>(cells) * (8.0f / 9);
+    regions.last[decade + 1] = static_cast<float>(2 * cells - 1);
+  }
+  // Without sign numbers count from 1 here, so that none is negative before it is rounded.
+  regions.offset[0] = regions.last[0] = with_sign ? 0 : 1;
+  regions.offset[block8_regions - 1] = regions.last[block8_regions - 1] = with_sign ? 128 : 256;
+  return regions;
+}
+template <bool with_sign>
+alignas(64) inline constexpr Block8Regions block8_regions_of = make_block8_regions<with_sign>();
+
+}  // namespace
+}  // namespace tranche::kernels::cpu
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace tranche::kernels::cpu::HWY_NAMESPACE {
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+constexpr auto block = static_cast<std::int64_t>(block8_elements);
+
+/// Codes that are read one at a time, from a table that stays in the first-level cache.
+template <bool with_sign>
+HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float scale, float* to) {
+  const std::span<const float, 256> map = detail::block8_map(with_sign);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = map[std::to_integer<std::size_t>(codes[i])] * scale;
+}
+
+#if HWY_TARGET == HWY_SCALAR
+
+template <bool with_sign>
+HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
+  decode_plainly<with_sign>(codes, block, scale, to);
+}
+
+template <bool with_sign>
+HWY_INLINE void encode_block(const float* from, std::byte* codes) {
+  detail::encode_block8(with_sign ? DataType::block8 : DataType::block8_unsigned, {from, 256}, codes);
+}
+
+#else
+
+using F = hn::CappedTag<float, 64>;
+using I = hn::RebindToSigned<F>;
+
+#if HWY_TARGET == HWY_AVX3
+
+/// Magnitudes below have the code of 0, and are taken for this one.
+constexpr float least_of_pairs = 0x1p-31f;
+constexpr std::uint32_t first_pair = std::bit_cast<std::uint32_t>(least_of_pairs) >> 24;
+static_assert(first_pair % 16 ==
+              0);  // so that a lookup, which takes the index modulo 16, needs no difference
+
+/// Two powers of two hold at most the beginning of one region. A magnitude's bits have the number of their
+/// pair from bit 24 on; with the pair's entry added, they have that of their region there.
+template <bool with_sign>
+constexpr std::array<std::uint32_t, 16> make_pairs() {
+  std::array<std::uint32_t, 16> pairs{};
+  std::uint32_t region = 0;
+  for (std::uint32_t pair = 0; pair < 16; ++pair) {
+    std::uint32_t from = (first_pair + pair) << 24;
+    const std::uint32_t end = from + (1u << 24);
+    std::uint32_t begins = 0;
+    for (std::uint32_t next = region + 1; next < block8_regions; ++next) {
+      const auto at = std::bit_cast<std::uint32_t>(block8_regions_of<with_sign>.from[next]);
+      if (at >= end) continue;
+      from = at;
+      ++begins;
+    }
+    if (begins > 1) throw "two regions begin in a pair of powers of two";  // no constant: does not compile
+    region += begins;
+    pairs[pair] = (region << 24) - from;
+  }
+  return pairs;
+}
+template <bool with_sign>
+alignas(64) constexpr std::array<std::uint32_t, 16> pairs_of = make_pairs<with_sign>();
+
+/// The region's arithmetic for each magnitude, as it is before it is rounded down.
+template <bool with_sign>
+HWY_INLINE __m512 region_cells(__m512 magnitude) {
+  constexpr const Block8Regions& of = block8_regions_of<with_sign>;
+  const __m512i bits = _mm512_castps_si512(magnitude);
+  const __m512i pair =
+      _mm512_permutexvar_epi32(_mm512_srli_epi32(bits, 24), _mm512_load_si512(pairs_of<with_sign>.data()));
+  const __m512i region = _mm512_srli_epi32(_mm512_add_epi32(bits, pair), 24);
+  const __m512 slope = _mm512_permutexvar_ps(region, _mm512_load_ps(of.slope));
+  const __m512 offset = _mm512_permutexvar_ps(region, _mm512_load_ps(of.offset));
+  const __m512 last = _mm512_permutexvar_ps(region, _mm512_load_ps(of.last));
+  return _mm512_min_ps(_mm512_add_ps(_mm512_mul_ps(magnitude, slope), offset), last);
+}
+
+/// The numbers of codes of [-1, 1], which store_codes() makes codes.
+template <bool with_sign>
+HWY_INLINE __m512i numbers_of(__m512 share) {
+  const __m512 least = _mm512_set1_ps(least_of_pairs);
+  if constexpr (with_sign) {
+    const __m512 sign = _mm512_set1_ps(-0.0f);
+    const __m512 cells = region_cells<true>(_mm512_max_ps(_mm512_andnot_ps(sign, share), least));
+    return _mm512_cvttps_epi32(_mm512_or_ps(cells, _mm512_and_ps(sign, share)));
+  } else {
+    return _mm512_cvttps_epi32(region_cells<false>(_mm512_max_ps(share, least)));
+  }
+}
+
+/// The codes of 64 shares in order. 127 - 128 becomes 0: the last conversion saturates.
+template <bool with_sign>
+HWY_INLINE void store_codes(const __m512 (&share)[4], std::uint8_t* to) {
+  const __m512i zero = _mm512_set1_epi16(with_sign ? 127 : -1);
+  const __m512i lower = _mm512_packs_epi32(numbers_of<with_sign>(share[0]), numbers_of<with_sign>(share[1]));
+  const __m512i upper = _mm512_packs_epi32(numbers_of<with_sign>(share[2]), numbers_of<with_sign>(share[3]));
+  const __m512i codes = _mm512_packus_epi16(_mm512_add_epi16(lower, zero), _mm512_add_epi16(upper, zero));
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, codes));
+}
+
+#else
+
+/// The region's arithmetic for each magnitude, as it is before it is rounded down.
+template <bool with_sign>
+HWY_INLINE hn::VFromD<F> region_cells(F d, hn::VFromD<F> magnitude) {
+  constexpr const Block8Regions& of = block8_regions_of<with_sign>;
+  auto slope = hn::Set(d, of.slope[0]), offset = hn::Set(d, of.offset[0]), last = hn::Set(d, of.last[0]);
+  for (int region = 1; region < block8_regions; ++region) {
+    const auto within = hn::Ge(magnitude, hn::Set(d, of.from[region]));
+    slope = hn::IfThenElse(within, hn::Set(d, of.slope[region]), slope);
+    offset = hn::IfThenElse(within, hn::Set(d, of.offset[region]), offset);
+    last = hn::IfThenElse(within, hn::Set(d, of.last[region]), last);
+  }
+  return hn::Min(hn::Add(hn::Mul(magnitude, slope), offset), last);
+}
+
+/// block8_code() of numbers in [-1, 1].
+template <bool with_sign>
+HWY_INLINE hn::VFromD<I> codes_of(F d, hn::VFromD<F> share) {
+  const I integers;
+  if constexpr (with_sign) {
+    const auto cells = region_cells<true>(d, hn::Abs(share));
+    // 127 - 128 is stored as 0: the conversion to bytes saturates.
+    return hn::Add(hn::ConvertTo(integers, hn::CopySignToAbs(cells, share)), hn::Set(integers, 127));
+  } else {
+    const auto cells = region_cells<false>(d, hn::Max(share, hn::Zero(d)));
+    return hn::Sub(hn::ConvertTo(integers, cells), hn::Set(integers, 1));
+  }
+}
+
+#endif
+
+template <bool with_sign>
+HWY_INLINE void encode_block(const float* from, std::byte* codes) {
+  const F d;
+  const hn::RebindToUnsigned<F> bits;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto magnitude_at = [&](std::int64_t i) HWY_ATTR {
+    return hn::And(hn::BitCast(bits, hn::LoadU(d, from + i)), hn::Set(bits, 0x7fffffffu));
+  };
+  auto greatest = hn::Zero(bits), greatest_of_odd = greatest;
+  for (std::int64_t i = 0; i < block; i += 2 * lanes) {
+    greatest = hn::Max(greatest, magnitude_at(i));
+    greatest_of_odd = hn::Max(greatest_of_odd, magnitude_at(i + lanes));
+  }
+  const std::uint32_t magnitude = hn::GetLane(hn::MaxOfLanes(bits, hn::Max(greatest, greatest_of_odd)));
+  std::memcpy(codes + block, &magnitude, sizeof(magnitude));
+  if (magnitude - 1 >= 0x7f7fffffu) {  // 0, or not finite: every quotient is 0 or a NaN
+    std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
+    return;
+  }
+  const auto scale = hn::Set(d, std::bit_cast<float>(magnitude));
+  auto* const to = reinterpret_cast<std::uint8_t*>(codes);
+  for (std::int64_t i = 0; i < block; i += 4 * lanes) {
+    const auto share = [&](std::int64_t k)
+                           HWY_ATTR { return hn::Div(hn::LoadU(d, from + i + k * lanes), scale); };
+#if HWY_TARGET == HWY_AVX3
+    store_codes<with_sign>({share(0).raw, share(1).raw, share(2).raw, share(3).raw}, to + i);
+#else
+    const hn::Rebind<std::uint8_t, F> bytes;
+    for (std::int64_t k = 0; k < 4; ++k) {
+      hn::StoreU(hn::DemoteTo(bytes, codes_of<with_sign>(d, share(k))), bytes, to + i + k * lanes);
+    }
+#endif
+  }
+}
+
+#if HWY_TARGET == HWY_AVX3
+
+/// The bytes of a map's values, those of least weight first.
+struct BytePlanes {
+  std::uint8_t plane[4][256];
+};
+template <bool with_sign>
+constexpr BytePlanes make_byte_planes() {
+  BytePlanes planes{};
+  const detail::Block8Map map = detail::make_block8_map<with_sign>();
+  for (int code = 0; code < 256; ++code) {
+    const auto bits = std::bit_cast<std::uint32_t>(map.values[code]);
+    for (int k = 0; k < 4; ++k) planes.plane[k][code] = static_cast<std::uint8_t>(bits >> 8 * k);
+  }
+  return planes;
+}
+template <bool with_sign>
+alignas(64) constexpr BytePlanes byte_planes = make_byte_planes<with_sign>();
+
+/// For CPUs that look bytes up in 128 others: a byte of 64 values at a time.
+template <bool with_sign>
+__attribute__((target("avx512f,avx512bw,avx512vbmi"))) void decode_by_planes(const std::byte* codes,
+                                                                             float scale, float* to) {
+  const auto& planes = byte_planes<with_sign>.plane;
+  const __m512 scales = _mm512_set1_ps(scale);
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  for (std::int64_t i = 0; i < block; i += 64) {
+    const __m512i code = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes + i));
+    const __mmask64 upper = _mm512_movepi8_mask(code);
+    __m512i of[4];
+    for (int k = 0; k < 4; ++k) {
+      const auto quarter = [&](int q) __attribute__((target("avx512f,avx512bw,avx512vbmi"), always_inline)) {
+        return _mm512_load_si512(planes[k] + 64 * q);
+      };
+      of[k] = _mm512_mask_blend_epi8(upper, _mm512_permutex2var_epi8(quarter(0), code, quarter(1)),
+                                     _mm512_permutex2var_epi8(quarter(2), code, quarter(3)));
+    }
+    const __m512i lower[2] = {_mm512_unpacklo_epi8(of[0], of[1]), _mm512_unpackhi_epi8(of[0], of[1])};
+    const __m512i higher[2] = {_mm512_unpacklo_epi8(of[2], of[3]), _mm512_unpackhi_epi8(of[2], of[3])};
+    for (int half = 0; half < 2; ++half) {
+      const __m512 first = _mm512_castsi512_ps(_mm512_unpacklo_epi16(lower[half], higher[half]));
+      const __m512 second = _mm512_castsi512_ps(_mm512_unpackhi_epi16(lower[half], higher[half]));
+      _mm512_storeu_ps(to + i + 32 * half, _mm512_mul_ps(first, scales));
+      _mm512_storeu_ps(to + i + 32 * half + 16, _mm512_mul_ps(second, scales));
+    }
+  }
+}
+
+template <bool with_sign>
+HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
+  static const bool has_byte_tables = __builtin_cpu_supports("avx512vbmi") != 0;
+  if (has_byte_tables) {
+    decode_by_planes<with_sign>(codes, scale, to);
+  } else {
+    decode_plainly<with_sign>(codes, block, scale, to);
+  }
+}
+
+#else
+
+template <bool with_sign>
+HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
+  decode_plainly<with_sign>(codes, block, scale, to);
+}
+
+#endif
+#endif
+
+template <bool with_sign>
+HWY_INLINE void decode_all(const std::byte* from, std::int64_t count, std::int64_t ahead, float* to) {
+  for (; count > 0; count -= block, from += block8_bytes, to += block) {
+    for (std::int64_t byte = 0; ahead > 0 && byte < block8_bytes; byte += 64) {
+      hwy::Prefetch(from + ahead + byte);
+    }
+    float scale;
+    std::memcpy(&scale, from + block, sizeof(scale));
+    if (count >= block) {
+      decode_block<with_sign>(from, scale, to);
+    } else {
+      decode_plainly<with_sign>(from, count, scale, to);
+    }
+  }
+}
+
+template <bool with_sign>
+HWY_INLINE void encode_all(const float* from, std::int64_t count, std::byte* to) {
+  for (; count >= block; count -= block, from += block, to += block8_bytes) encode_block<with_sign>(from, to);
+  if (count <= 0) return;
+  HWY_ALIGN float whole[block8_elements] = {};  // zeros do not change the scale
+  std::copy_n(from, count, whole);
+  encode_block<with_sign>(whole, to);
+}
+
+}  // namespace
+
+void decode(bool with_sign, const std::byte* from, std::int64_t count, std::int64_t ahead, float* to) {
+  with_sign ? decode_all<true>(from, count, ahead, to) : decode_all<false>(from, count, ahead, to);
+}
+
+void encode(bool with_sign, const float* from, std::int64_t count, std::byte* to) {
+  with_sign ? encode_all<true>(from, count, to) : encode_all<false>(from, count, to);
+}
+
+}  // namespace tranche::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tranche::kernels::cpu {
+
+HWY_EXPORT(decode);
+HWY_EXPORT(encode);
+
+void decode_blocks8(DataType dtype, const std::byte* blocks, std::int64_t count, std::int64_t ahead,
+                    float* to) {
+  HWY_DYNAMIC_DISPATCH(decode)(dtype == DataType::block8, blocks, count, ahead, to);
+}
+
+void encode_blocks8(DataType dtype, const float* from, std::int64_t count, std::byte* blocks) {
+  HWY_DYNAMIC_DISPATCH(encode)(dtype == DataType::block8, from, count, blocks);
+}
+
+}  // namespace tranche::kernels::cpu
+#endif
