@@ -238,8 +238,9 @@ TEST(Config, PrecisionProblems) {
   EXPECT_THAT(problems(R"({"bf16": {"enabled": true}, "tranche": {"stochastic_rounding": true}})"),
               HasSubstr("tranche.stochastic_rounding: with master weights (tranche.master fp32) no update is "
                         "lost to rounding; set tranche.master to none, or leave it out"));
-  EXPECT_THAT(problems(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}})"),
-              HasSubstr("set tranche.master to \"none\" and data_types.grad_accum_dtype to \"bf16\" instead"));
+  EXPECT_THAT(
+      problems(R"({"bf16": {"enabled": true, "bf16_master_weights_and_grads": true}})"),
+      HasSubstr("set tranche.master to \"none\" and data_types.grad_accum_dtype to \"bf16\" instead"));
   EXPECT_THAT(problems(R"({"optimizer": {"type": "Adagrad"}, "tranche": {"moments": "block8"}})"),
               HasSubstr("tranche.moments: Adagrad: its sum is kept in fp32 alone, not in block8"));
   EXPECT_THAT(problems(R"({"optimizer": {"type": "AdamW8bit"}})"),

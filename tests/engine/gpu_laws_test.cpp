@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <utility>
+
 #include "device/cuda_probe.h"
 #include "odd_model.h"
 #include "same_bits.h"
@@ -68,6 +71,11 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
             pick(8))];
     run.quantized_gradients = run.dtype != DataType::float16 && i % 3 == 0;
     run.quantized_weights = run.dtype != DataType::float16 && i % 4 < 2;
+    if (run.dtype == DataType::bfloat16) {
+      run.master = std::array{MasterFormat::none, MasterFormat::split,
+                              MasterFormat::fp32}[static_cast<std::size_t>(i % 3)];
+      run.stochastic_rounding = run.master == MasterFormat::none && i % 2 == 0;
+    }
     OddRun plain = run;
     plain.overlap = false;
     plain.plan_memory = false;
@@ -87,14 +95,18 @@ TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {
   // weights but for the logarithm and cosine of normal numbers: hence the tied unit's uniform tensor and a
   // few steps of everything else, with every gradient taken from the host.
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
-    for (const std::string optimizer :
-         {"AdamW", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop", "with blocks"}) {
+    for (const std::string optimizer : {"AdamW", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop",
+                                        "with blocks", "split", "at random"}) {
+      const bool split = optimizer == "split", at_random = optimizer == "at random";
+      if ((split || at_random) && dtype != DataType::bfloat16) continue;
       OddRun run = on_gpu();
       run.ranks = 3;
       run.stage = 2;
       run.dtype = dtype;
       run.quantized_gradients = run.quantized_weights = optimizer == "with blocks";
-      run.optimizer = run.quantized_weights ? "AdamW" : optimizer;
+      run.master = split ? MasterFormat::split : at_random ? MasterFormat::none : MasterFormat::fp32;
+      run.stochastic_rounding = at_random;
+      run.optimizer = run.quantized_weights || split || at_random ? "AdamW" : optimizer;
       const OddResult gpu = train_odd(run);
       run.device = DeviceKind::cpu;
       const OddResult cpu = train_odd(run);
@@ -139,10 +151,15 @@ TEST_F(GpuLaws, MemoryIsPlannedAndStepsAllocateNothing) {
 TEST_F(GpuLaws, SameBitsAndBytesWhereverTheStateLives) {
   int point = 0;
   for (const int ranks : {1, 2}) {
-    for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    for (const auto& [dtype, master] :
+         {std::pair(DataType::float32, MasterFormat::fp32), std::pair(DataType::bfloat16, MasterFormat::fp32),
+          std::pair(DataType::bfloat16, MasterFormat::split),
+          std::pair(DataType::bfloat16, MasterFormat::none)}) {
       OddRun run = on_gpu();
       run.ranks = ranks;
       run.dtype = dtype;
+      run.master = master;
+      run.stochastic_rounding = master == MasterFormat::none;
       run.policy = ReductionPolicy::micro_batch;
       run.accumulation = ranks;  // gradients are transient with one micro-batch a step, and stay with two
       run.stage = 3;
