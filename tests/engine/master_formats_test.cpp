@@ -117,33 +117,9 @@ TEST_F(MasterFormatsSlow, GiveTheSameBitsOverStagesTiersAndBuckets) {
 
 TEST(MasterFormats, GiveTheSameBitsOnAnyNumberOfRanksAndOnMeshes) {
   for (const Kept& kept : kept_formats) {
-    OddRun run = master_run({"AdamW", {{"weight_decay", 0.1}}}, 1, kept);
-    run.micro_batches = 4;
-    const OddResult expected = train_odd(run);
-    for (run.ranks = 2; run.ranks <= 4; ++run.ranks) {
-      run.stage = run.ranks % 4;
-      expect_same(expected, train_odd(run), run);
-    }
-    OddRun meshed = master_run({"Lamb", {{"weight_decay", 0.1}}}, 4, kept);
-    meshed.stage = 2;
-    meshed.reduction_group = 2;
-    const OddResult flat = train_odd(meshed);
-    meshed.mesh = "replicate=*, shard=2";
-    for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
-      meshed.replicate = replicate;
-      expect_same(flat, train_odd(meshed), meshed);
-    }
-  }
-}
-
-// Eight ranks need as many micro-batches.
-TEST(MasterFormats, AtRandomTheBitsAreThoseOfOneRankUpToEight) {
-  OddRun run = master_run({"AdamW", {{"weight_decay", 0.1}}}, 1, {MasterFormat::none, true});
-  run.micro_batches = 8;
-  const OddResult expected = train_odd(run);
-  for (run.ranks = 2; run.ranks <= 8; ++run.ranks) {
-    run.stage = run.ranks % 4;
-    expect_same(expected, train_odd(run), run);
+    expect_the_same_on_any_ranks(master_run({"AdamW", {{"weight_decay", 0.1}}}, 1, kept),
+                                 kept.at_random ? 8 : 4);
+    expect_the_same_on_meshes(master_run({"Lamb", {{"weight_decay", 0.1}}}, 4, kept));
   }
 }
 

@@ -70,22 +70,7 @@ TEST(OptimizerRules, GiveTheSameBitsOverStagesTiersAndBuckets) {
     for (const int ranks : {1, 2, 3}) {
       for (const bool reduced : {false, true}) {
         if (reduced && !rule.moments) continue;
-        OddRun run = run_of(rule, ranks, reduced);
-        const OddResult expected = train_odd(run);
-        ASSERT_NE(expected.steps.back().loss, expected.steps.front().loss) << rule.type << " does nothing";
-        for (run.stage = 1; run.stage <= 3; ++run.stage) expect_same(expected, train_odd(run), run);
-        run.stage = 3;
-        run.reduce_bucket = 700;
-        run.gather_bucket = 300;
-        run.poison = true;
-        expect_same(expected, train_odd(run), run);
-        run.stage = 1 + ranks % 3;
-        run.offload.tile_elements = 4096;
-        run.offload.nvme_path = std::filesystem::temp_directory_path().string();
-        for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
-          run.offload.optimizer = tier;
-          expect_same(expected, train_odd(run), run);
-        }
+        (void)expect_the_same_everywhere(run_of(rule, ranks, reduced));
         if (::testing::Test::HasFailure()) return;
       }
     }
@@ -95,15 +80,7 @@ TEST(OptimizerRules, GiveTheSameBitsOverStagesTiersAndBuckets) {
 TEST(OptimizerRules, OfWholeTensorsHaveTheBitsOfOneShardedModelOnAMesh) {
   for (const RuleCase& rule : rule_cases()) {
     if (!looks_first(rule) && !find_rule(rule.type)->rule->whole_matrices) continue;
-    OddRun run = run_of(rule, 4, false);
-    run.stage = 2;
-    run.reduction_group = 2;
-    const OddResult expected = train_odd(run);
-    run.mesh = "replicate=*, shard=2";
-    for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
-      run.replicate = replicate;
-      expect_same(expected, train_odd(run), run);
-    }
+    expect_the_same_on_meshes(run_of(rule, 4, false));
   }
 }
 

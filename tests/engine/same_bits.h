@@ -53,4 +53,28 @@ inline OddResult expect_the_same_everywhere(OddRun run) {
   return expected;
 }
 
+/// On 2 to `most` ranks the bits of one, which takes as many micro-batches.
+inline void expect_the_same_on_any_ranks(OddRun run, int most) {
+  run.ranks = 1;
+  run.micro_batches = most;
+  const OddResult expected = train_odd(run);
+  for (run.ranks = 2; run.ranks <= most; ++run.ranks) {
+    run.stage = run.ranks % 4;
+    expect_same(expected, train_odd(run), run);
+  }
+}
+
+/// Two copies of two ranks have the bits of one sharded model.
+inline void expect_the_same_on_meshes(OddRun run) {
+  run.ranks = 4;
+  run.stage = 2;
+  run.reduction_group = 2;
+  const OddResult expected = train_odd(run);
+  run.mesh = "replicate=*, shard=2";
+  for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
+    run.replicate = replicate;
+    expect_same(expected, train_odd(run), run);
+  }
+}
+
 }  // namespace tranche::test
