@@ -1,28 +1,37 @@
 # Finds LibTorch in an unpacked libtorch or a wheel of PyPI, both of CPU or CUDA: LibTorch_FOUND, LibTorch_VERSION,
 # LibTorch_CUDA (its CUDA parts compile here) and the target LibTorch::torch. It is looked for where TRANCHE_TORCH (a variable of
-# CMake or of the environment), Torch_DIR (its share/cmake/Torch) or Torch_ROOT say, then in CMAKE_PREFIX_PATH and the system. Torch's own
-# package file is not read: that of a CUDA wheel is a fatal error without a CUDA toolkit. What is found and is of no use is
-# named in LibTorch_reason: older than 2.1, or built for the C++ ABI of before GCC 5.
+# CMake or of the environment) says and nowhere else, or where Torch_DIR (its share/cmake/Torch) or Torch_ROOT say, then in
+# CMAKE_PREFIX_PATH and the system. Torch's own package file is not read: that of a CUDA wheel is a fatal error without a CUDA
+# toolkit. LibTorch_reason says why none was found. LibTorch_root is set where one lies, also where it is of no use: older than
+# 2.1, built for the C++ ABI of before GCC 5, or not to be linked, as where a library that it asks for is missing.
 # The libraries are linked as flags: CMake would warn that the wheel's folder hides the system's libgomp, and a program has to have
 # one OpenMP, the wheel's, where both have the same name.
 set(LibTorch_reason "no LibTorch was found: -DTRANCHE_TORCH=FOLDER says where one lies, the folder torch of a wheel of PyPI or an \
 unpacked libtorch")
-set(LibTorch_usable TRUE)
-if(TRANCHE_TORCH AND LibTorch_API_DIR)  # another one than last time
-  string(FIND "${LibTorch_API_DIR}" "${TRANCHE_TORCH}/" LibTorch_at)
-  if(NOT LibTorch_at EQUAL 0)
-    unset(LibTorch_API_DIR CACHE)
-    foreach(name c10 torch_cpu c10_cuda torch_cuda)
-      unset(LibTorch_${name}_LIBRARY CACHE)
-    endforeach()
-  endif()
+set(LibTorch_named "${TRANCHE_TORCH}")
+if(NOT LibTorch_named)
+  set(LibTorch_named "$ENV{TRANCHE_TORCH}")
 endif()
-set(LibTorch_hints "${TRANCHE_TORCH}" "$ENV{TRANCHE_TORCH}" "${Torch_ROOT}")
+set(LibTorch_hints "${Torch_ROOT}")
 if(Torch_DIR)
   list(APPEND LibTorch_hints "${Torch_DIR}/../../..")
 endif()
 list(FILTER LibTorch_hints EXCLUDE REGEX "^$")
-find_path(LibTorch_API_DIR torch/torch.h HINTS ${LibTorch_hints} PATH_SUFFIXES include/torch/csrc/api/include)
+set(LibTorch_scope)
+if(LibTorch_named)
+  get_filename_component(LibTorch_named "${LibTorch_named}" ABSOLUTE)
+  set(LibTorch_hints "${LibTorch_named}")
+  set(LibTorch_scope NO_DEFAULT_PATH)  # another one than what was named is no substitute
+  set(LibTorch_reason "${LibTorch_named} (TRANCHE_TORCH) holds no LibTorch: there is no \
+include/torch/csrc/api/include/torch/torch.h. It is the folder torch of a wheel of PyPI, or an unpacked libtorch")
+endif()
+if(NOT "${LibTorch_asked}" STREQUAL "${LibTorch_hints}")  # another one than last time
+  unset(LibTorch_API_DIR CACHE)
+endif()
+set(LibTorch_asked "${LibTorch_hints}" CACHE INTERNAL "")
+find_path(LibTorch_API_DIR torch/torch.h HINTS ${LibTorch_hints} PATH_SUFFIXES include/torch/csrc/api/include ${LibTorch_scope})
+set(LibTorch_usable FALSE)
+set(LibTorch_root)
 set(LibTorch_VERSION)
 set(LibTorch_cxx11)
 if(LibTorch_API_DIR)
@@ -39,30 +48,54 @@ if(LibTorch_API_DIR)
       endif()
     endif()
   endforeach()
-  foreach(name c10 torch_cpu)
-    find_library(LibTorch_${name}_LIBRARY NAMES ${name} HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
-    if(NOT LibTorch_${name}_LIBRARY)
-      find_library(LibTorch_${name}_LIBRARY NAMES ${name})
-    endif()
+  # Out of its own folder alone: headers of one version and libraries of another would compile.
+  if(NOT "${LibTorch_seen}" STREQUAL "${LibTorch_root}")
+    unset(LibTorch_cuda_INCLUDE_DIR CACHE)
+    foreach(name c10 torch_cpu c10_cuda torch_cuda)
+      unset(LibTorch_${name}_LIBRARY CACHE)
+    endforeach()
+  endif()
+  set(LibTorch_seen "${LibTorch_root}" CACHE INTERNAL "")
+  foreach(name c10 torch_cpu c10_cuda torch_cuda)
+    find_library(LibTorch_${name}_LIBRARY NAMES ${name} HINTS ${LibTorch_root}
+                 PATH_SUFFIXES lib lib/${CMAKE_LIBRARY_ARCHITECTURE} NO_DEFAULT_PATH)
     mark_as_advanced(LibTorch_${name}_LIBRARY)
   endforeach()
   if(LibTorch_c10_LIBRARY)
     # A function of c10's own: libraries of the old ABI too have symbols of the new one, out of the C++ library.
     file(STRINGS ${LibTorch_c10_LIBRARY} LibTorch_cxx11 REGEX "_ZN3c10[A-Za-z0-9_]*St7__cxx11" LIMIT_COUNT 1)
   endif()
-  if(NOT LibTorch_VERSION OR LibTorch_VERSION VERSION_LESS 2.1)
-    set(LibTorch_usable FALSE)
+  if(NOT LibTorch_VERSION)
+    set(LibTorch_reason "the LibTorch in ${LibTorch_root} has no torch/version.h that says its version")
+  elseif(LibTorch_VERSION VERSION_LESS 2.1)
     set(LibTorch_reason "the LibTorch in ${LibTorch_root} is version '${LibTorch_VERSION}', and Tranche needs 2.1 or later")
   elseif(NOT LibTorch_c10_LIBRARY OR NOT LibTorch_torch_cpu_LIBRARY)
-    set(LibTorch_usable FALSE)
-    set(LibTorch_reason "the LibTorch in ${LibTorch_root} has no libc10 or no libtorch_cpu")
+    set(LibTorch_reason "the LibTorch in ${LibTorch_root} has no libc10 or no libtorch_cpu in its folder lib")
   elseif(NOT LibTorch_cxx11)
-    set(LibTorch_usable FALSE)
     set(LibTorch_reason "the LibTorch ${LibTorch_VERSION} in ${LibTorch_root} is built for the C++ ABI of before GCC 5, as wheels \
 of PyPI up to 2.6 are: take a later wheel, or the download 'cxx11 ABI'")
+  else()
+    # That it links: a wheel for CUDA asks for libraries that lie in wheels of their own.
+    get_filename_component(LibTorch_lib ${LibTorch_torch_cpu_LIBRARY} DIRECTORY)
+    set(LibTorch_link "-Wl,${LibTorch_torch_cpu_LIBRARY},${LibTorch_c10_LIBRARY},-rpath,${LibTorch_lib}")
+    file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/libtorch_trial.cpp
+         "namespace at { int get_num_threads(); }\nint main() { return at::get_num_threads() < 0; }\n")
+    try_compile(LibTorch_links ${CMAKE_BINARY_DIR}/CMakeFiles/libtorch_trial ${CMAKE_BINARY_DIR}/CMakeFiles/libtorch_trial.cpp
+                LINK_LIBRARIES "${LibTorch_link}" OUTPUT_VARIABLE LibTorch_output)
+    if(LibTorch_links)
+      set(LibTorch_usable TRUE)
+    else()
+      set(LibTorch_why)
+      foreach(pattern "[^ \n]+, needed by [^ \n]+, not found" "undefined reference to [^\n]+" "undefined symbol: [^\n]+"
+              "[^\n]*(error|Error)[^\n]*")
+        if(NOT LibTorch_why AND LibTorch_output MATCHES "${pattern}")
+          set(LibTorch_why "${CMAKE_MATCH_0}")
+        endif()
+      endforeach()
+      set(LibTorch_reason "a program does not link with the LibTorch ${LibTorch_VERSION} in ${LibTorch_root}: ${LibTorch_why}")
+    endif()
+    unset(LibTorch_links CACHE)  # libraries that were missing may come
   endif()
-else()
-  set(LibTorch_usable FALSE)
 endif()
 mark_as_advanced(LibTorch_API_DIR)
 
@@ -70,27 +103,22 @@ include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(LibTorch REQUIRED_VARS LibTorch_usable LibTorch_API_DIR VERSION_VAR LibTorch_VERSION
                                   REASON_FAILURE_MESSAGE "${LibTorch_reason}")
 
-set(LibTorch_CUDA FALSE)
 if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
   file(GLOB LibTorch_openmp ${LibTorch_root}/lib/libgomp-*.so* ${LibTorch_root}/../torch.libs/libgomp-*.so*)
   if(LibTorch_openmp)
     message(STATUS "LibTorch brings an OpenMP of its own (${LibTorch_openmp}): two in one process share no threads, so give each "
                    "half of the cores (OMP_NUM_THREADS)")
   endif()
-  get_filename_component(LibTorch_lib ${LibTorch_torch_cpu_LIBRARY} DIRECTORY)
   add_library(LibTorch::torch INTERFACE IMPORTED GLOBAL)
   set_target_properties(LibTorch::torch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_API_DIR}"
-    INTERFACE_LINK_LIBRARIES "-Wl,${LibTorch_torch_cpu_LIBRARY},${LibTorch_c10_LIBRARY},-rpath,${LibTorch_lib}")
-  # The CUDA parts: where the wheel has them, and CUDA's own headers are beside it or in a toolkit.
-  find_library(LibTorch_c10_cuda_LIBRARY NAMES c10_cuda HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
-  find_library(LibTorch_torch_cuda_LIBRARY NAMES torch_cuda HINTS ${LibTorch_root} PATH_SUFFIXES lib NO_DEFAULT_PATH)
+    INTERFACE_LINK_LIBRARIES "${LibTorch_link}")
+  # The CUDA parts: where the wheel has them, and CUDA's own headers are beside it, which are of its version, or in a toolkit.
   file(GLOB LibTorch_cuda_beside ${LibTorch_root}/../nvidia/*/include)
-  find_path(LibTorch_cuda_INCLUDE_DIR cuda_runtime_api.h HINTS ${CUDAToolkit_INCLUDE_DIRS} ${LibTorch_cuda_beside}
+  find_path(LibTorch_cuda_INCLUDE_DIR cuda_runtime_api.h HINTS ${LibTorch_cuda_beside} ${CUDAToolkit_INCLUDE_DIRS}
             /usr/local/cuda/include)
-  mark_as_advanced(LibTorch_c10_cuda_LIBRARY LibTorch_torch_cuda_LIBRARY LibTorch_cuda_INCLUDE_DIR)
+  mark_as_advanced(LibTorch_cuda_INCLUDE_DIR)
   if(LibTorch_c10_cuda_LIBRARY AND LibTorch_torch_cuda_LIBRARY AND LibTorch_cuda_INCLUDE_DIR)
-    set(LibTorch_CUDA TRUE)
     add_library(LibTorch::cuda INTERFACE IMPORTED GLOBAL)
     # Nothing refers to torch_cuda: it registers its operators when it is loaded.
     set_target_properties(LibTorch::cuda PROPERTIES
@@ -99,4 +127,11 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
       INTERFACE_LINK_LIBRARIES
       "LibTorch::torch;-Wl,--no-as-needed,${LibTorch_torch_cuda_LIBRARY},--as-needed,${LibTorch_c10_cuda_LIBRARY}")
   endif()
+endif()
+set(LibTorch_CUDA FALSE)
+if(TARGET LibTorch::cuda)
+  set(LibTorch_CUDA TRUE)
+elseif(LibTorch_FOUND)
+  set(LibTorch_reason "the LibTorch in ${LibTorch_root} has no CUDA parts (libc10_cuda, libtorch_cuda), or CUDA's headers \
+(cuda_runtime_api.h) are neither beside it nor in a toolkit")
 endif()

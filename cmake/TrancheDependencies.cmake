@@ -23,10 +23,14 @@ if(NOT TRANCHE_PLAIN_KERNELS)
   find_package(OneDNN REQUIRED)                                        # OneDNN::dnnl
 endif()
 
-# tranche_optional(<BACKEND> <found>): resolves AUTO/ON/OFF into tranche_has_<BACKEND>.
+# tranche_optional(<BACKEND> <found> [why it was not]): resolves AUTO/ON/OFF into tranche_has_<BACKEND>.
 function(tranche_optional backend found)
   if(TRANCHE_${backend} STREQUAL "ON" AND NOT found)
-    message(FATAL_ERROR "TRANCHE_${backend}=ON, but it was not found")
+    set(why "it was not found")
+    if(ARGN)
+      set(why "${ARGN}")
+    endif()
+    message(FATAL_ERROR "TRANCHE_${backend}=ON, but ${why}")
   endif()
   set(has OFF)
   if(found AND NOT TRANCHE_${backend} STREQUAL "OFF")

@@ -35,6 +35,8 @@ def gathered(tests, labels, build, source):
             continue
         if "TRANCHE_TEST_AS_ON_GPU=1" in its.get("ENVIRONMENT", []):
             continue  # the emulation runs some of a program's cases once more; on a GPU the program's own entry has them
+        if "libtorch" in its.get("LABELS", []):
+            continue  # a GPU host has no LibTorch from us (scripts/libtorch_tests.sh)
         wanted = sorted(set(its.get("LABELS", [])) & set(labels))
         patterns = [word.split("=", 1)[1] for word in command if word.startswith("--gtest_filter=")]
         whole = "--gtest_brief=1" in command

@@ -170,35 +170,4 @@ inline lt::Loss loss_of(Nested& model, std::int64_t first, std::int64_t count) {
   return {0.25 * (wrong * wrong).sum(), count};
 }
 
-/// A run of one of them.
-struct Trial {
-  int stage = 0;
-  bool recompute = false;
-  int depth = 2;
-  std::string optimizer = R"("AdamW", "params": {"lr": 0.001, "weight_decay": 0.01})";
-  std::string precision = {};  ///< "bf16" ...
-  std::string zero = {};       ///< further keys of zero_optimization, each with a comma in front
-  std::string tranche = {};    ///< further keys of tranche
-  double clipping = 0;
-  int accumulation = 2;
-  bool poison = true;
-  std::string reduction = "micro_batch";
-
-  std::string json() const {
-    return R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": )" +
-           std::to_string(accumulation) + R"(, "gradient_clipping": )" + std::to_string(clipping) +
-           R"(, "optimizer": {"type": )" + optimizer + "}" +
-           (precision.empty() ? "" : ", \"" + precision + "\": {\"enabled\": true}") +
-           R"(, "zero_optimization": {"stage": )" + std::to_string(stage) + zero +
-           R"(}, "tranche": {"reduction": ")" + reduction +
-           R"(", "communication_timeout": 30, "threads": 1, "depth": )" + std::to_string(depth) + tranche +
-           R"(, "debug": {"poison_memory": )" + (poison ? "true" : "false") + "}}}";
-  }
-};
-
-/// The first sample of a rank's micro-batch, where every one has two.
-inline std::int64_t first_sample(std::int64_t step, int micro_batch, const Trial& run, int rank, int ranks) {
-  return 2 * ((step * run.accumulation + micro_batch) * ranks + rank);
-}
-
 }  // namespace tranche::test

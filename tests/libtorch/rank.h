@@ -8,6 +8,7 @@
 
 #include "networks.h"
 #include "tests/comm/mpi_main.h"
+#include "trial.h"
 
 namespace tranche::test {
 
@@ -42,6 +43,7 @@ struct Rank {
                 {.tokens_per_sample = 15,
                  .recompute =
                      r.recompute && recompute.empty() ? std::vector<std::string>{"*"} : std::move(recompute),
+                 .matrices = r.matrices,
                  .config = config}) {}
 
   StepResult step(std::int64_t index) {

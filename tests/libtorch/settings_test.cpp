@@ -26,6 +26,100 @@ TEST(LibTorchSettings, EveryOptimizerHasTheSameBitsAtEveryStageAndTier) {
   }
 }
 
+/// The tied embedding, norms and biases are AdamW's; a fused weight is three matrices.
+TEST(LibTorchSettings, MuonTakesTheMatricesThatAreNamed) {
+  const std::string host = R"(, "offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"})";
+  Trial run{.optimizer = R"("Muon", "params": {"lr": 0.002})",
+            .matrices = {{"layers.*.mix.weight", 3}, {"layers.*"}}};
+  const std::string first = digest_after<Gpt>(run, 3, 0.1);
+  run.stage = 2;
+  EXPECT_EQ(digest_after<Gpt>(run, 3, 0.1), first);
+  run.stage = 3;
+  run.recompute = true;
+  EXPECT_EQ(digest_after<Gpt>(run, 3, 0.1), first);
+  run.zero = host;
+  EXPECT_EQ(digest_after<Gpt>(run, 3, 0.1), first);
+  run.matrices = {{"layers.*"}};  // the fused weight as one
+  EXPECT_NE(digest_after<Gpt>(run, 3, 0.1), first);
+
+  Rank<Gpt> rank(run, all_ranks(), world().size(), seeded<Gpt>());
+  EXPECT_EQ(rank.trainer.engine().read_optimizer_state("layers.1.up.weight", "momentum_buffer").size(),
+            static_cast<std::size_t>(48 * 24));
+  EXPECT_EQ(rank.trainer.engine().read_optimizer_state("token.weight", "exp_avg").size(),
+            static_cast<std::size_t>(53 * 24));
+}
+
+TEST(LibTorchSettings, WhatTheConfigurationFreezesIsAsIfTheModuleHadFrozenIt) {
+  for (const Trial& run : {Trial{.stage = 0}, Trial{.stage = 3}, Trial{.stage = 3, .recompute = true}}) {
+    const auto digest = [&](bool by_module) {
+      Trial mine = run;
+      if (!by_module) mine.tranche = R"(, "frozen": ["layers.1.*", "norm.bias"])";
+      Gpt net = seeded<Gpt>(0.1);
+      for (auto& item : net->named_parameters()) {
+        const bool frozen = item.key().rfind("layers.1.", 0) == 0 || item.key() == "norm.bias";
+        if (by_module && frozen) item.value().set_requires_grad(false);
+      }
+      Rank<Gpt> rank(mine, all_ranks(), world().size(), net);
+      EXPECT_FALSE(net->layers[1]->up->weight.requires_grad());
+      EXPECT_TRUE(net->layers[0]->up->weight.requires_grad());
+      torch::manual_seed(100 + static_cast<std::uint64_t>(world().rank()));
+      for (int step = 0; step < 3; ++step) rank.step(step);
+      return text_of(rank.trainer.engine().state_digest());
+    };
+    EXPECT_EQ(digest(false), digest(true)) << run.json();
+  }
+}
+
+/// Keys of which each changes neither a module's part nor a bit beside the same run at stage 0.
+TEST(LibTorchSettings, OtherKeysHaveTheBitsOfStage0) {
+  struct Keys {
+    std::string top = {}, zero_of_both = {}, zero = {}, tranche_of_both = {}, tranche = {};
+  };
+  const std::vector<Keys> all{
+      {.zero = R"(, "overlap_comm": false, "stage3_param_persistence_threshold": 600)"},
+      {.zero = R"(, "reduce_bucket_size": 500, "stage3_prefetch_bucket_size": 500)"},
+      {.zero = R"(, "offload_optimizer": {"device": "cpu", "ratio": 0.5})"},
+      {.tranche = R"(, "collectives": "messages")"},
+      {.top = R"(, "communication_data_type": "bf16")"},
+      {.top = R"(, "data_types": {"grad_accum_dtype": "bf16"})"},
+      {.tranche_of_both =
+           R"(, "parameter_groups": [{"pattern": "layers.0.*", "learning_rate": 0.003}, {"pattern": "*.bias", "weight_decay": 0.1}])"},
+      {.top =
+           R"(, "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 8, "warmup_num_steps": 2}})"},
+  };
+  for (const Keys& keys : all) {
+    Trial run{.stage = 0, .zero = keys.zero_of_both, .tranche = keys.tranche_of_both, .top = keys.top};
+    const std::string first = digest_after<Gpt>(run, 3, 0.1);
+    run.zero += keys.zero;
+    run.tranche += keys.tranche;
+    for (const int stage : {2, 3}) {
+      run.stage = stage;
+      run.recompute = stage == 3;
+      EXPECT_EQ(digest_after<Gpt>(run, 3, 0.1), first) << run.json();
+    }
+  }
+}
+
+TEST(LibTorchSettings, ABatchThatChangesBetweenStepsHasTheBitsOfStage0) {
+  const auto digest = [](const Trial& run) {
+    Rank<Gpt> rank(run, all_ranks(), world().size(), seeded<Gpt>());
+    rank.step(0);
+    rank.trainer.engine().set_batch(2, 3);
+    int calls = 0;
+    for (int step = 1; step < 3; ++step) {
+      rank.trainer.step([&](int m) {
+        ++calls;
+        return loss_of(rank.net, 100 + 2 * ((step * 3 + m) * rank.runtime.size() + rank.runtime.rank()), 2);
+      });
+    }
+    EXPECT_EQ(calls, 6);
+    return text_of(rank.trainer.engine().state_digest());
+  };
+  const std::string first = digest({.stage = 0});
+  EXPECT_EQ(digest({.stage = 2, .recompute = true}), first);
+  EXPECT_EQ(digest({.stage = 3}), first);
+}
+
 TEST(LibTorchSettings, StateOnDiskHasTheSameBits) {
   const std::string disk =
       R"({"device": "nvme", "nvme_path": ")" + std::filesystem::temp_directory_path().string() + "\"}";

@@ -238,7 +238,8 @@ class TestList(unittest.TestCase):
               "properties": [{"name": "LABELS", "value": ["gpu"]}]},
              {"name": "script", "command": ["/usr/bin/python3.11", "/s/tests/t.py"],
               "properties": [{"name": "LABELS", "value": ["gpu"]}, {"name": "ENVIRONMENT", "value": ["A=b"]}]},
-             {"name": "test_unbuilt_NOT_BUILT", "properties": []}],
+             {"name": "test_unbuilt_NOT_BUILT", "properties": []},
+             self.case("test_libtorch_gpu", "A.a", ["gpu", "libtorch"])],  # the bundle has no LibTorch
             ["gpu"], "/s/build/x", "/s")
         self.assertEqual([entry["name"] for entry in entries], ["test_gpu", "test_mixed", "ranks", "script"])
         self.assertEqual([entry.get("filter") for entry in entries], ["*", "G.g:G.h", None, None])

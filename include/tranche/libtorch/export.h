@@ -78,7 +78,7 @@ inline void write_safetensors(Engine& engine, const torch::nn::Module& model,
     end += bytes;
   };
   for (const UnitState& unit : units) {
-    for (const UnitState::Parameter& p : unit.parameters()) {
+    for (const Parameter& p : unit.parameters()) {
       add(p.name, "F32", p.tensor.sizes(), p.tensor.numel() * 4);
       entries.push_back({p.name, {}});
     }
@@ -135,7 +135,7 @@ inline void write_archive(Engine& engine, torch::nn::Module& model, std::deque<U
   const bool writes = engine.runtime().rank() == 0;
   std::vector<std::pair<at::Tensor, at::Tensor>> before;
   for (UnitState& unit : units) {
-    for (UnitState::Parameter& p : unit.parameters()) {
+    for (Parameter& p : unit.parameters()) {
       const std::vector<float> weight = engine.read_weight(p.name);
       if (!writes) continue;
       before.emplace_back(p.tensor, p.tensor.detach());

@@ -2,6 +2,7 @@
 /// Torch's memory in Tranche's ledger and under its limits.
 
 #include <c10/core/CPUAllocator.h>
+#include <torch/torch.h>
 
 #include <memory>
 #include <mutex>
@@ -23,15 +24,21 @@ class LedgerAllocator final : public c10::Allocator {
   LedgerAllocator(TrackingResource& memory, std::int64_t cache_bytes)
       : memory_(&memory), cache_bytes_(cache_bytes) {}
 
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3
   c10::DataPtr allocate(std::size_t bytes) override {
-    if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, c10::Device(c10::kCPU)};
-    void* data = take(bytes + sizeof(Header)) + 1;
-    return {data, data, &free_data, c10::Device(c10::kCPU)};
+    return memory_of(bytes);
   }
-  /// Some operators free by the address alone, whence the header.
-  c10::DeleterFnPtr raw_deleter() const override { return &free_data; }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
+  }
+#else
+  c10::DataPtr allocate(std::size_t bytes) const override {
+    return const_cast<LedgerAllocator*>(this)->memory_of(bytes);
+  }
+#endif
+  /// Some operators free by the address alone, whence the header.
+  c10::DeleterFnPtr raw_deleter() const override {
+    return &free_data;
   }
   /// No more of the resource's memory. Returns true when no tensor has any.
   bool detach() {
@@ -48,7 +55,14 @@ class LedgerAllocator final : public c10::Allocator {
     std::size_t bytes;  ///< with the header
   };
 
-  Header* take(std::size_t bytes) { return new (take_memory(bytes)) Header{this, bytes}; }
+  c10::DataPtr memory_of(std::size_t bytes) {
+    if (bytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, c10::Device(c10::kCPU)};
+    void* data = take(bytes + sizeof(Header)) + 1;
+    return {data, data, &free_data, c10::Device(c10::kCPU)};
+  }
+  Header* take(std::size_t bytes) {
+    return new (take_memory(bytes)) Header{this, bytes};
+  }
   void* take_memory(std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     if (memory_ == nullptr) throw LogicError("torch asks for memory of an account that has ended");

@@ -7,47 +7,18 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
-#include "tranche/engine/config.h"
+#include "tranche/engine/engine.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
+#include "tranche/libtorch/initial_weights.h"
+#include "tranche/libtorch/options.h"
 #include "tranche/libtorch/unit.h"
+#include "tranche/optim/parameter_groups.h"
 
 namespace tranche::libtorch::detail {
-
-/// `pattern` is a name in which '*' stands for any text.
-inline bool matches(std::string_view pattern, std::string_view name) {
-  if (pattern.empty()) return name.empty();
-  if (pattern.front() != '*') {
-    return !name.empty() && name.front() == pattern.front() && matches(pattern.substr(1), name.substr(1));
-  }
-  return matches(pattern.substr(1), name) || (!name.empty() && matches(pattern, name.substr(1)));
-}
-
-/// The module of a deferred unit while its weights are drawn; of one unit at a time.
-struct Rebuilt {
-  const UnitLink* of = nullptr;
-  std::shared_ptr<torch::nn::Module> module = {};
-  at::Tensor parameter(const UnitLink& link, const std::string& name) {
-    if (of != &link) {
-      of = nullptr;
-      module.reset();
-      module = link.rebuild();
-      of = &link;
-    }
-    return module->named_parameters()[name];
-  }
-};
-
-inline void write_values(const at::Tensor& tensor, std::int64_t first, std::span<float> values) {
-  const at::NoGradGuard no_grad;
-  const auto count = static_cast<std::int64_t>(values.size());
-  const at::Tensor flat = tensor.detach().to(at::kCPU).contiguous().view({-1});
-  at::from_blob(values.data(), {count}, at::kFloat).copy_(flat.slice(0, first, first + count));
-}
 
 class ModelUnits {
  public:
@@ -68,20 +39,27 @@ class ModelUnits {
   ModelUnits& operator=(const ModelUnits&) = delete;
 
   /// Parameters that want no gradient become `frozen`. Initial values are those that the parameters have,
-  /// read until adopt().
-  ModelSpec spec(std::vector<std::string>& frozen) {
+  /// read until adopt(). Throws InvalidArgument for `matrices` that name none.
+  ModelSpec spec(std::vector<std::string>& frozen, const std::vector<MatrixNames>& matrices) {
     ModelSpec spec;
+    std::vector<bool> used(matrices.size(), false);
     const auto rebuilt = std::make_shared<Rebuilt>();
     for (const Found& found : found_) {
       UnitSpec unit{.name = found.state->path(), .tensors = {}};
-      for (const UnitState::Parameter& p : found.state->parameters()) {
+      for (const Parameter& p : found.state->parameters()) {
         Initializer values = initializer(*found.link, p, rebuilt);
         for (const char c : values.name)
           initial_ = (initial_ ^ static_cast<unsigned char>(c)) * 1099511628211ull;
         unit.tensors.push_back({p.name, shape_of(p.tensor), std::move(values), p.aliases});
+        unit.tensors.back().matrices = matrices_in(p, matrices, used);
         if (!p.tensor.requires_grad()) frozen.push_back(p.name);
       }
       if (!unit.tensors.empty()) found.state->set_id(spec.add_unit(std::move(unit)));
+    }
+    for (std::size_t i = 0; i < used.size(); ++i) {
+      if (!used[i]) {
+        throw InvalidArgument("matrices: '" + matrices[i].pattern + "' names no parameter of two dimensions");
+      }
     }
     return spec;
   }
@@ -98,6 +76,12 @@ class ModelUnits {
           "rank " + std::to_string(rank) +
           " starts with other weights than rank 0: seed torch alike "
           "on all ranks (torch::manual_seed) before the module is made, or load the same file");
+    }
+  }
+  /// Before adopt(): autograd leaves out what tranche.frozen names, as it does what the module froze itself.
+  void freeze(const Engine& engine) {
+    for (UnitState& unit : units_) {
+      unit.freeze([&](const std::string& name) { return engine.frozen(name); });
     }
   }
   void adopt(at::ScalarType type, at::Device device) {
@@ -124,7 +108,7 @@ class ModelUnits {
       }
       bool again = recompute_lists && link->listed;
       for (std::size_t i = 0; i < recompute.size(); ++i) {
-        if (!matches(recompute[i], item.key())) continue;
+        if (!matches_pattern(item.key(), recompute[i])) continue;
         again = used[i] = true;
       }
       found_.push_back({link, &units_.emplace_back(pass, item.key(), again)});
@@ -142,6 +126,17 @@ class ModelUnits {
       if (found.link == link) return true;
     }
     return false;
+  }
+
+  static int matrices_in(const Parameter& p, const std::vector<MatrixNames>& matrices,
+                         std::vector<bool>& used) {
+    if (p.tensor.dim() != 2) return 0;
+    for (std::size_t i = 0; i < matrices.size(); ++i) {
+      if (!matches_pattern(p.name, matrices[i].pattern)) continue;
+      used[i] = true;
+      return matrices[i].side_by_side;
+    }
+    return 0;
   }
 
   void add(const std::string& name, const at::Tensor& tensor) {
@@ -167,21 +162,6 @@ class ModelUnits {
     }
     seen->second = {owner, owner->parameters().size()};
     owner->add(name, tensor);
-  }
-
-  static Initializer initializer(const UnitLink& link, const UnitState::Parameter& p,
-                                 const std::shared_ptr<Rebuilt>& rebuilt) {
-    if (!link.rebuild) {
-      return Initializer::from("torch " + hash_of(p.tensor),
-                               [tensor = p.tensor](std::int64_t first, std::span<float> values) {
-                                 write_values(tensor, first, values);
-                               });
-    }
-    const std::string inside = p.name.substr(link.state->path().size() + 1);
-    return Initializer::from("torch deferred " + link.born,
-                             [&link, inside, rebuilt](std::int64_t first, std::span<float> values) {
-                               write_values(rebuilt->parameter(link, inside), first, values);
-                             });
   }
 
   std::deque<UnitState> units_;

@@ -25,12 +25,21 @@ struct Loss {
   }
 };
 
+/// Parameters of two dimensions that are hidden matrices, which Muon takes whole.
+struct MatrixNames {
+  std::string pattern;   ///< of their names, with '*' for any text
+  int side_by_side = 1;  ///< matrices of equal size along the outputs: 3 of a fused query, key and value
+};
+
 struct TrainerOptions {
   /// See ModelSpec: tokens in one sample, for the loss gradient's scale.
   std::int64_t tokens_per_sample = 1;
   /// Units whose forward runs again in backward, in place of keeping what it computed: names, with '*' for
   /// any text ("layers.*"). Those of Units<> too where the configuration asks for activation_checkpointing.
   std::vector<std::string> recompute = {};
+  /// The hidden matrices among the parameters. The first of these that a name matches counts, and Muon leaves
+  /// all that none names (embeddings, heads) to AdamW.
+  std::vector<MatrixNames> matrices = {};
   /// Every step and evaluation begins with rank 0's buffers (running means ...) on all ranks. Otherwise each
   /// rank has its own.
   bool broadcast_buffers = false;
@@ -51,6 +60,7 @@ inline void check(const Config& config) {
   if (config.checkpoint_every != 1) {
     throw ConfigurationError("tranche.checkpoint_every" + cannot);
   }
+  if (config.lora.any()) throw ConfigurationError("tranche.lora" + cannot);
   if (config.vocabulary_chunk != 0) throw ConfigurationError("tranche.vocabulary_chunk" + cannot);
 }
 

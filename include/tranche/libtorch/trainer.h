@@ -54,13 +54,14 @@ class Trainer {
     detail::check(config);
     at::set_num_threads(runtime.host_threads());
     pass_.anchor = at::zeros({}, at::TensorOptions().device(device_)).requires_grad_();
-    ModelSpec spec = units_.spec(config.frozen);
+    ModelSpec spec = units_.spec(config.frozen, options.matrices);
     units_.require_equal_values(runtime);
     spec.tokens_per_sample = options.tokens_per_sample;
     spec.flops_per_token = options.flops_per_token;
     spec.recomputes_activations = true;
     engine_.emplace(runtime, std::move(spec), std::move(config), std::move(options.engine));
     pass_.engine = &*engine_;
+    units_.freeze(*engine_);
     units_.adopt(detail::scalar_type(engine_->config().precision.compute), device_);
     for (auto& buffer : model.named_buffers()) {
       if (buffer.value().device() != device_) buffer.value().set_data(buffer.value().to(device_));

@@ -44,15 +44,10 @@ struct Linked final : Impl, UnitLink {
 
 /// A parameter's shape and dtype without memory.
 inline void free_memory(at::Tensor& parameter, const std::string& name) {
-  auto storage = c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), static_cast<std::int64_t>(parameter.nbytes()),
-      c10::DataPtr(nullptr, parameter.device()), nullptr, /*resizable=*/false);
+  auto storage = null_storage(static_cast<std::int64_t>(parameter.nbytes()), parameter.device());
   parameter.set_data(
       at::empty({0}, parameter.options()).set_(c10::Storage(storage), 0, parameter.sizes(), {}));
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3
-  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "parameter " + name + " of a deferred unit is used before there is a Trainer");
-#endif
+  refuse_reads(*storage, "parameter " + name + " of a deferred unit is used before there is a Trainer");
 }
 
 }  // namespace detail

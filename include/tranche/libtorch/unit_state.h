@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: a unit under a Trainer: the memory of its parameters, its calls in a micro-batch, its gradients.
+/// Internal: a unit under a Trainer: its parameters, its calls in a micro-batch, its gradients.
 
 #include <torch/torch.h>
 
@@ -9,8 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/libtorch/tensors.h"
+#include "tranche/libtorch/parameter.h"
 
 namespace tranche::libtorch::detail {
 
@@ -28,15 +29,6 @@ struct Pass {
 
 class UnitState {
  public:
-  struct Parameter {
-    std::string name;
-    at::Tensor tensor;
-    std::vector<std::string> aliases = {};
-    /// One for good, whatever memory it has: autograd saves parameters and views of them, which share it and
-    /// so see the memory of each gather, wherever that lies.
-    c10::intrusive_ptr<c10::StorageImpl> storage = {};
-  };
-
   UnitState(Pass& pass, std::string path, bool recompute)
       : pass_(pass), path_(std::move(path)), recompute_(recompute) {}
   UnitState(const UnitState&) = delete;
@@ -53,18 +45,21 @@ class UnitState {
     trainable_ = trainable_ || tensor.requires_grad();
   }
   void set_id(UnitId id) { id_ = id; }
+  /// Parameters of which `frozen(name)` is true want no gradient from here on.
+  template <class Frozen>
+  void freeze(Frozen frozen) {
+    trainable_ = false;
+    for (Parameter& p : parameters_) {
+      if (frozen(p.name)) p.tensor.set_requires_grad(false);
+      trainable_ = trainable_ || p.tensor.requires_grad();
+    }
+  }
 
   /// From here on the parameters' memory is the engine's: theirs is freed.
   void adopt(at::ScalarType type, at::Device device) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       Parameter& p = parameters_[i];
-      const auto bytes = p.tensor.numel() * static_cast<std::int64_t>(c10::elementSize(type));
-      p.storage =
-          c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
-                                                c10::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
-      p.tensor.set_data(at::empty({0}, at::TensorOptions().dtype(type).device(device))
-                            .set_(c10::Storage(p.storage), 0, p.tensor.sizes(), {}));
-      close(p);
+      p.adopt(type, device);
       if (p.tensor.requires_grad()) {
         torch::autograd::impl::set_post_acc_grad_hooks(p.tensor, std::make_unique<Arrival>(*this, int(i)));
       }
@@ -87,16 +82,14 @@ class UnitState {
     if (holders_ == 0) {
       held_ = pass_.engine->gather(id_);
       for (std::size_t i = 0; i < parameters_.size(); ++i) {
-        c10::StorageImpl& storage = *parameters_[i].storage;
-        storage.set_data_ptr_noswap({const_cast<void*>(held_.tensor(int(i)).data), storage.device()});
-        open(storage);
+        parameters_[i].open(const_cast<void*>(held_.tensor(int(i)).data));
       }
     }
     ++holders_;
   }
   void release() noexcept {
     if (holders_ == 0 || --holders_ > 0) return;
-    for (Parameter& p : parameters_) close(p);
+    for (Parameter& p : parameters_) p.close();
     held_.release();
   }
 
@@ -143,23 +136,6 @@ class UnitState {
     UnitState& unit;
     int index;
   };
-
-  static void open(c10::StorageImpl& storage) {
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3
-    storage.clear_data_ptr_access_error_msg_();
-#endif
-  }
-  static void close(Parameter& p) noexcept {
-    try {
-      p.storage->set_data_ptr_noswap({nullptr, p.storage->device()});
-#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 3
-      p.storage->release_data_and_set_meta_custom_data_ptr_error_msg_(
-          "parameter " + p.name +
-          " is used while its unit is not gathered: use it inside a call of its Unit<>, or in Unit::with()");
-#endif
-    } catch (...) {  // no memory for the text: torch has its own for data that is not there
-    }
-  }
 
   void take(int index, const at::Tensor& parameter) {
     const at::Tensor gradient = parameter.grad();
