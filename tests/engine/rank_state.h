@@ -78,7 +78,7 @@ struct RankState {
         store(config, layout(regroup), {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
-        updater(*optimizer, store.tensors()),
+        updater(*optimizer, store.tensors(), config.precision, config.seed),
         matrices(store, config, updater, *optimizer, group, mesh, *device, arena) {
     if (config.offload.any()) {
       detail::OffloadOptions options;
