@@ -312,6 +312,10 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   }
   config.world_size_invariant =
       values.boolean("tranche.world_size_invariant").value_or(config.world_size_invariant);
+  config.gradient_noise_scale =
+      values.boolean("tranche.gradient_noise_scale").value_or(config.gradient_noise_scale);
+  config.gradient_noise_smoothing =
+      values.number("tranche.gradient_noise_smoothing").value_or(config.gradient_noise_smoothing);
   const std::string gather_for = values.text("tranche.gather_for").value_or("use");
   if (gather_for == "step") {
     config.gather_for = GatherFor::step;

@@ -141,6 +141,10 @@ Json tranche_keys(const Config& config) {
   Json json;
   json["reduction"] = name_of(config.reduction);
   if (config.world_size_invariant) json["world_size_invariant"] = true;
+  if (config.gradient_noise_scale) {
+    json["gradient_noise_scale"] = true;
+    json["gradient_noise_smoothing"] = config.gradient_noise_smoothing;
+  }
   json["mesh"] = config.mesh;
   json["replicate"] = name_of(config.replicate);
   json["replica_sum"] = name_of(config.replica_sum);

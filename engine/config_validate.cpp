@@ -188,6 +188,27 @@ void check_invariance(Config& config, Problems& problems) {
   config.reduction = ReductionPolicy::micro_batch;
 }
 
+/// Refuses a noise scale where nothing tells one gradient of a step from another.
+void check_noise(const Config& config, int ranks, Problems& problems) {
+  if (!(config.gradient_noise_smoothing >= 0 && config.gradient_noise_smoothing < 1)) {
+    problems.add(fmt::format("tranche.gradient_noise_smoothing: {} is not at least 0 and below 1",
+                             config.gradient_noise_smoothing));
+  }
+  if (!config.gradient_noise_scale) return;
+  const std::int64_t last = config.accumulation_steps - 1;
+  const std::int64_t micro_batches = last * ranks + config.ranks_with_samples(last, ranks);
+  if (micro_batches < 2) {
+    problems.add(
+        "tranche.gradient_noise_scale: needs at least two gradients a step, but the step has one "
+        "micro-batch; give gradient_accumulation_steps 2 and tranche.reduction micro_batch, or more ranks");
+  } else if (ranks == 1 && config.effective_reduction(ranks) == ReductionPolicy::boundary) {
+    problems.add(fmt::format(
+        "tranche.gradient_noise_scale: needs at least two gradients a step, but one rank adds its {} "
+        "micro-batches up before they are reduced; write tranche.reduction micro_batch",
+        config.accumulation_steps));
+  }
+}
+
 /// Refuses the settings that replicas with different gradients and optimizer state cannot have.
 void check_replicas(const Config& config, Problems& problems) {
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
@@ -307,6 +328,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
         fmt::format("optimizer.params.lr: {} is not a rate of at least 0", config.optimizer.learning_rate));
   }
   check_invariance(config, problems);
+  if (ranks >= 1) check_noise(config, ranks, problems);
   check_offload(config, problems);
   check_precision(config, problems);
   check_names(config, problems);

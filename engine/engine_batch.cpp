@@ -38,6 +38,11 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   if (micro_batch_size < 1 || accumulation_steps < 1) {
     throw InvalidArgument("set_batch() to " + mine.text() + " a step; both must be at least 1");
   }
+  if (config.gradient_noise_scale && accumulation_steps * ranks < 2) {
+    throw InvalidArgument(
+        "set_batch() to " + mine.text() +
+        " a step on one rank: tranche.gradient_noise_scale needs at least two micro-batches");
+  }
   if (micro_batch_size == config.micro_batch_size && accumulation_steps == config.accumulation_steps) return;
   recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
   config.micro_batch_size = micro_batch_size;
@@ -48,7 +53,8 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   compute.synchronize();
   allocate_on_all([this] {
     scalars = {};
-    scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size());
+    scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size(),
+                          config.gradient_noise_scale ? config.accumulation_steps : 0);
     for (FlatBuffer* flat : store.trainable()) {
       // With one micro-batch a step the main gradient takes memory of the step; with several it is kept.
       if (store.residency().transient_gradients(*flat)) {

@@ -372,6 +372,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   result.bytes_read = reader->statistics().bytes_read;
   if (!options.weights_only) {
     session->goes_on_from(manifest);
+    noise_averages = {};  // of the run that this engine leaves
     steps_done = manifest.run.step;
     applied_steps = manifest.run.applied;
     samples_done = manifest.run.samples;

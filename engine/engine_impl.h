@@ -158,6 +158,8 @@ struct Engine::Impl {
 
   // --- engine_step.cpp ---
   StepResult finish_step();
+  /// `unscale`: from the main gradient to the gradient of the summed loss.
+  GradientNoise noise_of(const detail::StepBoundary::Agreement& found, double unscale);
 
   Runtime& runtime;
   ModelSpec model;
@@ -167,6 +169,8 @@ struct Engine::Impl {
   std::unique_ptr<Schedule> schedule;
   std::optional<double> set_rate;  ///< Engine::set_learning_rate()
   GradientHook gradient_hook;
+  bool gradient_written = false;     ///< since the last step: it is not the sum of what was reduced
+  GradientNoise noise_averages;      ///< weighted sums over the steps of this run
   std::optional<double> hook_scale;  ///< while the hook runs: from the main gradient to what the update takes
   ParameterGroups groups;
   LossScaler scaler;

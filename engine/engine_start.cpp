@@ -162,7 +162,8 @@ void Engine::Impl::allocate() {
   }
   set_phase("start");
   workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
-  scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size());
+  scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size(),
+                        config.gradient_noise_scale ? config.accumulation_steps : 0);
   boundary.allocate(memory);
   matrices.allocate(runtime.memory(Tier::host));
   if (store.offload() == nullptr) return;

@@ -138,6 +138,7 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
                           "; skip the step instead");
   }
   access().write_main_gradient(index, raw);
+  gradient_written = gradient_written || !hook_scale;
   FlatBuffer& flat = store.buffer_of(tensor);
   if (flat.optimizer_tier != OffloadTier::none && !hook_scale) {
     access().take_statistics(flat, scalars.statistics() + flat.trainable_index);

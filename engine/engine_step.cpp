@@ -1,6 +1,7 @@
 // The end of a step: what the ranks agreed on becomes an update, or a skipped step.
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/clock.h"
@@ -8,6 +9,24 @@
 #include "engine/offloaded_state.h"
 
 namespace tranche {
+
+GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, double unscale) {
+  // Of sums s over t tokens each, E |s|^2 / t is t |G|^2 + V, with V the variance of a token's gradient.
+  const auto tokens = static_cast<double>(found.tokens);
+  const double apart = found.squares_of_pieces * unscale * unscale;
+  const double together = found.sum_of_squares * unscale * unscale / tokens;
+  GradientNoise noise;
+  noise.measured = true;
+  noise.variance = (apart - together) / static_cast<double>(found.pieces - 1);
+  noise.squares = (together - noise.variance) / tokens;
+  noise.variance *= static_cast<double>(config.train_batch_size) / tokens;  // of a sample
+  const double left = config.gradient_noise_smoothing;
+  noise_averages.variance = left * noise_averages.variance + (1 - left) * noise.variance;
+  noise_averages.squares = left * noise_averages.squares + (1 - left) * noise.squares;
+  noise.scale = noise_averages.squares > 0 ? noise_averages.variance / noise_averages.squares
+                                           : std::numeric_limits<double>::infinity();
+  return noise;
+}
 
 StepResult Engine::Impl::finish_step() {
   require(!in_micro_batch, "step() inside a micro-batch; call end_micro_batch() first");
@@ -61,6 +80,10 @@ StepResult Engine::Impl::finish_step() {
     result.skipped_because = "the gradient norm is not finite";
   }
   result.applied = result.skipped_because.empty();
+  if (result.applied && !gradient_written && found.pieces >= 2) {
+    result.noise = noise_of(found, unscale * static_cast<double>(found.tokens));
+  }
+  gradient_written = false;
   if (config.gradient_clipping > 0 && result.applied && result.gradient_norm > config.gradient_clipping) {
     result.clip_coefficient = config.gradient_clipping / (result.gradient_norm + 1e-6);
   }

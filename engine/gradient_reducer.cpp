@@ -319,6 +319,11 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
     source = accumulator;
   }
 
+  if (config_.gradient_noise_scale) {
+    kernels::gradient_statistics(compute_, source,
+                                 scalars_.of_piece(reduce_once ? 0 : micro_batch) + flat.trainable_index);
+  }
+
   Sent sent = round(target, flat, source);
   ReductionOptions options;
   options.group_size = reduction_group_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 #include "engine/offloaded_state.h"
@@ -118,6 +119,7 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
     }
   }
   all.loss_sum = loss.value();
+  if (config_.gradient_noise_scale) measure_pieces({tokens.data(), own}, all);
   all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::infinity();
   if (bad != nullptr) {
     const FlatBuffer& flat = *trainable[static_cast<std::size_t>(bad->non_finite_buffer)];
@@ -127,6 +129,49 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
                                             std::to_string(piece.tensor_begin);
   }
   return all;
+}
+
+void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreement& all) {
+  const std::vector<FlatBuffer*>& trainable = store_.trainable();
+  const std::size_t count = trainable.size();
+  const bool at_once = store_.residency().policy(*trainable.front()) == ReductionPolicy::boundary;
+  std::vector<std::int64_t> of_piece(tokens.begin(), tokens.end());
+  if (at_once) of_piece = {std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0})};
+  std::vector<kernels::GradientStatistics> statistics(of_piece.size() * count);
+  device_.copy_to_host(compute_, statistics.data(), scalars_.of_piece(0),
+                       static_cast<std::int64_t>(statistics.size() * sizeof(kernels::GradientStatistics)));
+  compute_.synchronize();
+  struct Pieces {
+    LossTotal squares;  // over tokens
+    std::int64_t count = 0;
+  } mine;
+  for (std::size_t p = 0; p < of_piece.size(); ++p) {
+    if (of_piece[p] <= 0) continue;
+    SquareSum squares;
+    bool finite = true;
+    for (std::size_t i = 0; i < count; ++i) {
+      if (trainable[i]->empty()) continue;  // never reduced
+      squares += statistics[p * count + i].squares;
+      finite = finite && statistics[p * count + i].first_non_finite < 0;
+    }
+    mine.squares.add(finite ? squares.value() / static_cast<double>(of_piece[p])
+                            : std::numeric_limits<double>::infinity());
+    ++mine.count;
+  }
+  // Without peers that answer (a plan) every rank is taken to say what this one says.
+  const auto rank_count = static_cast<std::size_t>(ranks_.size());
+  std::vector<Pieces> pieces(rank_count, mine), received(ranks_.simulated() ? 1 : rank_count, mine);
+  ranks_
+      .all_gather(&mine, received.data(), sizeof(Pieces), DataType::uint8, 0, {},
+                  OperationLabel{"step", "noise", Traffic::control, Tier::host})
+      .wait();
+  if (!ranks_.simulated()) pieces = std::move(received);
+  LossTotal sum;
+  for (const Pieces& of_rank : pieces) {
+    sum += of_rank.squares;
+    all.pieces += of_rank.count;
+  }
+  all.squares_of_pieces = sum.value();
 }
 
 // --- Update ---------------------------------------------------------------------------------------------

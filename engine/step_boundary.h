@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,10 @@ class StepBoundary {
     std::vector<StepRecord> records;  ///< by rank
     double loss_sum = 0;              ///< rounded once
     std::int64_t tokens = 0;
+    /// With tranche.gradient_noise_scale: of the gradients that were reduced apart and saw tokens, and the
+    /// sum of their squares, each over its tokens; rounded once.
+    std::int64_t pieces = 0;
+    double squares_of_pieces = 0;
     double sum_of_squares = 0;  ///< of the main gradient, rounded once; infinite where it is not finite
     std::string
         non_finite;  ///< place of the first infinity or NaN of the main gradient; empty: there is none
@@ -49,6 +54,8 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// Collective: `tokens` are those of this rank's micro-batches.
+  void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
   void update_on_device(FlatBuffer& flat, const OptimizerStep& step);
   /// Updates a slice whose weights, or more, live off the device.

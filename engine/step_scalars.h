@@ -10,14 +10,17 @@
 namespace tranche::detail {
 
 /// One buffer: losses [micro-batches] fp64, token counts [micro-batches] int64, statistics of
-/// the main gradient [trainable flat buffers].
+/// the main gradient [trainable flat buffers], and of what was reduced apart [pieces, trainable flat
+/// buffers], where the noise of gradients is measured.
 class StepScalars {
  public:
   StepScalars() = default;
-  StepScalars(MemoryResource& memory, std::int64_t micro_batches, std::size_t units)
+  StepScalars(MemoryResource& memory, std::int64_t micro_batches, std::size_t units, std::int64_t pieces = 0)
       : micro_batches_(micro_batches),
+        units_(units),
         buffer_(memory,
-                micro_batches * 16 + static_cast<std::int64_t>(units * sizeof(kernels::GradientStatistics)),
+                micro_batches * 16 +
+                    (1 + pieces) * static_cast<std::int64_t>(units * sizeof(kernels::GradientStatistics)),
                 Category::other, "step scalars") {}
 
   double* losses() const { return static_cast<double*>(buffer_.data()); }
@@ -25,9 +28,13 @@ class StepScalars {
   kernels::GradientStatistics* statistics() const {
     return reinterpret_cast<kernels::GradientStatistics*>(tokens() + micro_batches_);
   }
+  kernels::GradientStatistics* of_piece(std::int64_t piece) const {
+    return statistics() + static_cast<std::size_t>(1 + piece) * units_;
+  }
 
  private:
   std::int64_t micro_batches_ = 0;
+  std::size_t units_ = 0;
   Buffer buffer_;
 };
 

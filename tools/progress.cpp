@@ -56,6 +56,7 @@ std::string Progress::line(const StepResult& result, double tokens_per_second, d
       fmt::format("step {:>{}}/{}", result.step, fmt::formatted_size("{}", options_.steps), options_.steps);
   text += figures(result);
   if (result.loss_scale != 1) text += fmt::format("  scale {:g}", result.loss_scale);
+  if (result.noise.measured) text += fmt::format("  noise {:<9.4g}", result.noise.scale);
   text += fmt::format("  {:>7.0f} tokens/s", tokens_per_second);
   if (options_.peak_flops > 0) {
     text += fmt::format("  {:>3.0f}% of peak",

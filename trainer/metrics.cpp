@@ -62,6 +62,11 @@ ordered_json step_json(const StepResult& result) {
                         {"host_update_seconds", json_number(result.offload.host_update)},
                         {"disk_seconds", json_number(result.offload.disk)}}},
                       {"offload_bytes", bytes_json(result.offload_traffic)}};
+  if (result.noise.measured) {
+    object["gradient_noise_scale"] = json_number(result.noise.scale);
+    object["gradient_variance"] = json_number(result.noise.variance);
+    object["gradient_squares"] = json_number(result.noise.squares);
+  }
   if (result.forward_seconds > 0 || result.backward_seconds > 0) {  // measured
     object["forward_seconds"] = json_number(result.forward_seconds);
     object["backward_seconds"] = json_number(result.backward_seconds);
@@ -85,6 +90,9 @@ std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss) {
                               {"Train/Samples/lr", result.learning_rate},
                               {"Train/Samples/gradient_norm", result.gradient_norm}};
   if (scales_loss) scalars.push_back({"Train/Samples/loss_scale", result.loss_scale});
+  if (result.noise.measured && std::isfinite(result.noise.scale)) {
+    scalars.push_back({"Train/Samples/gradient_noise_scale", result.noise.scale});
+  }
   if (result.seconds > 0) {
     scalars.push_back(
         {"Train/Samples/tokens_per_second", static_cast<double>(result.tokens) / result.seconds});

@@ -84,6 +84,18 @@ TEST(Progress, ColumnsStayWhereTheyAre) {
     EXPECT_EQ(first.find(column), second.find(column)) << shown.text;
 }
 
+TEST(Progress, ShowsTheNoiseOfGradientsWhereItWasMeasured) {
+  ProgressOptions options;
+  options.steps = 9;
+  Shown shown(options);
+  StepResult noisy = step(1);
+  shown.progress.step(noisy, 0.5);
+  EXPECT_THAT(shown.text, Not(HasSubstr("noise")));
+  noisy.noise = {.measured = true, .variance = 6, .squares = 2, .scale = 1234};
+  shown.progress.step(noisy, 1);
+  EXPECT_THAT(shown.text, HasSubstr("  noise 1234      "));
+}
+
 TEST(Progress, ClippedStepsSayByHowMuch) {
   ProgressOptions options;
   options.steps = 9;

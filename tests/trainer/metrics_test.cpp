@@ -70,6 +70,21 @@ TEST(Scalars, HaveDeepSpeedsNames) {
   EXPECT_EQ(validation_scalar({.loss = 3, .tokens = 1}, "code").tag, "Validation/code/loss");
 }
 
+TEST(Scalars, AndLinesHaveTheNoiseOfGradientsWhereItWasMeasured) {
+  StepResult result;
+  EXPECT_FALSE(json::parse(step_line(result)).contains("gradient_noise_scale"));
+  result.noise = {.measured = true, .variance = 6, .squares = 2, .scale = 3};
+  const json line = json::parse(step_line(result));
+  EXPECT_EQ(line["gradient_noise_scale"], 3);
+  EXPECT_EQ(line["gradient_variance"], 6);
+  EXPECT_EQ(line["gradient_squares"], 2);
+  EXPECT_EQ(step_scalars(result).back().tag, "Train/Samples/gradient_noise_scale");
+  EXPECT_EQ(step_scalars(result).back().value, 3);
+  result.noise.scale = std::numeric_limits<double>::infinity();
+  EXPECT_EQ(json::parse(step_line(result))["gradient_noise_scale"], nullptr) << "JSON has no infinity";
+  EXPECT_EQ(step_scalars(result).back().tag, "Train/Samples/gradient_norm");
+}
+
 TEST(MetricsFile, LinesBehindTheCheckpointAndACutOneGo) {
   const TemporaryFolder folder;
   const std::string path =

@@ -125,6 +125,9 @@ struct Config {
   /// micro_batch_size micro-batches, of which rank r takes numbers m * ranks + r in rounds m, and whose
   /// gradients are added one by one in that order. accumulation_steps is how many rounds that takes.
   bool world_size_invariant = false;
+  /// `tranche.gradient_noise_scale`: steps measure the noise of their gradient (StepResult::noise).
+  bool gradient_noise_scale = false;
+  double gradient_noise_smoothing = 0.9;  ///< what is left of the averages in a step
   /// The first so many ranks have a micro-batch of the step in round `micro_batch`: all, but where
   /// world_size_invariant leaves fewer for the last round. What the others compute in it counts for nothing.
   int ranks_with_samples(std::int64_t micro_batch, int ranks) const {

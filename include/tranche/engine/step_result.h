@@ -6,6 +6,16 @@
 
 namespace tranche {
 
+/// The noise of a step's gradient, as a batch size (McCandlish et al., 2018): with
+/// tranche.gradient_noise_scale and two gradients or more that were reduced apart, before clipping, of
+/// gradients without the loss scale.
+struct GradientNoise {
+  bool measured = false;
+  double variance = 0;  ///< unbiased: trace of the covariance of one sample's gradient
+  double squares = 0;   ///< unbiased: squared norm of the true gradient; of one step it may be below 0
+  double scale = 0;     ///< in samples: ratio of the averages of both over steps; infinite where not above 0
+};
+
 /// The outcome of a step; equal on all ranks except for the seconds.
 struct StepResult {
   std::int64_t step = 0;        ///< 1 for the first call of step(), counts skipped steps too
@@ -13,6 +23,7 @@ struct StepResult {
   std::string skipped_because;  ///< empty when applied; names the first non-finite element of the gradient
   double loss = 0;              ///< sum of losses / tokens, over all ranks and micro-batches
   double gradient_norm = 0;     ///< global L2 norm of the mean gradient, before clipping
+  GradientNoise noise;
   double clip_coefficient = 1;  ///< factor of the gradients for clipping
   double learning_rate = 0;
   double loss_scale = 1;
