@@ -91,8 +91,8 @@ using I = hn::RebindToSigned<F>;
 /// Magnitudes below have the code of 0, and are taken for this one.
 constexpr float least_of_pairs = 0x1p-31f;
 constexpr std::uint32_t first_pair = std::bit_cast<std::uint32_t>(least_of_pairs) >> 24;
-static_assert(first_pair % 16 ==
-              0);  // so that a lookup, which takes the index modulo 16, needs no difference
+// A lookup takes its index modulo 16: the first pair is found at 0 without a subtraction.
+static_assert(first_pair % 16 == 0);
 
 /// Two powers of two hold at most the beginning of one region. A magnitude's bits have the number of their
 /// pair from bit 24 on; with the pair's entry added, they have that of their region there.
