@@ -15,17 +15,25 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-// Included once, before any instruction set's loops.
-#ifndef TRANCHE_KERNELS_CPU_BLOCK8_CODEC_TABLES
-#define TRANCHE_KERNELS_CPU_BLOCK8_CODEC_TABLES
-
-namespace tranche::kernels::cpu {
+HWY_BEFORE_NAMESPACE();
+namespace tranche::kernels::cpu::HWY_NAMESPACE {
 namespace {
+
+constexpr auto block = static_cast<std::int64_t>(block8_elements);
+
+/// Codes that are read one at a time, from a table that stays in the first-level cache.
+template <bool with_sign>
+HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float scale, float* to) {
+  const std::span<const float, 256> map = detail::block8_map(with_sign);
+  for (std::int64_t i = 0; i < count; ++i) to[i] = map[std::to_integer<std::size_t>(codes[i])] * scale;
+}
+
+#if HWY_TARGET == HWY_AVX3
 
 /// The arithmetic of block8_code() with a region for magnitudes whose code is that of 0 in front of the
 /// decades and one for 1 behind them, so that no magnitude is an exception: the number of a code is the whole
 /// part of the lesser of magnitude * slope + offset and last.
-inline constexpr int block8_regions = detail::block8_decades + 2;
+constexpr int block8_regions = detail::block8_decades + 2;
 struct Block8Regions {
   float from[16];  ///< of regions 1 and up
   float slope[16], offset[16], last[16];
@@ -49,50 +57,13 @@ constexpr Block8Regions make_block8_regions() {
   return regions;
 }
 template <bool with_sign>
-alignas(64) inline constexpr Block8Regions block8_regions_of = make_block8_regions<with_sign>();
-
-}  // namespace
-}  // namespace tranche::kernels::cpu
-#endif
-
-HWY_BEFORE_NAMESPACE();
-namespace tranche::kernels::cpu::HWY_NAMESPACE {
-namespace {
-namespace hn = hwy::HWY_NAMESPACE;
-
-constexpr auto block = static_cast<std::int64_t>(block8_elements);
-
-/// Codes that are read one at a time, from a table that stays in the first-level cache.
-template <bool with_sign>
-HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float scale, float* to) {
-  const std::span<const float, 256> map = detail::block8_map(with_sign);
-  for (std::int64_t i = 0; i < count; ++i) to[i] = map[std::to_integer<std::size_t>(codes[i])] * scale;
-}
-
-#if HWY_TARGET == HWY_SCALAR
-
-template <bool with_sign>
-HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
-  decode_plainly<with_sign>(codes, block, scale, to);
-}
-
-template <bool with_sign>
-HWY_INLINE void encode_block(const float* from, std::byte* codes) {
-  detail::encode_block8(with_sign ? DataType::block8 : DataType::block8_unsigned, {from, 256}, codes);
-}
-
-#else
-
-using F = hn::CappedTag<float, 64>;
-using I = hn::RebindToSigned<F>;
-
-#if HWY_TARGET == HWY_AVX3
+alignas(64) constexpr Block8Regions block8_regions_of = make_block8_regions<with_sign>();
 
 /// Magnitudes below have the code of 0, and are taken for this one.
 constexpr float least_of_pairs = 0x1p-31f;
 constexpr std::uint32_t first_pair = std::bit_cast<std::uint32_t>(least_of_pairs) >> 24;
-static_assert(first_pair % 16 ==
-              0);  // so that a lookup, which takes the index modulo 16, needs no difference
+// A lookup takes its index modulo 16: the first pair is found at 0 without a subtraction.
+static_assert(first_pair % 16 == 0);
 
 /// Two powers of two hold at most the beginning of one region. A magnitude's bits have the number of their
 /// pair from bit 24 on; with the pair's entry added, they have that of their region there.
@@ -148,7 +119,7 @@ HWY_INLINE __m512i numbers_of(__m512 share) {
 
 /// The codes of 64 shares in order. 127 - 128 becomes 0: the last conversion saturates.
 template <bool with_sign>
-HWY_INLINE void store_codes(const __m512 (&share)[4], std::uint8_t* to) {
+HWY_INLINE void store_codes(const __m512 (&share)[4], std::byte* to) {
   const __m512i zero = _mm512_set1_epi16(with_sign ? 127 : -1);
   const __m512i lower = _mm512_packs_epi32(numbers_of<with_sign>(share[0]), numbers_of<with_sign>(share[1]));
   const __m512i upper = _mm512_packs_epi32(numbers_of<with_sign>(share[2]), numbers_of<with_sign>(share[3]));
@@ -157,74 +128,28 @@ HWY_INLINE void store_codes(const __m512 (&share)[4], std::uint8_t* to) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, codes));
 }
 
-#else
-
-/// The region's arithmetic for each magnitude, as it is before it is rounded down.
-template <bool with_sign>
-HWY_INLINE hn::VFromD<F> region_cells(F d, hn::VFromD<F> magnitude) {
-  constexpr const Block8Regions& of = block8_regions_of<with_sign>;
-  auto slope = hn::Set(d, of.slope[0]), offset = hn::Set(d, of.offset[0]), last = hn::Set(d, of.last[0]);
-  for (int region = 1; region < block8_regions; ++region) {
-    const auto within = hn::Ge(magnitude, hn::Set(d, of.from[region]));
-    slope = hn::IfThenElse(within, hn::Set(d, of.slope[region]), slope);
-    offset = hn::IfThenElse(within, hn::Set(d, of.offset[region]), offset);
-    last = hn::IfThenElse(within, hn::Set(d, of.last[region]), last);
-  }
-  return hn::Min(hn::Add(hn::Mul(magnitude, slope), offset), last);
-}
-
-/// block8_code() of numbers in [-1, 1].
-template <bool with_sign>
-HWY_INLINE hn::VFromD<I> codes_of(F d, hn::VFromD<F> share) {
-  const I integers;
-  if constexpr (with_sign) {
-    const auto cells = region_cells<true>(d, hn::Abs(share));
-    // 127 - 128 is stored as 0: the conversion to bytes saturates.
-    return hn::Add(hn::ConvertTo(integers, hn::CopySignToAbs(cells, share)), hn::Set(integers, 127));
-  } else {
-    const auto cells = region_cells<false>(d, hn::Max(share, hn::Zero(d)));
-    return hn::Sub(hn::ConvertTo(integers, cells), hn::Set(integers, 1));
-  }
-}
-
-#endif
-
 template <bool with_sign>
 HWY_INLINE void encode_block(const float* from, std::byte* codes) {
-  const F d;
-  const hn::RebindToUnsigned<F> bits;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto magnitude_at = [&](std::int64_t i) HWY_ATTR {
-    return hn::And(hn::BitCast(bits, hn::LoadU(d, from + i)), hn::Set(bits, 0x7fffffffu));
-  };
-  auto greatest = hn::Zero(bits), greatest_of_odd = greatest;
-  for (std::int64_t i = 0; i < block; i += 2 * lanes) {
-    greatest = hn::Max(greatest, magnitude_at(i));
-    greatest_of_odd = hn::Max(greatest_of_odd, magnitude_at(i + lanes));
+  __m512i greatest[2] = {};
+  for (std::int64_t i = 0; i < block; i += 32) {
+    for (int odd = 0; odd < 2; ++odd) {
+      const __m512i bits = _mm512_loadu_si512(from + i + 16 * odd);
+      greatest[odd] = _mm512_max_epu32(greatest[odd], _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
+    }
   }
-  const std::uint32_t magnitude = hn::GetLane(hn::MaxOfLanes(bits, hn::Max(greatest, greatest_of_odd)));
+  const std::uint32_t magnitude = _mm512_reduce_max_epu32(_mm512_max_epu32(greatest[0], greatest[1]));
   std::memcpy(codes + block, &magnitude, sizeof(magnitude));
   if (magnitude - 1 >= 0x7f7fffffu) {  // 0, or not finite: every quotient is 0 or a NaN
     std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
     return;
   }
-  const auto scale = hn::Set(d, std::bit_cast<float>(magnitude));
-  auto* const to = reinterpret_cast<std::uint8_t*>(codes);
-  for (std::int64_t i = 0; i < block; i += 4 * lanes) {
-    const auto share = [&](std::int64_t k)
-                           HWY_ATTR { return hn::Div(hn::LoadU(d, from + i + k * lanes), scale); };
-#if HWY_TARGET == HWY_AVX3
-    store_codes<with_sign>({share(0).raw, share(1).raw, share(2).raw, share(3).raw}, to + i);
-#else
-    const hn::Rebind<std::uint8_t, F> bytes;
-    for (std::int64_t k = 0; k < 4; ++k) {
-      hn::StoreU(hn::DemoteTo(bytes, codes_of<with_sign>(d, share(k))), bytes, to + i + k * lanes);
-    }
-#endif
+  const __m512 scale = _mm512_set1_ps(std::bit_cast<float>(magnitude));
+  for (std::int64_t i = 0; i < block; i += 64) {
+    __m512 share[4];
+    for (int k = 0; k < 4; ++k) share[k] = _mm512_div_ps(_mm512_loadu_ps(from + i + 16 * k), scale);
+    store_codes<with_sign>(share, codes + i);
   }
 }
-
-#if HWY_TARGET == HWY_AVX3
 
 /// The bytes of a map's values, those of least weight first.
 struct BytePlanes {
@@ -255,11 +180,10 @@ __attribute__((target("avx512f,avx512bw,avx512vbmi"))) void decode_by_planes(con
     const __mmask64 upper = _mm512_movepi8_mask(code);
     __m512i of[4];
     for (int k = 0; k < 4; ++k) {
-      const auto quarter = [&](int q) __attribute__((target("avx512f,avx512bw,avx512vbmi"), always_inline)) {
-        return _mm512_load_si512(planes[k] + 64 * q);
-      };
-      of[k] = _mm512_mask_blend_epi8(upper, _mm512_permutex2var_epi8(quarter(0), code, quarter(1)),
-                                     _mm512_permutex2var_epi8(quarter(2), code, quarter(3)));
+      const std::uint8_t* const plane = planes[k];
+      of[k] = _mm512_mask_blend_epi8(
+          upper, _mm512_permutex2var_epi8(_mm512_load_si512(plane), code, _mm512_load_si512(plane + 64)),
+          _mm512_permutex2var_epi8(_mm512_load_si512(plane + 128), code, _mm512_load_si512(plane + 192)));
     }
     const __m512i lower[2] = {_mm512_unpacklo_epi8(of[0], of[1]), _mm512_unpackhi_epi8(of[0], of[1])};
     const __m512i higher[2] = {_mm512_unpacklo_epi8(of[2], of[3]), _mm512_unpackhi_epi8(of[2], of[3])};
@@ -289,7 +213,21 @@ HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
   decode_plainly<with_sign>(codes, block, scale, to);
 }
 
-#endif
+/// Core's arithmetic in loops of which the compiler makes vectors.
+template <bool with_sign>
+[[gnu::flatten]] void encode_block(const float* from, std::byte* to) {
+  HWY_ALIGN std::int32_t codes[block8_elements];
+  std::uint32_t greatest = 0;
+  for (std::int64_t i = 0; i < block; ++i) {
+    const std::uint32_t magnitude = detail::block8_magnitude(from[i]);
+    greatest = magnitude > greatest ? magnitude : greatest;
+  }
+  const auto scale = std::bit_cast<float>(greatest);
+  for (std::int64_t i = 0; i < block; ++i) codes[i] = detail::block8_code<with_sign>(from[i] / scale);
+  for (std::int64_t i = 0; i < block; ++i) to[i] = static_cast<std::byte>(codes[i]);
+  std::memcpy(to + block, &scale, sizeof(scale));
+}
+
 #endif
 
 template <bool with_sign>
