@@ -19,9 +19,6 @@ inline constexpr std::int64_t streaming_elements = 262144;
 /// Elements that are widened, updated and rounded together, in the core's own cache.
 inline constexpr std::int64_t block_elements = 512;
 
-/// Elements whose squares are added together, in the same cache.
-inline constexpr std::int64_t squared_elements = 4 * block_elements;
-
 struct UpdatePart {
   const UpdateRule* rule = nullptr;
   RulePhase phase = RulePhase::update;

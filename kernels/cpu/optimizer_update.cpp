@@ -87,10 +87,8 @@ std::int64_t elements_before_alignment(const TensorView& weight, std::int64_t fi
   return static_cast<std::int64_t>((vector - address % vector) % vector / element);
 }
 
-/// One block. What is fp32 in memory is worked on in place, the rest by way of the core's own cache. In the
-/// phase `advance` the directions are written to `direction`.
-void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count, bool streaming,
-                  float* direction) {
+/// One block. What is fp32 in memory is worked on in place, the rest by way of the core's own cache.
+void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count, bool streaming) {
   const RuleOperands& of = *part.operands;
   const UpdateRule& rule = *part.rule;
   const RulePhase phase = part.phase;
@@ -143,9 +141,12 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
   }
   if (phase == RulePhase::advance) {
     if (reduced && states_first) read_states();  // as they are stored, and as the other phase finds them
+    HWY_ALIGN float direction[block_elements];
     block.direction = direction;
     block.ahead = 0;
     rule.direct(part.arguments, of.slots, block);
+    add_squares({block.master, DataType::float32, Shape{count}}, part.sums[0]);
+    add_squares({direction, DataType::float32, Shape{count}}, part.sums[1]);
   } else if (!master_in_place || (of.weight.data != nullptr && of.rounding != WeightRounding::nearest_even)) {
     write_master(part, first, count, block.master);
   } else if (of.weight.data != nullptr) {
@@ -153,29 +154,7 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
   }
 }
 
-/// The phase `advance` of a part. Many blocks' squares are added at a time: what a call costs beside its
-/// elements is as much as some 300 of these.
-void advance_part(const UpdatePart& part, std::int64_t first, std::int64_t count) {
-  HWY_ALIGN float directions[squared_elements], masters[squared_elements];
-  for (std::int64_t i = 0; i < count; i += squared_elements) {
-    const std::int64_t squared = std::min(squared_elements, count - i);
-    for (std::int64_t k = 0; k < squared; k += block_elements) {
-      update_block(part, first + i + k, std::min(block_elements, squared - k), false, directions + k);
-    }
-    const RuleOperands& of = *part.operands;
-    const float* master = masters;
-    if (of.master.dtype == DataType::float32) {
-      master = static_cast<const float*>(of.master.data) + first + i;
-    } else {
-      read_master(of, first + i, squared, masters);
-    }
-    add_squares({master, DataType::float32, Shape{squared}}, part.sums[0]);
-    add_squares({directions, DataType::float32, Shape{squared}}, part.sums[1]);
-  }
-}
-
 void update_part(const UpdatePart& part, std::int64_t first, std::int64_t count, bool streaming) {
-  if (part.phase == RulePhase::advance) return advance_part(part, first, count);
   std::int64_t i = first;
   const std::int64_t end = first + count;
   if (streaming) {
@@ -184,11 +163,11 @@ void update_part(const UpdatePart& part, std::int64_t first, std::int64_t count,
       streaming = before == 0;  // blocks begin where they begin
     } else {
       i = std::min(end, first + before);
-      if (i > first) update_block(part, first, i - first, false, nullptr);
+      if (i > first) update_block(part, first, i - first, false);
     }
   }
   for (; i < end; i += block_elements) {
-    update_block(part, i, std::min(block_elements, end - i), streaming, nullptr);
+    update_block(part, i, std::min(block_elements, end - i), streaming);
   }
 }
 
