@@ -20,6 +20,13 @@ constexpr SiluElement silu_element(float x) {
   return {x < -80.0f ? x * 0.0f : x * s, s + (bounded * s) * (e * s)};
 }
 
+/// The same where results are rounded to bf16, on CPUs: far left the exponential is infinite, and SiLU -0.
+constexpr SiluElement coarse_silu_element(float x) {
+  const float bounded = x > 80.0f ? 80.0f : x < -80.0f ? -80.0f : x;
+  const float s = 1.0f / (1.0f + coarse_power_of_two_element(x * -1.44269504088896341f));
+  return {x * s, s + (bounded * s) * (1.0f - s)};
+}
+
 struct AccurateSilu {
   static constexpr float exponential(float x) { return exponential_element(x); }
   static constexpr float inverse(float x) { return 1.0f / x; }

@@ -34,6 +34,30 @@ HWY_INLINE hn::VFromD<D> exponential(D d, hn::VFromD<D> x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(integers, p), hn::ShiftLeft<23>(hn::BitCast(integers, shifted))));
 }
 
+/// As coarse_power_of_two_element() of kernels/exponential.h.
+template <class D>
+HWY_INLINE hn::VFromD<D> coarse_power_of_two(D d, hn::VFromD<D> t) {
+  const auto polynomial = [d](hn::VFromD<D> f) HWY_ATTR {
+    auto p = hn::Set(d, 9.78291221e-3f);
+    p = hn::Add(hn::Mul(p, f), hn::Set(d, 5.59768826e-2f));
+    p = hn::Add(hn::Mul(p, f), hn::Set(d, 2.40207106e-1f));
+    p = hn::Add(hn::Mul(p, f), hn::Set(d, 6.93113625e-1f));
+    return hn::Add(hn::Mul(p, f), hn::Set(d, 1.0f));
+  };
+#if HWY_TARGET <= HWY_AVX3  // has the reduction and the scaling as an instruction each, which bound t as well
+  if constexpr (hn::MaxLanes(D()) == 16) {
+    const hn::VFromD<D> f{_mm512_reduce_ps(t.raw, 0)};
+    return hn::VFromD<D>{_mm512_scalef_ps(polynomial(f).raw, hn::Sub(t, f).raw)};
+  }
+#endif
+  const hn::RebindToSigned<D> integers;
+  const auto rounder = hn::Set(d, 12582912.0f);
+  const auto bounded = hn::Max(hn::Min(t, hn::Set(d, 128.0f)), hn::Set(d, -120.0f));
+  const auto shifted = hn::Add(bounded, rounder);
+  const auto p = polynomial(hn::Sub(bounded, hn::Sub(shifted, rounder)));
+  return hn::BitCast(d, hn::Add(hn::BitCast(integers, p), hn::ShiftLeft<23>(hn::BitCast(integers, shifted))));
+}
+
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 #endif  // TRANCHE_KERNELS_CPU_EXPONENTIAL_INL_H_

@@ -53,13 +53,16 @@ HWY_INLINE hn::VFromD<D> widened(D d, hn::VFromD<Bits<D>> half, float16) {
   return hn::BitCast(d, hn::Or(result, sign));
 }
 
-/// The bf16 pattern of each lane in the upper half; the lower half is of no meaning.
-template <class D>
+/// The bf16 pattern of each lane in the upper half; the lower half is of no meaning. With `of_bf16` a NaN is
+/// one that arithmetic on bf16 operands gives: it is quiet and has zeros in its lower half, so that rounding
+/// leaves it as it is.
+template <bool of_bf16 = false, class D>
 HWY_INLINE hn::VFromD<Bits<D>> rounded_to_upper(D, hn::VFromD<D> value) {
   const Bits<D> u;
   const auto bits = hn::BitCast(u, value);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(u, 1u));
   const auto rounded = hn::Add(bits, hn::Add(odd, hn::Set(u, 0x7fffu)));
+  if constexpr (of_bf16) return rounded;
   const auto quiet = hn::Or(bits, hn::Set(u, 0x00400000u));
   return hn::IfThenElse(hn::RebindMask(u, hn::IsNaN(value)), quiet, rounded);
 }
@@ -108,15 +111,15 @@ HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> packed(D d, hn::VFromD<
                         hn::BitCast(narrow, bits_of(d, lower, float16())));
 }
 
-/// One vector of 16-bit patterns of two: its even and its odd elements.
-template <class D>
+/// One vector of 16-bit patterns of two: its even and its odd elements. `of_bf16` as for rounded_to_upper().
+template <bool of_bf16, class D>
 HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> interleaved(D d, hn::VFromD<D> even,
                                                                      hn::VFromD<D> odd, bfloat16) {
   const hn::Repartition<std::uint16_t, D> narrow;
-  return hn::OddEven(hn::BitCast(narrow, rounded_to_upper(d, odd)),
-                     hn::BitCast(narrow, bits_of(d, even, bfloat16())));
+  return hn::OddEven(hn::BitCast(narrow, rounded_to_upper<of_bf16>(d, odd)),
+                     hn::BitCast(narrow, hn::ShiftRight<16>(rounded_to_upper<of_bf16>(d, even))));
 }
-template <class D>
+template <bool of_bf16, class D>
 HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> interleaved(D d, hn::VFromD<D> even,
                                                                      hn::VFromD<D> odd, float16) {
   const hn::Repartition<std::uint16_t, D> narrow;

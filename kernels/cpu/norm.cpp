@@ -31,14 +31,14 @@ HWY_INLINE void for_row(std::int64_t count, const Body& body) {
 }
 
 /// The same for a body that returns what is stored to `to`; whole pairs by non-temporal stores if
-/// `streaming`.
-template <bool centred, class T, class Body>
+/// `streaming`. `of_bf16` as for rounded_to_upper().
+template <bool centred, bool of_bf16 = false, class T, class Body>
 HWY_INLINE void store_row(std::int64_t count, T* to, bool streaming, const Body& body) {
   const std::int64_t step = centred ? count + 1 : 2 * lane_count();
   std::int64_t i = 0;
   for (; i + step <= count; i += step) {
     const FloatVector first = body(RowHalf<0>{{i}}), second = body(RowHalf<1>{{i}});
-    store_halves(FloatTag(), first, second, to + i, streaming);
+    store_halves<of_bf16>(FloatTag(), first, second, to + i, streaming);
   }
   for_vectors(count - i, [&](std::int64_t offset, std::int64_t lanes) {
     store_at(body(RowVector{i + offset, lanes}), to, i + offset, lanes);
@@ -59,98 +59,107 @@ struct RowSum {
   }
 };
 
+/// A row of x, or of its sum with the addend, which is written to `sum`: its mean and 1 / deviation.
 template <class T, bool centred>
-void forward_row(const NormForward& call, std::int64_t row, T* row_sum) {
-  const FloatTag d;
+void measure_row(const NormForward& call, std::int64_t row, T* sum) {
   const std::int64_t start = row * call.columns;
   const T* x = static_cast<const T*>(call.x) + start;
   const T* addend = static_cast<const T*>(call.addend) + start;
-  const T* weight = static_cast<const T*>(call.weight);
-  const T* bias = static_cast<const T*>(call.bias);
-  T* y = static_cast<T*>(call.y) + start;
   const auto count = static_cast<float>(call.columns);
-  // The next row comes from memory while this one is written.
-  const std::int64_t ahead = row + 1 < call.rows ? call.columns : 0;
-  const T* next = x + ahead;
-  const T* next_addend = call.sum != nullptr ? addend + ahead : nullptr;
-
-  if (call.sum != nullptr) {
-    T* sum = call.streaming ? row_sum : static_cast<T*>(call.sum) + start;
-    store_row<centred>(call.columns, sum, false, [&](auto at) { return hn::Add(at(x), at(addend)); });
+  if (sum != nullptr) {
+    store_row<centred, true>(call.columns, sum, false, [&](auto at) { return hn::Add(at(x), at(addend)); });
     x = sum;
   }
   // RMS norm is the norm around 0.
   float mean = 0;
   if (centred) {
-    RowSum sum;
-    for_row<centred>(call.columns, [&](auto at) { sum.add(at, at(x)); });
-    mean = sum.total<centred>() / count;
+    RowSum total;
+    for_row<centred>(call.columns, [&](auto at) { total.add(at, at(x)); });
+    mean = total.total<centred>() / count;
     call.mean[row] = mean;
   }
-  const FloatVector mean_vector = hn::Set(d, mean);
-  const auto less_mean = [&](FloatVector value) { return centred ? hn::Sub(value, mean_vector) : value; };
+  const FloatVector mean_vector = hn::Set(FloatTag(), mean);
   RowSum squares;
   for_row<centred>(call.columns, [&](auto at) {
-    const FloatVector value = at.keep(less_mean(at(x)));
+    const FloatVector value = at.keep(centred ? hn::Sub(at(x), mean_vector) : at(x));
     squares.add(at, hn::Mul(value, value));
   });
-  const float rstd = 1.0f / std::sqrt(squares.total<centred>() / count + call.epsilon);
-  const FloatVector rstd_vector = hn::Set(d, rstd);
-  store_row<centred>(call.columns, y, call.streaming, [&](auto at) {
-    at.fetch(next);
-    if (next_addend != nullptr) at.fetch(next_addend);
-    FloatVector scaled = hn::Mul(hn::Mul(less_mean(at(x)), rstd_vector), at(weight));
-    if (centred) scaled = hn::Add(scaled, at(bias));
-    return scaled;
-  });
-  if (call.sum != nullptr && call.streaming) {
-    store_row<centred>(call.columns, static_cast<T*>(call.sum) + start, true,
-                       [&](auto at) { return at(row_sum); });
-  }
-  call.rstd[row] = rstd;
+  call.rstd[row] = 1.0f / std::sqrt(squares.total<centred>() / count + call.epsilon);
 }
 
-/// The two means that dx of a row needs besides its elements.
-struct RowMeans {
-  float g = 0, gh = 0;
+/// y of a row whose mean and 1 / deviation are known; `x` is the row, or its sum with the addend.
+template <class T, bool centred>
+void scale_row(const NormForward& call, std::int64_t row, const T* x, std::int64_t rows_ahead) {
+  const std::int64_t start = row * call.columns;
+  const T* weight = static_cast<const T*>(call.weight);
+  const T* bias = static_cast<const T*>(call.bias);
+  // Rows that are read next come from memory while this one is written.
+  const std::int64_t next = start + (row + rows_ahead < call.rows ? rows_ahead * call.columns : 0);
+  const T* next_x = static_cast<const T*>(call.x) + next;
+  const T* next_addend = call.sum != nullptr ? static_cast<const T*>(call.addend) + next : nullptr;
+  const FloatVector mean = hn::Set(FloatTag(), centred ? call.mean[row] : 0.0f);
+  const FloatVector rstd = hn::Set(FloatTag(), call.rstd[row]);
+  store_row<centred, true>(call.columns, static_cast<T*>(call.y) + start, call.streaming, [&](auto at) {
+    at.fetch(next_x);
+    if (next_addend != nullptr) at.fetch(next_addend);
+    const FloatVector value = centred ? hn::Sub(at(x), mean) : at(x);
+    const FloatVector scaled = hn::Mul(hn::Mul(value, rstd), at(weight));
+    return centred ? hn::Add(scaled, at(bias)) : scaled;
+  });
+}
+
+/// Rows [row, row + count), of norm_streamed_columns elements at most if results are streamed: all are
+/// measured before the first is written, so that the roots and quotients of narrow rows wait for none.
+template <class T, bool centred>
+void forward_rows(const NormForward& call, std::int64_t row, std::int64_t count, T* streamed_sums) {
+  const auto place = [&](void* base, std::int64_t r) { return static_cast<T*>(base) + r * call.columns; };
+  const auto sum_of_row = [&](std::int64_t r) -> T* {
+    if (call.sum == nullptr) return nullptr;
+    return call.streaming ? place(streamed_sums, r - row) : place(call.sum, r);
+  };
+  for (std::int64_t r = row; r < row + count; ++r) measure_row<T, centred>(call, r, sum_of_row(r));
+  for (std::int64_t r = row; r < row + count; ++r) {
+    const T* sum = sum_of_row(r);
+    scale_row<T, centred>(call, r, sum != nullptr ? sum : static_cast<const T*>(call.x) + r * call.columns,
+                          count);
+    if (sum == nullptr || !call.streaming) continue;
+    store_row<centred, true>(call.columns, place(call.sum, r), true, [&](auto at) { return at(sum); });
+  }
+}
+
+/// What a row's gradients are made of, from column `first` on: dy and h = (x - mean) rstd.
+template <class T, bool centred>
+struct GradientRow {
+  const T *x, *dy;
+  FloatVector mean, rstd;
+  GradientRow(const NormBackward& call, std::int64_t row, std::int64_t first)
+      : x(static_cast<const T*>(call.x) + row * call.columns + first),
+        dy(static_cast<const T*>(call.dy) + row * call.columns + first),
+        mean(hn::Set(FloatTag(), centred ? call.mean[row] : 0.0f)),
+        // Of a caller's NaNs rounded_to_upper() takes only some.
+        rstd(hn::Set(FloatTag(), std::isnan(call.rstd[row]) ? NAN : call.rstd[row])) {}
+  template <class At>
+  HWY_INLINE FloatVector h(const At& at) const {
+    return hn::Mul(centred ? hn::Sub(at(x), mean) : at(x), rstd);
+  }
 };
 
-/// One pass over `rows` rows of columns [first, first + width). For the parameters, unless `weight_sums` is
-/// null, the rows' terms are added to the sums of both gradients, which hold whole vectors in the order of
-/// place_of(); several rows are added to one while it is in a register, one after the other. For dx, unless
-/// `means` is null: with h = (x - mean) rstd and g = dy weight, the means of g and g h of each row.
-template <int rows, bool for_parameters, bool for_rows, class T, bool centred>
+/// Adds the terms of `rows` rows at columns [first, first + width) to the sums of the parameters' gradients,
+/// which hold whole vectors in the order of place_of(); one row after the other while a sum is in a register.
+template <int rows, class T, bool centred>
 void add_rows(const NormBackward& call, std::int64_t row, std::int64_t first, std::int64_t width,
-              float* weight_sums, float* bias_sums, RowMeans* means) {
-  const T* x = static_cast<const T*>(call.x) + row * call.columns + first;
-  const T* dy = static_cast<const T*>(call.dy) + row * call.columns + first;
-  const T* weight = static_cast<const T*>(call.weight) + first;
-  RowSum sum_g[rows], sum_gh[rows];
+              float* weight_sums, float* bias_sums) {
   for_row<centred>(width, [&](auto at) {
-    FloatVector weight_sum = hn::Zero(FloatTag()), bias_sum = weight_sum, factor = weight_sum;
-    if (for_parameters) weight_sum = load(weight_sums + at.place());
-    if (for_parameters && centred) bias_sum = load(bias_sums + at.place());
-    if (for_rows) factor = at(weight);
+    FloatVector weight_sum = load(weight_sums + at.place()), bias_sum = load(bias_sums + at.place());
     for (int r = 0; r < rows; ++r) {
-      FloatVector h = at(x + r * call.columns);
-      if (centred) h = hn::Sub(h, hn::Set(FloatTag(), call.mean[row + r]));
-      h = hn::Mul(h, hn::Set(FloatTag(), call.rstd[row + r]));
-      const FloatVector gradient = at(dy + r * call.columns);
-      if (for_parameters) weight_sum = hn::Add(weight_sum, hn::Mul(gradient, h));
-      if (for_parameters && centred) bias_sum = hn::Add(bias_sum, gradient);
-      if (!for_rows) continue;
-      const FloatVector g = hn::Mul(gradient, factor);
-      if (centred) sum_g[r].add(at, g);
-      sum_gh[r].add(at, at.keep(hn::Mul(g, h)));
+      const GradientRow<T, centred> terms(call, row + r, first);
+      const FloatVector gradient = at(terms.dy);
+      weight_sum = hn::Add(weight_sum, hn::Mul(gradient, terms.h(at)));
+      if (centred) bias_sum = hn::Add(bias_sum, gradient);
     }
-    if (for_parameters) store(weight_sum, weight_sums + at.place());
-    if (for_parameters && centred) store(bias_sum, bias_sums + at.place());
+    store(weight_sum, weight_sums + at.place());
+    if (centred) store(bias_sum, bias_sums + at.place());
   });
-  const auto count = static_cast<float>(call.columns);
-  for (int r = 0; for_rows && r < rows; ++r) {
-    if (centred) means[r].g = sum_g[r].template total<centred>() / count;
-    means[r].gh = sum_gh[r].template total<centred>() / count;
-  }
 }
 
 /// The index of a column of `width` in the sums of add_rows().
@@ -159,30 +168,6 @@ std::int64_t place_of(std::int64_t column, std::int64_t width) {
   const std::int64_t lanes = lane_count(), step = 2 * lanes, in = column % step;
   const bool halves = !centred && sizeof(T) == 2 && column < width / step * step;
   return halves ? column - in + in / 2 + in % 2 * lanes : column;
-}
-
-/// dx = rstd (g - mean(g) - h mean(g h)), where RMS norm is without mean(g).
-template <class T, bool centred>
-void dx_row(const NormBackward& call, std::int64_t row, const RowMeans& means, std::int64_t rows_ahead) {
-  const FloatTag d;
-  const T* x = static_cast<const T*>(call.x) + row * call.columns;
-  const T* dy = static_cast<const T*>(call.dy) + row * call.columns;
-  const T* weight = static_cast<const T*>(call.weight);
-  T* dx = static_cast<T*>(call.dx) + row * call.columns;
-  // Rows that are read next come from memory while this one is written.
-  const std::int64_t ahead = row + rows_ahead < call.rows ? rows_ahead * call.columns : 0;
-  const FloatVector mean = hn::Set(d, centred ? call.mean[row] : 0.0f);
-  const FloatVector rstd = hn::Set(d, call.rstd[row]);
-  const FloatVector mean_g = hn::Set(d, means.g), mean_gh = hn::Set(d, means.gh);
-  store_row<centred>(call.columns, dx, false, [&](auto at) {
-    at.fetch(x + ahead);
-    at.fetch(dy + ahead);
-    const FloatVector h = hn::Mul(centred ? hn::Sub(at(x), mean) : at(x), rstd);
-    FloatVector g = hn::Mul(at(dy), at(weight));
-    if (centred) g = hn::Sub(g, mean_g);
-    const FloatVector gradient = hn::Mul(rstd, hn::Sub(g, hn::Mul(h, mean_gh)));
-    return call.accumulate_dx ? hn::Add(at(dx), gradient) : gradient;
-  });
 }
 
 /// Calls body<4>(row) for fours of the rows of a block, and body<1>(row) for the rest.
@@ -201,7 +186,7 @@ void backward_columns(const NormBackward& call, std::int64_t first, std::int64_t
   for (std::int64_t block = 0; block * norm_row_block < call.rows; ++block) {
     alignas(64) float weight_sums[norm_column_chunk] = {}, bias_sums[norm_column_chunk] = {};
     for_rows_of_block(call, block, [&]<int rows>(std::int64_t row) {
-      add_rows<rows, true, false, T, centred>(call, row, first, width, weight_sums, bias_sums, nullptr);
+      add_rows<rows, T, centred>(call, row, first, width, weight_sums, bias_sums);
     });
     for (std::int64_t i = 0; i < width; ++i) {
       weight_total[i] += weight_sums[i];
@@ -215,16 +200,60 @@ void backward_columns(const NormBackward& call, std::int64_t first, std::int64_t
   }
 }
 
-/// dx of a block's rows, and its sums of all columns: rows are read from memory once.
-template <class T, bool centred>
-void backward_block(const NormBackward& call, std::int64_t block, float* sums) {
-  const std::int64_t width = norm_sums_width(call.columns);
-  std::fill_n(sums, (centred ? 2 : 1) * width, 0.0f);
-  for_rows_of_block(call, block, [&]<int rows>(std::int64_t row) {
-    RowMeans means[rows];
-    add_rows<rows, true, true, T, centred>(call, row, 0, call.columns, sums, sums + width, means);
-    for (int r = 0; r < rows; ++r) dx_row<T, centred>(call, row + r, means[r], rows);
-  });
+/// The two means that dx of a row needs besides its elements: of g = dy weight and of g h.
+struct RowMeans {
+  float g = 0, gh = 0;
+};
+
+/// One pass that writes dx of a row, whose means are given, and measures the row behind it, which gives its
+/// means and, with `for_parameters`, its terms of the sums of add_rows(); either may be left out. Done
+/// together, the arithmetic of the one hides behind the memory of the other. dx = rstd (g - mean(g) - h
+/// mean(g h)), where RMS norm is without mean(g).
+template <bool written, bool measured, bool for_parameters, class T, bool centred>
+void pass_row(const NormBackward& call, std::int64_t row, RowMeans& means, float* sums) {
+  const T* weight = static_cast<const T*>(call.weight);
+  T* dx = static_cast<T*>(call.dx) + row * call.columns;
+  const GradientRow<T, centred> now(call, row, 0), next(call, row + (written && measured ? 1 : 0), 0);
+  const FloatVector mean_g = hn::Set(FloatTag(), means.g), mean_gh = hn::Set(FloatTag(), means.gh);
+  RowSum sum_g, sum_gh;
+  const auto at_place = [&](auto at) {
+    const FloatVector factor = at(weight);
+    if (measured) {
+      const FloatVector h = next.h(at), gradient = at(next.dy), g = hn::Mul(gradient, factor);
+      const auto add_to = [&](float* to, FloatVector term) {
+        store(hn::Add(load(to + at.place()), term), to + at.place());
+      };
+      if (for_parameters) add_to(sums, hn::Mul(gradient, h));
+      if (for_parameters && centred) add_to(sums + norm_sums_width(call.columns), gradient);
+      if (centred) sum_g.add(at, g);
+      sum_gh.add(at, at.keep(hn::Mul(g, h)));
+    }
+    FloatVector g = hn::Mul(at(now.dy), factor);
+    if (centred) g = hn::Sub(g, mean_g);
+    const FloatVector gradient = hn::Mul(now.rstd, hn::Sub(g, hn::Mul(now.h(at), mean_gh)));
+    return call.accumulate_dx && written ? hn::Add(at(dx), gradient) : gradient;
+  };
+  if (written) {
+    store_row<centred, true>(call.columns, dx, false, at_place);
+  } else {
+    for_row<centred>(call.columns, [&](auto at) { at_place(at); });
+  }
+  const auto count = static_cast<float>(call.columns);
+  if (measured && centred) means.g = sum_g.template total<centred>() / count;
+  if (measured) means.gh = sum_gh.template total<centred>() / count;
+}
+
+/// dx of rows [first, first + count), read from memory once, and with `for_parameters` their sums of all
+/// columns.
+template <bool for_parameters, class T, bool centred>
+void backward_rows(const NormBackward& call, std::int64_t first, std::int64_t count, float* sums) {
+  RowMeans means;
+  pass_row<false, true, for_parameters, T, centred>(call, first, means, sums);
+  const std::int64_t last = first + count - 1;
+  for (std::int64_t row = first; row < last; ++row) {
+    pass_row<true, true, for_parameters, T, centred>(call, row, means, sums);
+  }
+  pass_row<true, false, for_parameters, T, centred>(call, last, means, sums);
 }
 
 /// Calls f with a value of the dtype's storage type, and whether the norm is around a mean.
@@ -236,21 +265,18 @@ void with_kind(DataType dtype, const float* mean, const F& f) {
 
 void forward(const NormForward& call, std::int64_t first, std::int64_t count) {
   with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
-    alignas(64) decltype(type) row_sum[norm_streamed_columns];
-    for (std::int64_t row = first; row < first + count; ++row) {
-      forward_row<decltype(type), centred.value>(call, row, row_sum);
+    alignas(64) decltype(type) sums[norm_streamed_columns];
+    const std::int64_t row_bytes = call.columns * static_cast<std::int64_t>(sizeof(type));
+    const std::int64_t end = first + count, step = std::max<std::int64_t>(1, 4096 / row_bytes);
+    for (std::int64_t row = first; row < end; row += step) {
+      forward_rows<decltype(type), centred.value>(call, row, std::min(step, end - row), sums);
     }
   });
 }
 
 void backward(const NormBackward& call, std::int64_t first, std::int64_t count) {
   with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
-    using T = decltype(type);
-    for (std::int64_t row = first; row < first + count; ++row) {
-      RowMeans means;
-      add_rows<1, false, true, T, centred.value>(call, row, 0, call.columns, nullptr, nullptr, &means);
-      dx_row<T, centred.value>(call, row, means, 1);
-    }
+    backward_rows<false, decltype(type), centred.value>(call, first, count, nullptr);
   });
 }
 
@@ -262,7 +288,10 @@ void parameter_gradients(const NormBackward& call, std::int64_t first, std::int6
 
 void whole_block(const NormBackward& call, std::int64_t block, float* sums) {
   with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
-    backward_block<decltype(type), centred.value>(call, block, sums);
+    const std::int64_t row = block * norm_row_block;
+    std::fill_n(sums, (centred.value ? 2 : 1) * norm_sums_width(call.columns), 0.0f);
+    backward_rows<true, decltype(type), centred.value>(call, row, std::min(norm_row_block, call.rows - row),
+                                                       sums);
   });
 }
 

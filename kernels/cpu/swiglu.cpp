@@ -1,6 +1,7 @@
 #include "kernels/cpu/swiglu.h"
 
 #include <array>
+#include <type_traits>
 
 #include "hwy/cache_control.h"
 #include "kernels/cpu/parallel.h"
@@ -19,10 +20,16 @@ struct Silu {
   hn::VFromD<D> value, derivative;
 };
 
-/// As silu_element() of kernels/silu_arithmetic.h.
-template <class D>
+/// As silu_element() of kernels/silu_arithmetic.h; in bf16 as coarse_silu_element().
+template <class T, class D>
 HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x) {
   const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, 80.0f);
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    const auto e = coarse_power_of_two(d, hn::Mul(x, hn::Set(d, -1.44269504088896341f)));
+    const auto s = hn::Div(one, hn::Add(one, e));
+    const auto kept = hn::Max(hn::Neg(limit), hn::Min(limit, x));  // of NaNs the second operand is returned
+    return {hn::Mul(x, s), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Sub(one, s)))};
+  }
   // A NaN may become a bound here: what it is multiplied by below is a number, and the result a NaN.
   const auto bounded = hn::Max(hn::Min(x, limit), hn::Neg(limit));
   const auto e = exponential(d, hn::Neg(bounded));
@@ -41,7 +48,7 @@ void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, c
     const T* up = static_cast<const T*>(up_view.data) + first;
     const std::array<T*, 1> out{static_cast<T*>(out_view.data) + first};
     for_each_result(count, out, streaming, [&](auto d, auto at) HWY_ATTR {
-      return std::array{hn::Mul(silu(d, at(d, gate)).value, at(d, up))};
+      return std::array{hn::Mul(silu<T>(d, at(d, gate)).value, at(d, up))};
     });
   });
 }
@@ -57,7 +64,7 @@ void forward_backward(const ConstTensorView& gate_view, const ConstTensorView& u
     const T *gate = read(gate_view), *up = read(up_view), *d_out = read(d_out_view);
     const std::array<T*, 3> results{written(out_view), written(d_gate_view), written(d_up_view)};
     for_each_result(count, results, streaming, [&](auto d, auto at) HWY_ATTR {
-      const auto activated = silu(d, at(d, gate));
+      const auto activated = silu<T>(d, at(d, gate));
       const auto factor = at(d, up), gradient = at(d, d_out);
       return std::array{hn::Mul(activated.value, factor),
                         hn::Mul(hn::Mul(gradient, factor), activated.derivative),

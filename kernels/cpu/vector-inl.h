@@ -130,18 +130,18 @@ struct HalfOfPair {
 #endif
 };
 
-/// Stores both halves of a pair; `streaming` as for store_pair().
-template <class D>
+/// Stores both halves of a pair; `streaming` as for store_pair(), `of_bf16` as for rounded_to_upper().
+template <bool of_bf16 = false, class D>
 HWY_INLINE void store_halves(D d, hn::VFromD<D> first, hn::VFromD<D> second, float* to, bool streaming) {
   store_pair(d, first, second, to, streaming);
 }
-template <class D, class Narrow>
+template <bool of_bf16 = false, class D, class Narrow>
 HWY_INLINE void store_halves(D d, hn::VFromD<D> even, hn::VFromD<D> odd, Narrow* to, bool streaming) {
 #if HWY_TARGET == HWY_SCALAR
   store_pair(d, even, odd, to, streaming);
 #else
   const hn::Repartition<std::uint16_t, D> narrow;
-  const auto both = interleaved(d, even, odd, Narrow());
+  const auto both = interleaved<of_bf16>(d, even, odd, Narrow());
   if (streaming) {
     hn::Stream(both, narrow, &to->bits);
   } else {
@@ -196,8 +196,9 @@ struct OneElement {
 };
 
 /// Stores what body(d, at) returns, a std::array of a vector for each of `to`, for all of [0, count); at(d,
-/// from) loads the elements at the same place. The body must give the same bits for any number of lanes. All
-/// operands have the dtype T; one may be in the place of another. `streaming` as for store_pair().
+/// from) loads the elements at the same place. The body must give the same bits for any number of lanes, by
+/// arithmetic on operands of the dtype T; one may be in the place of another. `streaming` as for
+/// store_pair().
 template <class T, std::size_t n, class Body>
 HWY_INLINE void for_each_result(std::int64_t count, const std::array<T*, n>& to, bool streaming,
                                 const Body& body) {
@@ -207,7 +208,7 @@ HWY_INLINE void for_each_result(std::int64_t count, const std::array<T*, n>& to,
   for (; i + 2 * lanes <= count; i += 2 * lanes) {
     const auto first = body(d, HalfOfPair<0>{i});
     const auto second = body(d, HalfOfPair<1>{i});
-    for (std::size_t k = 0; k < n; ++k) store_halves(d, first[k], second[k], to[k] + i, streaming);
+    for (std::size_t k = 0; k < n; ++k) store_halves<true>(d, first[k], second[k], to[k] + i, streaming);
   }
   const hn::CappedTag<float, 1> one;
   for (; i < count; ++i) {

@@ -260,6 +260,19 @@ TEST(RmsNorm, WeightGradientSumsBlocksOf64RowsInOrder) {
   EXPECT_EQ(gradient_of(before_last), large);
 }
 
+TEST(RmsNorm, ANaNOfAnyPatternStaysOne) {
+  Machine machine;
+  for (DataType dtype : floating_dtypes) {
+    Random random(67);
+    Operands run(dtype, {3, 65}, random);  // `rstd` is as memory that was never written: all bits are ones
+    run.backward(machine.stream(), false);
+    for (const double value : run.d_x.values()) ASSERT_TRUE(std::isnan(value)) << name_of(dtype);
+    run.x = HostTensor(dtype, {3, 65});  // the same of 16-bit operands
+    run.forward(machine.stream());
+    for (const double value : run.out.values()) ASSERT_TRUE(std::isnan(value)) << name_of(dtype);
+  }
+}
+
 TEST(RmsNorm, MetaCountsLikeTheCpuAndTouchesNothing) {
   Random random(64);
   Operands run(DataType::bfloat16, {6, 10}, random);

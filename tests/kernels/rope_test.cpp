@@ -180,6 +180,17 @@ TEST(Rope, BitsDependOnNeitherThreadsNorInstructionSet) {
   }
 }
 
+TEST(Rope, ANaNOfTheTableOfAnyPatternStaysOne) {
+  Machine machine;
+  Random random(58);
+  for (DataType dtype : floating_dtypes) {
+    HostTensor x = random.tensor(dtype, {2, 3 * 128});
+    HostTensor table(fp32, {2, 128});  // as memory that was never written: all bits are ones
+    rope(machine.stream(), false, table.view(), 3, 128, x.view());
+    for (const double value : x.values()) ASSERT_TRUE(std::isnan(value)) << name_of(dtype);
+  }
+}
+
 TEST(Rope, MetaCountsLikeTheCpuAndTouchesNothing) {
   Random random(84);
   HostTensor x = random.tensor(DataType::bfloat16, {6, 3 * 10}), table(fp32, {6, 8});
