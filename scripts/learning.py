@@ -54,6 +54,9 @@ FORMATS = [
     # A control: the gradient is rounded at another place, and nothing else differs.
     Variant("AdamW, reduced each micro-batch", {"tranche": {"reduction": "micro_batch"}}, "AdamW"),
     Variant("AdamW, states in 8 bits", {"tranche": {"moments": "block8"}}, "AdamW", 0.5),
+    Variant("AdamW, no master, stochastic rounding",
+            {"tranche": {"master": "none", "stochastic_rounding": True}}, "AdamW", 0.5),
+    Variant("AdamW, no master", {"tranche": {"master": "none"}}, "AdamW"),
     Variant("Muon", optimizer("Muon", 0.003), "AdamW", -1.0),
     Variant("LAMB", optimizer("Lamb", 0.02), "AdamW"),
     Variant("AdamW, 2 ranks, int8 gradients and weights",

@@ -481,7 +481,6 @@ TEST_F(ProgramCheckpoints, StateInAnotherFormatIsConvertedWhereThatIsAskedFor) {
   line.emplace_back("--convert-state");
   const json resumed = report(line);
   EXPECT_EQ(resumed["resumed"]["step"], 2);
-  EXPECT_EQ(resumed["steps_completed"], 3);
   refused(2, {"--convert-state"}, {"--convert-state says how --resume takes optimizer state; give that too"});
 }
 
