@@ -183,8 +183,8 @@ Json tranche_keys(const Config& config) {
   json["checkpoint_every"] = config.checkpoint_every;
   json["vocabulary_chunk"] = config.vocabulary_chunk;
   json["moments"] = name_of(config.precision.moments);
-  json["master"] = name_of(config.precision.master);
-  json["stochastic_rounding"] = config.precision.stochastic_rounding;
+  if (config.precision.master != MasterFormat::fp32) json["master"] = name_of(config.precision.master);
+  if (config.precision.stochastic_rounding) json["stochastic_rounding"] = true;
   json["save_buffer"] = config.save_buffer;
   json["total_steps"] = config.total_steps_hint;
   json["debug"]["poison_memory"] = config.debug.poison_memory;

@@ -6,7 +6,7 @@ import collections
 import random
 
 STEPS, MORE = 5, 2  # steps of a run, and of the run that resumes it
-OPTIONAL = {"tensor_sums": "tranche.tensor_sums", "gather_for": "tranche.gather_for", "persistent": "tranche.gather_for"}  # dimensions that are not drawn where a program does not know their key
+OPTIONAL = {"tensor_sums": "tranche.tensor_sums", "gather_for": "tranche.gather_for", "persistent": "tranche.gather_for", "master": "tranche.master", "stochastic_rounding": "tranche.master"}  # dimensions that are not drawn where a program does not know their key
 ALWAYS = lambda drawn: True
 AT = lambda name, *values: lambda drawn: drawn[name] in values
 NOT = lambda name, *values: lambda drawn: drawn[name] not in values
@@ -62,6 +62,8 @@ DIMENSIONS = {
     "shape": (["odd", "wide", "gpt-nano"], ALWAYS),
     "planned_model": (["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"], ALWAYS),
     "planned_ranks": ([8, 60, 1024], ALWAYS),
+    "master": (["fp32", "split", "none"], AT("dtype", "bf16")),
+    "stochastic_rounding": ([False, True], AT("master", "none")),
 }
 
 
@@ -134,6 +136,7 @@ def configuration(drawn):
            "parameter_groups": [{"pattern": "*.bias", "learning_rate_factor": 0.5, "decay": True}] if groups == "factor" else [],
            "collectives": get["collectives"], "device_transport": "auto", "maximum_consecutive_skips": 100, "activation_checkpointing": get["checkpointing"],
            "checkpoint_every": get["checkpoint_every"] or 1, "vocabulary_chunk": get["vocabulary_chunk"], "moments": get["moments"] or "fp32",
+           "master": get["master"] or "fp32", "stochastic_rounding": bool(get["stochastic_rounding"]),
            "save_buffer": get["save_buffer"], "total_steps": STEPS + MORE, "tensor_sums": get["tensor_sums"] or "rank_order",
            "debug": {"poison_memory": get["memory"] == "poisoned", "host_link_bandwidth": 0, "plan_memory": get["memory"] != "unplanned",
                      "ranks_per_host": get["ranks_per_host"] or 0}}
