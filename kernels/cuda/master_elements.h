@@ -39,9 +39,10 @@ struct RoundingDraws {
   RandomKey stream;
   std::int64_t origin;  ///< element of the tensor at the range's element 0
 
+  /// A call: what it computes is much beside what a call costs, and every rule has it several times.
   template <int n>
-  __device__ __forceinline__ void round(std::int64_t i, const float (&values)[n],
-                                        std::uint16_t (&patterns)[n]) const {
+  [[gnu::noinline]] __device__ void round(std::int64_t i, const float (&values)[n],
+                                          std::uint16_t (&patterns)[n]) const {
     std::int64_t drawn = -1;
     std::array<std::uint32_t, 4> block{};
 #pragma unroll

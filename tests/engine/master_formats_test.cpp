@@ -82,7 +82,7 @@ TEST(MasterFormats, GiveTheSameBitsOverStagesTiersAndBuckets) {
   int turn = 0;
   for (const MasterRule& rule : master_rules()) {
     for (const Kept& kept : kept_formats) {
-      if (!swept(turn, 2) && rule.type != "AdamW") {
+      if (!swept(turn, 4) && rule.type != "AdamW") {
         ++turn;
         continue;
       }
