@@ -185,6 +185,7 @@ TEST(Muon, SaysWhatItDoesWithWhichTensors) {
   EXPECT_FALSE(optimizer->needs_whole_matrices(table));
   EXPECT_EQ(optimizer->state(tensors[1]).size(), 1U);
   EXPECT_EQ(optimizer->state(table).size(), 2U);
+  EXPECT_EQ(optimizer->whole_obstacle(DeviceKind::cuda), kernels::newton_schulz_obstacle(DeviceKind::cuda));
   EXPECT_EQ(make_rule_optimizer("muon", {{"adam_lr", 0.01}})->describe(),
             R"({"type": "Muon", "momentum": 0.95, "nesterov": true, "weight_decay": 0, "ns_steps": 5, )"
             R"("ns_coefficients": "polar_express", "adjust_lr_fn": "match_rms_adamw", "muon_lr": null, )"
