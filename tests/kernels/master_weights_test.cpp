@@ -40,12 +40,15 @@ bool keeps(std::uint32_t bits) {
 TEST(MasterWeights, HalvesKeepEveryKindOfPattern) {
   std::vector<std::uint32_t> lower{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
   for (std::uint32_t i = 0; i < (on_gpu ? 0u : 10u); ++i) lower.push_back(i * 6553 + 17);
-  const auto count = static_cast<std::int64_t>(lower.size()) << 16;
+  // Of the upper halves all; the emulation of a GPU takes long.
+  constexpr std::int64_t uppers = on_gpu ? 1024 : 65536;
+  const auto count = static_cast<std::int64_t>(lower.size()) * uppers;
   Guarded values(DataType::float32, count, 1), high(DataType::bfloat16, count, 3),
       alone = high, low(DataType::uint16, count, 1), joined(DataType::float32, count);
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::uint32_t bits =
-        static_cast<std::uint32_t>(i % 65536) << 16 | lower[static_cast<std::size_t>(i / 65536)];
+    const std::uint32_t bits = static_cast<std::uint32_t>(i % uppers * (65536 / uppers) + 65536 / uppers - 1)
+                                   << 16 |
+                               lower[static_cast<std::size_t>(i / uppers)];
     values.as<float>()[i] = std::bit_cast<float>(bits);
   }
   for (const int threads : compared_threads()) {
@@ -242,6 +245,7 @@ TEST(MasterWeights, AnUpdateIsThatOfFp32NumbersRoundedAsAsked) {
       const Groups groups = groups_of(rule, values);
       for (const Format& format : formats) {
         const DataType state_type = ++turn % 2 == 0 ? DataType::float32 : DataType::bfloat16;
+        if (on_gpu && turn % 5 != 1) continue;
         if (one.type == std::string("Adagrad") && state_type != DataType::float32) continue;
         Masters got(rule, slots, format, state_type), wanted = got, numbers(rule, slots, plain, state_type);
         for (std::int64_t i = 0; i < elements; ++i) numbers.master.as<float>()[i] = got.get(i);
