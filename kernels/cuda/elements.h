@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/cuda/conversions.h"
 #include "kernels/cuda/simt.h"
@@ -96,12 +97,14 @@ struct Elements {
   }
 };
 
-/// Elements of a dtype known when the kernel runs; every thread takes the same branch.
+/// Elements of a dtype known when the kernel runs; every thread takes the same branch. A group stays as it
+/// lies in memory until it is widened, so that further loads do not wait for it.
 struct AnyElements {
   static constexpr int bytes = 4;  ///< of the widest
   template <int n>
   struct Loaded {
-    float values[n];
+    Raw<4 * n> raw;  ///< of 16-bit elements the first half
+    DataType dtype;
   };
 
   void* data;
@@ -110,22 +113,26 @@ struct AnyElements {
   template <int n>
   __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
     Loaded<n> loaded;
-    switch (dtype) {
-      case DataType::bfloat16:
-        load_as<bfloat16, n>(i, loaded.values);
-        break;
-      case DataType::float16:
-        load_as<float16, n>(i, loaded.values);
-        break;
-      default:
-        load_as<float, n>(i, loaded.values);
+    loaded.dtype = dtype;
+    if (dtype == DataType::float32) {
+      loaded.raw = Elements<float>{data}.load<n>(i);
+    } else {
+      const Raw<2 * n> raw = load_raw<Raw<2 * n>>(static_cast<const std::uint16_t*>(data) + i);
+#pragma unroll
+      for (int k = 0; k < (n + 1) / 2; ++k) loaded.raw.words[k] = raw.words[k];
     }
     return loaded;
   }
   template <int n>
   __device__ __forceinline__ static void widen(const Loaded<n>& loaded, float (&values)[n]) {
-#pragma unroll
-    for (int k = 0; k < n; ++k) values[k] = loaded.values[k];
+    switch (loaded.dtype) {
+      case DataType::bfloat16:
+        return widen_halves<bfloat16, n>(loaded, values);
+      case DataType::float16:
+        return widen_halves<float16, n>(loaded, values);
+      default:
+        return Elements<float>::widen<n>(loaded.raw, values);
+    }
   }
   template <int n>
   __device__ __forceinline__ void store(std::int64_t i, const float (&values)[n]) const {
@@ -145,9 +152,12 @@ struct AnyElements {
 
  private:
   template <class T, int n>
-  __device__ __forceinline__ void load_as(std::int64_t i, float (&values)[n]) const {
-    const Elements<T> elements{data};
-    Elements<T>::template widen<n>(elements.template load<n>(i), values);
+  __device__ __forceinline__ static void widen_halves(const Loaded<n>& loaded, float (&values)[n]) {
+    Raw<2 * n> raw;
+    using Word = std::remove_reference_t<decltype(raw.words[0])>;
+#pragma unroll
+    for (int k = 0; k < (n + 1) / 2; ++k) raw.words[k] = static_cast<Word>(loaded.raw.words[k]);
+    Elements<T>::template widen<n>(raw, values);
   }
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 /// Master weights in any format, and the weights that are made of them. Every thread takes the same branches.
 
+#include <bit>
 #include <cstdint>
 
 #include "core/split_float.h"
@@ -59,38 +60,30 @@ struct RoundingDraws {
 
 struct MasterElements {
   template <int n>
-  struct Loaded {
-    float values[n];
-  };
+  using Loaded = AnyElements::Loaded<n>;
 
-  void*
-      data;  ///< of `dtype`: fp32, bf16, or uint16, the lower halves of numbers whose upper ones are `weight`
+  void* data;    ///< fp32, bf16, or uint16 for the lower halves of numbers whose upper ones are `weight`
   void* weight;  ///< null: the master is the weight
   DataType dtype, weight_dtype;
   WeightRounding rounding;
 
   template <int n>
   __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    if (dtype != DataType::uint16) return AnyElements{data, dtype}.load<n>(i);
     Loaded<n> loaded;
-    if (dtype == DataType::float32) {
-      const Elements<float> elements{data};
-      Elements<float>::widen<n>(elements.load<n>(i), loaded.values);
-    } else if (dtype == DataType::bfloat16) {
-      const Elements<bfloat16> elements{data};
-      Elements<bfloat16>::widen<n>(elements.load<n>(i), loaded.values);
-    } else {
-      std::uint16_t high[n], low[n];
-      load_patterns<n>(weight, i, high);
-      load_patterns<n>(data, i, low);
+    loaded.dtype = DataType::float32;
+    std::uint16_t high[n], low[n];
+    load_patterns<n>(weight, i, high);
+    load_patterns<n>(data, i, low);
 #pragma unroll
-      for (int k = 0; k < n; ++k) loaded.values[k] = detail::join_float({bfloat16{high[k]}, low[k]});
+    for (int k = 0; k < n; ++k) {
+      loaded.raw.words[k] = std::bit_cast<std::uint32_t>(detail::join_float({bfloat16{high[k]}, low[k]}));
     }
     return loaded;
   }
   template <int n>
   __device__ __forceinline__ static void widen(const Loaded<n>& loaded, float (&values)[n]) {
-#pragma unroll
-    for (int k = 0; k < n; ++k) values[k] = loaded.values[k];
+    AnyElements::widen<n>(loaded, values);
   }
 
   /// `draws` are looked at where rounding is stochastic.

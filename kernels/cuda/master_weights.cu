@@ -45,7 +45,7 @@ struct Join {
   }
   template <int n>
   __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
-    values.store<n>(i, loaded.values);
+    store_raw(values.at(i), loaded.raw);
   }
 };
 
@@ -71,8 +71,7 @@ void split_halves(Stream& stream, const ConstTensorView& values, const TensorVie
 
 void join_halves(Stream& stream, const ConstTensorView& high, const ConstTensorView& low,
                  const TensorView& values) {
-  launch_vector_loop<width, 4>(stream, "join_halves",
-                               Join{halves_of(high, low), elements_of<float>(values)},
+  launch_vector_loop<width, 4>(stream, "join_halves", Join{halves_of(high, low), elements_of<float>(values)},
                                range_of(values, high.data, low.data));
 }
 

@@ -9,13 +9,13 @@
 namespace tranche::kernels::cuda {
 
 /// RuleOperation with states in blocks.
-template <class Rule, unsigned kept, class Gradient>
+template <class Rule, unsigned kept>
 struct BlockOperation {
-  using Scalar = RuleOperation<Rule, kept, Gradient, float>;
+  using Scalar = RuleOperation<Rule, kept, float>;
   static constexpr bool trust = Scalar::trust, states_first = Scalar::states_first;
   static constexpr int states = Scalar::states;
 
-  Elements<Gradient> gradient;
+  AnyElements gradient;
   MasterElements master;
   Block8State state[states];
   const RoundingKey* rounding_key;
@@ -52,7 +52,7 @@ struct BlockOperation {
   }
   __device__ __forceinline__ float gradient_at(std::int64_t i) const {
     float g[1] = {};
-    Elements<Gradient>::template widen<1>(gradient.template load<1>(i), g);
+    AnyElements::widen<1>(gradient.load<1>(i), g);
     return g[0];
   }
   __device__ __forceinline__ float master_at(std::int64_t i) const {
@@ -139,11 +139,11 @@ __global__ void __launch_bounds__(square_threads)
   for (int i = 0; i < 2; ++i) shared[i].finish(part.partial[i]);
 }
 
-template <class Rule, unsigned kept, class Gradient>
+template <class Rule, unsigned kept>
 void launch_blocks(Stream& stream, RulePhase phase, const RuleOperands& of) {
-  using Operation = BlockOperation<Rule, kept, Gradient>;
+  using Operation = BlockOperation<Rule, kept>;
   Operation operation{};
-  operation.gradient = elements_of<Gradient>(of.gradient);
+  operation.gradient = any_elements_of(of.gradient);
   operation.master = master_elements_of(of.master, of.weight, of.rounding);
   operation.rounding_key = of.rounding_key;
   std::size_t next = 0;

@@ -10,7 +10,7 @@
 namespace tranche::kernels::cuda {
 
 /// update (a rule without a trust ratio) or finish (one with) as an operation of vector_loop.h.
-template <class Rule, unsigned kept, class Gradient, class State>
+template <class Rule, unsigned kept, class State>
 struct RuleOperation {
   static constexpr bool trust = requires { Rule::states_first; };
   static constexpr bool states_first = [] {
@@ -21,16 +21,15 @@ struct RuleOperation {
     }
   }();
   static constexpr int states = static_cast<int>(std::size(Rule::states));
-  using GradientElements = Elements<Gradient>;
   using StateElements = Elements<State>;
 
   template <int n>
   struct Loaded {
-    typename Elements<Gradient>::template Loaded<n> gradient;
+    typename AnyElements::template Loaded<n> gradient;
     typename MasterElements::template Loaded<n> master;
     typename Elements<State>::template Loaded<n> state[states];
   };
-  Elements<Gradient> gradient;
+  AnyElements gradient;
   MasterElements master;
   Elements<State> state[states];
   const RoundingKey* rounding_key;
@@ -41,7 +40,7 @@ struct RuleOperation {
   template <int n>
   __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
     Loaded<n> loaded{};
-    if constexpr (!states_first) loaded.gradient = gradient.template load<n>(i);
+    if constexpr (!states_first) loaded.gradient = gradient.load<n>(i);
     loaded.master = master.load<n>(i);
 #pragma unroll
     for (int slot = 0; slot < states; ++slot) {
@@ -52,7 +51,7 @@ struct RuleOperation {
   template <int n>
   __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
     float g[n] = {}, w[n], values[states][n] = {};
-    if constexpr (!states_first) Elements<Gradient>::template widen<n>(loaded.gradient, g);
+    if constexpr (!states_first) AnyElements::widen<n>(loaded.gradient, g);
     MasterElements::widen<n>(loaded.master, w);
 #pragma unroll
     for (int slot = 0; slot < states; ++slot) {
@@ -141,7 +140,7 @@ __global__ void __launch_bounds__(square_threads)
       if (at >= part.elements) continue;
       const std::int64_t i = part.first + at;
       float g[1], w[1], s[states] = {};
-      Operation::GradientElements::template widen<1>(of.gradient.template load<1>(i), g);
+      AnyElements::widen<1>(of.gradient.template load<1>(i), g);
       MasterElements::widen<1>(of.master.template load<1>(i), w);
 #pragma unroll
       for (int slot = 0; slot < states; ++slot) {
@@ -172,11 +171,11 @@ __global__ void __launch_bounds__(square_threads)
   for (int i = 0; i < 2; ++i) shared[i].finish(part.partial[i]);
 }
 
-template <class Rule, unsigned kept, class Gradient, class State>
+template <class Rule, unsigned kept, class State>
 void launch_typed(Stream& stream, RulePhase phase, const RuleOperands& of) {
-  using Operation = RuleOperation<Rule, kept, Gradient, State>;
+  using Operation = RuleOperation<Rule, kept, State>;
   Operation operation{};
-  operation.gradient = elements_of<Gradient>(of.gradient);
+  operation.gradient = any_elements_of(of.gradient);
   operation.master = master_elements_of(of.master, of.weight, of.rounding);
   operation.rounding_key = of.rounding_key;
   std::size_t next = 0;

@@ -23,19 +23,13 @@ template <class Rule>
 void launch_rule_of(Stream& stream, RulePhase phase, const RuleOperands& of) {
   [&]<std::size_t... k>(std::index_sequence<k...>) {
     const auto with_slots = [&]<unsigned kept>(std::integral_constant<unsigned, kept>) {
-      with_storage(of.gradient.dtype, [&](auto gradient) {
-        if constexpr (kept != 0) {
-          if (is_block(of.state[0].dtype)) {
-            launch_blocks<Rule, kept, decltype(gradient)>(stream, phase, of);
-            return;
-          }
+      if constexpr (kept != 0) {
+        if (is_block(of.state[0].dtype)) return launch_blocks<Rule, kept>(stream, phase, of);
+        if (of.state[0].dtype == DataType::bfloat16) {
+          return launch_typed<Rule, kept, bfloat16>(stream, phase, of);
         }
-        if (!of.state.empty() && of.state[0].dtype == DataType::bfloat16) {
-          launch_typed<Rule, kept, decltype(gradient), bfloat16>(stream, phase, of);
-        } else {
-          launch_typed<Rule, kept, decltype(gradient), float>(stream, phase, of);
-        }
-      });
+      }
+      launch_typed<Rule, kept, float>(stream, phase, of);
     };
     ((of.slots == Rule::slots[k] ? with_slots(std::integral_constant<unsigned, Rule::slots[k]>()) : void()),
      ...);

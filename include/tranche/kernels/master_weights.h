@@ -15,7 +15,7 @@ enum class WeightRounding : std::uint8_t {
   stochastic     ///< to bf16, up or down with the probability that makes the mean exact
 };
 
-/// What draws of stochastic rounding depend on beside tensor and element.
+/// Draws of stochastic rounding depend on it, on the tensor and on the element.
 struct RoundingKey {
   std::uint64_t seed = 0;
   std::int64_t step = 0;  ///< number of the applied update
