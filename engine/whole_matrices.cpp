@@ -1,14 +1,11 @@
 #include "engine/whole_matrices.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "engine/offloaded_state.h"
 #include "partition/matrix_plan.h"
-#include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
@@ -47,9 +44,6 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
   const Residency& residency = store.residency();
   for (FlatBuffer* flat : store.trainable()) {
     if (!flat->whole_matrices || flat->empty()) continue;
-    if (const std::string_view why = optimizer.whole_obstacle(device.kind()); !why.empty()) {
-      throw ConfigurationError(fmt::format("optimizer {}: {}", optimizer.name(), why));
-    }
     Exchange exchange;
     exchange.flat = flat;
     exchange.everywhere = residency.whole_optimizer(*flat);

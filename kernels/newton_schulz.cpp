@@ -8,6 +8,7 @@
 
 #include "kernels/check.h"
 #include "kernels/cpu/newton_schulz.h"
+#include "kernels/cuda/newton_schulz.h"
 #include "kernels/dispatch.h"
 #include "kernels/meta/newton_schulz_cost.h"
 #include "tranche/core/shape.h"
@@ -18,6 +19,7 @@ namespace tranche::kernels {
 namespace {
 
 constexpr std::string_view name = "newton_schulz";
+constexpr std::size_t most_steps = 100;  // which a GPU's kernel has as a parameter
 
 /// The fp32 matrices of the iteration, one behind the other.
 struct Scratch {
@@ -41,9 +43,13 @@ struct Scratch {
 
 void scaled_sum(Stream& stream, double x_factor, const TensorView& x, double y_factor, const TensorView& y,
                 const TensorView& out) {
-  dispatch(stream, "newton_schulz_sum", meta::scaled_sum(out),
-           [threads = stream.threads(), fx = static_cast<float>(x_factor), x,
-            fy = static_cast<float>(y_factor), y, out] { cpu::scaled_sum(threads, fx, x, fy, y, out); });
+  dispatch(
+      stream, "newton_schulz_sum", meta::scaled_sum(out),
+      [threads = stream.threads(), fx = static_cast<float>(x_factor), x, fy = static_cast<float>(y_factor), y,
+       out] { cpu::scaled_sum(threads, fx, x, fy, y, out); },
+      [&] {
+        cuda::scaled_sum(stream, static_cast<float>(x_factor), x, static_cast<float>(y_factor), y, out);
+      });
 }
 
 }  // namespace
@@ -59,23 +65,35 @@ void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const Ten
       !within(block.column, block.columns, matrix.shape[1])) {
     refuse(name, "the block does not lie within `matrix`, " + matrix.shape.to_string());
   }
+  if (options.steps.size() > most_steps) {
+    refuse(name, fmt::format("there are {} steps, wanted at most {}", options.steps.size(), most_steps));
+  }
   const Scratch of(block.rows, block.columns, scratch.data);
   if (scratch.bytes < of.bytes) {
     refuse(name, fmt::format("the scratch has {} bytes, wanted at least {}", scratch.bytes, of.bytes));
   }
   if (std::min(block.rows, block.columns) <= cpu::newton_schulz_few) {
     // Of few singular values one may lie where the polynomials are steep, and magnify what fp32 rounds.
-    dispatch(stream, "newton_schulz", meta::few_singular_values(matrix.dtype, block, options.steps.size()),
-             [steps = std::vector(options.steps.begin(), options.steps.end()), factor = options.norm_factor,
-              least = options.least_norm, scale = options.scale, matrix, block, x = of.x.data] {
-               cpu::few_singular_values(steps, factor, least, scale, matrix, block, static_cast<double*>(x));
-             });
+    dispatch(
+        stream, "newton_schulz", meta::few_singular_values(matrix.dtype, block, options.steps.size()),
+        [steps = std::vector(options.steps.begin(), options.steps.end()), factor = options.norm_factor,
+         least = options.least_norm, scale = options.scale, matrix, block, x = of.x.data] {
+          cpu::few_singular_values(steps, factor, least, scale, matrix, block, static_cast<double*>(x));
+        },
+        [&] {
+          cuda::few_singular_values(stream, options.steps, options.norm_factor, options.least_norm,
+                                    options.scale, matrix, block, static_cast<double*>(of.x.data));
+        });
     return;
   }
   dispatch(
       stream, "newton_schulz_begin", meta::newton_schulz_begin(matrix.dtype, of.x),
       [threads = stream.threads(), matrix, block, factor = options.norm_factor, least = options.least_norm,
-       x = of.x] { cpu::normalized_block(threads, matrix, block, factor, least, x.as<float>()); });
+       x = of.x] { cpu::normalized_block(threads, matrix, block, factor, least, x.as<float>()); },
+      [&] {
+        cuda::normalized_block(stream, matrix, block, options.norm_factor, options.least_norm,
+                               of.x.as<float>(), static_cast<double*>(of.y.data));
+      });
   const bool wide = block.rows <= block.columns;
   for (const auto& [a, b, c] : options.steps) {
     matmul(stream, {.transpose_a = !wide, .transpose_b = wide}, of.x, of.x, of.a, {});
@@ -84,10 +102,12 @@ void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const Ten
     matmul(stream, {}, wide ? of.b : of.x, wide ? of.x : of.b, of.y, {});
     scaled_sum(stream, a, of.x, 1, of.y, of.x);
   }
-  dispatch(stream, "newton_schulz_end", meta::newton_schulz_end(matrix.dtype, of.x),
-           [threads = stream.threads(), matrix, block, scale = static_cast<float>(options.scale), x = of.x] {
-             cpu::store_block(threads, x.as<float>(), scale, matrix, block);
-           });
+  dispatch(
+      stream, "newton_schulz_end", meta::newton_schulz_end(matrix.dtype, of.x),
+      [threads = stream.threads(), matrix, block, scale = static_cast<float>(options.scale), x = of.x] {
+        cpu::store_block(threads, x.as<float>(), scale, matrix, block);
+      },
+      [&] { cuda::store_block(stream, of.x.as<float>(), static_cast<float>(options.scale), matrix, block); });
 }
 
 std::int64_t newton_schulz_scratch(std::int64_t rows, std::int64_t columns) {
@@ -98,19 +118,6 @@ double newton_schulz_operations(std::int64_t rows, std::int64_t columns, int ste
   const auto least = static_cast<double>(std::min(rows, columns));
   const auto most = static_cast<double>(std::max(rows, columns));
   return steps * (4 * least * least * most + 2 * least * least * least);
-}
-
-std::string_view newton_schulz_obstacle(DeviceKind kind) {
-  switch (kind) {
-    case DeviceKind::cuda:
-      return "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or "
-             "with "
-             "AdamW or Lion";
-    case DeviceKind::cpu:
-    case DeviceKind::meta:
-      break;
-  }
-  return {};
 }
 
 }  // namespace tranche::kernels

@@ -117,9 +117,6 @@ class Muon final : public Optimizer {
     }
     return work;
   }
-  std::string_view whole_obstacle(DeviceKind kind) const override {
-    return kernels::newton_schulz_obstacle(kind);
-  }
 
   void prepare(Stream& stream, const OptimizerStep&, const UpdateRange& range) const override {
     kernels::RuleOperands of = operands(range, 0);

@@ -65,10 +65,8 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
                            DataType::float16}[static_cast<std::size_t>(pick(3))];
     run.policy = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
     run.reduction_group = 1 + pick(4);
-    run.optimizer =
-        std::array{
-            "AdamW", "Adam", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop"}[static_cast<std::size_t>(
-            pick(8))];
+    run.optimizer = std::array{"AdamW", "Adam", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop", "Muon"}
+        [static_cast<std::size_t>(pick(9))];
     run.quantized_gradients = run.dtype != DataType::float16 && i % 3 == 0;
     run.quantized_weights = run.dtype != DataType::float16 && i % 4 < 2;
     if (run.dtype == DataType::bfloat16) {

@@ -226,26 +226,6 @@ TEST(WholeMatrices, AreRefusedWhereTheyCannotBe) {
             "(TensorSpec::matrices), so that all of it is AdamW's; name AdamW, or tag the matrices");
 }
 
-/// Muon on a device that cannot compute it.
-class Landlocked final : public Counting {
- public:
-  using Counting::Counting;
-  std::string_view whole_obstacle(DeviceKind) const override { return "there is no way here"; }
-};
-
-TEST(WholeMatrices, AreRefusedOnADeviceThatCannotComputeThem) {
-  const Config config = odd_config(muon(1, 1));
-  Runtime runtime(RuntimeOptions::from(config), make_self_communicator);
-  std::atomic<int> count = 0;
-  std::string message;
-  try {
-    const Engine engine(runtime, odd_model(), config, std::make_unique<Landlocked>(count));
-  } catch (const ConfigurationError& error) {
-    message = error.message();
-  }
-  EXPECT_EQ(message, "optimizer Muon: there is no way here");
-}
-
 // As with adapters alone: nothing of AdamW's is on the disk beside the matrices.
 TEST(WholeMatrices, MayBeAllThatIsTrained) {
   for (const int ranks : {1, 3}) {

@@ -197,11 +197,13 @@ TEST(NewtonSchulz, RefusesByName) {
             "newton_schulz: the block does not lie within `matrix`, [4, 6]");
   EXPECT_EQ(refused(matrix, {0, 0, 4, 6}, {nullptr, 8}),
             "newton_schulz: the scratch has 8 bytes, wanted at least 384");
-  EXPECT_EQ(newton_schulz_obstacle(DeviceKind::cuda),
-            "Newton-Schulz iterations have no version for GPUs up to now; train on CPUs (--device cpu), or "
-            "with AdamW "
-            "or Lion");
-  EXPECT_EQ(newton_schulz_obstacle(DeviceKind::cpu), "");
+  NewtonSchulzOptions many;
+  const std::vector<NewtonSchulzStep> steps(101, keller_step);
+  many.steps = steps;
+  EXPECT_EQ(refusal([&] {
+              newton_schulz(machine.stream(), many, matrix, {0, 0, 4, 6}, scratch);
+            }),
+            "newton_schulz: there are 101 steps, wanted at most 100");
 }
 
 }  // namespace

@@ -16,7 +16,6 @@ namespace tranche::models {
 namespace {
 
 using test::CoveringRow;
-using test::CoveringRows;
 
 /// A folder that goes away with the test, as all that trainings leave in it does with them.
 class Combinations : public ::testing::Test {
@@ -67,18 +66,8 @@ class CombinationsOnAGpu : public EveryRow {
   }
 };
 
-/// Without Muon, which has no version for GPUs.
-std::vector<CombinationAxis> axes_on_a_gpu() {
-  std::vector<CombinationAxis> axes = combination_axes();
-  for (CombinationAxis& axis : axes) {
-    std::erase_if(axis.values,
-                  [](const CombinationAxis::Value& value) { return value.capability == "muon"; });
-  }
-  return axes;
-}
-
 TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
-  const std::vector<CombinationAxis> axes = axes_on_a_gpu();
+  const std::vector<CombinationAxis> axes = combination_axes();
   const std::vector<CoveringRow> rows = rows_of_every_value(rows_of(axes));
   expect_pairs_of_the_table("CombinationsOnAGpu.HaveTheBitsOfStageZero", axes, rows, {"cuda", "threads"});
   expect_bits_of_stage_zero(axes, rows, DeviceKind::cuda);
@@ -87,7 +76,7 @@ TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
 // The emulation takes minutes for them.
 class CombinationsOnAGpuSlow : public CombinationsOnAGpu {};
 TEST_F(CombinationsOnAGpuSlow, HaveTheBitsOfStageZero) {
-  const std::vector<CombinationAxis> axes = axes_on_a_gpu();
+  const std::vector<CombinationAxis> axes = combination_axes();
   expect_bits_of_stage_zero(axes, rows_of(axes), DeviceKind::cuda);
 }
 #else
@@ -129,7 +118,7 @@ TEST(CoveringRows, HoldEveryPairThatCanMeet) {
   const auto can = [](std::size_t a, int value, std::size_t b, int other) {
     return a != 0 || b != 1 || value == 3 || other == 0;  // as stages and parameters that are away
   };
-  const std::vector<CoveringRow> rows = CoveringRows(counts, can).rows();
+  const std::vector<CoveringRow> rows = test::CoveringRows(counts, can).rows();
   EXPECT_LE(rows.size(), 17u)
       << "of which 15 are needed: nine without the last value of the first axis, six with it";
   for (std::size_t a = 0; a < counts.size(); ++a) {
@@ -144,7 +133,7 @@ TEST(CoveringRows, HoldEveryPairThatCanMeet) {
       }
     }
   }
-  EXPECT_EQ(CoveringRows(counts, can).rows(), rows);
+  EXPECT_EQ(test::CoveringRows(counts, can).rows(), rows);
 }
 #endif
 

@@ -185,7 +185,6 @@ TEST(Muon, SaysWhatItDoesWithWhichTensors) {
   EXPECT_FALSE(optimizer->needs_whole_matrices(table));
   EXPECT_EQ(optimizer->state(tensors[1]).size(), 1U);
   EXPECT_EQ(optimizer->state(table).size(), 2U);
-  EXPECT_EQ(optimizer->whole_obstacle(DeviceKind::cuda), kernels::newton_schulz_obstacle(DeviceKind::cuda));
   EXPECT_EQ(make_rule_optimizer("muon", {{"adam_lr", 0.01}})->describe(),
             R"({"type": "Muon", "momentum": 0.95, "nesterov": true, "weight_decay": 0, "ns_steps": 5, )"
             R"("ns_coefficients": "polar_express", "adjust_lr_fn": "match_rms_adamw", "muon_lr": null, )"
@@ -226,7 +225,8 @@ TEST(Muon, RefusesWhatIsOutOfRange) {
   EXPECT_EQ(refusal({{"adjust_lr_fn", 2}}), "Muon: adjust_lr_fn is choice 2 of 2");
   EXPECT_EQ(refusal({{"muon_lr", 0.1}}, 0),
             "Muon: muon_lr is a rate beside lr, which schedules set; lr has to be above 0, not 0");
-  EXPECT_EQ(refusal({}, 0.1, DataType::float16), "Muon: moments can be kept in fp32, bf16 or block8, not fp16");
+  EXPECT_EQ(refusal({}, 0.1, DataType::float16),
+            "Muon: moments can be kept in fp32, bf16 or block8, not fp16");
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
 /// The orthogonal factor of a matrix by Newton-Schulz iterations, for update rules that take whole matrices
-/// (Muon). matmul.h says how calls run and how long operands stay valid. There is no version for GPUs.
+/// (Muon). matmul.h says how calls run and how long operands stay valid.
 
 #include <array>
 #include <cstdint>
@@ -39,15 +39,13 @@ struct NewtonSchulzOptions {
 
 /// The block of `matrix` (two dimensions, any floating dtype) becomes scale * p(block / (norm_factor *
 /// |block|)), where p are the steps: products and sums in fp32 from fp32 values, rounded once at the end, or
-/// in fp64 where the smaller extent is at most 4. The norm is summed in fp64, in rows, then over rows in
-/// order. `scratch` has newton_schulz_scratch() bytes, and is aligned to 64. The bits are the same for every
-/// number of threads. Throws InvalidArgument on shapes or a scratch that is too small.
+/// in fp64 where the smaller extent is at most 4. At most 100 steps. The norm is summed in fp64, in rows,
+/// then over rows in order. `scratch` has newton_schulz_scratch() bytes, and is aligned to 64. The bits are
+/// the same for every number of threads. Throws InvalidArgument on shapes or a scratch that is too small.
 void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const TensorView& matrix,
                    const MatrixBlock& block, const Workspace& scratch);
 std::int64_t newton_schulz_scratch(std::int64_t rows, std::int64_t columns);
 /// Floating-point operations of its products.
 double newton_schulz_operations(std::int64_t rows, std::int64_t columns, int steps);
-/// Why a kind of device cannot run it; empty: it can.
-std::string_view newton_schulz_obstacle(DeviceKind kind);
 
 }  // namespace tranche::kernels

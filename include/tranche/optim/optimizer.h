@@ -148,8 +148,6 @@ class Optimizer {
   /// large as whole_work() says.
   virtual void whole(Stream&, const OptimizerStep&, const TrainableTensor&, const TensorView& /*message*/,
                      const kernels::Workspace& /*scratch*/) const {}
-  /// Why whole() cannot run on a kind of device; the engine refuses it at the start. Empty: it can.
-  virtual std::string_view whole_obstacle(DeviceKind) const { return {}; }
   /// The way in which a rule updates each of the model's trainable tensors, for the table of the start; empty
   /// where it is the same for all. Throws InvalidArgument where it has nothing to do.
   virtual std::string routing(std::span<const TrainableTensor>) const { return {}; }

@@ -1,0 +1,20 @@
+#pragma once
+#include <span>
+
+#include "tranche/kernels/newton_schulz.h"
+
+namespace tranche::kernels::cuda {
+
+// As in kernels/cpu/newton_schulz.h, on the stream. Sums are in other orders there, and so have other bits.
+
+/// `row_sums` is memory for a fp64 number a row.
+void normalized_block(Stream& stream, const ConstTensorView& matrix, const MatrixBlock& block, double factor,
+                      double least, float* x, double* row_sums);
+void store_block(Stream& stream, const float* x, float scale, const TensorView& matrix,
+                 const MatrixBlock& block);
+void scaled_sum(Stream& stream, float x_factor, const TensorView& x, float y_factor, const TensorView& y,
+                const TensorView& out);
+void few_singular_values(Stream& stream, std::span<const NewtonSchulzStep> steps, double factor, double least,
+                         double scale, const TensorView& matrix, const MatrixBlock& block, double* x);
+
+}  // namespace tranche::kernels::cuda
