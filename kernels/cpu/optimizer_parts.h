@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "tranche/core/exact_sum.h"
+#include "kernels/cpu/reduction.h"
 #include "tranche/core/random.h"
 #include "tranche/kernels/optimizer_update.h"
 
@@ -28,7 +28,7 @@ struct UpdatePart {
   const std::byte* arguments = nullptr;  ///< the segment's group's
   float ratio = 1;
   std::int64_t ahead = 0;  ///< UpdateTuning::prefetch_bytes
-  mutable SquareSum sums[2];
+  mutable RunningSquares sums[2];
 };
 
 }  // namespace tranche::kernels::cpu

@@ -143,7 +143,8 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
     if (reduced && states_first) read_states();  // as they are stored, and as the other phase finds them
     HWY_ALIGN float direction[block_elements];
     block.direction = direction;
-    block.ahead = 0;
+    // The next block is on its way while these sums are made.
+    block.ahead = reduced || !master_in_place ? 0 : std::int64_t{sizeof(float)} * block_elements;
     rule.direct(part.arguments, of.slots, block);
     add_squares({block.master, DataType::float32, Shape{count}}, part.sums[0]);
     add_squares({direction, DataType::float32, Shape{count}}, part.sums[1]);
@@ -242,8 +243,7 @@ void rule_update(int threads, const UpdateRule& rule, RulePhase phase, const Rul
                   HWY_DYNAMIC_DISPATCH(update_part)(part, first, count, streaming);
                   if (phase != RulePhase::advance) return;
                   const std::lock_guard lock(adding);
-                  segment.partial[0] += part.sums[0];
-                  segment.partial[1] += part.sums[1];
+                  for (int i = 0; i < 2; ++i) segment.partial[i] += sum_of(part.sums[i]);
                 });
 }
 

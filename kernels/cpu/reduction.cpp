@@ -4,6 +4,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <mutex>
 
 #include "hwy/cache_control.h"
@@ -208,26 +209,31 @@ HWY_INLINE MagnitudeRange magnitude_range(const T* values, std::int64_t count) {
   return {hn::GetLane(hn::MinOfLanes(bits, least)) + 1, hn::GetLane(hn::MaxOfLanes(bits, greatest))};
 }
 
-/// Adds the squares of a block of at most 4096 elements, all finite, whose exponents differ by at most
-/// `narrow_exponents`. Each fp64 lane is two: `upper` counts multiples of 2^unit in the mantissa of a number
-/// between 2^(unit + 52) and twice that, so that adding a square rounds it to a multiple, and `lower` takes
-/// what the rounding left, of which the sum is exact too.
+/// The lanes take elements whose exponents are at most this much below the greatest. Each fp64 lane is two:
+/// `upper` counts multiples of 2^unit in the mantissa of a number between 2^(unit + 52) and twice that, so
+/// that adding a square rounds it to a multiple, and `lower` takes what the rounding left, of which the sum
+/// is exact too. An element is below 2^(exponent - 126), so a lane's squares, 2048 at most, are below 2^(unit
+/// + 51). What all upper lanes leave is at most 2^(unit + 11), and a multiple of 2^(unit - 42).
 constexpr int narrow_exponents = 17;
 
+int unit_of(const RunningSquares& squares) {
+  return 2 * squares.exponent - 292;
+}
+double begin_of(const RunningSquares& squares) {
+  return std::ldexp(1.0, unit_of(squares) + 52);
+}
+
 template <class T>
-HWY_INLINE void add_narrow_squares(const T* values, std::int64_t count, int greatest_exponent,
-                                   SquareSum& squares) {
+HWY_INLINE void add_narrow_squares(const T* values, std::int64_t count, RunningSquares& squares) {
   const hn::CappedTag<double, 8> wide;
   const hn::Rebind<float, decltype(wide)> d;
-  const hn::RebindToSigned<decltype(wide)> integers;
   using Wide = hn::VFromD<decltype(wide)>;
   constexpr auto lanes = static_cast<std::int64_t>(hn::MaxLanes(wide));
-  // An element is below 2^(exponent - 126), so a lane's squares, 2048 at most, are below 2^(unit + 51). What
-  // all upper lanes leave is at most 2^(unit + 11), and a multiple of 2^(unit - 42).
-  const int unit = 2 * greatest_exponent - 292;
-  const auto begin = hn::Set(wide, std::ldexp(1.0, unit + 52));
-  auto upper0 = begin, upper1 = begin, upper2 = begin, upper3 = begin;
-  auto lower0 = hn::Zero(wide), lower1 = lower0, lower2 = lower0, lower3 = lower0;
+  const auto at = [&](double* of, int k) HWY_ATTR { return hn::Load(wide, of + k * lanes); };
+  auto upper0 = at(squares.upper, 0), upper1 = at(squares.upper, 1), upper2 = at(squares.upper, 2),
+       upper3 = at(squares.upper, 3);
+  auto lower0 = at(squares.lower, 0), lower1 = at(squares.lower, 1), lower2 = at(squares.lower, 2),
+       lower3 = at(squares.lower, 3);
   const auto add = [&](const T* from, Wide& upper, Wide& lower) HWY_ATTR {
     const auto x = hn::PromoteTo(wide, load(d, from));
     const auto sum = hn::MulAdd(x, x, upper);  // fused or not: the square is exact
@@ -245,19 +251,43 @@ HWY_INLINE void add_narrow_squares(const T* values, std::int64_t count, int grea
     add(values + i + 2 * lanes, upper2, lower2);
     add(values + i + 3 * lanes, upper3, lower3);
   }
+  // A rest is in one lane alone, which may be half full then: nothing is added to it.
+  squares.elements = i < count ? RunningSquares::most_elements : squares.elements + count;
   for (; i < count; i += lanes) {
     T last[lanes] = {};
     std::copy(values + i, values + std::min(count, i + lanes), last);
     add(last, upper0, lower0);
   }
-  const auto multiples = [&](const Wide& upper) HWY_ATTR {
-    return hn::Sub(hn::BitCast(integers, upper), hn::BitCast(integers, begin));
+  const auto keep = [&](const Wide& upper, const Wide& lower, int k) HWY_ATTR {
+    hn::Store(upper, wide, squares.upper + k * lanes);
+    hn::Store(lower, wide, squares.lower + k * lanes);
   };
-  const auto sum =
-      hn::Add(hn::Add(multiples(upper0), multiples(upper1)), hn::Add(multiples(upper2), multiples(upper3)));
-  const auto rest = hn::Add(hn::Add(lower0, lower1), hn::Add(lower2, lower3));
-  squares.add(hn::GetLane(hn::SumOfLanes(integers, sum)), unit);
-  squares.add(hn::GetLane(hn::SumOfLanes(wide, rest)));
+  keep(upper0, lower0, 0);
+  keep(upper1, lower1, 1);
+  keep(upper2, lower2, 2);
+  keep(upper3, lower3, 3);
+}
+
+void empty_lanes(RunningSquares& squares) {
+  if (squares.exponent == 0) return;
+  const int unit = unit_of(squares);
+  const auto begin = std::bit_cast<std::int64_t>(begin_of(squares));
+  std::int64_t multiples = 0;
+  double rest = 0;
+  for (std::int64_t lane = 0; lane < 4 * std::int64_t{hn::MaxLanes(hn::CappedTag<double, 8>())}; ++lane) {
+    multiples += std::bit_cast<std::int64_t>(squares.upper[lane]) - begin;
+    rest += squares.lower[lane];
+  }
+  squares.sum.add(multiples, unit);
+  squares.sum.add(rest);
+  squares.exponent = 0;
+}
+
+void begin_lanes(int exponent, RunningSquares& squares) {
+  squares.exponent = exponent;
+  squares.elements = 0;
+  std::fill(std::begin(squares.upper), std::end(squares.upper), begin_of(squares));
+  std::fill(std::begin(squares.lower), std::end(squares.lower), 0.0);
 }
 
 /// The same for any finite elements: a sum of squares of mantissas for each exponent.
@@ -277,21 +307,25 @@ HWY_INLINE void add_wide_squares(const T* values, std::int64_t count, SquareSum&
 }
 
 /// Adds a block's squares, and returns true, unless an element is not finite.
-bool add_block_squares(const ConstTensorView& gradient, std::int64_t first, std::int64_t count,
-                       SquareSum& squares) {
+bool add_block_squares(const ConstTensorView& of, std::int64_t first, std::int64_t count,
+                       RunningSquares& squares) {
   bool finite = true;
-  with_floating(gradient.dtype, [&](auto value) HWY_ATTR {
-    const auto* values = static_cast<const decltype(value)*>(gradient.data) + first;
+  with_floating(of.dtype, [&](auto value) HWY_ATTR {
+    const auto* values = static_cast<const decltype(value)*>(of.data) + first;
     const MagnitudeRange range = magnitude_range(values, count);
     finite = range.greatest < 0x7f800000u;
     if (!finite || range.greatest == 0) return;
     const auto exponent_of = [](std::uint32_t bits) { return std::max(static_cast<int>(bits >> 23), 1); };
-    const int greatest = exponent_of(range.greatest);
-    if (greatest - exponent_of(range.least) <= narrow_exponents) {
-      add_narrow_squares(values, count, greatest, squares);
-    } else {
-      add_wide_squares(values, count, squares);
+    const int greatest = exponent_of(range.greatest), least = exponent_of(range.least);
+    const auto fits = [&](int exponent) {
+      return greatest <= exponent && exponent - least <= narrow_exponents;
+    };
+    if (!fits(squares.exponent) || squares.elements + count > RunningSquares::most_elements) {
+      empty_lanes(squares);
+      if (!fits(greatest)) return add_wide_squares(values, count, squares.sum);
+      begin_lanes(fits(greatest + 1) ? greatest + 1 : greatest, squares);  // for blocks that come next
     }
+    add_narrow_squares(values, count, squares);
   });
   return finite;
 }
@@ -305,6 +339,7 @@ namespace tranche::kernels::cpu {
 HWY_EXPORT(sum_pieces);
 HWY_EXPORT(round_and_sum);
 HWY_EXPORT(add_block_squares);
+HWY_EXPORT(empty_lanes);
 
 namespace {
 
@@ -333,8 +368,15 @@ std::int64_t find_non_finite(const ConstTensorView& view, std::int64_t first, st
 
 }  // namespace
 
-void add_squares(const ConstTensorView& values, SquareSum& squares) {
-  if (!HWY_DYNAMIC_DISPATCH(add_block_squares)(values, 0, values.elements(), squares)) squares.add_infinity();
+void add_squares(const ConstTensorView& values, RunningSquares& squares) {
+  if (!HWY_DYNAMIC_DISPATCH(add_block_squares)(values, 0, values.elements(), squares)) {
+    squares.sum.add_infinity();
+  }
+}
+
+const SquareSum& sum_of(RunningSquares& squares) {
+  HWY_DYNAMIC_DISPATCH(empty_lanes)(squares);
+  return squares.sum;
 }
 
 void ordered_sum(int threads, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
@@ -353,7 +395,7 @@ void rounded_sum(int threads, const ConstTensorView& source, DataType communicat
 }
 
 void gradient_statistics(int threads, const ConstTensorView& gradient, GradientStatistics* statistics) {
-  constexpr std::int64_t block_elements = 4096;
+  constexpr std::int64_t block_elements = RunningSquares::most_elements;
   constexpr std::int64_t grain = parallel_grain / block_elements;
   constexpr std::int64_t blocks_between_carries = 65536;
   const std::int64_t elements = gradient.elements();
@@ -362,7 +404,7 @@ void gradient_statistics(int threads, const ConstTensorView& gradient, GradientS
   parallel_ranges(
       threads, divide_round_up(elements, block_elements), grain,
       [&](std::int64_t first, std::int64_t number) {
-        SquareSum squares;
+        RunningSquares squares;
         std::int64_t non_finite = -1;
         for (std::int64_t block = first; block < first + number; ++block) {
           const std::int64_t start = block * block_elements;
@@ -371,10 +413,10 @@ void gradient_statistics(int threads, const ConstTensorView& gradient, GradientS
             non_finite = find_non_finite(gradient, start, count);
           }
           // A block makes at most some 260 additions, of which 2^30 may pass between two carries.
-          if ((block - first) % blocks_between_carries == blocks_between_carries - 1) squares.normalize();
+          if ((block - first) % blocks_between_carries == blocks_between_carries - 1) squares.sum.normalize();
         }
         const std::lock_guard lock(mutex);  // the sum is exact: any order gives the same
-        result.squares += squares;
+        result.squares += sum_of(squares);
         if (non_finite >= 0 && (result.first_non_finite < 0 || non_finite < result.first_non_finite))
           result.first_non_finite = non_finite;
       });

@@ -23,7 +23,19 @@ OnThreads<decltype(kernels::rounded_sum)> rounded_sum;
 OnThreads<decltype(kernels::gradient_statistics)> gradient_statistics;
 OnThreads<decltype(kernels::add_digest)> add_digest;
 
-/// Adds the squares of at most 4096 elements without rounding; of one that is not finite, infinity.
-void add_squares(const ConstTensorView& values, SquareSum& squares);
+/// A sum of squares without rounding that is made of blocks. It runs in fp64 lanes, which go over into `sum`
+/// when they are full or do not fit the numbers of a block (reduction.cpp).
+struct RunningSquares {
+  static constexpr std::int64_t most_elements = 4096;
+  SquareSum sum;
+  int exponent = 0;              ///< of the greatest numbers that the lanes take; 0: they are empty
+  std::int64_t elements = 0;     ///< in the lanes
+  alignas(64) double upper[32];  ///< four vectors of at most 8 lanes
+  alignas(64) double lower[32];
+};
+/// Adds the squares of at most RunningSquares::most_elements elements; of one that is not finite, infinity.
+void add_squares(const ConstTensorView& values, RunningSquares& squares);
+/// All that was added.
+const SquareSum& sum_of(RunningSquares& squares);
 
 }  // namespace tranche::kernels::cpu
