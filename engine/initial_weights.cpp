@@ -31,6 +31,8 @@ class InitialWeights {
   void fill_state(const ShardSlice& slice, const TensorView& state, float value);
   /// The caller's own values, by way of host memory.
   void fill(const Initializer& how, std::int64_t first, const TensorView& target);
+  /// Draws the master weights of a slice, which are elements of a piece from the `done`-th on.
+  void draw_master(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const ShardSlice& to);
   /// Draws the elements of a piece from the `done`-th on.
   void draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
   bool simulated() const { return device_.kind() == DeviceKind::meta; }
@@ -79,6 +81,26 @@ void InitialWeights::draw(const FlatBuffer& flat, const TensorPiece& piece, std:
   }
 }
 
+void InitialWeights::draw_master(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done,
+                                 const ShardSlice& to) {
+  const bool converted = to.master.dtype != DataType::float32;
+  const TensorView drawn{to.on_host || converted ? workspace_.data : to.master.data, DataType::float32,
+                         to.master.shape};
+  draw(flat, piece, done, drawn);
+  if (!to.on_host) {
+    if (converted) take_master_from_fp32(to, drawn);
+    return;
+  }
+  if (!converted) {
+    store_.read(to.master.data, drawn.data, drawn.bytes(), false);
+    return;
+  }
+  std::vector<std::byte> there(simulated() ? 0 : static_cast<std::size_t>(drawn.bytes()));
+  store_.read(there.data(), drawn.data, drawn.bytes(), false);
+  take_master_from_fp32(to, {there.data(), drawn.dtype, drawn.shape});
+  to.stream->synchronize();
+}
+
 void InitialWeights::fill_state(const ShardSlice& slice, const TensorView& state, float value) {
   if (!is_block(state.dtype)) {
     kernels::fill_constant(*slice.stream, state, value);
@@ -107,11 +129,9 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
   }
   const std::int64_t most = workspace_.bytes / size_of(DataType::float32);
   const bool offloaded = residency.offloaded(flat);
-  std::vector<std::byte> there;
   store_.visit(flat, residency.optimizer_range(flat), StateStore::Access::replace,
                [&](const ShardSlice& slice) {
                  kernels::fill_zero(*slice.stream, slice.master);
-                 const bool converted = slice.master.dtype != DataType::float32;
                  for (std::size_t s = 0; s < slice.state.size(); ++s) {
                    fill_state(slice, slice.state[s], flat.states[s].initial_value);
                  }
@@ -121,20 +141,7 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
                      const std::int64_t first = piece.buffer_begin + done;
                      const ShardSlice to =
                          detail::part_of(slice, {first, first + std::min(most, piece.elements - done)});
-                     const bool elsewhere = slice.on_host || converted;
-                     const TensorView drawn{elsewhere ? workspace_.data : to.master.data, DataType::float32,
-                                            to.master.shape};
-                     draw(flat, piece, done, drawn);
-                     if (slice.on_host && converted) {
-                       there.resize(simulated() ? 0 : static_cast<std::size_t>(drawn.bytes()));
-                       store_.read(there.data(), drawn.data, drawn.bytes(), false);
-                       take_master_from_fp32(to, {there.data(), drawn.dtype, drawn.shape});
-                       slice.stream->synchronize();
-                     } else if (slice.on_host) {
-                       store_.read(to.master.data, drawn.data, drawn.bytes(), false);
-                     } else if (converted) {
-                       take_master_from_fp32(to, drawn);
-                     }
+                     draw_master(flat, piece, done, to);
                    }
                  }
                  if (offloaded) {

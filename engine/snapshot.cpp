@@ -6,7 +6,6 @@
 
 #include "checkpoint/shard_writer.h"
 #include "core/clock.h"
-#include "core/split_float.h"
 #include "engine/saved_arrays.h"
 #include "engine/sections.h"
 #include "tranche/core/shape.h"
@@ -17,7 +16,6 @@ namespace tranche::detail {
 namespace {
 /// Tiles of one pass over the nvme tier between two looks at the clock.
 constexpr std::int64_t tiles_a_pass = 16;
-constexpr std::int64_t halves_at_once = 1 << 18;
 }  // namespace
 
 Snapshot::Snapshot(StateStore& store, Device& device, MemoryResource& host_memory)
@@ -104,26 +102,6 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
     }
   }
   Stream& compute = device_.compute_stream();
-  const auto copy_joined = [&](const ShardSlice& slice, void* to) {
-    auto* const joined = static_cast<float*>(to);
-    if (slice.on_host) {
-      kernels::join_halves(*slice.stream, slice.weight, slice.master,
-                           {joined, DataType::float32, slice.master.shape});
-      return;
-    }
-    // They come apart to the host, which puts them together.
-    std::vector<std::uint16_t> halves(
-        static_cast<std::size_t>(2 * std::min(halves_at_once, slice.range.size())));
-    for (std::int64_t done = 0; done < slice.range.size(); done += halves_at_once) {
-      const std::int64_t count = std::min(halves_at_once, slice.range.size() - done);
-      store_.read(halves.data(), slice.weight.as<bfloat16>() + done, 2 * count, false);
-      store_.read(halves.data() + count, slice.master.as<std::uint16_t>() + done, 2 * count, false);
-      for (std::int64_t i = 0; i < count; ++i) {
-        const auto k = static_cast<std::size_t>(i), low = static_cast<std::size_t>(count + i);
-        joined[done + i] = join_float({{halves[k]}, halves[low]});
-      }
-    }
-  };
   for (const std::vector<const SnapshotLayout::Part*>& parts : trainable) {
     if (parts.empty()) continue;
     const ElementRange whole = parts.front()->piece.range;
@@ -136,7 +114,7 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
         const TensorView from =
             part_of(section_of(slice, section_at(*part), flat.states), slice.range.begin, range);
         if (section_at(*part).kind == "weight" && slice.in_halves()) {
-          copy_joined(part_of(slice, range), place_of(*part, range));
+          store_.read_halves(part_of(slice, range), reinterpret_cast<float*>(place_of(*part, range)));
           continue;
         }
         const Shape bytes{from.bytes()};

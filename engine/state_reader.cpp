@@ -1,9 +1,7 @@
 #include "engine/state_reader.h"
 
 #include <algorithm>
-#include <cstring>
 
-#include "core/split_float.h"
 #include "engine/sections.h"
 #include "offload/aligned_buffer.h"
 
@@ -74,30 +72,17 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
         device.copy_from_host(compute, to.data, staged.data(), to.bytes());
         compute.synchronize();
       };
-      // Through fp32, as it is stored, and apart to where the halves lie.
+      // By way of fp32, as they are stored.
       const auto read_halves = [&](const ShardSlice& slice) {
-        const auto elements = static_cast<std::size_t>(slice.range.size());
-        std::vector<bfloat16> high(elements);
-        std::vector<std::uint16_t> low(elements);
         const Shape shape{slice.range.size()};
         const AlignedBuffer staged(host_memory, shape.elements() * size_of(DataType::float32),
                                    Category::other, unit.name + " weight from checkpoint");
         auto* const values = static_cast<float*>(staged.data());
-        if (keeps_some(match, flat, "weight", slice.range)) {
-          store.read(high.data(), slice.weight.data, slice.weight.bytes(), slice.on_host);
-          store.read(low.data(), slice.master.data, slice.master.bytes(), slice.on_host);
-          for (std::size_t i = 0; i < elements; ++i) values[i] = join_float({high[i], low[i]});
-        }
+        if (keeps_some(match, flat, "weight", slice.range)) store.read_halves(slice, values);
         request(reader, match, flat, "weight", slice.range.begin, {values, DataType::float32, shape},
                 requests);
         read_now();
-        for (std::size_t i = 0; i < elements; ++i) {
-          const SplitFloat parts = split_float(values[i]);
-          high[i] = parts.high;
-          low[i] = parts.low;
-        }
-        store.write(slice.weight.data, high.data(), slice.weight.bytes(), slice.on_host);
-        store.write(slice.master.data, low.data(), slice.master.bytes(), slice.on_host);
+        store.write_halves(slice, values);
       };
       if (flat.trainable && flat.empty()) continue;
       if (flat.trainable) {

@@ -5,12 +5,18 @@
 #include <utility>
 
 #include "core/closest_match.h"
+#include "core/split_float.h"
 #include "engine/offload_share.h"
 #include "engine/offloaded_state.h"
 #include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
+
+namespace {
+/// Elements of master weights that are taken apart or put together at once, on their way through host memory.
+constexpr std::int64_t halves_at_once = 1 << 18;
+}  // namespace
 
 StateStore::StateStore(const Config& config, StateLayout layout, const StateResources& resources)
     : config_(config),
@@ -205,6 +211,39 @@ void StateStore::write(void* to, const void* from, std::int64_t bytes, bool on_h
   }
   resources_.device.copy_from_host(compute_, to, from, bytes);
   compute_.synchronize();
+}
+
+void StateStore::read_halves(const ShardSlice& slice, float* to) {
+  if (simulated()) return;
+  const std::int64_t elements = slice.range.size();
+  std::vector<bfloat16> high(static_cast<std::size_t>(std::min(elements, halves_at_once)));
+  std::vector<std::uint16_t> low(high.size());
+  for (std::int64_t done = 0; done < elements; done += halves_at_once) {
+    const std::int64_t count = std::min(halves_at_once, elements - done);
+    read(high.data(), slice.weight.as<bfloat16>() + done, 2 * count, slice.on_host);
+    read(low.data(), slice.master.as<std::uint16_t>() + done, 2 * count, slice.on_host);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const auto k = static_cast<std::size_t>(i);
+      to[done + i] = join_float({high[k], low[k]});
+    }
+  }
+}
+
+void StateStore::write_halves(const ShardSlice& slice, const float* from) {
+  if (simulated()) return;
+  const std::int64_t elements = slice.range.size();
+  std::vector<bfloat16> high(static_cast<std::size_t>(std::min(elements, halves_at_once)));
+  std::vector<std::uint16_t> low(high.size());
+  for (std::int64_t done = 0; done < elements; done += halves_at_once) {
+    const std::int64_t count = std::min(halves_at_once, elements - done);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const SplitFloat parts = split_float(from[done + i]);
+      high[static_cast<std::size_t>(i)] = parts.high;
+      low[static_cast<std::size_t>(i)] = parts.low;
+    }
+    write(slice.weight.as<bfloat16>() + done, high.data(), 2 * count, slice.on_host);
+    write(slice.master.as<std::uint16_t>() + done, low.data(), 2 * count, slice.on_host);
+  }
 }
 
 void StateStore::await_gathers(const FlatBuffer& flat) {

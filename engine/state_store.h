@@ -102,6 +102,10 @@ class StateStore {
   /// Copies between this rank's device or host memory and host memory of the caller; done on return.
   void read(void* to, const void* from, std::int64_t bytes, bool on_host);
   void write(void* to, const void* from, std::int64_t bytes, bool on_host);
+  /// The fp32 numbers of a slice whose master weights are in halves, copied to or from host memory of the
+  /// caller; done on return.
+  void read_halves(const ShardSlice& slice, float* to);
+  void write_halves(const ShardSlice& slice, const float* from);
   /// This rank's parameters in [range), read to or written from host memory, wherever they live.
   void read_parameters(FlatBuffer& flat, ElementRange range, void* to);
   void write_parameters(FlatBuffer& flat, ElementRange range, const void* from);

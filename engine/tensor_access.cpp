@@ -126,12 +126,7 @@ std::vector<float> TensorAccess::gather_state(int index, int which) {
     store_.visit(flat, range, StateStore::Access::read, [&](const ShardSlice& slice) {
       const TensorView from = state_of(slice, which);
       if (which < 0 && slice.in_halves()) {
-        std::vector<bfloat16> high(static_cast<std::size_t>(from.elements()));
-        std::vector<std::uint16_t> low(high.size());
-        store_.read(high.data(), slice.weight.data, slice.weight.bytes(), slice.on_host);
-        store_.read(low.data(), from.data, from.bytes(), slice.on_host);
-        float* const joined = static_cast<float*>(to) + (slice.range.begin - range.begin);
-        for (std::size_t i = 0; i < high.size(); ++i) joined[i] = join_float({high[i], low[i]});
+        store_.read_halves(slice, static_cast<float*>(to) + (slice.range.begin - range.begin));
         return;
       }
       store_.read(static_cast<std::byte*>(to) + bytes_of(dtype, slice.range.begin - range.begin), from.data,
@@ -151,12 +146,8 @@ void TensorAccess::write_slices(int index, int which, std::span<const float> val
     std::vector<std::byte> raw(static_cast<std::size_t>(to.bytes()));
     const std::span<const float> own = values.subspan(static_cast<std::size_t>(slice.range.begin - offset),
                                                       static_cast<std::size_t>(slice.range.size()));
-    if (which < 0 && slice.in_halves()) {  // the upper ones are written with the parameters
-      for (std::size_t i = 0; i < own.size(); ++i) {
-        const std::uint16_t low = split_float(own[i]).low;
-        std::memcpy(raw.data() + i * sizeof(low), &low, sizeof(low));
-      }
-      store_.write(to.data, raw.data(), to.bytes(), slice.on_host);
+    if (which < 0 && slice.in_halves()) {
+      store_.write_halves(slice, own.data());
       return;
     }
     if (is_block(to.dtype)) encode_blocks8(to.dtype, own, raw.data());

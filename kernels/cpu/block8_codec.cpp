@@ -28,7 +28,7 @@ HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float
   for (std::int64_t i = 0; i < count; ++i) to[i] = map[std::to_integer<std::size_t>(codes[i])] * scale;
 }
 
-#if HWY_TARGET == HWY_AVX3
+#if HWY_TARGET <= HWY_AVX3
 
 /// The arithmetic of block8_code() with a region for magnitudes whose code is that of 0 in front of the
 /// decades and one for 1 behind them, so that no magnitude is an exception: the number of a code is the whole

@@ -19,7 +19,8 @@ struct Adam {
       number_option("weight_decay", 0, not_negative, "decoupled in AdamW, added to the gradient in Adam"),
       flag_option("adam_w_mode", true, "Adam with this is AdamW, as in DeepSpeed"),
       flag_option("amsgrad", false, "divides by the greatest second moment so far")};
-  static constexpr RuleState states[] = {{"exp_avg"}, {"exp_avg_sq", true, true}, {"max_exp_avg_sq", true, true}};
+  static constexpr RuleState states[] = {
+      {"exp_avg"}, {"exp_avg_sq", true, true}, {"max_exp_avg_sq", true, true}};
   static constexpr unsigned slots[] = {0b011, 0b111};
   static constexpr double operations(unsigned kept) { return kept == 0b011 ? 16 : 17; }
 

@@ -146,7 +146,7 @@ TEST(MasterFormats, HalvesAreTheFp32MasterOverAThousandSteps) {
   expect_same(train_odd(run), train_odd(other), other);
 }
 
-// What an element draws depends on the seed, the applied step, its tensor and its place in it.
+// An element's draw depends on the seed, the applied step, its tensor and its place in it.
 TEST(MasterFormats, AtRandomAreRoundedByTheDrawsOfTheirTensor) {
   OddRun run = master_run({"SGD", {}}, 3, {MasterFormat::none, true});
   run.stage = 3;

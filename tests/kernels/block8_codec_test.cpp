@@ -87,7 +87,7 @@ TEST(Block8CodecSlow, EncodesAllNumbersAsCoreDoes) {
   sweep(1);
 }
 
-// Where one code ends and the next begins, and around what the vectors' arithmetic cuts by powers of two.
+// Borders lie between two codes, and at the powers of two by which the vectors' arithmetic cuts.
 TEST(Block8Codec, EncodesTheNeighboursOfEveryBorderAsCoreDoes) {
   for (const DataType dtype : block_types) {
     const bool with_sign = dtype == DataType::block8;

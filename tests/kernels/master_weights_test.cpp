@@ -13,6 +13,7 @@
 
 #include "core/split_float.h"
 #include "kernel_testing.h"
+#include "rule_groups.h"
 #include "tranche/kernels/optimizer_update.h"
 #include "vector_test_support.h"
 
@@ -109,26 +110,6 @@ std::vector<UpdateSegment> segments_of(SquareSum* partial, const double* sums) {
 }
 
 using Bytes = std::vector<std::byte, TestAllocator<std::byte>>;
-struct Groups {
-  Bytes bytes;
-  std::int64_t stride = 0;
-};
-Groups groups_of(const UpdateRule& rule, const RuleValues& values) {
-  Groups groups;
-  groups.stride = static_cast<std::int64_t>((rule.argument_bytes + 15) / 16 * 16);
-  for (int group = 0; group < 3; ++group) {
-    UpdateFacts facts;
-    facts.step = 3;
-    facts.learning_rate = 0.02 * (1 + group);
-    facts.gradient_scale = 0.37f;
-    facts.apply = group != 1;
-    const std::vector<std::byte> numbers = rule.arguments(values, facts);
-    groups.bytes.insert(groups.bytes.end(), numbers.begin(), numbers.end());
-    groups.bytes.resize(static_cast<std::size_t>(groups.stride * (group + 1)));
-  }
-  return groups;
-}
-
 /// A format of master weights and its rounding; `copy`: with a weight beside a bf16 master.
 struct Format {
   DataType master;
@@ -176,14 +157,12 @@ struct Masters {
     if (of.master == DataType::bfloat16) master.as<bfloat16>()[i] = rounded;
     if (of.copy) weight.as<bfloat16>()[i] = rounded;
   }
-  void update(TestStream& stream, RulePhase phase, const Groups& groups,
+  void update(TestStream& stream, RulePhase phase, const RuleGroups& groups,
               const std::vector<UpdateSegment>& segments) {
     std::vector<TensorView> views;
     for (Guarded& state : states) views.push_back(state.view());
     RuleOperands operands;
-    operands.arguments = groups.bytes.data();
-    operands.groups = 3;
-    operands.stride = groups.stride;
+    groups.give_to(operands);
     operands.slots = slots;
     operands.segments = segments;
     operands.gradient = gradient.view();
@@ -218,16 +197,8 @@ const MasterCase master_cases[] = {{"AdamW", {{"weight_decay", 0.1}}}, {"Adagrad
                                    {"RMSprop", {{"eps", 1e-3}}},       {"LARS", {{"weight_decay", 0.1}}},
                                    {"Lamb", {{"weight_decay", 0.1}}},  {"muon_step", {}}};
 
-const UpdateRule& updated_rule(std::string_view type) {
-  for (const UpdateRule* rule : built_in_rules()) {
-    if (rule->kernel == type) return *rule;
-    if (std::find(rule->types.begin(), rule->types.end(), type) != rule->types.end()) return *rule;
-  }
-  throw LogicError("no such rule");
-}
-
 RuleValues values_of(const MasterCase& one) {
-  const UpdateRule& rule = updated_rule(one.type);
+  const UpdateRule& rule = rule_named(one.type);
   RuleValues values(rule, rule.types.empty() ? "Muon" : one.type);
   for (const auto& [name, value] : one.options) values.set(name, value);
   return values;
@@ -239,10 +210,10 @@ TEST(MasterWeights, AnUpdateIsThatOfFp32NumbersRoundedAsAsked) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (const MasterCase& one : master_cases) {
-      const UpdateRule& rule = updated_rule(one.type);
+      const UpdateRule& rule = rule_named(one.type);
       const RuleValues values = values_of(one);
       const unsigned slots = rule.kept(values);
-      const Groups groups = groups_of(rule, values);
+      const RuleGroups groups(values, 0.02, 1);
       for (const Format& format : formats) {
         const DataType state_type = ++turn % 2 == 0 ? DataType::float32 : DataType::bfloat16;
         if (on_gpu && turn % 5 != 1) continue;
@@ -290,21 +261,13 @@ TEST(MasterWeights, AnUpdateIsThatOfFp32NumbersRoundedAsAsked) {
 // A thousand steps of a gradient that the weights decide, with an fp32 master rounded by plain arithmetic
 // beside it.
 TEST(MasterWeights, HalvesAreTheFp32MasterOverAThousandSteps) {
-  const UpdateRule& rule = updated_rule("AdamW");
+  const UpdateRule& rule = rule_named("AdamW");
   const RuleValues values(rule, "AdamW");
   Masters halves(rule, 0b11, formats[1], DataType::float32), fp32 = halves;
   std::vector<float> master(elements);
   for (std::int64_t i = 0; i < elements; ++i) master[static_cast<std::size_t>(i)] = halves.get(i);
   for (int step = 1; step <= (on_gpu ? 30 : 1000); ++step) {  // the emulation takes long
-    UpdateFacts facts;
-    facts.step = step;
-    facts.learning_rate = 1e-3;
-    const std::vector<std::byte> numbers = rule.arguments(values, facts);
-    Groups groups;
-    groups.bytes.assign(numbers.begin(), numbers.end());
-    groups.bytes.resize(3 * groups.bytes.size());
-    groups.stride = static_cast<std::int64_t>(numbers.size());
-    std::vector<bfloat16> weights(elements);
+    const RuleGroups groups(values, 1e-3, -1, step);
     for (std::int64_t i = 0; i < elements; ++i) {
       const float w = master[static_cast<std::size_t>(i)];
       // The nearest bf16 number, halves away from zero, in fp64: 8 significant bits.
@@ -344,7 +307,7 @@ double mean_in_deviations(double fraction, std::int64_t draws, float sign) {
   constexpr std::int64_t at_once = 1 << 20;
   const std::int64_t count = std::min(at_once, draws);
   constexpr float unit = 0x1p-7f;  // of bf16 numbers in [1, 2)
-  const UpdateRule& rule = updated_rule("SGD");
+  const UpdateRule& rule = rule_named("SGD");
   const RuleValues values(rule, "SGD");
   UpdateFacts facts;
   facts.learning_rate = 1;
@@ -413,7 +376,7 @@ TEST(MasterWeights, StochasticRoundingKeepsSpecialNumbers) {
 
 // However a tensor is cut, over calls, ranges, segments and threads, an element draws the same.
 TEST(MasterWeights, DrawsAreOfATensorsElements) {
-  const UpdateRule& rule = updated_rule("SGD");
+  const UpdateRule& rule = rule_named("SGD");
   const RuleValues values(rule, "SGD");
   const std::vector<std::byte> numbers = rule.arguments(values, UpdateFacts{.learning_rate = 1});
   Bytes arguments(numbers.begin(), numbers.end());
@@ -464,9 +427,9 @@ TEST(MasterWeights, DrawsAreOfATensorsElements) {
 }
 
 TEST(MasterWeights, CostTheirBytesAndRefuseWhatDoesNotFit) {
-  const UpdateRule& rule = updated_rule("AdamW");
+  const UpdateRule& rule = rule_named("AdamW");
   TestStream meta(1, DeviceKind::meta);
-  const Groups groups = groups_of(rule, RuleValues(rule, "AdamW"));
+  const RuleGroups groups(RuleValues(rule, "AdamW"), 0.02, 1);
   const std::vector<UpdateSegment> all{{0, 600, 0}};
   const auto bytes = [&](const Format& format) {
     Masters of(rule, 0b11, format, DataType::float32);

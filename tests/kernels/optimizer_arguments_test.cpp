@@ -101,7 +101,8 @@ TEST(OptimizerUpdate, RefusesByName) {
     });
   };
   const auto g = s.gradient.view(), w = s.master.view(), m = s.first.view(), v = s.second.view();
-  EXPECT_EQ(adam(g, half.view(), m, v, {}), "adam_update: `master` has dtype fp16, wanted fp32, bf16 or uint16");
+  EXPECT_EQ(adam(g, half.view(), m, v, {}),
+            "adam_update: `master` has dtype fp16, wanted fp32, bf16 or uint16");
   EXPECT_EQ(adam(integers.view(), w, m, v, {}),
             "adam_update: `gradient` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(adam(three.view(), w, m, v, {}), "adam_update: `gradient` has 3 elements, wanted 4");

@@ -9,6 +9,7 @@
 
 #include "core/block8.h"
 #include "optimizer_spec.h"
+#include "rule_groups.h"
 #include "tranche/kernels/optimizer_update.h"
 
 namespace tranche::kernels::testing {
@@ -59,7 +60,7 @@ struct Operands {
                            bytes(s) + bytes_of(dtypes[s], segment.first));
   }
   RuleOperands of(bool in_blocks, std::vector<TensorView>& states, std::span<const UpdateSegment> segments,
-                  const std::vector<std::byte, TestAllocator<std::byte>>& arguments, bool with_weight) {
+                  const RuleGroups& arguments, bool with_weight) {
     states.clear();
     for (std::size_t s = 0; s < dtypes.size(); ++s) {
       TensorView view = plain[s].view();
@@ -67,9 +68,7 @@ struct Operands {
       states.push_back(view);
     }
     RuleOperands operands;
-    operands.arguments = arguments.data();
-    operands.groups = 3;
-    operands.stride = static_cast<std::int64_t>(arguments.size() / 3);
+    arguments.give_to(operands);
     operands.slots = slots;
     operands.segments = segments;
     operands.gradient = gradient.view();
@@ -91,24 +90,6 @@ struct Operands {
   std::vector<Guarded> plain, blocks;
 };
 
-/// Of three groups, of which the last is skipped.
-std::vector<std::byte, TestAllocator<std::byte>> arguments_of(const UpdateRule& rule,
-                                                              const RuleValues& values) {
-  std::vector<std::byte, TestAllocator<std::byte>> all;
-  const std::size_t stride = (rule.argument_bytes + 15) / 16 * 16;
-  for (int group = 0; group < 3; ++group) {
-    UpdateFacts facts;
-    facts.step = 3;
-    facts.learning_rate = 0.01 * (1 + group);
-    facts.gradient_scale = 0.37f;
-    facts.apply = group != 2;
-    const std::vector<std::byte> numbers = rule.arguments(values, facts);
-    all.insert(all.end(), numbers.begin(), numbers.end());
-    all.resize(stride * static_cast<std::size_t>(group + 1));
-  }
-  return all;
-}
-
 struct Case {
   const char* type;
   std::vector<std::pair<const char*, double>> options;
@@ -121,13 +102,6 @@ const Case cases[] = {{"AdamW", {{"weight_decay", 0.1}}},
                       {"LARS", {{"weight_decay", 0.1}}},
                       {"Lamb", {{"weight_decay", 0.1}}}};
 
-const UpdateRule& rule_named(std::string_view type) {
-  for (const UpdateRule* rule : built_in_rules()) {
-    if (std::find(rule->types.begin(), rule->types.end(), type) != rule->types.end()) return *rule;
-  }
-  throw LogicError("no such rule");
-}
-
 TEST(OptimizerBlock8, UpdatesDecodedStatesAndEncodesWhatTheyAreThen) {
   int turn = 0;
   for (const auto& set : tested_instruction_sets()) {
@@ -139,7 +113,7 @@ TEST(OptimizerBlock8, UpdatesDecodedStatesAndEncodesWhatTheyAreThen) {
       for (const DataType gradient : floating_types()) {
         const DataType weight = floating_types()[static_cast<std::size_t>(++turn % 3)];
         Operands wanted(rule, values, gradient, weight), got = wanted;
-        const auto arguments = arguments_of(rule, values);
+        const RuleGroups arguments(values, 0.01, 2);
         std::vector<UpdateSegment> segments = block_segments();
         std::vector<double, TestAllocator<double>> sums{4.0, 2.25};
         std::vector<SquareSum, TestAllocator<SquareSum>> partial(2), unused(2);
@@ -197,7 +171,7 @@ TEST(OptimizerBlock8, LambsSumsAreOfStoredStates) {
   values.set("betas", 0, 0);
   values.set("weight_decay", 0);
   Operands of(rule, values, DataType::float32, DataType::float32);
-  const auto arguments = arguments_of(rule, values);
+  const RuleGroups arguments(values, 0.01, 2);
   std::vector<SquareSum, TestAllocator<SquareSum>> partial(2);
   const std::vector<UpdateSegment> segments{{0, 700, 0, partial.data(), nullptr}};
   TestStream stream;
@@ -227,7 +201,7 @@ TEST(OptimizerBlock8, OfManyBlocksOnThreadsAreThoseOfOne) {
   for (Guarded* state : {&first, &second}) {
     std::fill_n(state->as<std::byte>(), state->elements(), std::byte{});
   }
-  const auto arguments = arguments_of(rule, values);
+  const RuleGroups arguments(values, 0.01, 2);
   const UpdateSegment segment{0, n, 0};
   std::string expected;
   for (const int threads : thread_counts()) {
@@ -235,7 +209,7 @@ TEST(OptimizerBlock8, OfManyBlocksOnThreadsAreThoseOfOne) {
     const std::vector<TensorView> states{{m.as<std::byte>(), DataType::block8, Shape{n}},
                                          {v.as<std::byte>(), DataType::block8_unsigned, Shape{n}}};
     RuleOperands of;
-    of.arguments = arguments.data();
+    arguments.give_to(of);
     of.slots = 0b11;
     of.segments = {&segment, 1};
     of.gradient = gradient.view();
@@ -254,7 +228,7 @@ TEST(OptimizerBlock8, CostsABlocksBytesAndRefusesPartsOfBlocks) {
   const UpdateRule& rule = rule_named("AdamW");
   RuleValues values(rule, "AdamW");
   Operands of(rule, values, DataType::bfloat16, DataType::bfloat16);
-  const auto arguments = arguments_of(rule, values);
+  const RuleGroups arguments(values, 0.01, 2);
   std::vector<TensorView> states;
   TestStream meta(1, DeviceKind::meta);
   const std::vector<UpdateSegment> all{{256, 512, 0}};

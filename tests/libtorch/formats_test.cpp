@@ -1,4 +1,5 @@
-// What states, gradients and weights are stored and sent as, and one result for every number of ranks.
+// Formats in which states, gradients and weights are stored and sent, and one result for every number of
+// ranks.
 
 #include <gtest/gtest.h>
 
@@ -6,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "rank.h"
 
@@ -86,6 +88,25 @@ TEST(LibTorchFormats, MomentsOf8BitsAreLoadedAtAnotherStage) {
   EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), saved);
   rank.step(3);
   EXPECT_EQ(text_of(rank.trainer.engine().state_digest()), after);
+}
+
+TEST(LibTorchFormats, MasterFormatsHaveTheSameBitsAtEveryStageAndTier) {
+  std::vector<std::string> digests;
+  for (const char* master : {"\"split\"", "\"none\"", "\"none\", \"stochastic_rounding\": true"}) {
+    Trial run{.precision = "bf16", .tranche = std::string(", \"master\": ") + master};
+    digests.push_back(digest_after<Wide>(run, 4, 0));
+    run.stage = 2;
+    run.zero = state_on_host;
+    EXPECT_EQ(digest_after<Wide>(run, 4, 0), digests.back()) << run.json();
+    run.stage = 3;
+    run.recompute = true;
+    run.zero = {};
+    EXPECT_EQ(digest_after<Wide>(run, 4, 0), digests.back()) << run.json();
+    run.zero = all_state_on_host;
+    EXPECT_EQ(digest_after<Wide>(run, 4, 0), digests.back()) << run.json();
+  }
+  EXPECT_NE(digests[0], digests[1]);
+  EXPECT_NE(digests[1], digests[2]);
 }
 
 TEST(LibTorchFormats, QuantizedGradientsAndWeightsHaveTheSameBitsAtEveryStage) {

@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/core/dtype.h"
 #include "tranche/engine/lora.h"
 #include "tranche/engine/monitor_config.h"
+#include "tranche/engine/offload_config.h"
+#include "tranche/engine/precision_config.h"
 #include "tranche/optim/loss_scaler.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/parameter_groups.h"
@@ -43,22 +44,6 @@ std::string_view name_of(ReplicaSum sum);
 enum class GatherFor : std::uint8_t { use, step };
 std::string_view name_of(GatherFor gather_for);
 
-/// The format of master weights. split: a bf16 weight and the 16 bits that make an fp32 number of it (fp32
-/// where the weights do not lie beside the optimizer's state). none: the bf16 weight alone.
-enum class MasterFormat : std::uint8_t { fp32, split, none };
-std::string_view name_of(MasterFormat format);
-
-/// The values are those of a Config made in C++; JSON that does not choose a dtype means fp32, as in
-/// DeepSpeed.
-struct PrecisionConfig {
-  DataType compute = DataType::bfloat16;
-  DataType communication = DataType::bfloat16;  ///< of gradients as they are sent
-  DataType accumulation = DataType::float32;    ///< of the main gradient, which is reduced and accumulated
-  DataType moments = DataType::float32;         ///< optimizer state
-  MasterFormat master = MasterFormat::fp32;     ///< others only with bf16 as compute dtype
-  bool stochastic_rounding = false;             ///< of updated weights, with MasterFormat::none
-};
-
 /// Type and parameters as read; `make_optimizer()` builds it.
 struct OptimizerConfig {
   std::string type = "AdamW";  ///< a name of rule_types()
@@ -70,32 +55,6 @@ struct OptimizerConfig {
 struct ScheduleConfig {
   std::string type = "constant";       ///< constant, WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle
   std::string parameters_json = "{}";  ///< the keys of scheduler.params; what is absent has its default
-};
-
-/// The location of state that need not be on the device.
-enum class OffloadTier : std::uint8_t { none, cpu, nvme };
-std::string_view name_of(OffloadTier tier);
-
-/// State in host memory and on NVMe. docs/guides/offload.md.
-struct OffloadConfig {
-  OffloadTier optimizer =
-      OffloadTier::none;  ///< `offload_optimizer.device`: master weights and moments; any stage
-  OffloadTier parameters = OffloadTier::none;  ///< `offload_param.device`: compute-dtype weights; stage 3
-  double ratio = 1;       ///< `offload_optimizer.ratio`: share of the optimizer state that moves
-  std::string nvme_path;  ///< folder for swap files; both blocks' nvme_path must agree
-  std::int64_t tile_elements = std::int64_t{1} << 20;  ///< elements updated at a time; multiple of 4096
-  int tile_buffers = 4;       ///< tiles in host memory at once (nvme), and of weights on their way back
-  int parameter_buffers = 3;  ///< units' shards in host memory at once (parameters on nvme)
-  bool activations = false;   ///< `activation_checkpointing.cpu_checkpointing`
-  std::string io_engine = "automatic";  ///< `tranche.io_engine`: automatic, uring or threads
-  std::int64_t io_block_bytes = 0;      ///< `aio.block_size`; 0: calibrated
-  int io_depth = 0;                     ///< `aio.queue_depth`; 0: calibrated
-  std::int64_t host_memory_limit = 0;   ///< bytes a rank; 0: none but what the machine has
-  std::int64_t nvme_limit = 0;          ///< bytes a rank; 0: none but the disk's free space
-  bool any() const {
-    return optimizer != OffloadTier::none || parameters != OffloadTier::none || activations;
-  }
-  bool uses_nvme() const { return optimizer == OffloadTier::nvme || parameters == OffloadTier::nvme; }
 };
 
 struct DebugConfig {

@@ -9,8 +9,8 @@
 
 namespace tranche::libtorch::detail {
 
-/// What LibTorch can do about reads of a storage that has no memory now: refuse them with a text of ours
-/// (from 2.3 on), and stop refusing them. Before 2.3 a closed parameter is null.
+/// LibTorch from 2.3 on can refuse reads of a storage that has no memory now, with a text of ours, and later
+/// versions can stop refusing them. Before 2.3 a closed parameter is null.
 template <class Storage>
 inline constexpr bool can_refuse = requires(Storage& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());

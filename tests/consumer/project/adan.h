@@ -17,7 +17,8 @@ struct Adan {
       number_option("beta3", 0.99, share_range, "decay of the mean square"),
       number_option("eps", 1e-8, not_negative, "beside the root of the mean square"),
       number_option("weight_decay", 0, not_negative, "divides the new weight by 1 + lr times it")};
-  static constexpr RuleState states[] = {{"exp_avg"}, {"exp_avg_diff"}, {"exp_avg_sq", true, true}, {"previous"}};
+  static constexpr RuleState states[] = {
+      {"exp_avg"}, {"exp_avg_diff"}, {"exp_avg_sq", true, true}, {"previous"}};
   static constexpr unsigned slots[] = {0b1111};
   static constexpr double operations(unsigned) { return 27; }
   static unsigned kept(const RuleValues&) { return 0b1111; }
