@@ -67,6 +67,7 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
     run.reduction_group = 1 + pick(4);
     run.optimizer = std::array{"AdamW", "Adam", "SGD", "Lion", "Lamb", "LARS", "Adagrad", "RMSprop", "Muon"}
         [static_cast<std::size_t>(pick(9))];
+    if (run.optimizer == "Muon") run.ranks = 1;
     run.quantized_gradients = run.dtype != DataType::float16 && i % 3 == 0;
     run.quantized_weights = run.dtype != DataType::float16 && i % 4 < 2;
     if (run.dtype == DataType::bfloat16) {
@@ -86,6 +87,22 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
     run.faults = {pick(2) * 0.0003, static_cast<std::uint64_t>(i)};
     expect_same(expected, train_odd(run), run);
   }
+}
+
+TEST_F(GpuLaws, MatricesOfSeveralRanksAreRefused) {
+  OddRun run = on_gpu();
+  run.ranks = 2;
+  run.optimizer = "Muon";
+  std::string text;
+  try {
+    train_odd(run);
+  } catch (const ConfigurationError& error) {
+    text = error.message();
+  }
+  EXPECT_EQ(
+      text,
+      "optimizer Muon: its matrices travel from rank to rank, and on GPUs they cannot up to now; train on "
+      "one GPU, on CPUs (--device cpu), or with AdamW or Lion");
 }
 
 TEST_F(GpuLaws, TheEnginesOwnWorkGivesTheCpusBits) {

@@ -178,7 +178,6 @@ TEST(OptimizerBlock8, LambsSumsAreOfStoredStates) {
   std::vector<TensorView> states;
   rule_update(stream, rule, RulePhase::advance, of.of(true, states, segments, arguments, false));
   settle();
-  SquareSum wanted;
   of.decode(0);
   of.decode(1);
   const float* const m = of.plain[0].as<float>();
