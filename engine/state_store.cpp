@@ -14,8 +14,17 @@
 namespace tranche::detail {
 
 namespace {
-/// Elements of master weights that are taken apart or put together at once, on their way through host memory.
-constexpr std::int64_t halves_at_once = 1 << 18;
+/// Calls part(first, count, high, low) for one run of elements after the other; `high` and `low` are host
+/// memory for the halves of a run.
+template <class Part>
+void for_halves(std::int64_t elements, const Part& part) {
+  constexpr std::int64_t at_once = 1 << 18;
+  std::vector<bfloat16> high(static_cast<std::size_t>(std::min(elements, at_once)));
+  std::vector<std::uint16_t> low(high.size());
+  for (std::int64_t first = 0; first < elements; first += at_once) {
+    part(first, std::min(at_once, elements - first), high.data(), low.data());
+  }
+}
 }  // namespace
 
 StateStore::StateStore(const Config& config, StateLayout layout, const StateResources& resources)
@@ -215,35 +224,26 @@ void StateStore::write(void* to, const void* from, std::int64_t bytes, bool on_h
 
 void StateStore::read_halves(const ShardSlice& slice, float* to) {
   if (simulated()) return;
-  const std::int64_t elements = slice.range.size();
-  std::vector<bfloat16> high(static_cast<std::size_t>(std::min(elements, halves_at_once)));
-  std::vector<std::uint16_t> low(high.size());
-  for (std::int64_t done = 0; done < elements; done += halves_at_once) {
-    const std::int64_t count = std::min(halves_at_once, elements - done);
-    read(high.data(), slice.weight.as<bfloat16>() + done, 2 * count, slice.on_host);
-    read(low.data(), slice.master.as<std::uint16_t>() + done, 2 * count, slice.on_host);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto k = static_cast<std::size_t>(i);
-      to[done + i] = join_float({high[k], low[k]});
-    }
-  }
+  for_halves(slice.range.size(),
+             [&](std::int64_t first, std::int64_t count, bfloat16* high, std::uint16_t* low) {
+               read(high, slice.weight.as<bfloat16>() + first, 2 * count, slice.on_host);
+               read(low, slice.master.as<std::uint16_t>() + first, 2 * count, slice.on_host);
+               for (std::int64_t i = 0; i < count; ++i) to[first + i] = join_float({high[i], low[i]});
+             });
 }
 
 void StateStore::write_halves(const ShardSlice& slice, const float* from) {
   if (simulated()) return;
-  const std::int64_t elements = slice.range.size();
-  std::vector<bfloat16> high(static_cast<std::size_t>(std::min(elements, halves_at_once)));
-  std::vector<std::uint16_t> low(high.size());
-  for (std::int64_t done = 0; done < elements; done += halves_at_once) {
-    const std::int64_t count = std::min(halves_at_once, elements - done);
-    for (std::int64_t i = 0; i < count; ++i) {
-      const SplitFloat parts = split_float(from[done + i]);
-      high[static_cast<std::size_t>(i)] = parts.high;
-      low[static_cast<std::size_t>(i)] = parts.low;
-    }
-    write(slice.weight.as<bfloat16>() + done, high.data(), 2 * count, slice.on_host);
-    write(slice.master.as<std::uint16_t>() + done, low.data(), 2 * count, slice.on_host);
-  }
+  for_halves(slice.range.size(),
+             [&](std::int64_t first, std::int64_t count, bfloat16* high, std::uint16_t* low) {
+               for (std::int64_t i = 0; i < count; ++i) {
+                 const SplitFloat parts = split_float(from[first + i]);
+                 high[i] = parts.high;
+                 low[i] = parts.low;
+               }
+               write(slice.weight.as<bfloat16>() + first, high, 2 * count, slice.on_host);
+               write(slice.master.as<std::uint16_t>() + first, low, 2 * count, slice.on_host);
+             });
 }
 
 void StateStore::await_gathers(const FlatBuffer& flat) {

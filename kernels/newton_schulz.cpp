@@ -19,7 +19,6 @@ namespace tranche::kernels {
 namespace {
 
 constexpr std::string_view name = "newton_schulz";
-constexpr std::size_t most_steps = 100;  // which a GPU's kernel has as a parameter
 
 /// The fp32 matrices of the iteration, one behind the other.
 struct Scratch {
@@ -65,8 +64,8 @@ void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const Ten
       !within(block.column, block.columns, matrix.shape[1])) {
     refuse(name, "the block does not lie within `matrix`, " + matrix.shape.to_string());
   }
-  if (options.steps.size() > most_steps) {
-    refuse(name, fmt::format("there are {} steps, wanted at most {}", options.steps.size(), most_steps));
+  if (constexpr std::size_t most = cuda::newton_schulz_most_steps; options.steps.size() > most) {
+    refuse(name, fmt::format("there are {} steps, wanted at most {}", options.steps.size(), most));
   }
   const Scratch of(block.rows, block.columns, scratch.data);
   if (scratch.bytes < of.bytes) {

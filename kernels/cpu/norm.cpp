@@ -135,10 +135,9 @@ struct GradientRow {
   GradientRow(const NormBackward& call, std::int64_t row, std::int64_t first)
       : x(static_cast<const T*>(call.x) + row * call.columns + first),
         dy(static_cast<const T*>(call.dy) + row * call.columns + first),
-        mean(hn::Set(FloatTag(), centred ? plain(call.mean[row]) : 0.0f)),
-        rstd(hn::Set(FloatTag(), plain(call.rstd[row]))) {}
-  /// Of a caller's NaNs rounded_to_upper() takes only some.
-  static float plain(float value) { return std::isnan(value) ? NAN : value; }
+        mean(hn::Set(FloatTag(), centred ? call.mean[row] : 0.0f)),
+        // Of a caller's NaNs rounded_to_upper() takes only some.
+        rstd(hn::Set(FloatTag(), std::isnan(call.rstd[row]) ? NAN : call.rstd[row])) {}
   template <class At>
   HWY_INLINE FloatVector h(const At& at) const {
     return hn::Mul(centred ? hn::Sub(at(x), mean) : at(x), rstd);

@@ -212,8 +212,9 @@ HWY_INLINE MagnitudeRange magnitude_range(const T* values, std::int64_t count) {
 /// The lanes take elements whose exponents are at most this much below the greatest. Each fp64 lane is two:
 /// `upper` counts multiples of 2^unit in the mantissa of a number between 2^(unit + 52) and twice that, so
 /// that adding a square rounds it to a multiple, and `lower` takes what the rounding left, of which the sum
-/// is exact too. An element is below 2^(exponent - 126), so a lane's squares, 2048 at most, are below 2^(unit
-/// + 51). What all upper lanes leave is at most 2^(unit + 11), and a multiple of 2^(unit - 42).
+/// is exact too. An element is below 2^(exponent - 126), its square below 2^(unit + 40), and the squares of
+/// most_elements below 2^(unit + 52), even in one lane. What all upper lanes leave is at most 2^(unit + 11),
+/// and a multiple of 2^(unit - 42).
 constexpr int narrow_exponents = 17;
 
 int unit_of(const RunningSquares& squares) {
@@ -251,8 +252,7 @@ HWY_INLINE void add_narrow_squares(const T* values, std::int64_t count, RunningS
     add(values + i + 2 * lanes, upper2, lower2);
     add(values + i + 3 * lanes, upper3, lower3);
   }
-  // A rest is in one lane alone, which may be half full then: nothing is added to it.
-  squares.elements = i < count ? RunningSquares::most_elements : squares.elements + count;
+  squares.elements += count;
   for (; i < count; i += lanes) {
     T last[lanes] = {};
     std::copy(values + i, values + std::min(count, i + lanes), last);

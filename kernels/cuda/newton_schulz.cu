@@ -106,9 +106,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-constexpr int most_steps = 100;
 struct Steps {
-  double factors[most_steps][3];
+  double factors[newton_schulz_most_steps][3];
   int count;
 };
 

@@ -1,4 +1,5 @@
 #pragma once
+#include <cstddef>
 #include <span>
 
 #include "tranche/kernels/newton_schulz.h"
@@ -6,6 +7,9 @@
 namespace tranche::kernels::cuda {
 
 // As in kernels/cpu/newton_schulz.h, on the stream. Sums are in other orders there, and so have other bits.
+
+/// A kernel has the steps as a parameter.
+inline constexpr std::size_t newton_schulz_most_steps = 100;
 
 /// `row_sums` is memory for a fp64 number a row.
 void normalized_block(Stream& stream, const ConstTensorView& matrix, const MatrixBlock& block, double factor,

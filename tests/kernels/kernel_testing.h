@@ -68,6 +68,12 @@ inline double dot(std::span<const double> a, std::span<const double> b) {
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
   return sum;
 }
+/// In the 2-norm; of a matrix, Frobenius'.
+inline double relative_error(std::span<const double> got, std::span<const double> wanted) {
+  double difference = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) difference += (got[i] - wanted[i]) * (got[i] - wanted[i]);
+  return std::sqrt(difference / dot(wanted, wanted));
+}
 
 /// The text of the InvalidArgument that f throws; "" when it throws none.
 template <class F>

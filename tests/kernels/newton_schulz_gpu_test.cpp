@@ -1,7 +1,6 @@
 // Newton-Schulz iterations on a GPU or its emulation, against the fp64 reference.
 
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "kernels/reference/newton_schulz.h"
@@ -30,15 +29,6 @@ class NewtonSchulzGpu : public GpuTest {
     return on_matrix.values();
   }
 };
-
-double relative_error(const std::vector<double>& got, const std::vector<double>& wanted) {
-  double difference = 0, squares = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    difference += (got[i] - wanted[i]) * (got[i] - wanted[i]);
-    squares += wanted[i] * wanted[i];
-  }
-  return std::sqrt(difference / squares);
-}
 
 TEST_F(NewtonSchulzGpu, FollowsTheReferenceInFp64) {
   Random random(1);

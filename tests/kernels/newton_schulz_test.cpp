@@ -33,12 +33,6 @@ void orthogonalize(Stream& stream, const NewtonSchulzOptions& options, HostTenso
   EXPECT_TRUE(matrix.guard_intact());
 }
 
-double relative_error(std::span<const double> got, std::span<const double> wanted) {
-  double difference = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) difference += (got[i] - wanted[i]) * (got[i] - wanted[i]);
-  return std::sqrt(difference / dot(wanted, wanted));
-}
-
 TEST(NewtonSchulz, FollowsTheReferenceInFp64) {
   Random random(1);
   Machine machine;

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "device/cuda_probe.h"
+#include "kernels/cpu/reduction.h"
 #include "tests/core/exact_draw.h"
 #include "tranche/kernels/elementwise.h"
 #include "vector_test_support.h"
@@ -296,6 +297,36 @@ TEST(GradientStatistics, RangesOfExponentsAroundThoseOfTheFastWay) {
         }
         ASSERT_EQ(statistics_of(gradient).squares, statistics_spec(gradient).squares)
             << greatest << ' ' << below;
+      }
+    }
+  }
+}
+
+// Blocks of one number fill a lane alone; so many near the greatest fill all of them.
+TEST(RunningSquares, AreExactWhateverTheBlocks) {
+  if (on_gpu) GTEST_SKIP() << "a loop of the CPU's";
+  std::mt19937 engine(5);
+  const auto near_two = [&] { return 2.0f - 0x1p-22f * static_cast<float>(engine() % 4 + 1); };
+  for (const auto& set : tested_instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const std::int64_t size : {1, 5, 31, 512, 4096}) {
+      for (const int spread : {0, 8, 17, 40}) {
+        cpu::RunningSquares squares;
+        SquareSum wanted;
+        for (std::int64_t done = 0; done < (size == 512 ? 1 << 20 : 20000); done += size) {
+          // In some runs, now and then, a block of other magnitudes.
+          const bool differs = spread % 17 != 0 && engine() % 50 == 0;
+          const int other = differs ? static_cast<int>(engine() % 60) - 30 : 0;
+          std::vector<float> block(static_cast<std::size_t>(size));
+          for (float& value : block) value = std::ldexp(near_two(), other);
+          if (done == 0) block.back() = std::ldexp(block.back(), -spread);
+          cpu::add_squares({block.data(), DataType::float32, Shape{size}}, squares);
+          for (const float value : block) wanted.add_square(value);
+        }
+        wanted.normalize();
+        SquareSum got = cpu::sum_of(squares);
+        got.normalize();
+        ASSERT_EQ(got, wanted) << set << ' ' << size << ' ' << spread;
       }
     }
   }
