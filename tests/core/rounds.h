@@ -1,6 +1,9 @@
 #pragma once
 /// How often tests repeat what they repeat.
 
+#include <initializer_list>
+#include <vector>
+
 namespace tranche::test {
 
 /// True when this build runs under AddressSanitizer or ThreadSanitizer, where everything takes some twenty
@@ -23,6 +26,12 @@ constexpr int rounds(int full) {
 /// still met.
 constexpr bool swept(int point, int stride) {
   return !sanitized || point % stride == 0;
+}
+
+/// The values of an instantiated suite: `all`, or `few` of them where sanitized.
+template <class T>
+std::vector<T> swept_values(std::initializer_list<T> all, std::initializer_list<T> few) {
+  return sanitized ? few : all;
 }
 
 }  // namespace tranche::test

@@ -74,7 +74,9 @@ INSTANTIATE_TEST_SUITE_P(Laws, SameBits,
                          name_of_case);
 INSTANTIATE_TEST_SUITE_P(Laws, SameBitsOverSettings,
                          ::testing::Combine(::testing::Range(1, most_ranks + 1),
-                                            ::testing::Values(DataType::float32, DataType::bfloat16)),
+                                            ::testing::ValuesIn(swept_values({DataType::float32,
+                                                                              DataType::bfloat16},
+                                                                             {DataType::bfloat16}))),
                          name_of_case);
 
 TEST(SameBits, OverDrawnConfigurations) {

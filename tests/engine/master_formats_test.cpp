@@ -346,9 +346,9 @@ class MasterCheckpoints : public Saving {
 };
 
 TEST_F(MasterCheckpoints, KeepEveryBitOnOtherNumbersOfRanks) {
-  const int steps[] = {1, 3, 8, 2, 6, 4, 1};
-  for (std::size_t i = 1; i < std::size(steps); ++i) {
-    for (const Kept& kept : kept_formats) expect_kept(steps[i - 1], steps[i], kept);
+  const std::vector<int> ranks = swept_values({1, 3, 8, 2, 6, 4, 1}, {1, 3, 2});
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    for (const Kept& kept : kept_formats) expect_kept(ranks[i - 1], ranks[i], kept);
   }
 }
 

@@ -211,7 +211,9 @@ std::string name_of_travels(const ::testing::TestParamInfo<std::tuple<Travels, D
 }
 INSTANTIATE_TEST_SUITE_P(Dtypes, QuantizedBits,
                          ::testing::Combine(::testing::ValuesIn(all_travels),
-                                            ::testing::Values(DataType::float32, DataType::bfloat16)),
+                                            ::testing::ValuesIn(swept_values({DataType::float32,
+                                                                              DataType::bfloat16},
+                                                                             {DataType::bfloat16}))),
                          name_of_travels);
 
 TEST(Quantized, GradientsOfFp16ComputeTravelWithALossScale) {

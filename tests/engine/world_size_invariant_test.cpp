@@ -72,7 +72,9 @@ TEST_P(InvariantBits, OptimizersWithSumsAndWithoutFrozenTensorsToo) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, InvariantBits,
-                         ::testing::Values(DataType::float32, DataType::bfloat16, DataType::float16),
+                         ::testing::ValuesIn(swept_values({DataType::float32, DataType::bfloat16,
+                                                           DataType::float16},
+                                                          {DataType::float16})),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
 TEST(WorldSizeInvariant, TakesTheMemoryOfMicroBatchReductionAndIsPlanned) {

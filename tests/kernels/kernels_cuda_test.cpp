@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "host_tensor.h"
+#include "tests/core/rounds.h"
 #include "tests/device/as_on_gpu.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
@@ -135,7 +136,7 @@ class Cases {
 constexpr DataType dtypes[] = {DataType::float32, DataType::bfloat16, DataType::float16};
 /// Rounds of every test.
 int rounds() {
-  static const int count = test::as_on_gpu() ? 60 : 16;
+  static const int count = test::as_on_gpu() ? test::rounds(60) : 16;
   return count;
 }
 

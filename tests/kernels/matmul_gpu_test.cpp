@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/gemm.h"
 #include "kernels/reference/matmul.h"
+#include "tests/core/rounds.h"
 #include "tests/device/as_on_gpu.h"
 #include "tests/kernels/gpu_testing.h"
 #include "tranche/kernels/elementwise.h"
@@ -137,14 +138,17 @@ TEST_F(MatmulGpu, AgreesWithTheReferenceInOddSizes) {
 TEST_F(MatmulGpu, AgreesWithTheReferenceInLargeSizes) {
   if (!test::as_on_gpu()) GTEST_SKIP() << "for a GPU, and for test_kernels_matrix_gpu.as_on_gpu";
   Random random(75);
+  int point = 0;
   for (DataType dtype : floating_dtypes) {
     for (DataType c_dtype : std::set<DataType>{dtype, fp32}) {
       for (int bits = 0; bits < 8; ++bits) {
+        if (!test::swept(point++, 3)) continue;
         check_drawn({257, 513, 769}, {(bits & 1) != 0, (bits & 2) != 0, (bits & 4) != 0}, dtype, c_dtype,
                     random);
       }
       // A layer's forward GEMM and its weight's gradient.
       for (const MatmulOptions& options : {MatmulOptions{}, MatmulOptions{true, false, true}}) {
+        if (!test::swept(point++, 3)) continue;
         check_drawn({1024, 768, 3072}, options, dtype, c_dtype, random);
       }
     }

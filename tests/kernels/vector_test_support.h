@@ -35,7 +35,7 @@ class TestStream : public Stream {
   Event record() override { return {}; }
   void synchronize() override { settle(); }
   void* native_handle() const override {
-    return on_gpu && kind_ == DeviceKind::cuda ? test_gpu().compute_stream().native_handle() : nullptr;
+    return on_gpu && kind_ == DeviceKind::cuda ? native_compute_stream() : nullptr;
   }
   void run() {
     for (auto& work : queue_) work();
