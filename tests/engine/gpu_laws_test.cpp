@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <string>
 #include <utility>
 
 #include "device/cuda_probe.h"
@@ -88,7 +89,7 @@ TEST_F(GpuLaws, SameBitsOverSettings) {
   }
 }
 
-TEST_F(GpuLaws, WholeMatricesHaveTheSameBitsOverStagesTiersAndMeshes) {
+TEST_F(GpuLaws, WholeMatricesHaveTheSameBitsOverStagesTiersMeshesAndTransports) {
   const auto expect_bits_and_traffic = [](const OddResult& expected, const OddRun& run) {
     const OddResult result = train_odd(run);
     expect_same(expected, result, run);
@@ -138,6 +139,16 @@ TEST_F(GpuLaws, WholeMatricesHaveTheSameBitsOverStagesTiersAndMeshes) {
     run.mesh = "replicate=2, shard=2";
     run.replicate = replicate;
     expect_bits_and_traffic(expected, run);
+  }
+  OddRun by_transport = on_gpu();
+  by_transport.ranks = 3;
+  by_transport.optimizer = "Muon";
+  const OddResult expected = train_odd(by_transport);
+  for (const char* const transport : {"staged", "nccl"}) {
+    if (transport == std::string("nccl") && detail::probe_cuda().devices.size() < 3) continue;
+    by_transport.stage = 2;
+    by_transport.device_transport = transport;
+    expect_bits_and_traffic(expected, by_transport);
   }
   OddRun any = on_gpu();
   any.optimizer = "Muon";
