@@ -140,7 +140,10 @@ class DeviceCommunicator : public CommunicatorBase {
     open("all_to_all", label);
     validate_and_record_all_to_all(sent, received, count, dtype, label);
     if (on_host(label)) return host_->all_to_all(sent, received, count, dtype, ready, label);
-    return enqueue(call_of("all_to_all", sent, received, count, dtype, label), ready);
+    DeviceCall call = call_of("all_to_all", sent, received, count, dtype, label);
+    for (int r = 0; r < size(); ++r) call.sends.push_back({r * count, count});
+    call.receives = call.sends;
+    return enqueue(std::move(call), ready);
   }
 
   Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
@@ -148,8 +151,16 @@ class DeviceCommunicator : public CommunicatorBase {
                      const OperationLabel& label) override {
     open("all_to_all_v", label);
     validate_and_record_all_to_all_v(sent, sends, received, receives, dtype, label);
-    if (!on_host(label)) throw InvalidArgument("all_to_all_v moves host memory alone up to now");
-    return host_->all_to_all_v(sent, sends, received, receives, dtype, ready, label);
+    if (on_host(label)) return host_->all_to_all_v(sent, sends, received, receives, dtype, ready, label);
+    std::int64_t most = 0;
+    for (const int peer : group_.peers()) {
+      const auto at = static_cast<std::size_t>(peer);
+      most = std::max({most, sends[at].count, receives[at].count});
+    }
+    DeviceCall call = call_of("all_to_all_v", sent, received, most, dtype, label);
+    call.sends.assign(sends.begin(), sends.end());
+    call.receives.assign(receives.begin(), receives.end());
+    return enqueue(std::move(call), ready);
   }
 
   Event broadcast(void* values, std::int64_t count, DataType dtype, int root, std::span<const Event> ready,

@@ -1,14 +1,11 @@
 #include "engine/whole_matrices.h"
 
-#include <fmt/core.h>
-
 #include <algorithm>
 #include <array>
 #include <utility>
 
 #include "engine/offloaded_state.h"
 #include "partition/matrix_plan.h"
-#include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
@@ -51,13 +48,6 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
     exchange.flat = flat;
     exchange.everywhere = residency.whole_optimizer(*flat);
     exchange.group = residency.over_replicas(*flat) ? &ranks_ : flat->group;
-    const bool on_gpu = !device.host_accessible() && device.kind() != DeviceKind::meta;
-    if (on_gpu && exchange.group->size() > 1) {
-      throw ConfigurationError(fmt::format(
-          "optimizer {}: its matrices travel from rank to rank, and on GPUs they cannot up to now; "
-          "train on one GPU, on CPUs (--device cpu), or with AdamW or Lion",
-          optimizer.name()));
-    }
     exchanges_.push_back(std::move(exchange));
   }
   // One plan for all buffers of a group.

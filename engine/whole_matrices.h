@@ -20,8 +20,7 @@ namespace tranche::detail {
 /// all of the state (stage 0) the owner has the matrix already, and the result goes to all.
 class WholeMatrices {
  public:
-  /// All arguments outlive it; `ranks` are those whose gradients make the step. Throws ConfigurationError
-  /// where the rule cannot compute matrices on the device.
+  /// All arguments outlive it; `ranks` are those whose gradients make the step.
   WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater, const Optimizer& optimizer,
                 Communicator& ranks, const Mesh& mesh, Device& device, StepArena& arena);
 

@@ -1,6 +1,9 @@
 #include "comm/device/device_exchange.h"
 
+#include <fmt/format.h>
+
 #include "comm/transport/operation.h"
+#include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::comm {
@@ -18,6 +21,21 @@ std::vector<int> DeviceGroup::peers() const {
 void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype) {
   if (count == 0 || to == from) return;
   kernels::copy(stream, ConstTensorView{from, dtype, Shape{count}}, TensorView{to, dtype, Shape{count}});
+}
+
+void copy_own_part(Stream& stream, const DeviceCall& call, int rank) {
+  copy_on_device(stream, call.place_received_from(rank), call.place_sent_to(rank), call.sent_to(rank).count,
+                 call.dtype);
+}
+
+void require_equal_bytes(const DeviceGroup& group, const DeviceCall& call, int sender, std::int64_t sent,
+                         int receiver, std::int64_t expected) {
+  if (sent == expected) return;
+  const auto name = [&](int rank) {
+    return group.failure->rank_names().of(group.job_ranks[static_cast<std::size_t>(rank)]);
+  };
+  throw CommunicationError(fmt::format("{}: {} sent {} bytes where {} expects {}: the ranks' calls differ",
+                                       call.what(), name(sender), sent, name(receiver), expected));
 }
 
 }  // namespace tranche::comm

@@ -14,7 +14,8 @@
 
 namespace tranche::comm {
 
-/// One call, checked and counted. Counts are elements per rank, as in Communicator.
+/// One call, checked and counted. Counts are elements per rank, as in Communicator; of an all_to_all_v the
+/// most that this rank exchanges with another.
 struct DeviceCall {
   std::string_view name;    ///< a literal
   std::string unit, phase;  ///< of the label
@@ -25,12 +26,29 @@ struct DeviceCall {
   DataType output_dtype = DataType::float32;  ///< of a reduce_scatter
   ReductionOptions sum;                       ///< of a reduce_scatter; bucket_elements of an all_gather too
   int other = 0;                              ///< root, or the peer of send and recv
+  /// Of an all_to_all and an all_to_all_v, by rank: elements of `from` and of `to`.
+  std::vector<RankElements> sends, receives;
 
   std::string what() const;
   OperationLabel label() const { return {unit, phase, Traffic::data, Tier::host}; }
   std::int64_t bytes() const { return count * size_of(dtype); }
   const unsigned char* from_bytes() const { return static_cast<const unsigned char*>(from); }
   unsigned char* to_bytes() const { return static_cast<unsigned char*>(to); }
+  const RankElements& sent_to(int rank) const { return sends[static_cast<std::size_t>(rank)]; }
+  const RankElements& received_from(int rank) const { return receives[static_cast<std::size_t>(rank)]; }
+  const unsigned char* place_sent_to(int rank) const {
+    return from_bytes() + sent_to(rank).first * size_of(dtype);
+  }
+  unsigned char* place_received_from(int rank) const {
+    return to_bytes() + received_from(rank).first * size_of(dtype);
+  }
+  /// Bytes that one rank of the group gets, and that one is expected to send.
+  std::int64_t bytes_to(int rank) const {
+    return sends.empty() ? bytes() : sent_to(rank).count * size_of(dtype);
+  }
+  std::int64_t bytes_from(int rank) const {
+    return receives.empty() ? bytes() : received_from(rank).count * size_of(dtype);
+  }
 };
 
 /// The group that a communicator, which outlives its strategy, hands to it.
@@ -88,5 +106,11 @@ std::unique_ptr<DeviceExchange> make_shared_exchange(const DeviceGroup& group);
 
 /// Bytes of device memory to device memory, in stream order.
 void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype);
+/// What a rank sends itself in an all_to_all or all_to_all_v.
+void copy_own_part(Stream& stream, const DeviceCall& call, int rank);
+/// Throws CommunicationError, naming both ranks of the group, where one sends another number of bytes than
+/// the other expects.
+void require_equal_bytes(const DeviceGroup& group, const DeviceCall& call, int sender, std::int64_t sent,
+                         int receiver, std::int64_t expected);
 
 }  // namespace tranche::comm

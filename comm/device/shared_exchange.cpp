@@ -8,8 +8,6 @@
 #include <map>
 #include <mutex>
 
-#include <fmt/format.h>
-
 #include "comm/call_signature.h"
 #include "comm/deterministic_sum.h"
 #include "comm/device/device_exchange.h"
@@ -21,13 +19,11 @@ namespace tranche::comm {
 
 namespace {
 
-/// A rank's message to its peers.
+/// A rank's message to its peers: its call, and the point behind which they may read its data, or behind
+/// which it has read theirs.
 struct Post {
-  const void* data = nullptr;
+  std::shared_ptr<const DeviceCall> call;
   Event event;
-  std::string_view name;
-  std::string unit;
-  std::int64_t bytes = 0;
 };
 
 /// A send that waits for its recv.
@@ -62,15 +58,13 @@ class SharedExchange : public DeviceExchange {
   }
 
   Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
-    if (call->name == "send") return send(*call, started);
-    if (call->name == "recv") return receive(*call, started);
+    if (call->name == "send") return send(call, started);
+    if (call->name == "recv") return receive(*call);
     Issued issued;
-    const std::vector<Post> posts =
-        meet(*call, Post{call->from, started, call->name, call->unit, call->bytes()});
+    const std::vector<Post> posts = meet({call, started});
     for (const int peer : group_.peers()) wait_for(*call, peer, posts[peer].event, issued);
     enqueue(*call, posts);
-    const std::vector<Post> read =
-        meet(*call, Post{nullptr, group_.stream->record(), call->name, call->unit, 0});
+    const std::vector<Post> read = meet({call, group_.stream->record()});
     for (const int peer : group_.peers()) wait_for(*call, peer, read[peer].event, issued);
     issued.done = group_.stream->record();
     return issued;
@@ -80,26 +74,30 @@ class SharedExchange : public DeviceExchange {
   void enqueue(const DeviceCall& call, const std::vector<Post>& posts) {
     Stream& stream = *group_.stream;
     const int rank = group_.rank(), size = group_.size();
-    const auto place = [](const Post& post, std::int64_t bytes) {
-      return static_cast<const unsigned char*>(post.data) + bytes;
-    };
-    if (call.count == 0) return;
+    if (call.count == 0 && call.sends.empty()) return;
     const StreamSpan span(stream, call.what());
     if (call.name == "reduce_scatter") {
       std::vector<const void*> pieces;
       for (int giver = 0; giver < std::min(call.sum.givers, size); ++giver) {
-        pieces.push_back(place(posts[static_cast<std::size_t>(giver)], rank * call.bytes()));
+        pieces.push_back(posts[static_cast<std::size_t>(giver)].call->from_bytes() + rank * call.bytes());
       }
       deterministic_sum(stream, pieces, call.dtype, call.sum,
                         TensorView{call.to, call.output_dtype, Shape{call.count}});
     } else if (call.name == "broadcast") {
-      if (rank != call.other) copy_on_device(stream, call.to, posts[call.other].data, call.count, call.dtype);
+      if (rank != call.other) {
+        copy_on_device(stream, call.to, posts[call.other].call->from, call.count, call.dtype);
+      }
     } else {
       const bool gather = call.name == "all_gather";
       for (int step = 0; step < size; ++step) {
         const int peer = (rank + step) % size;
-        copy_on_device(stream, call.to_bytes() + peer * call.bytes(),
-                       place(posts[peer], gather ? 0 : rank * call.bytes()), call.count, call.dtype);
+        const DeviceCall& of_peer = *posts[peer].call;
+        if (gather) {
+          copy_on_device(stream, call.to_bytes() + peer * call.bytes(), of_peer.from, call.count, call.dtype);
+        } else {
+          copy_on_device(stream, call.place_received_from(peer), of_peer.place_sent_to(rank),
+                         call.received_from(peer).count, call.dtype);
+        }
       }
     }
   }
@@ -137,9 +135,10 @@ class SharedExchange : public DeviceExchange {
     }
   }
 
-  std::vector<Post> meet(const DeviceCall& call, Post mine) {
+  std::vector<Post> meet(Post mine) {
     const int rank = group_.rank(), size = group_.size();
     if (size == 1) return {std::move(mine)};
+    const std::shared_ptr<const DeviceCall> call = mine.call;
     Meeting& meeting = *meeting_;
     const std::uint64_t number = ++meetings_;
     std::vector<Post>& posts = meeting.posts[number % 2];
@@ -155,41 +154,45 @@ class SharedExchange : public DeviceExchange {
       return ranks;
     };
     wait_until(
-        lock, call, [&] { return absent().empty(); }, absent);
+        lock, *call, [&] { return absent().empty(); }, absent);
     const std::vector<Post> result = posts;
     lock.unlock();
-    for (const int peer : group_.peers()) require_same(call, peer, result[peer], result[rank].bytes);
+    for (const int peer : group_.peers()) require_same(*call, peer, *result[peer].call);
+    // Of all pairs, so that no rank reads memory of one that has thrown.
+    for (int sender = 0; sender < size; ++sender) {
+      for (int receiver = 0; receiver < size; ++receiver) {
+        if (receiver == sender) continue;
+        require_equal_bytes(group_, *call, sender, result[sender].call->bytes_to(receiver), receiver,
+                            result[receiver].call->bytes_from(sender));
+      }
+    }
     return result;
   }
 
-  void require_same(const DeviceCall& call, int peer, const Post& post, std::int64_t bytes) const {
+  void require_same(const DeviceCall& call, int peer, const DeviceCall& of_peer) const {
+    if (of_peer.name == call.name && of_peer.unit == call.unit) return;
     const int here = group_.job_ranks[static_cast<std::size_t>(group_.rank())];
     const int there = group_.job_ranks[static_cast<std::size_t>(peer)];
-    const RankNames& names = group_.failure->rank_names();
-    if (call.name != "recv" && (post.name != call.name || post.unit != call.unit)) {
-      // Two meetings a call.
-      const Tag tag{0, false, (meetings_ - 1) / 2, 0};
-      throw CommunicationError(call.what() + ": " +
-                               difference(make_call_signature(here, tag, 0, call.name, call.unit),
-                                          make_call_signature(there, tag, 0, post.name, post.unit), names));
-    }
-    if (post.bytes == bytes) return;
-    throw CommunicationError(fmt::format("{}: {} sent {} bytes where {} expects {}: the ranks' calls differ",
-                                         call.what(), names.of(there), post.bytes, names.of(here), bytes));
+    // Two meetings a call.
+    const Tag tag{0, false, (meetings_ - 1) / 2, 0};
+    throw CommunicationError(call.what() + ": " +
+                             difference(make_call_signature(here, tag, 0, call.name, call.unit),
+                                        make_call_signature(there, tag, 0, of_peer.name, of_peer.unit),
+                                        group_.failure->rank_names()));
   }
 
-  Issued send(const DeviceCall& call, const Event& started) {
-    Offer offer{Post{call.from, started, "recv", {}, call.bytes()}, std::make_shared<HostEvent>()};
+  Issued send(const std::shared_ptr<const DeviceCall>& call, const Event& started) {
+    Offer offer{{call, started}, std::make_shared<HostEvent>()};
     Issued issued{Event(offer.taken),
-                  {{group_.job_ranks[static_cast<std::size_t>(call.other)], Event(offer.taken)}},
+                  {{group_.job_ranks[static_cast<std::size_t>(call->other)], Event(offer.taken)}},
                   true};
     const std::lock_guard lock(meeting_->mutex);
-    meeting_->offers[{group_.rank(), call.other}].push_back(std::move(offer));
+    meeting_->offers[{group_.rank(), call->other}].push_back(std::move(offer));
     meeting_->changed.notify_all();
     return issued;
   }
 
-  Issued receive(const DeviceCall& call, const Event&) {
+  Issued receive(const DeviceCall& call) {
     std::unique_lock lock(meeting_->mutex);
     std::deque<Offer>& offers = meeting_->offers[{call.other, group_.rank()}];
     wait_until(
@@ -197,10 +200,10 @@ class SharedExchange : public DeviceExchange {
     const Offer offer = std::move(offers.front());
     offers.pop_front();
     lock.unlock();
-    require_same(call, call.other, offer.post, call.bytes());
+    require_equal_bytes(group_, call, call.other, offer.post.call->bytes(), group_.rank(), call.bytes());
     Issued issued;
     wait_for(call, call.other, offer.post.event, issued);
-    copy_on_device(*group_.stream, call.to, offer.post.data, call.count, call.dtype);
+    copy_on_device(*group_.stream, call.to, offer.post.call->from, call.count, call.dtype);
     issued.done = group_.stream->record();
     group_.stream->enqueue("recv", [taken = offer.taken] { taken->complete(); });
     return issued;

@@ -2,7 +2,8 @@
 /// time. The copies of a chunk run on the communication stream, its exchange on a second one, so that chunk k
 /// + 1 comes down and chunk k - 1 goes up while chunk k is on the wire. Between calls the pipeline drains.
 /// Each byte crosses the bus twice: a gather costs (N + 1) / N, a reduction 1 + 4 / (N x bytes an element)
-/// times the full buffer's bytes.
+/// times the full buffer's bytes. Ranks have different numbers of chunks of an all_to_all_v, and tell each
+/// other.
 #include <algorithm>
 #include <functional>
 
@@ -29,6 +30,7 @@ class StagedExchange : public DeviceExchange {
         staging_(*group.host_memory, 2 * slot_bytes_, Category::communication, "staging"),
         scratch_(*group.device_memory, scratch_bytes_, Category::communication, "staged sums"),
         messages_(group_, *host_),
+        outlines_(2 * static_cast<std::size_t>(group.size())),
         exchange_(group.device->create_stream("exchange")) {
     const std::int64_t least = staging_granule * 8 * (group.size() + 1);
     if (slot_bytes_ < least || scratch_bytes_ < staging_granule * 4) {
@@ -58,10 +60,10 @@ class StagedExchange : public DeviceExchange {
       all_gather(call);
     } else if (call->name == "reduce_scatter") {
       reduce_scatter(call);
-    } else if (call->name == "all_to_all") {
-      all_to_all(call);
-    } else {
+    } else if (call->name == "broadcast") {
       broadcast(call);
+    } else {
+      all_to_all(call);
     }
     return {group_.stream->record(), {}, false};
   }
@@ -72,6 +74,11 @@ class StagedExchange : public DeviceExchange {
     std::int64_t first, count;
     unsigned char* staging;
   };
+  /// What a rank tells a peer of an all_to_all_v. Travels as int64.
+  struct Outline {
+    std::int64_t bytes, chunks;
+  };
+  static constexpr std::int64_t outline_values = sizeof(Outline) / sizeof(std::int64_t);
   using Copies = std::function<void(const Chunk&)>;
   using Exchange = std::function<Event(const Chunk&)>;
 
@@ -82,7 +89,8 @@ class StagedExchange : public DeviceExchange {
   /// Elements a chunk may have when each takes `bytes` of a slot. `bucket` bounds those of all ranks
   /// together.
   std::int64_t chunk_of(std::int64_t count, std::int64_t bytes, std::int64_t bucket) const {
-    std::int64_t chunk = slot_bytes_ / bytes / staging_granule * staging_granule;
+    std::int64_t chunk = slot_bytes_ / bytes;
+    if (chunk > staging_granule) chunk -= chunk % staging_granule;
     if (bucket > 0) chunk = std::min(chunk, std::max<std::int64_t>(bucket / group_.size(), 1));
     return std::min(chunk, std::max<std::int64_t>(count, 1));
   }
@@ -202,29 +210,89 @@ class StagedExchange : public DeviceExchange {
   }
 
   void all_to_all(const std::shared_ptr<const DeviceCall>& call) {
-    const int size = group_.size();
+    const int rank = group_.rank(), size = group_.size();
     const std::int64_t width = size_of(call->dtype);
+    const std::int64_t chunk_elements = chunk_of(call->count, 2 * width * size, 0);
+    // All ranks have as many chunks of an all_to_all.
+    const bool equal = call->name == "all_to_all";
+    const std::int64_t chunks = divide_round_up(call->count, chunk_elements);
     const auto received = [=](const Chunk& chunk) { return chunk.staging + size * chunk.count * width; };
-    copy_on_device(*group_.stream, call->to_bytes() + group_.rank() * call->bytes(),
-                   call->from_bytes() + group_.rank() * call->bytes(), call->count, call->dtype);
+    // What a chunk has of each part, a place in the slot for each rank.
+    const auto portions = [=](const Chunk& chunk, const std::vector<RankElements>& parts) {
+      std::vector<RankElements> result;
+      for (int r = 0; r < size; ++r) {
+        const std::int64_t left = r == rank ? 0 : parts[static_cast<std::size_t>(r)].count - chunk.first;
+        result.push_back({r * chunk.count, std::clamp<std::int64_t>(left, 0, chunk.count)});
+      }
+      return result;
+    };
+    copy_own_part(*group_.stream, *call, rank);
+    if (!equal) {
+      exchange_->enqueue(call->name, [this, call, chunks] {
+        run_guarded(group_.failure, *host_, call->what(), [&] { exchange_outlines(*call, chunks); });
+      });
+    }
     pipeline(
-        call, chunk_of(call->count, 2 * width * size, 0),
+        call, chunk_elements,
         [=, this](const Chunk& chunk) {
+          const std::vector<RankElements> of = portions(chunk, call->sends);
           for (const int peer : group_.peers()) {
-            download(chunk.staging + peer * chunk.count * width,
-                     call->from_bytes() + peer * call->bytes() + chunk.first * width, chunk.count * width);
+            const RankElements& part = of[static_cast<std::size_t>(peer)];
+            if (part.count == 0) continue;
+            download(chunk.staging + part.first * width, call->place_sent_to(peer) + chunk.first * width,
+                     part.count * width);
           }
         },
         [=, this](const Chunk& chunk) {
-          return host_->all_to_all(chunk.staging, received(chunk), chunk.count, call->dtype, {},
-                                   call->label());
+          if (equal) {
+            return host_->all_to_all(chunk.staging, received(chunk), chunk.count, call->dtype, {},
+                                     call->label());
+          }
+          return host_->all_to_all_v(chunk.staging, portions(chunk, call->sends), received(chunk),
+                                     portions(chunk, call->receives), call->dtype, {}, call->label());
         },
         [=, this](const Chunk& chunk) {
+          const std::vector<RankElements> of = portions(chunk, call->receives);
           for (const int peer : group_.peers()) {
-            upload(call->to_bytes() + peer * call->bytes() + chunk.first * width,
-                   received(chunk) + peer * chunk.count * width, chunk.count * width);
+            const RankElements& part = of[static_cast<std::size_t>(peer)];
+            if (part.count == 0) continue;
+            upload(call->place_received_from(peer) + chunk.first * width,
+                   received(chunk) + part.first * width, part.count * width);
           }
         });
+    if (equal) return;
+    exchange_->enqueue(call->name, [this, call, chunks] {
+      run_guarded(group_.failure, *host_, call->what(), [&] { call_as_often_as_peers(*call, chunks); });
+    });
+    group_.stream->wait(exchange_->record());  // a rank without chunks is not done before its peers know that
+  }
+
+  /// Tells each peer of an all_to_all_v how many bytes it gets, and of how many chunks this rank's call is.
+  void exchange_outlines(const DeviceCall& call, std::int64_t chunks) {
+    std::vector<RankElements> parts;
+    for (int r = 0; r < group_.size(); ++r) {
+      parts.push_back({outline_values * r, outline_values});
+      outlines_[static_cast<std::size_t>(r)] = {call.bytes_to(r), chunks};
+    }
+    Outline* const received = outlines_.data() + group_.size();
+    wait_on_host(
+        host_->all_to_all_v(outlines_.data(), parts, received, parts, DataType::int64, {}, call.label()),
+        *group_.failure, call.what());
+    most_chunks_ = chunks;
+    for (const int peer : group_.peers()) {
+      require_equal_bytes(group_, call, peer, received[peer].bytes, group_.rank(), call.bytes_from(peer));
+      most_chunks_ = std::max(most_chunks_, received[peer].chunks);
+    }
+  }
+
+  /// The host communicator numbers calls, so that a rank with fewer chunks than another calls on without
+  /// data.
+  void call_as_often_as_peers(const DeviceCall& call, std::int64_t chunks) {
+    const std::vector<RankElements> nothing(static_cast<std::size_t>(group_.size()));
+    for (; chunks < most_chunks_; ++chunks) {
+      wait_on_host(host_->all_to_all_v(nullptr, nothing, nullptr, nothing, call.dtype, {}, call.label()),
+                   *group_.failure, call.what());
+    }
   }
 
   void broadcast(const std::shared_ptr<const DeviceCall>& call) {
@@ -248,6 +316,9 @@ class StagedExchange : public DeviceExchange {
   std::int64_t slot_bytes_, scratch_bytes_;
   Buffer staging_, scratch_;
   HostMessages messages_;
+  // Of the exchange's stream alone.
+  std::vector<Outline> outlines_;     ///< to all ranks, and from them
+  std::int64_t most_chunks_ = 0;      ///< that any rank has of the all_to_all_v under way
   std::unique_ptr<Stream> exchange_;  // last: its work uses all of the above
 };
 

@@ -3,7 +3,7 @@
 /// one group of sends and receives and one sum a bucket. Bytes on the wire are those of the formula,
 /// whichever reduces: pieces travel in the communication dtype, to their owner, once. NCCL does not say who
 /// is missing when a call does not end, nor that ranks' calls differ: the first is told as a device or link
-/// that hangs, the second is found by the sequence hash.
+/// that hangs, the second is found by the sequence hash, which has no counts of an all_to_all_v.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -81,7 +81,7 @@ class NcclExchange : public DeviceExchange {
   Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
     if (call->name == "send") return messages_.send(call, started, *exchange_);
     if (call->name == "recv") return messages_.receive(call, *exchange_);
-    if (call->count > 0) {
+    if (call->count > 0 || !call->sends.empty()) {
       make_current();
       const StreamSpan span(*group_.stream, call->what());
       if (call->name == "reduce_scatter") {
@@ -206,14 +206,17 @@ class NcclExchange : public DeviceExchange {
         say(ncclBroadcast(call.from, call.to, bytes, ncclUint8, call.other, communicator_, stream_));
       });
     } else {
-      const std::int64_t own = group_.rank() * call.bytes();
-      copy_on_device(*group_.stream, call.to_bytes() + own, call.from_bytes() + own, call.count, call.dtype);
+      copy_own_part(*group_.stream, call, group_.rank());
+      if (call.count == 0) return;
       launch("ncclSend and ncclRecv", [&](auto&& say) {
         for (const int peer : group_.peers()) {
-          say(ncclSend(call.from_bytes() + peer * call.bytes(), bytes, ncclUint8, peer, communicator_,
-                       stream_));
-          say(ncclRecv(call.to_bytes() + peer * call.bytes(), bytes, ncclUint8, peer, communicator_,
-                       stream_));
+          // A pair of ranks that has nothing to exchange posts no message.
+          if (const auto sent = static_cast<std::size_t>(call.bytes_to(peer)); sent > 0) {
+            say(ncclSend(call.place_sent_to(peer), sent, ncclUint8, peer, communicator_, stream_));
+          }
+          if (const auto received = static_cast<std::size_t>(call.bytes_from(peer)); received > 0) {
+            say(ncclRecv(call.place_received_from(peer), received, ncclUint8, peer, communicator_, stream_));
+          }
         }
       });
     }

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -179,6 +182,59 @@ void all_reduce_case(Communicator& comm, std::int64_t count, ReduceOperation ope
                            name_of(data_type_of<T>()), static_cast<int>(operation), count));
 }
 
+/// Elements that one rank sends another.
+using PairElements = std::function<std::int64_t(int from, int to)>;
+
+/// Runs one all_to_all_v on the tier of the place and checks every bit, also of what lies between the parts.
+template <typename T>
+void all_to_all_v_case(Communicator& comm, const SuitePlace& place, const std::string& pattern,
+                       const PairElements& elements) {
+  const int n = comm.size(), rank = comm.rank();
+  const auto value = [](int from, int to, std::int64_t i) {
+    if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(scramble(static_cast<std::uint64_t>((from * 77 + to) * 100'003 + i)));
+    } else {
+      return from_float<T>(test_value(from, i, static_cast<std::uint64_t>(to)));
+    }
+  };
+  // Places do not follow ranks, and begin at an odd one.
+  const auto parts_of = [&](bool sending) {
+    std::vector<RankElements> parts(static_cast<std::size_t>(n));
+    std::int64_t next = 3;
+    for (int r = n - 1; r >= 0; --r) {
+      const std::int64_t count = sending ? elements(rank, r) : elements(r, rank);
+      parts[static_cast<std::size_t>(r)] = {next, count};
+      next += count + 2;
+    }
+    return std::pair(parts, next);
+  };
+  const auto [sends, sent_elements] = parts_of(true);
+  const auto [receives, received_elements] = parts_of(false);
+  std::vector<T> values(static_cast<std::size_t>(sent_elements));
+  const std::vector<T> before(static_cast<std::size_t>(received_elements), value(n, n, 7));
+  std::vector<T> wanted = before;
+  std::int64_t others = 0;
+  for (int r = 0; r < n; ++r) {
+    const auto& [to, sent] = sends[static_cast<std::size_t>(r)];
+    const auto& [from, received] = receives[static_cast<std::size_t>(r)];
+    for (std::int64_t i = 0; i < sent; ++i) values[static_cast<std::size_t>(to + i)] = value(rank, r, i);
+    for (std::int64_t i = 0; i < received; ++i)
+      wanted[static_cast<std::size_t>(from + i)] = value(r, rank, i);
+    if (r != rank) others += sent;
+  }
+  Array<T> out(place, values), in(place, before);
+  const TrafficCount count = comm.meter().total(Traffic::data);
+  const OperationLabel counted{"suite", "all_to_all_v", Traffic::data,
+                               place.device == nullptr ? Tier::host : Tier::device};
+  comm.all_to_all_v(out.data(), sends, in.data(), receives, data_type_of<T>(), {}, counted).wait();
+  const std::string where = fmt::format("all_to_all_v n={} {} {}", n, name_of(data_type_of<T>()), pattern);
+  require_same(in.read(), wanted, where);
+  const TrafficCount now = comm.meter().total(Traffic::data);
+  require_equal(now.elements - count.elements, others, where + ", elements of the meter");
+  require_equal(now.bytes - count.bytes, others * static_cast<std::int64_t>(sizeof(T)),
+                where + ", bytes of the meter");
+}
+
 }  // namespace
 
 void check_all_gather(Communicator& comm, const SuitePlace& place) {
@@ -280,42 +336,30 @@ void check_all_to_all(Communicator& comm, const SuitePlace& place) {
   }
 }
 
-void check_all_to_all_v(Communicator& comm) {
-  const int n = comm.size();
-  // Pair (from, to) exchanges another number of elements each; some exchange none. Places do not follow
-  // ranks.
-  const auto count = [](int from, int to) { return std::int64_t{(from * 7 + to * 3) % 5} * 1'001; };
-  const auto places = [&](bool sending) {
-    std::vector<RankElements> parts(static_cast<std::size_t>(n));
-    std::int64_t next = 3;
-    for (int r = n - 1; r >= 0; --r) {
-      const std::int64_t elements = sending ? count(comm.rank(), r) : count(r, comm.rank());
-      parts[static_cast<std::size_t>(r)] = {next, elements};
-      next += elements;
-    }
-    return std::pair(parts, next);
+void check_all_to_all_v(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place) {
+  const int last = comm.size() - 1;
+  // Elements of two bytes for each pair that a staged exchange takes at once.
+  const std::int64_t chunk = staging_bytes / 8 / comm.size();
+  const std::pair<const char*, PairElements> patterns[] = {
+      {"each pair another number, some none",
+       [](int from, int to) { return std::int64_t{(from * 7 + to * 3) % 5} * 1'001; }},
+      {"one rank sends", [=](int from, int to) { return from == last ? 257 + to : std::int64_t{0}; }},
+      {"one rank receives", [](int from, int to) { return to == 0 ? 3 * from + 1 : std::int64_t{0}; }},
+      {"to itself alone", [](int from, int to) { return from == to ? 255 + from : std::int64_t{0}; }},
+      {"nothing", [](int, int) { return std::int64_t{0}; }},
+      {"one pair in many more chunks than others",
+       [=](int from, int to) {
+         return from == 0 && to == last   ? 5 * chunk + 3
+                : from == last && to == 0 ? 0
+                                          : chunk - 1 + (from + to) % 3;
+       }},
   };
-  const auto [sends, sent_elements] = places(true);
-  const auto [receives, received_elements] = places(false);
-  const SuitePlace place;
-  std::vector<float16> values(static_cast<std::size_t>(sent_elements)),
-      wanted(static_cast<std::size_t>(received_elements));
-  for (int r = 0; r < n; ++r) {
-    const auto at = static_cast<std::size_t>(r);
-    const auto out = gradient<float16>(comm.rank(), sends[at].count, 8, r);
-    std::copy(out.begin(), out.end(), values.begin() + sends[at].first);
-    const auto in = gradient<float16>(r, receives[at].count, 8, comm.rank());
-    std::copy(in.begin(), in.end(), wanted.begin() + receives[at].first);
-  }
-  Array<float16> sent(place, values), received(place, std::vector<float16>(wanted.size()));
-  const std::int64_t before = comm.meter().total(Traffic::data).elements;
-  const OperationLabel counted{"suite", "all_to_all_v", Traffic::data, Tier::host};
-  comm.all_to_all_v(sent.data(), sends, received.data(), receives, DataType::float16, {}, counted).wait();
-  require_same(received.read(), wanted, fmt::format("all_to_all_v n={}", n));
-  std::int64_t others = 0;
-  for (int r = 0; r < n; ++r) others += r == comm.rank() ? 0 : count(comm.rank(), r);
-  if (comm.meter().total(Traffic::data).elements != before + others) {
-    throw std::runtime_error(fmt::format("all_to_all_v n={}: the meter counts other elements", n));
+  for (const auto& [name, elements] : patterns) {
+    all_to_all_v_case<float16>(comm, place, name, elements);
+    all_to_all_v_case<bfloat16>(comm, place, name, elements);
+    all_to_all_v_case<float>(comm, place, name, elements);
+    all_to_all_v_case<std::int64_t>(comm, place, name, elements);
+    all_to_all_v_case<std::uint8_t>(comm, place, name, elements);
   }
 }
 
@@ -505,7 +549,8 @@ void check_everything(Communicator& comm, std::int64_t staging_bytes, const Suit
   check_reduce_scatter(comm, staging_bytes, place);
   check_all_reduce(comm, staging_bytes);
   check_all_to_all(comm, place);
-  check_all_to_all_v(comm);
+  check_all_to_all_v(comm, staging_bytes, place);
+  if (place.device != nullptr) check_all_to_all_v(comm, staging_bytes);  // of host memory
   check_broadcast(comm, place);
   check_send_recv(comm, place);
   check_split(comm, place);

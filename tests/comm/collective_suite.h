@@ -19,8 +19,8 @@ void check_all_gather(Communicator& comm, const SuitePlace& place = {});
 void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place = {});
 void check_all_reduce(Communicator& comm, std::int64_t staging_bytes);
 void check_all_to_all(Communicator& comm, const SuitePlace& place = {});
-/// In host memory alone.
-void check_all_to_all_v(Communicator& comm);
+/// `staging_bytes`: as of check_reduce_scatter.
+void check_all_to_all_v(Communicator& comm, std::int64_t staging_bytes, const SuitePlace& place = {});
 void check_broadcast(Communicator& comm, const SuitePlace& place = {});
 void check_send_recv(Communicator& comm, const SuitePlace& place = {});
 void check_split(Communicator& comm, const SuitePlace& place = {});

@@ -242,6 +242,53 @@ TEST_P(DeviceFailures, CallsThatDoNotMatchAreFound) {
   }
 }
 
+TEST_P(DeviceFailures, PartsThatDoNotMatchAreFound) {
+  if (GetParam() == comm::DeviceTransport::nccl) return;  // cannot tell, and no hash has these counts
+  try {
+    run_device_ranks(
+        3, GetParam(),
+        [](int rank, Rank& mine) {
+          OnDevice<float> sent(*mine.device, std::vector<float>(30)),
+              received(*mine.device, std::vector<float>(30));
+          std::vector<RankElements> sends{{0, 5}, {10, 5}, {20, 5}}, receives = sends;
+          if (rank == 1) sends[2].count = 0;
+          mine.comm->all_to_all_v(sent.data(), sends, received.data(), receives, DataType::float32, {}, label)
+              .wait();
+        },
+        30);
+    FAIL() << "nothing was thrown";
+  } catch (const CommunicationError& error) {
+    EXPECT_THAT(
+        error.what(),
+        HasSubstr("all_to_all_v of unit h.3 in backward: rank 1 sent 0 bytes where rank 2 expects 20: "
+                  "the ranks' calls differ"));
+  }
+}
+
+TEST_P(DeviceFailures, ARankThatDoesNotSendItsPartsIsNamed) {
+  std::atomic<bool> ended{false};
+  std::string text;
+  run_device_ranks(
+      2, GetParam(),
+      [&](int rank, Rank& mine) {
+        OnDevice<float> sent(*mine.device, std::vector<float>(3)),
+            received(*mine.device, std::vector<float>(3));
+        const std::vector<RankElements> parts{{0, 1}, {1, 2}};
+        if (rank == 0) {
+          text = failure_of([&] {
+            mine.comm->all_to_all_v(sent.data(), parts, received.data(), parts, DataType::float32, {}, label)
+                .wait();
+          });
+          ended = true;
+        }
+        while (!ended) std::this_thread::yield();
+      },
+      0.3);
+  EXPECT_THAT(text, HasSubstr(GetParam() == comm::DeviceTransport::nccl
+                                  ? "all_to_all_v of unit h.3 in backward: not done after 0.3 s"
+                                  : "all_to_all_v of unit h.3 in backward: no data from rank 1 after 0.3 s"));
+}
+
 TEST_P(DeviceFailures, UnwindingDoesNotWaitForPeers) {
   const detail::Stopwatch watch;
   std::string at_peer;

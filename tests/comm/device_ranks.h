@@ -46,7 +46,7 @@ inline constexpr bool on_gpu = false;
 /// Why a case cannot run here; empty when it can.
 inline std::string obstacle(comm::DeviceTransport transport, int ranks) {
   if (!on_gpu) return {};
-  setenv("TRANCHE_EMULATED_GPUS", "4", 0);  // read at the first look, if the GPUs are emulated
+  setenv("TRANCHE_EMULATED_GPUS", "5", 0);  // read at the first look, if the GPUs are emulated
   const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) return probe.problem;
   if (transport != comm::DeviceTransport::nccl) return {};

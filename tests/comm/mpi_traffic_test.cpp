@@ -122,6 +122,7 @@ TEST(Traffic, TheWholeSuiteAgreesToo) {
   test::check_all_gather(comm);
   test::check_all_reduce(comm, test::mpi_staging_bytes);
   test::check_all_to_all(comm);
+  test::check_all_to_all_v(comm, test::mpi_staging_bytes);
   test::check_send_recv(comm);
   test::check_many_in_flight(comm, 20);
   EXPECT_EQ(comm.meter().total(Traffic::data).bytes + comm.meter().total(Traffic::control).bytes,

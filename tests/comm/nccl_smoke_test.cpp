@@ -40,6 +40,7 @@ TEST(NcclSmoke, ProcessesOnOneGpuExchangeOverLoopback) {
   EXPECT_EQ(comm->backend(), "nccl over mpi");
   test::check_meter(*comm, {device.get(), true});
   test::check_all_to_all(*comm, {device.get(), true});
+  test::check_all_to_all_v(*comm, 64 << 10, {device.get(), true});
   test::check_many_in_flight(*comm, 8, {device.get(), true});
 }
 

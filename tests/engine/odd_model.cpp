@@ -155,7 +155,7 @@ std::string OddRun::to_string() const {
       "accumulation_dtype={}, samples={}, delay={}, seed={}, offload_optimizer={}, offload_param={}, "
       "ratio={}, "
       "tile={}, buffers={}, io={}, ranks_per_host={}, mesh=\"{}\", replicate={}, "
-      "replica_sum={}, collectives={}, copy_in={}, micro_batches={}, quantized={}{}}}",
+      "replica_sum={}, collectives={}, device_transport={}, copy_in={}, micro_batches={}, quantized={}{}}}",
       ranks, stage, accumulation, name_of(dtype), name_of(policy), reduction_group, optimizer, overlap,
       reduce_bucket, gather_bucket, depth, name_of(gather_for), persistent, persistent_in_all, prefetch,
       poison, plan_memory, frozen, steps, clipping, also_frozen, single_unit, large, name_of(moments),
@@ -163,7 +163,7 @@ std::string OddRun::to_string() const {
       samples_per_micro_batch, faults.maximum_delay_seconds, faults.seed, name_of(offload.optimizer),
       name_of(offload.parameters), offload.ratio, offload.tile_elements, offload.tile_buffers,
       offload.io_engine, ranks_per_host, mesh, name_of(replicate), name_of(replica_sum), collectives,
-      faults.copy_in, micro_batches, quantized_gradients ? "gradients" : "",
+      device_transport, faults.copy_in, micro_batches, quantized_gradients ? "gradients" : "",
       quantized_weights ? " weights" : "");
 }
 
@@ -271,6 +271,7 @@ Config odd_config(const OddRun& run) {
   config.replicate = run.replicate;
   config.replica_sum = run.replica_sum;
   config.collectives = run.collectives;
+  config.device_transport = run.device_transport;
   config.offload = run.offload;
   config.debug.host_link_bytes_per_second = run.link_bytes_per_second;
   return config;

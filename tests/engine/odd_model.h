@@ -79,6 +79,7 @@ struct OddRun {
   Replicate replicate = Replicate::all;
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
   std::string collectives = "auto";
+  std::string device_transport = "auto";  ///< of GPUs
   DeviceKind device = DeviceKind::cpu;
   OffloadConfig offload;
   double link_bytes_per_second = 0;

@@ -66,18 +66,8 @@ class CombinationsOnAGpu : public EveryRow {
   }
 };
 
-/// Without Muon, which GPUs refuse for several ranks.
-std::vector<CombinationAxis> axes_on_a_gpu() {
-  std::vector<CombinationAxis> axes = combination_axes();
-  for (CombinationAxis& axis : axes) {
-    std::erase_if(axis.values,
-                  [](const CombinationAxis::Value& value) { return value.capability == "muon"; });
-  }
-  return axes;
-}
-
 TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
-  const std::vector<CombinationAxis> axes = axes_on_a_gpu();
+  const std::vector<CombinationAxis> axes = combination_axes();
   const std::vector<CoveringRow> rows = rows_of_every_value(rows_of(axes));
   expect_pairs_of_the_table("CombinationsOnAGpu.HaveTheBitsOfStageZero", axes, rows, {"cuda", "threads"});
   expect_bits_of_stage_zero(axes, rows, DeviceKind::cuda);
@@ -86,7 +76,7 @@ TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
 // The emulation takes minutes for them.
 class CombinationsOnAGpuSlow : public CombinationsOnAGpu {};
 TEST_F(CombinationsOnAGpuSlow, HaveTheBitsOfStageZero) {
-  const std::vector<CombinationAxis> axes = axes_on_a_gpu();
+  const std::vector<CombinationAxis> axes = combination_axes();
   expect_bits_of_stage_zero(axes, rows_of(axes), DeviceKind::cuda);
 }
 #else
