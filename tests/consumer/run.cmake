@@ -42,7 +42,7 @@ run(${CMAKE_COMMAND} -S ${SOURCE}/tests/consumer/project -B ${WORK}/build ${opti
 if(MODE STREQUAL "subdirectory")
   run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 1 --target optimizer_list)
   run(${WORK}/build/optimizer_list)
-  if(NOT output MATCHES "^AdamW .*Muon.*adan")
+  if(NOT output MATCHES "^AdamW .*Muon.*Adan")
     message(FATAL_ERROR "the program with an optimizer of its own printed something else: ${output}")
   endif()
   message("${output}")

@@ -4,7 +4,8 @@
 #include <cstdio>
 
 int main() {
-  for (const tranche::RuleType& type : tranche::rule_types()) std::printf("%.*s ", static_cast<int>(type.name.size()), type.name.data());
+  for (const tranche::RuleType& type : tranche::rule_types())
+    std::printf("%.*s ", static_cast<int>(type.name.size()), type.name.data());
   std::printf("\n");
   return tranche::find_rule("Adan") == nullptr ? 1 : 0;
 }
