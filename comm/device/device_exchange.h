@@ -106,7 +106,7 @@ std::unique_ptr<DeviceExchange> make_shared_exchange(const DeviceGroup& group);
 
 /// Bytes of device memory to device memory, in stream order.
 void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype);
-/// What a rank sends itself in an all_to_all or all_to_all_v.
+/// Copies the part that a rank sends itself in an all_to_all or all_to_all_v.
 void copy_own_part(Stream& stream, const DeviceCall& call, int rank);
 /// Throws CommunicationError, naming both ranks of the group, where one sends another number of bytes than
 /// the other expects.

@@ -74,7 +74,7 @@ class StagedExchange : public DeviceExchange {
     std::int64_t first, count;
     unsigned char* staging;
   };
-  /// What a rank tells a peer of an all_to_all_v. Travels as int64.
+  /// A rank tells each peer this about its all_to_all_v. It travels as int64.
   struct Outline {
     std::int64_t bytes, chunks;
   };
@@ -217,7 +217,7 @@ class StagedExchange : public DeviceExchange {
     const bool equal = call->name == "all_to_all";
     const std::int64_t chunks = divide_round_up(call->count, chunk_elements);
     const auto received = [=](const Chunk& chunk) { return chunk.staging + size * chunk.count * width; };
-    // What a chunk has of each part, a place in the slot for each rank.
+    // A chunk carries this range of each part; each rank has a place in the slot.
     const auto portions = [=](const Chunk& chunk, const std::vector<RankElements>& parts) {
       std::vector<RankElements> result;
       for (int r = 0; r < size; ++r) {

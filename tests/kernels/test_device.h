@@ -35,8 +35,8 @@ inline Device& test_gpu() {
   return *device;
 }
 
-/// Whether kernels may be under way: set where a launch asks for the GPU's stream. Tests look at single
-/// elements, and a wait at each look took most of their time.
+/// True from a launch, which asks for the GPU's stream, to the next settle(). Tests look at single elements,
+/// and a wait at each look took most of their time.
 inline bool& gpu_has_work() {
   static bool has_work = false;
   return has_work;

@@ -38,6 +38,7 @@ class TestStream : public Stream {
     return on_gpu && kind_ == DeviceKind::cuda ? native_compute_stream() : nullptr;
   }
   void run() {
+    gpu_has_work() = true;  // the work may have asked for the stream when it was enqueued
     for (auto& work : queue_) work();
     queue_.clear();
   }

@@ -1,4 +1,4 @@
-// What a program that links one folder's library sees: its own optimizer after those of the library.
+// A program that links one folder's library lists the optimizers: its own comes after those of the library.
 #include <tranche/optim/rules.h>
 
 #include <cstdio>
