@@ -175,7 +175,8 @@ TEST(LibTorchLosses, OfBatchNormOverAllRanksAreThoseOfOneBatch) {
     optimizer.step();
     const double found =
         trainer.step([&](int) { return net.loss(step * 2 * ranks + 2 * runtime.rank(), 2); }).loss;
-    ASSERT_NEAR(found, mean.item<double>(), 2e-6) << step;  // torch adds statistics up in fp32
+    const auto wanted = mean.item<double>();  // fp32, as are torch's sums of statistics
+    ASSERT_NEAR(found, wanted, 2e-6 * std::max(1.0, wanted)) << step;
   }
   const double wanted = (*plain.torchs)->running_var.sum().item<double>();
   EXPECT_NEAR((*net.ours)->running_var.sum().item<double>(), wanted, 1e-5);
