@@ -28,7 +28,7 @@ HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float
   for (std::int64_t i = 0; i < count; ++i) to[i] = map[std::to_integer<std::size_t>(codes[i])] * scale;
 }
 
-#if HWY_TARGET <= HWY_AVX3
+#if HWY_TARGET <= HWY_AVX2
 
 /// The arithmetic of block8_code() with a region for magnitudes whose code is that of 0 in front of the
 /// decades and one for 1 behind them, so that no magnitude is an exception: the number of a code is the whole
@@ -58,6 +58,18 @@ constexpr Block8Regions make_block8_regions() {
 }
 template <bool with_sign>
 alignas(64) constexpr Block8Regions block8_regions_of = make_block8_regions<with_sign>();
+
+/// Writes a block's scale, and its codes where the scale is 0 or not finite: every quotient is 0 or a NaN.
+template <bool with_sign>
+HWY_INLINE bool finish_without_number(std::uint32_t scale_bits, std::byte* codes) {
+  std::memcpy(codes + block, &scale_bits, sizeof(scale_bits));
+  if (scale_bits - 1 < 0x7f7fffffu) return false;
+  std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
+  return true;
+}
+
+#endif
+#if HWY_TARGET <= HWY_AVX3
 
 /// Magnitudes below have the code of 0, and are taken for this one.
 constexpr float least_of_pairs = 0x1p-31f;
@@ -138,11 +150,7 @@ HWY_INLINE void encode_block(const float* from, std::byte* codes) {
     }
   }
   const std::uint32_t magnitude = _mm512_reduce_max_epu32(_mm512_max_epu32(greatest[0], greatest[1]));
-  std::memcpy(codes + block, &magnitude, sizeof(magnitude));
-  if (magnitude - 1 >= 0x7f7fffffu) {  // 0, or not finite: every quotient is 0 or a NaN
-    std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
-    return;
-  }
+  if (finish_without_number<with_sign>(magnitude, codes)) return;
   const __m512 scale = _mm512_set1_ps(std::bit_cast<float>(magnitude));
   for (std::int64_t i = 0; i < block; i += 64) {
     __m512 share[4];
@@ -203,6 +211,124 @@ HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
     decode_by_planes<with_sign>(codes, scale, to);
   } else {
     decode_plainly<with_sign>(codes, block, scale, to);
+  }
+}
+
+#elif HWY_TARGET == HWY_AVX2
+
+/// Magnitudes in eight stretches of nearly three powers of two, each with the beginning of one region, of
+/// which the last stretch has that of region 8. The upper half of a magnitude's bits times `factor` has the
+/// number of its stretch from bit 16 on, of which a lookup takes the last three.
+struct Stretches {
+  std::uint32_t factor = 0;
+  float least = 0;  ///< the first stretch begins here; what is below has the code of 0, and is taken for this
+  std::int32_t first = 0;  ///< the first stretch's number
+};
+constexpr std::uint32_t stretch_of(float magnitude, std::uint32_t factor) {
+  return (std::bit_cast<std::uint32_t>(magnitude) >> 16) * factor >> 16;
+}
+template <bool with_sign>
+constexpr Stretches find_stretches() {
+  const auto& from = block8_regions_of<with_sign>.from;
+  for (std::uint32_t factor = 160; factor < 190; ++factor) {
+    const std::uint32_t first = stretch_of(from[1], factor);
+    bool fits = stretch_of(1.0f, factor) == first + 7;
+    for (std::uint32_t k = 0; k < 8; ++k) fits = fits && stretch_of(from[k + 1], factor) == first + k;
+    const std::uint32_t bits = ((first << 16) + factor - 1) / factor << 16;
+    if (fits) return {factor, std::bit_cast<float>(bits), static_cast<std::int32_t>(first)};
+  }
+  throw "two regions begin in a stretch";  // no constant: does not compile
+}
+template <bool with_sign>
+constexpr Stretches stretches = find_stretches<with_sign>();
+
+/// Tables as a lookup finds them, and the lines of regions 1 to 8 a place further on than the stretch in
+/// which the region begins: the magnitudes from there on are those that look one further.
+struct StretchTables {
+  float from[8], slope[8], offset[8], last[8];
+};
+template <bool with_sign>
+constexpr StretchTables make_stretch_tables() {
+  StretchTables tables{};
+  const Block8Regions& of = block8_regions_of<with_sign>;
+  for (int k = 0; k < 8; ++k) {
+    const int stretch = (stretches<with_sign>.first + k) % 8, line = (stretch + 1) % 8;
+    tables.from[stretch] = of.from[k + 1];
+    tables.slope[line] = of.slope[k + 1];
+    tables.offset[line] = of.offset[k + 1];
+    tables.last[line] = of.last[k + 1];
+  }
+  return tables;
+}
+template <bool with_sign>
+alignas(32) constexpr StretchTables stretch_tables = make_stretch_tables<with_sign>();
+
+/// The numbers of codes of [-1, 1], which store_codes() makes codes.
+template <bool with_sign>
+HWY_INLINE __m256i numbers_of(__m256 share) {
+  constexpr const StretchTables& of = stretch_tables<with_sign>;
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  const __m256 magnitude = _mm256_max_ps(with_sign ? _mm256_andnot_ps(sign, share) : share,
+                                         _mm256_set1_ps(stretches<with_sign>.least));
+  const __m256i stretch =
+      _mm256_mulhi_epu16(_mm256_srli_epi32(_mm256_castps_si256(magnitude), 16),
+                         _mm256_set1_epi32(static_cast<int>(stretches<with_sign>.factor)));
+  const __m256 from = _mm256_permutevar8x32_ps(_mm256_load_ps(of.from), stretch);
+  const __m256i begun = _mm256_castps_si256(_mm256_cmp_ps(magnitude, from, _CMP_GE_OQ));
+  const __m256i line = _mm256_sub_epi32(stretch, begun);
+  const __m256 slope = _mm256_permutevar8x32_ps(_mm256_load_ps(of.slope), line);
+  const __m256 offset = _mm256_permutevar8x32_ps(_mm256_load_ps(of.offset), line);
+  const __m256 last = _mm256_permutevar8x32_ps(_mm256_load_ps(of.last), line);
+  __m256 cells = _mm256_min_ps(_mm256_add_ps(_mm256_mul_ps(magnitude, slope), offset), last);
+  // Region 0 has no line.
+  const __m256 first = _mm256_set1_ps(block8_regions_of<with_sign>.from[1]);
+  cells = _mm256_and_ps(cells, _mm256_cmp_ps(magnitude, first, _CMP_GE_OQ));
+  if constexpr (with_sign) cells = _mm256_or_ps(cells, _mm256_and_ps(sign, share));
+  return _mm256_cvttps_epi32(cells);
+}
+
+/// The codes of 32 shares in order. What is below 0 becomes 0: the last conversion saturates.
+template <bool with_sign>
+HWY_INLINE void store_codes(const __m256 (&share)[4], std::byte* to) {
+  const __m256i zero = _mm256_set1_epi16(with_sign ? 127 : -1);
+  const __m256i lower = _mm256_packs_epi32(numbers_of<with_sign>(share[0]), numbers_of<with_sign>(share[1]));
+  const __m256i upper = _mm256_packs_epi32(numbers_of<with_sign>(share[2]), numbers_of<with_sign>(share[3]));
+  const __m256i codes = _mm256_packus_epi16(_mm256_add_epi16(lower, zero), _mm256_add_epi16(upper, zero));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(codes, order));
+}
+
+template <bool with_sign>
+HWY_INLINE void encode_block(const float* from, std::byte* codes) {
+  const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
+  __m256i greatest[2] = {};
+  for (std::int64_t i = 0; i < block; i += 16) {
+    for (int odd = 0; odd < 2; ++odd) {
+      const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from + i + 8 * odd));
+      greatest[odd] = _mm256_max_epu32(greatest[odd], _mm256_and_si256(bits, magnitude_bits));
+    }
+  }
+  alignas(32) std::uint32_t lanes[8];
+  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_max_epu32(greatest[0], greatest[1]));
+  const std::uint32_t magnitude = *std::max_element(lanes, lanes + 8);
+  if (finish_without_number<with_sign>(magnitude, codes)) return;
+  const __m256 scale = _mm256_set1_ps(std::bit_cast<float>(magnitude));
+  for (std::int64_t i = 0; i < block; i += 32) {
+    __m256 share[4];
+    for (int k = 0; k < 4; ++k) share[k] = _mm256_div_ps(_mm256_loadu_ps(from + i + 8 * k), scale);
+    store_codes<with_sign>(share, codes + i);
+  }
+}
+
+template <bool with_sign>
+HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
+  const std::span<const float, 256> map = detail::block8_map(with_sign);
+  const __m256 scales = _mm256_set1_ps(scale);
+  for (std::int64_t i = 0; i < block; i += 8) {  // by eight loads: a gather takes longer on many CPUs
+    const auto value = [&](int k) { return map[std::to_integer<std::size_t>(codes[i + k])]; };
+    const __m256 values =
+        _mm256_setr_ps(value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7));
+    _mm256_storeu_ps(to + i, _mm256_mul_ps(values, scales));
   }
 }
 
