@@ -1,8 +1,8 @@
 #pragma once
 /// States in blocks of 8 bits (core/block8.h), decoded and encoded by whole vectors. The bits are those of
-/// core's encode_blocks8() and decode_blocks8(), which state the format plainly. AVX-512 and AVX2 have code of
-/// their own: as few instructions as we could find, since they and not the memory bound an update on them. On
-/// other instruction sets the compiler makes the vectors; comparisons written by hand were slower there.
+/// core's encode_blocks8() and decode_blocks8(), which state the format plainly. AVX-512 and AVX2 have code
+/// of their own: as few instructions as we could find, since they and not the memory bound an update on them.
+/// On other instruction sets the compiler makes the vectors; comparisons written by hand were slower there.
 
 #include <cstddef>
 #include <cstdint>
