@@ -19,6 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
+namespace hn = hwy::HWY_NAMESPACE;
+
 constexpr auto block = static_cast<std::int64_t>(block8_elements);
 
 /// Codes that are read one at a time, from a table that stays in the first-level cache.
@@ -58,15 +60,6 @@ constexpr Block8Regions make_block8_regions() {
 }
 template <bool with_sign>
 alignas(64) constexpr Block8Regions block8_regions_of = make_block8_regions<with_sign>();
-
-/// Writes a block's scale, and its codes where the scale is 0 or not finite: every quotient is 0 or a NaN.
-template <bool with_sign>
-HWY_INLINE bool finish_without_number(std::uint32_t scale_bits, std::byte* codes) {
-  std::memcpy(codes + block, &scale_bits, sizeof(scale_bits));
-  if (scale_bits - 1 < 0x7f7fffffu) return false;
-  std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
-  return true;
-}
 
 #endif
 #if HWY_TARGET <= HWY_AVX3
@@ -138,25 +131,6 @@ HWY_INLINE void store_codes(const __m512 (&share)[4], std::byte* to) {
   const __m512i codes = _mm512_packus_epi16(_mm512_add_epi16(lower, zero), _mm512_add_epi16(upper, zero));
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, codes));
-}
-
-template <bool with_sign>
-HWY_INLINE void encode_block(const float* from, std::byte* codes) {
-  __m512i greatest[2] = {};
-  for (std::int64_t i = 0; i < block; i += 32) {
-    for (int odd = 0; odd < 2; ++odd) {
-      const __m512i bits = _mm512_loadu_si512(from + i + 16 * odd);
-      greatest[odd] = _mm512_max_epu32(greatest[odd], _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff)));
-    }
-  }
-  const std::uint32_t magnitude = _mm512_reduce_max_epu32(_mm512_max_epu32(greatest[0], greatest[1]));
-  if (finish_without_number<with_sign>(magnitude, codes)) return;
-  const __m512 scale = _mm512_set1_ps(std::bit_cast<float>(magnitude));
-  for (std::int64_t i = 0; i < block; i += 64) {
-    __m512 share[4];
-    for (int k = 0; k < 4; ++k) share[k] = _mm512_div_ps(_mm512_loadu_ps(from + i + 16 * k), scale);
-    store_codes<with_sign>(share, codes + i);
-  }
 }
 
 /// The bytes of a map's values, those of least weight first.
@@ -299,28 +273,6 @@ HWY_INLINE void store_codes(const __m256 (&share)[4], std::byte* to) {
 }
 
 template <bool with_sign>
-HWY_INLINE void encode_block(const float* from, std::byte* codes) {
-  const __m256i magnitude_bits = _mm256_set1_epi32(0x7fffffff);
-  __m256i greatest[2] = {};
-  for (std::int64_t i = 0; i < block; i += 16) {
-    for (int odd = 0; odd < 2; ++odd) {
-      const __m256i bits = _mm256_castps_si256(_mm256_loadu_ps(from + i + 8 * odd));
-      greatest[odd] = _mm256_max_epu32(greatest[odd], _mm256_and_si256(bits, magnitude_bits));
-    }
-  }
-  alignas(32) std::uint32_t lanes[8];
-  _mm256_store_si256(reinterpret_cast<__m256i*>(lanes), _mm256_max_epu32(greatest[0], greatest[1]));
-  const std::uint32_t magnitude = *std::max_element(lanes, lanes + 8);
-  if (finish_without_number<with_sign>(magnitude, codes)) return;
-  const __m256 scale = _mm256_set1_ps(std::bit_cast<float>(magnitude));
-  for (std::int64_t i = 0; i < block; i += 32) {
-    __m256 share[4];
-    for (int k = 0; k < 4; ++k) share[k] = _mm256_div_ps(_mm256_loadu_ps(from + i + 8 * k), scale);
-    store_codes<with_sign>(share, codes + i);
-  }
-}
-
-template <bool with_sign>
 HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
   const std::span<const float, 256> map = detail::block8_map(with_sign);
   const __m256 scales = _mm256_set1_ps(scale);
@@ -338,6 +290,38 @@ template <bool with_sign>
 HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
   decode_plainly<with_sign>(codes, block, scale, to);
 }
+
+#endif
+#if HWY_TARGET <= HWY_AVX2
+
+template <bool with_sign>
+HWY_INLINE void encode_block(const float* from, std::byte* codes) {
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> bits;
+  constexpr auto lanes = static_cast<std::int64_t>(hn::MaxLanes(d));
+  const auto magnitudes = [&](std::int64_t i) HWY_ATTR {
+    return hn::And(hn::BitCast(bits, hn::LoadU(d, from + i)), hn::Set(bits, 0x7fffffffu));
+  };
+  auto even = hn::Zero(bits), odd = even;
+  for (std::int64_t i = 0; i < block; i += 2 * lanes) {
+    even = hn::Max(even, magnitudes(i));
+    odd = hn::Max(odd, magnitudes(i + lanes));
+  }
+  const std::uint32_t magnitude = hn::GetLane(hn::MaxOfLanes(bits, hn::Max(even, odd)));
+  std::memcpy(codes + block, &magnitude, sizeof(magnitude));
+  if (magnitude - 1 >= 0x7f7fffffu) {  // 0, or not finite: every quotient is 0 or a NaN
+    std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
+    return;
+  }
+  const auto scale = hn::Set(d, std::bit_cast<float>(magnitude));
+  for (std::int64_t i = 0; i < block; i += 4 * lanes) {
+    decltype(scale.raw) share[4];
+    for (int k = 0; k < 4; ++k) share[k] = hn::Div(hn::LoadU(d, from + i + lanes * k), scale).raw;
+    store_codes<with_sign>(share, codes + i);
+  }
+}
+
+#else
 
 /// Core's arithmetic in loops of which the compiler makes vectors.
 template <bool with_sign>

@@ -147,7 +147,8 @@ struct NormedImpl : torch::nn::Module {
   lt::Loss loss(std::int64_t first, std::int64_t count) {
     const at::Tensor x =
         torch::sin((torch::arange(count * 14).view({count, 2, 7}) + first * 14).to(torch::kFloat) * 0.3f);
-    const at::Tensor wrong = forward(x) - x.sum({1, 2}).unsqueeze(1);
+    // Losses stay near 1, where fp32 is finer than the bound that they are held to.
+    const at::Tensor wrong = forward(x) - 0.2f * x.sum({1, 2}).unsqueeze(1);
     return {(wrong * wrong).sum(), count};
   }
   std::unique_ptr<lt::Unit<torch::nn::Conv1d>> conv;
@@ -175,8 +176,7 @@ TEST(LibTorchLosses, OfBatchNormOverAllRanksAreThoseOfOneBatch) {
     optimizer.step();
     const double found =
         trainer.step([&](int) { return net.loss(step * 2 * ranks + 2 * runtime.rank(), 2); }).loss;
-    const auto wanted = mean.item<double>();  // fp32, as are torch's sums of statistics
-    ASSERT_NEAR(found, wanted, 2e-6 * std::max(1.0, wanted)) << step;
+    ASSERT_NEAR(found, mean.item<double>(), 1e-6) << step;
   }
   const double wanted = (*plain.torchs)->running_var.sum().item<double>();
   EXPECT_NEAR((*net.ours)->running_var.sum().item<double>(), wanted, 1e-5);
