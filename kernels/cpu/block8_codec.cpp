@@ -19,8 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
 constexpr auto block = static_cast<std::int64_t>(block8_elements);
 
 /// Codes that are read one at a time, from a table that stays in the first-level cache.
@@ -31,6 +29,8 @@ HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float
 }
 
 #if HWY_TARGET <= HWY_AVX2
+
+namespace hn = hwy::HWY_NAMESPACE;
 
 /// The arithmetic of block8_code() with a region for magnitudes whose code is that of 0 in front of the
 /// decades and one for 1 behind them, so that no magnitude is an exception: the number of a code is the whole
