@@ -14,9 +14,11 @@
 
 namespace tranche::kernels::bench {
 
-/// Bytes that a call has to read, to write, and to update in place, which moves them twice.
+/// Bytes that a call has to read, to write, and to update in place, which moves them twice; `scattered_row`
+/// as in tranche::bench::MixedStream.
 struct Traffic {
   double read = 0, written = 0, updated = 0;
+  std::int64_t scattered_row = 0;
   double moved() const { return read + written + 2 * updated; }
 };
 

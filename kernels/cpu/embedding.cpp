@@ -20,15 +20,6 @@ HWY_INLINE void fetch(const void* from, std::int64_t bytes) {
   for (std::int64_t i = 0; i < bytes; i += line) hwy::Prefetch(static_cast<const char*>(from) + i);
 }
 
-/// `to` and `bytes` are in whole lines.
-HWY_INLINE void stream_copy(const void* from, std::int64_t bytes, void* to) {
-  const hn::ScalableTag<std::uint8_t> d;
-  const auto step = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto* in = static_cast<const std::uint8_t*>(from);
-  auto* out = static_cast<std::uint8_t*>(to);
-  for (std::int64_t i = 0; i < bytes; i += step) hn::Stream(hn::LoadU(d, in + i), d, out + i);
-}
-
 template <class T>
 void forward_row(const EmbeddingForward& call, std::int64_t row) {
   const auto token_row = [&](std::int64_t r) {

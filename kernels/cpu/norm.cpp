@@ -4,6 +4,7 @@
 // After foreach_target.h.
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <type_traits>
 
 #include "hwy/cache_control.h"
@@ -59,7 +60,8 @@ struct RowSum {
   }
 };
 
-/// A row of x, or of its sum with the addend, which is written to `sum`: its mean and 1 / deviation.
+/// A row of x, or of its sum with the addend, which is written to `sum`: its mean, and in the place of 1 /
+/// deviation the sum of squares.
 template <class T, bool centred>
 void measure_row(const NormForward& call, std::int64_t row, T* sum) {
   const std::int64_t start = row * call.columns;
@@ -84,7 +86,19 @@ void measure_row(const NormForward& call, std::int64_t row, T* sum) {
     const FloatVector value = at.keep(centred ? hn::Sub(at(x), mean_vector) : at(x));
     squares.add(at, hn::Mul(value, value));
   });
-  call.rstd[row] = 1.0f / std::sqrt(squares.total<centred>() / count + call.epsilon);
+  call.rstd[row] = squares.total<centred>();
+}
+
+/// 1 / deviation of `count` rows that are measured: many at a time, and none waits for its root and
+/// quotients.
+inline void finish_rows(const NormForward& call, std::int64_t row, std::int64_t count) {
+  float* rstd = call.rstd + row;
+  const auto columns = static_cast<float>(call.columns);
+  for_each_vector(count, [&](auto d, std::int64_t i) HWY_ATTR {
+    const auto variance = hn::Div(load(d, rstd + i), hn::Set(d, columns));
+    const auto deviation = hn::Sqrt(hn::Add(variance, hn::Set(d, call.epsilon)));
+    store(d, hn::Div(hn::Set(d, 1.0f), deviation), rstd + i);
+  });
 }
 
 /// y of a row whose mean and 1 / deviation are known; `x` is the row, or its sum with the addend.
@@ -118,6 +132,7 @@ void forward_rows(const NormForward& call, std::int64_t row, std::int64_t count,
     return call.streaming ? place(streamed_sums, r - row) : place(call.sum, r);
   };
   for (std::int64_t r = row; r < row + count; ++r) measure_row<T, centred>(call, r, sum_of_row(r));
+  finish_rows(call, row, count);
   for (std::int64_t r = row; r < row + count; ++r) {
     const T* sum = sum_of_row(r);
     scale_row<T, centred>(call, r, sum != nullptr ? sum : static_cast<const T*>(call.x) + r * call.columns,
@@ -265,13 +280,15 @@ void with_kind(DataType dtype, const float* mean, const F& f) {
 
 void forward(const NormForward& call, std::int64_t first, std::int64_t count) {
   with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
-    alignas(64) decltype(type) sums[norm_streamed_columns];
+    // Not an array of 16-bit numbers, which would be set to zero each time.
+    alignas(64) std::byte sums[norm_streamed_columns * sizeof(type)];
     // Groups of fp32 rows with a residual, which memory bounds, took a third longer.
     const std::int64_t row_bytes = call.columns * static_cast<std::int64_t>(sizeof(type));
     const bool grouped = sizeof(type) == 2 || call.sum == nullptr;
     const std::int64_t end = first + count, step = grouped ? std::max<std::int64_t>(1, 4096 / row_bytes) : 1;
     for (std::int64_t row = first; row < end; row += step) {
-      forward_rows<decltype(type), centred.value>(call, row, std::min(step, end - row), sums);
+      forward_rows<decltype(type), centred.value>(call, row, std::min(step, end - row),
+                                                  reinterpret_cast<decltype(type)*>(sums));
     }
   });
 }

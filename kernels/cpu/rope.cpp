@@ -20,57 +20,52 @@ const auto rotated = [](auto a, auto b, auto cosine, auto sine) HWY_ATTR {
                     hn::Add(hn::Mul(b, cosine), hn::Mul(a, sine))};
 };
 
-/// Two vectors of a table in the order in which HalfOfPair takes 16-bit elements apart. Of a caller's NaNs
-/// rounded_to_upper() takes only some.
-template <class D>
-HWY_INLINE std::array<hn::VFromD<D>, 2> halves_of(D d, const float* from, float factor) {
-  const auto taken = [&](const float* at) HWY_ATTR {
-    const auto value = hn::Mul(load(d, at), hn::Set(d, factor));
-    return hn::IfThenElse(hn::IsNaN(value), hn::Set(d, NAN), value);
-  };
-  const auto lower = taken(from), upper = taken(from + hn::Lanes(d));
-#if HWY_TARGET == HWY_SCALAR
-  return {lower, upper};
-#else
-  return {hn::ConcatEven(d, upper, lower), hn::ConcatOdd(d, upper, lower)};
-#endif
-}
-
+/// Copies `count` numbers of a table, times `factor`, in the order in which HalfOfPair takes elements of T
+/// apart. Of a caller's NaNs rounded_to_upper() takes only some.
 template <class T>
-void rotate_row(const Rope& call, std::int64_t row) {
+HWY_INLINE void reorder(const float* from, std::int64_t count, float factor, float* to) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const std::int64_t half = call.width / 2;
-  const float* cosines = call.table + row * call.width;
-  const float* sines = cosines + half;
-  const float sign = call.inverse ? -1.0f : 1.0f;
-  T* x = static_cast<T*>(call.x) + row * call.heads * call.head_dim;
+  const auto taken = [&](auto tag, const float* at) HWY_ATTR {
+    const auto value = hn::Mul(load(tag, at), hn::Set(tag, factor));
+    return hn::IfThenElse(hn::IsNaN(value), hn::Set(tag, NAN), value);
+  };
   std::int64_t i = 0;
-  // 16 bits are bound by arithmetic: all heads take the same vectors of the table. fp32 is bound by memory,
-  // which is quickest in order.
-  for (; sizeof(T) == 2 && i + 2 * lanes <= half; i += 2 * lanes) {
-    const auto cosine = halves_of(d, cosines + i, 1.0f), sine = halves_of(d, sines + i, sign);
-    for (std::int64_t head = 0; head < call.heads; ++head) {
-      T* low = x + head * call.head_dim;
-      T* high = low + half;
-      const HalfOfPair<0> even{i};
-      const HalfOfPair<1> odd{i};
-      const auto first = rotated(even(d, low), even(d, high), cosine[0], sine[0]);
-      const auto second = rotated(odd(d, low), odd(d, high), cosine[1], sine[1]);
-      store_halves<true>(d, first[0], second[0], low + i, false);
-      store_halves<true>(d, first[1], second[1], high + i, false);
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    auto lower = taken(d, from + i), upper = taken(d, from + i + lanes);
+#if HWY_TARGET != HWY_SCALAR
+    if (sizeof(T) == 2) {
+      const auto even = hn::ConcatEven(d, upper, lower);
+      upper = hn::ConcatOdd(d, upper, lower);
+      lower = even;
     }
+#endif
+    hn::StoreU(lower, d, to + i);
+    hn::StoreU(upper, d, to + i + lanes);
   }
-  for (std::int64_t head = 0; head < call.heads && i < half; ++head) {
-    T* low = x + head * call.head_dim + i;
-    T* high = low + half;
-    for_each_vector(half - i, [&](auto tag, std::int64_t offset) HWY_ATTR {
-      const auto cosine = load(tag, cosines + i + offset),
-                 sine = hn::Mul(hn::Set(tag, sign), load(tag, sines + i + offset));
-      const auto result = rotated(load(tag, low + offset), load(tag, high + offset), cosine, sine);
-      store(tag, result[0], low + offset);
-      store(tag, result[1], high + offset);
-    });
+  const hn::CappedTag<float, 1> one;
+  for (; i < count; ++i) hn::StoreU(taken(one, from + i), one, to + i);
+}
+
+/// Heads are rotated in the order of memory, by parts of the table that stay in a core's first cache.
+template <class T>
+void rotate_row(const Rope& call, std::int64_t row) {
+  constexpr std::int64_t part = 256;
+  alignas(64) float cosine[part], sine[part];
+  const std::int64_t half = call.width / 2;
+  const float* table = call.table + row * call.width;
+  T* x = static_cast<T*>(call.x) + row * call.heads * call.head_dim;
+  for (std::int64_t first = 0; first < half; first += part) {
+    const std::int64_t count = std::min(part, half - first);
+    reorder<T>(table + first, count, 1.0f, cosine);
+    reorder<T>(table + half + first, count, call.inverse ? -1.0f : 1.0f, sine);
+    for (std::int64_t head = 0; head < call.heads; ++head) {
+      T* low = x + head * call.head_dim + first;
+      T* high = low + half;
+      for_each_result(count, std::array{low, high}, false, [&](auto d, auto at) HWY_ATTR {
+        return rotated(at(d, low), at(d, high), at(d, cosine), at(d, sine));
+      });
+    }
   }
 }
 

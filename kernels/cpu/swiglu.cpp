@@ -1,6 +1,9 @@
 #include "kernels/cpu/swiglu.h"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "hwy/cache_control.h"
@@ -15,29 +18,73 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
+/// Elements whose exponentials are computed before the rest, which is a chain of operations that wait for
+/// each other: in two loops a core has more of them in flight (on Zen 3 1.7 times the speed of one).
+constexpr std::int64_t block = 256;
+
+/// exp(-x) of `count` elements, as silu_element() of kernels/silu_arithmetic.h bounds x; in bf16 as
+/// coarse_silu_element(). In the order of for_each_result(), whose `at` finds them.
+template <class T>
+HWY_INLINE void exponentials(const T* from, std::int64_t count, float* to) {
+  const auto of = [](auto d, auto x) HWY_ATTR {
+    if constexpr (std::is_same_v<T, bfloat16>) {
+      return coarse_power_of_two(d, hn::Mul(x, hn::Set(d, -1.44269504088896341f)));
+    } else {
+      // A NaN may become a bound here: silu() multiplies what comes of it by a NaN.
+      const auto limit = hn::Set(d, 80.0f);
+      return exponential(d, hn::Neg(hn::Max(hn::Min(x, limit), hn::Neg(limit))));
+    }
+  };
+  const hn::ScalableTag<float> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  for (; i + 2 * lanes <= count; i += 2 * lanes) {
+    hn::StoreU(of(d, HalfOfPair<0>{i}(d, from)), d, to + i);
+    hn::StoreU(of(d, HalfOfPair<1>{i}(d, from)), d, to + i + lanes);
+  }
+  const hn::CappedTag<float, 1> one;
+  for (; i < count; ++i) hn::StoreU(of(one, load(one, from + i)), one, to + i);
+}
+
 template <class D>
 struct Silu {
   hn::VFromD<D> value, derivative;
 };
 
-/// As silu_element() of kernels/silu_arithmetic.h; in bf16 as coarse_silu_element().
+/// As silu_element() of kernels/silu_arithmetic.h; in bf16 as coarse_silu_element(). `e` of exponentials().
 template <class T, class D>
-HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x) {
+HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, 80.0f);
+  const auto s = hn::Div(one, hn::Add(one, e));
   if constexpr (std::is_same_v<T, bfloat16>) {
-    const auto e = coarse_power_of_two(d, hn::Mul(x, hn::Set(d, -1.44269504088896341f)));
-    const auto s = hn::Div(one, hn::Add(one, e));
     const auto kept = hn::Max(hn::Neg(limit), hn::Min(limit, x));  // of NaNs the second operand is returned
     return {hn::Mul(x, s), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Sub(one, s)))};
   }
-  // A NaN may become a bound here: what it is multiplied by below is a number, and the result a NaN.
-  const auto bounded = hn::Max(hn::Min(x, limit), hn::Neg(limit));
-  const auto e = exponential(d, hn::Neg(bounded));
-  const auto s = hn::Div(one, hn::Add(one, e));
   const auto far_left = hn::Lt(x, hn::Neg(limit));
   const auto factor = hn::IfThenElse(far_left, hn::Zero(d), s);
-  const auto kept = hn::IfThenElse(hn::IsNaN(x), x, bounded);
+  const auto kept = hn::IfThenElse(hn::IsNaN(x), x, hn::Max(hn::Min(x, limit), hn::Neg(limit)));
   return {hn::Mul(x, factor), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Mul(e, s)))};
+}
+
+/// Stores what body(d, at, offset, e) returns to the operands `to` as for_each_result() does, by blocks that
+/// begin at `offset`, of which `at` is; `e` are the exponentials. Results of 16 bits that go past the caches
+/// do so one operand after another: half a line of each in turns took up to 1.4 times as long.
+template <class T, std::size_t n, class Body>
+HWY_INLINE void for_each_block(const T* gate, std::int64_t count, const std::array<T*, n>& to, bool streaming,
+                               const Body& body) {
+  alignas(64) float e[block];
+  alignas(64) std::byte kept[n][block * sizeof(T)];  // numbers of 16 bits would be set to zero
+  for (std::int64_t offset = 0; offset < count; offset += block) {
+    const std::int64_t width = std::min(block, count - offset);
+    const bool in_turns = streaming && n > 1 && sizeof(T) == 2 && width == block;
+    std::array<T*, n> results;
+    for (std::size_t k = 0; k < n; ++k)
+      results[k] = in_turns ? reinterpret_cast<T*>(kept[k]) : to[k] + offset;
+    exponentials(gate + offset, width, e);
+    for_each_result(width, results, streaming && !in_turns,
+                    [&](auto d, auto at) HWY_ATTR { return body(d, at, offset, at(d, e)); });
+    for (std::size_t k = 0; in_turns && k < n; ++k) stream_copy(kept[k], sizeof(kept[k]), to[k] + offset);
+  }
 }
 
 void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, const TensorView& out_view,
@@ -47,8 +94,8 @@ void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, c
     const T* gate = static_cast<const T*>(gate_view.data) + first;
     const T* up = static_cast<const T*>(up_view.data) + first;
     const std::array<T*, 1> out{static_cast<T*>(out_view.data) + first};
-    for_each_result(count, out, streaming, [&](auto d, auto at) HWY_ATTR {
-      return std::array{hn::Mul(silu<T>(d, at(d, gate)).value, at(d, up))};
+    for_each_block(gate, count, out, streaming, [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
+      return std::array{hn::Mul(silu<T>(d, at(d, gate + offset), e).value, at(d, up + offset))};
     });
   });
 }
@@ -62,10 +109,10 @@ void forward_backward(const ConstTensorView& gate_view, const ConstTensorView& u
     const auto read = [&](const ConstTensorView& view) { return static_cast<const T*>(view.data) + first; };
     const auto written = [&](const TensorView& view) { return static_cast<T*>(view.data) + first; };
     const T *gate = read(gate_view), *up = read(up_view), *d_out = read(d_out_view);
-    const std::array<T*, 3> results{written(out_view), written(d_gate_view), written(d_up_view)};
-    for_each_result(count, results, streaming, [&](auto d, auto at) HWY_ATTR {
-      const auto activated = silu<T>(d, at(d, gate));
-      const auto factor = at(d, up), gradient = at(d, d_out);
+    const std::array<T*, 3> to{written(out_view), written(d_gate_view), written(d_up_view)};
+    for_each_block(gate, count, to, streaming, [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
+      const auto activated = silu<T>(d, at(d, gate + offset), e);
+      const auto factor = at(d, up + offset), gradient = at(d, d_out + offset);
       return std::array{hn::Mul(activated.value, factor),
                         hn::Mul(hn::Mul(gradient, factor), activated.derivative),
                         hn::Mul(gradient, activated.value)};

@@ -186,8 +186,8 @@ HWY_INLINE void for_each_vector(std::int64_t count, const Body& body) {
   for (; i < count; ++i) body(one, i);
 }
 
-/// A single element, where a body also takes halves of pairs.
-struct OneElement {
+/// Elements in the order of memory, where a body also takes halves of pairs.
+struct Neighbours {
   std::int64_t index;
   template <class D, class T>
   HWY_INLINE hn::VFromD<D> operator()(D d, const T* from) const {
@@ -210,11 +210,21 @@ HWY_INLINE void for_each_result(std::int64_t count, const std::array<T*, n>& to,
     const auto second = body(d, HalfOfPair<1>{i});
     for (std::size_t k = 0; k < n; ++k) store_halves<true>(d, first[k], second[k], to[k] + i, streaming);
   }
-  const hn::CappedTag<float, 1> one;
-  for (; i < count; ++i) {
-    const auto result = body(one, OneElement{i});
-    for (std::size_t k = 0; k < n; ++k) store(one, result[k], to[k] + i);
-  }
+  const auto rest = [&](auto tag) HWY_ATTR {
+    const auto result = body(tag, Neighbours{i});
+    for (std::size_t k = 0; k < n; ++k) store(tag, result[k], to[k] + i);
+  };
+  for (; i + lanes <= count; i += lanes) rest(d);
+  for (; i < count; ++i) rest(hn::CappedTag<float, 1>());
+}
+
+/// Copies by non-temporal stores; `to` and `bytes` are in whole lines.
+HWY_INLINE void stream_copy(const void* from, std::int64_t bytes, void* to) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const auto step = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto* in = static_cast<const std::uint8_t*>(from);
+  auto* out = static_cast<std::uint8_t*>(to);
+  for (std::int64_t i = 0; i < bytes; i += step) hn::Stream(hn::LoadU(d, in + i), d, out + i);
 }
 
 /// Calls f with a value of the dtype's storage type.

@@ -92,10 +92,12 @@ TEST(Rope, TableTakesMoreFrequenciesThanOneLaunch) {
 struct Sizes {
   std::int64_t rows, heads, head_dim, width;
 };
-// Widths around vectors, heads that are rotated in part, odd heads, nothing at all.
+// Widths around vectors, heads that are rotated in part, odd heads, nothing at all, more than the loop's
+// table.
 constexpr Sizes odd_sizes[] = {{1, 1, 2, 2},     {3, 2, 16, 16}, {5, 3, 34, 34}, {2, 1, 64, 64},
                                {7, 5, 128, 128}, {4, 3, 80, 20}, {3, 2, 7, 6},   {2, 3, 24, 24},
-                               {5, 2, 66, 62},   {0, 2, 8, 8},   {3, 0, 8, 8},   {31, 9, 32, 32}};
+                               {5, 2, 66, 62},   {0, 2, 8, 8},   {3, 0, 8, 8},   {31, 9, 32, 32},
+                               {2, 3, 700, 694}};
 
 HostTensor table_of(const Sizes& sizes, Stream& stream) {
   HostTensor table(fp32, {sizes.rows, sizes.width});
