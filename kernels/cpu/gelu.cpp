@@ -1,11 +1,14 @@
+#include <array>
+#include <cstdint>
+
+#include "hwy/cache_control.h"
 #include "kernels/cpu/elementwise.h"
 #include "kernels/cpu/parallel.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/gelu.cpp"
 #include "hwy/foreach_target.h"
-#include "kernels/cpu/exponential-inl.h"
-#include "kernels/cpu/vector-inl.h"
+#include "kernels/cpu/activation-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
@@ -55,37 +58,46 @@ HWY_INLINE hn::VFromD<D> derivative_of(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   return hn::Add(s, hn::Mul(hn::Mul(x, s), hn::Mul(hn::Mul(e, s), slope)));
 }
 
-void gelu(const ConstTensorView& x_view, const TensorView& y_view, std::int64_t first, std::int64_t count) {
-  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
-    const std::int64_t i = first + offset;
-    const auto x = load_any(d, x_view.dtype, x_view.data, i);
-    store_any(d, value_of(d, x, exponential_of_minus_2u(d, x)), y_view.dtype, y_view.data, i);
+/// y = gelu(x) and dx = dy gelu'(x); either may be left out.
+template <bool forward, bool backward>
+void activate(const ConstTensorView& x_view, const ConstTensorView& dy_view, const TensorView& y_view,
+              const TensorView& dx_view, bool streaming, std::int64_t first, std::int64_t count) {
+  with_floating(x_view.dtype, [&](auto type) {
+    using T = decltype(type);
+    const T *x = static_cast<const T*>(x_view.data) + first, *dy = static_cast<const T*>(dy_view.data);
+    T *y = static_cast<T*>(y_view.data), *dx = static_cast<T*>(dx_view.data);
+    const auto value = [&](auto d, auto at, std::int64_t offset, auto e)
+                           HWY_ATTR { return value_of(d, at(d, x + offset), e); };
+    const auto gradient = [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
+      return hn::Mul(at(d, dy + first + offset), derivative_of(d, clamped(d, at(d, x + offset)), e));
+    };
+    const auto exponential = [](auto d, auto v) HWY_ATTR { return exponential_of_minus_2u(d, v); };
+    const auto run = [&](const auto& to, const auto& body) {
+      for_each_activation(x, count, to, streaming, exponential, body);
+    };
+    if constexpr (forward && backward) {
+      run(std::array{y + first, dx + first}, [&](auto... at) HWY_ATTR {
+        return std::array{value(at...), gradient(at...)};
+      });
+    } else if constexpr (forward) {
+      run(std::array{y + first}, [&](auto... at) HWY_ATTR { return std::array{value(at...)}; });
+    } else {
+      run(std::array{dx + first}, [&](auto... at) HWY_ATTR { return std::array{gradient(at...)}; });
+    }
   });
 }
 
-void gelu_gradient(const ConstTensorView& x_view, const ConstTensorView& dy_view, const TensorView& dx_view,
-                   std::int64_t first, std::int64_t count) {
-  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
-    const std::int64_t i = first + offset;
-    const auto x = clamped(d, load_any(d, x_view.dtype, x_view.data, i));
-    const auto derivative = derivative_of(d, x, exponential_of_minus_2u(d, x));
-    store_any(d, hn::Mul(load_any(d, dy_view.dtype, dy_view.data, i), derivative), dx_view.dtype,
-              dx_view.data, i);
-  });
+void gelu(const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y, const TensorView& dx,
+          bool streaming, std::int64_t first, std::int64_t count) {
+  activate<true, false>(x, dy, y, dx, streaming, first, count);
 }
-
-void gelu_and_gradient(const ConstTensorView& x_view, const ConstTensorView& dy_view,
-                       const TensorView& y_view, const TensorView& dx_view, std::int64_t first,
-                       std::int64_t count) {
-  for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
-    const std::int64_t i = first + offset;
-    const auto given = load_any(d, x_view.dtype, x_view.data, i);
-    const auto dy = load_any(d, dy_view.dtype, dy_view.data, i);
-    const auto x = clamped(d, given);
-    const auto e = exponential_of_minus_2u(d, x);
-    store_any(d, value_of(d, given, e), y_view.dtype, y_view.data, i);
-    store_any(d, hn::Mul(dy, derivative_of(d, x, e)), dx_view.dtype, dx_view.data, i);
-  });
+void gelu_gradient(const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
+                   const TensorView& dx, bool streaming, std::int64_t first, std::int64_t count) {
+  activate<false, true>(x, dy, y, dx, streaming, first, count);
+}
+void gelu_and_gradient(const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
+                       const TensorView& dx, bool streaming, std::int64_t first, std::int64_t count) {
+  activate<true, true>(x, dy, y, dx, streaming, first, count);
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -98,23 +110,35 @@ HWY_EXPORT(gelu);
 HWY_EXPORT(gelu_gradient);
 HWY_EXPORT(gelu_and_gradient);
 
-void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y) {
+namespace {
+
+using Run = void (*)(const ConstTensorView&, const ConstTensorView&, const TensorView&, const TensorView&,
+                     bool, std::int64_t, std::int64_t);
+void activate(int threads, Run run, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
+              const TensorView& dx) {
+  const auto is_apart = [&](const TensorView& to) {
+    return to.data == nullptr || is_streamed(to.data, to.bytes(), {x.data, dy.data});
+  };
+  const bool streaming = is_apart(y) && is_apart(dx);
   parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu)(x, y, first, count);
+    run(x, dy, y, dx, streaming, first, count);
+    if (streaming) hwy::FlushStream();
   });
 }
 
+}  // namespace
+
+void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y) {
+  activate(threads, HWY_DYNAMIC_DISPATCH(gelu), x, {}, y, {});
+}
+
 void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx) {
-  parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu_gradient)(x, dy, dx, first, count);
-  });
+  activate(threads, HWY_DYNAMIC_DISPATCH(gelu_gradient), x, dy, {}, dx);
 }
 
 void gelu_forward_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy,
                            const TensorView& y, const TensorView& dx) {
-  parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
-    HWY_DYNAMIC_DISPATCH(gelu_and_gradient)(x, dy, y, dx, first, count);
-  });
+  activate(threads, HWY_DYNAMIC_DISPATCH(gelu_and_gradient), x, dy, y, dx);
 }
 
 }  // namespace tranche::kernels::cpu

@@ -1,6 +1,5 @@
 #include "kernels/cpu/swiglu.h"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,38 +11,20 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/swiglu.cpp"
 #include "hwy/foreach_target.h"
-#include "kernels/cpu/exponential-inl.h"
-#include "kernels/cpu/vector-inl.h"
+#include "kernels/cpu/activation-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// Elements whose exponentials are computed before the rest, which is a chain of operations that wait for
-/// each other: in two loops a core has more of them in flight (on Zen 3 1.7 times the speed of one).
-constexpr std::int64_t block = 256;
-
-/// exp(-x) of `count` elements, as silu_element() of kernels/silu_arithmetic.h bounds x; in bf16 as
-/// coarse_silu_element(). In the order of for_each_result(), whose `at` finds them.
-template <class T>
-HWY_INLINE void exponentials(const T* from, std::int64_t count, float* to) {
-  const auto of = [](auto d, auto x) HWY_ATTR {
-    if constexpr (std::is_same_v<T, bfloat16>) {
-      return coarse_power_of_two(d, hn::Mul(x, hn::Set(d, -1.44269504088896341f)));
-    } else {
-      // A NaN may become a bound here: silu() multiplies what comes of it by a NaN.
-      const auto limit = hn::Set(d, 80.0f);
-      return exponential(d, hn::Neg(hn::Max(hn::Min(x, limit), hn::Neg(limit))));
-    }
-  };
-  const hn::ScalableTag<float> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  std::int64_t i = 0;
-  for (; i + 2 * lanes <= count; i += 2 * lanes) {
-    hn::StoreU(of(d, HalfOfPair<0>{i}(d, from)), d, to + i);
-    hn::StoreU(of(d, HalfOfPair<1>{i}(d, from)), d, to + i + lanes);
+/// exp(-x) as silu_element() of kernels/silu_arithmetic.h bounds x; in bf16 as coarse_silu_element().
+template <class T, class D>
+HWY_INLINE hn::VFromD<D> exponential_of_minus(D d, hn::VFromD<D> x) {
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    return coarse_power_of_two(d, hn::Mul(x, hn::Set(d, -1.44269504088896341f)));
   }
-  const hn::CappedTag<float, 1> one;
-  for (; i < count; ++i) hn::StoreU(of(one, load(one, from + i)), one, to + i);
+  // A NaN may become a bound here: silu() multiplies what comes of it by a NaN.
+  const auto limit = hn::Set(d, 80.0f);
+  return exponential(d, hn::Neg(hn::Max(hn::Min(x, limit), hn::Neg(limit))));
 }
 
 template <class D>
@@ -51,7 +32,7 @@ struct Silu {
   hn::VFromD<D> value, derivative;
 };
 
-/// As silu_element() of kernels/silu_arithmetic.h; in bf16 as coarse_silu_element(). `e` of exponentials().
+/// As silu_element() of kernels/silu_arithmetic.h; in bf16 as coarse_silu_element(). `e` is exp(-x).
 template <class T, class D>
 HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, 80.0f);
@@ -66,25 +47,12 @@ HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   return {hn::Mul(x, factor), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Mul(e, s)))};
 }
 
-/// Stores what body(d, at, offset, e) returns to the operands `to` as for_each_result() does, by blocks that
-/// begin at `offset`, of which `at` is; `e` are the exponentials. Results of 16 bits that go past the caches
-/// do so one operand after another: half a line of each in turns took up to 1.4 times as long.
+/// for_each_activation() of a gate, with its exponentials.
 template <class T, std::size_t n, class Body>
-HWY_INLINE void for_each_block(const T* gate, std::int64_t count, const std::array<T*, n>& to, bool streaming,
-                               const Body& body) {
-  alignas(64) float e[block];
-  alignas(64) std::byte kept[n][block * sizeof(T)];  // numbers of 16 bits would be set to zero
-  for (std::int64_t offset = 0; offset < count; offset += block) {
-    const std::int64_t width = std::min(block, count - offset);
-    const bool in_turns = streaming && n > 1 && sizeof(T) == 2 && width == block;
-    std::array<T*, n> results;
-    for (std::size_t k = 0; k < n; ++k)
-      results[k] = in_turns ? reinterpret_cast<T*>(kept[k]) : to[k] + offset;
-    exponentials(gate + offset, width, e);
-    for_each_result(width, results, streaming && !in_turns,
-                    [&](auto d, auto at) HWY_ATTR { return body(d, at, offset, at(d, e)); });
-    for (std::size_t k = 0; in_turns && k < n; ++k) stream_copy(kept[k], sizeof(kept[k]), to[k] + offset);
-  }
+HWY_INLINE void for_each_gate(const T* gate, std::int64_t count, const std::array<T*, n>& to, bool streaming,
+                              const Body& body) {
+  const auto exponential = [](auto d, auto x) HWY_ATTR { return exponential_of_minus<T>(d, x); };
+  for_each_activation(gate, count, to, streaming, exponential, body);
 }
 
 void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, const TensorView& out_view,
@@ -94,7 +62,7 @@ void forward(const ConstTensorView& gate_view, const ConstTensorView& up_view, c
     const T* gate = static_cast<const T*>(gate_view.data) + first;
     const T* up = static_cast<const T*>(up_view.data) + first;
     const std::array<T*, 1> out{static_cast<T*>(out_view.data) + first};
-    for_each_block(gate, count, out, streaming, [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
+    for_each_gate(gate, count, out, streaming, [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
       return std::array{hn::Mul(silu<T>(d, at(d, gate + offset), e).value, at(d, up + offset))};
     });
   });
@@ -110,7 +78,7 @@ void forward_backward(const ConstTensorView& gate_view, const ConstTensorView& u
     const auto written = [&](const TensorView& view) { return static_cast<T*>(view.data) + first; };
     const T *gate = read(gate_view), *up = read(up_view), *d_out = read(d_out_view);
     const std::array<T*, 3> to{written(out_view), written(d_gate_view), written(d_up_view)};
-    for_each_block(gate, count, to, streaming, [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
+    for_each_gate(gate, count, to, streaming, [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
       const auto activated = silu<T>(d, at(d, gate + offset), e);
       const auto factor = at(d, up + offset), gradient = at(d, d_out + offset);
       return std::array{hn::Mul(activated.value, factor),

@@ -1,5 +1,5 @@
-// Results of 32 MiB and more go past the caches (is_streamed() of kernels/cpu/parallel.h): their bits are those of
-// small ones.
+// Results of 32 MiB and more go past the caches (is_streamed() of kernels/cpu/parallel.h): their bits are
+// those of small ones.
 
 #include <gmock/gmock.h>
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/kernels/kernel_testing.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/swiglu.h"
@@ -64,7 +65,8 @@ TEST(StreamedResults, OfSwigluAreTheBitsOfSmallOnes) {
   for (const DataType dtype : floating_dtypes) {
     const std::int64_t copies = copies_beyond_caches(dtype, shape);
     HostTensor gate = random.tensor(dtype, shape, -6, 6), up = random.tensor(dtype, shape),
-               d_out = random.tensor(dtype, shape), out(dtype, shape), d_gate(dtype, shape), d_up(dtype, shape);
+               d_out = random.tensor(dtype, shape), out(dtype, shape), d_gate(dtype, shape),
+               d_up(dtype, shape);
     const Repeated gates(gate, shape, copies), ups(up, shape, copies), d_outs(d_out, shape, copies),
         forward(out, shape, copies), outs(out, shape, copies), d_gates(d_gate, shape, copies),
         d_ups(d_up, shape, copies);
@@ -81,6 +83,28 @@ TEST(StreamedResults, OfSwigluAreTheBitsOfSmallOnes) {
   }
 }
 
+TEST(StreamedResults, OfGeluAreTheBitsOfSmallOnes) {
+  Machine machine(2);
+  Random random(174);
+  const Shape shape{24593};
+  for (const DataType dtype : floating_dtypes) {
+    const std::int64_t copies = copies_beyond_caches(dtype, shape);
+    HostTensor x = random.tensor(dtype, shape, -6, 6), dy = random.tensor(dtype, shape), y(dtype, shape),
+               dx(dtype, shape);
+    const Repeated xs(x, shape, copies), dys(dy, shape, copies), forward(y, shape, copies),
+        backward(dx, shape, copies), ys(y, shape, copies), dxs(dx, shape, copies);
+    gelu_forward_backward(machine.stream(), x.view(), dy.view(), y.view(), dx.view());
+    gelu_forward(machine.stream(), xs.view(), forward.view());
+    gelu_backward(machine.stream(), xs.view(), dys.view(), backward.view());
+    gelu_forward_backward(machine.stream(), xs.view(), dys.view(), ys.view(), dxs.view());
+    machine.stream().synchronize();
+    EXPECT_EQ(forward.first_difference(y), -1) << name_of(dtype) << repeat_line();
+    EXPECT_EQ(backward.first_difference(dx), -1) << name_of(dtype) << repeat_line();
+    EXPECT_EQ(ys.first_difference(y), -1) << name_of(dtype) << repeat_line();
+    EXPECT_EQ(dxs.first_difference(dx), -1) << name_of(dtype) << repeat_line();
+  }
+}
+
 TEST(StreamedResults, OfRmsNormAreTheBitsOfSmallOnes) {
   Machine machine(2);
   Random random(172);
@@ -88,8 +112,8 @@ TEST(StreamedResults, OfRmsNormAreTheBitsOfSmallOnes) {
   for (const DataType dtype : floating_dtypes) {
     const std::int64_t copies = copies_beyond_caches(dtype, shape);
     HostTensor x = random.tensor(dtype, shape), addend = random.tensor(dtype, shape),
-               weight = random.tensor(dtype, {96}), out(dtype, shape), sum(dtype, shape), normed(dtype, shape),
-               rstd(DataType::float32, {7});
+               weight = random.tensor(dtype, {96}), out(dtype, shape), sum(dtype, shape),
+               normed(dtype, shape), rstd(DataType::float32, {7});
     const Repeated xs(x, shape, copies), addends(addend, shape, copies), outs(out, shape, copies),
         sums(sum, shape, copies), rstds(rstd, {7}, copies);
     rms_norm_forward(machine.stream(), x.view(), weight.view(), 1e-5f, normed.view(), rstd.view());
