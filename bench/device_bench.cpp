@@ -133,7 +133,6 @@ double DeviceBench::stream_seconds(const Traffic& traffic, bool non_temporal) {
   pass.updated = static_cast<char*>(stream_.data()) + pass.read_bytes;
   pass.written = pass.updated + pass.updated_bytes;
   pass.non_temporal = non_temporal;
-  pass.scattered_row = traffic.scattered_row;
   return host_seconds([&] { tranche::bench::mixed_pass(pass, threads_); }) / scale;
 }
 

@@ -14,11 +14,9 @@
 
 namespace tranche::kernels::bench {
 
-/// Bytes that a call has to read, to write, and to update in place, which moves them twice; `scattered_row`
-/// as in tranche::bench::MixedStream.
+/// Bytes that a call has to read, to write, and to update in place, which moves them twice.
 struct Traffic {
   double read = 0, written = 0, updated = 0;
-  std::int64_t scattered_row = 0;
   double moved() const { return read + written + 2 * updated; }
 };
 

@@ -83,35 +83,24 @@ void pass_range(const HostStreams& s, std::int64_t first, std::int64_t count, fl
 void mixed_part(const MixedStream& s, std::int64_t part, std::int64_t parts, float runtime_zero) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const auto slice = [&](auto* memory, std::int64_t bytes, std::int64_t at) {
+  const auto slice = [&](auto* memory, std::int64_t bytes) {
     constexpr std::int64_t line = 128;
-    const std::int64_t first = bytes / line * at / parts * line, end = bytes / line * (at + 1) / parts * line;
+    const std::int64_t first = bytes / line * part / parts * line,
+                       end = bytes / line * (part + 1) / parts * line;
     using Float =
         std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(memory)>>, const float, float>;
     return std::pair(reinterpret_cast<Float*>(memory + first), (end - first) / 4);
   };
   const auto zero = hn::Set(d, runtime_zero);
   auto lower = zero, upper = zero;
-  constexpr std::int64_t prime = 1'000'003, rows_ahead = 2;
-  const bool reads_scattered = s.scattered_row > 0 && s.updated_bytes == 0,
-             updates_scattered = s.scattered_row > 0 && s.updated_bytes > 0;
-  if (s.scattered_row > 0) {
-    const std::int64_t at = (part + rows_ahead) * prime % parts;
-    const auto [next, next_count] = reads_scattered
-                                        ? slice(s.read, s.read_bytes, at)
-                                        : slice(static_cast<const char*>(s.updated), s.updated_bytes, at);
-    ask(next, next_count * 4);
-  }
-  const std::int64_t anywhere = part * prime % parts;
-  const auto [read, read_count] = slice(s.read, s.read_bytes, reads_scattered ? anywhere : part);
+  const auto [read, read_count] = slice(s.read, s.read_bytes);
   for (std::int64_t i = 0; i < read_count; i += 2 * lanes) {
     lower = hn::Xor(lower, hn::LoadU(d, read + i));
     upper = hn::Xor(upper, hn::LoadU(d, read + i + lanes));
   }
-  const auto [updated, updated_count] =
-      slice(s.updated, s.updated_bytes, updates_scattered ? anywhere : part);
+  const auto [updated, updated_count] = slice(s.updated, s.updated_bytes);
   for (std::int64_t i = 0; i < updated_count; i += 2 * lanes) touch(d, updated + i, zero);
-  const auto [written, written_count] = slice(s.written, s.written_bytes, part);
+  const auto [written, written_count] = slice(s.written, s.written_bytes);
   for (std::int64_t i = 0; i < written_count; i += 2 * lanes) {
     if (s.non_temporal) {
       hn::Stream(lower, d, written + i);
@@ -159,9 +148,7 @@ void mixed_pass(const MixedStream& streams, int threads) {
   // to 1.7 times as long, shorter ones than these wait for their loops.
   constexpr std::int64_t part_bytes = 512, grain = 256;
   const std::int64_t longest = std::max({streams.read_bytes, streams.written_bytes, streams.updated_bytes});
-  const std::int64_t scattered = streams.updated_bytes > 0 ? streams.updated_bytes : streams.read_bytes;
-  const std::int64_t parts = std::max<std::int64_t>(
-      1, streams.scattered_row > 0 ? scattered / streams.scattered_row : longest / part_bytes);
+  const std::int64_t parts = std::max<std::int64_t>(1, longest / part_bytes);
   kernels::cpu::parallel_ranges(threads, parts, grain, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t part = first; part < first + count; ++part) {
       HWY_DYNAMIC_DISPATCH(mixed_part)(streams, part, parts, zero);

@@ -35,9 +35,6 @@ struct MixedStream {
   char *written = nullptr, *updated = nullptr;
   std::int64_t read_bytes = 0, written_bytes = 0, updated_bytes = 0;
   bool non_temporal = false;  ///< how what is only written is stored
-  /// Bytes of rows that lie anywhere and are fetched ahead, as of a table: of what is updated, or of what is
-  /// read where nothing is. 0: all is in order.
-  std::int64_t scattered_row = 0;
 };
 void mixed_pass(const MixedStream& streams, int threads);
 

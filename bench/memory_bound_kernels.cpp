@@ -1,5 +1,6 @@
 #include "bench/memory_bound_kernels.h"
 
+#include <cmath>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -286,8 +287,7 @@ void add_generation(const Entries& entry) {
 
 constexpr std::int64_t vocabulary = 50257, embedding_width = 768, embedding_time = 1024;
 
-/// Rows of the table lie anywhere. Each token adds to its row where it is: of uniform tokens none is still in
-/// a cache when the next of its kind comes.
+/// Bytes are what uniform tokens need: the rows that are drawn, each once where they are added to.
 void add_embedding(const Entries& entry, DataType dtype, std::int64_t batch, bool with_positions) {
   constexpr std::int64_t width = embedding_width, time = embedding_time;
   const std::string name = (with_positions ? "" : "_without_positions") + suffix_of(dtype) +
@@ -307,7 +307,9 @@ void add_embedding(const Entries& entry, DataType dtype, std::int64_t batch, boo
                      positions = positions_of(b, dtype), out = b.tensor(dtype, {batch, time_of(b), width});
           return [=](Stream& stream) { embedding_forward(stream, tokens, table, positions, out); };
         },
-        {.read = bytes, .written = bytes, .scattered_row = size_of(dtype) * width});
+        {.read = bytes, .written = bytes});
+  const double distinct =
+      vocabulary * (1 - std::pow(1 - 1.0 / vocabulary, static_cast<double>(batch * time)));
   entry("embedding_backward" + name,
         [=](Bench& b) -> Bench::Call {
           const auto tokens = tokens_of(b), table = b.tensor(fp32, {rows_of(b), width}),
@@ -315,8 +317,7 @@ void add_embedding(const Entries& entry, DataType dtype, std::int64_t batch, boo
           return [=](Stream& stream) { embedding_backward(stream, tokens, d_out, table, positions); };
         },
         {.read = bytes,
-         .updated = 4.0 * static_cast<double>(width * batch * time),
-         .scattered_row = 4 * width});
+         .updated = 4.0 * width * (distinct + (with_positions ? static_cast<double>(time) : 0))});
 }
 
 void add_layers(const Entries& entry) {

@@ -1,5 +1,5 @@
-// Loops of GELU and SwiGLU: of an element an exponential is taken, and the rest of its arithmetic waits for that.
-// Included once per instruction set; see vector-inl.h.
+// Loops of GELU and SwiGLU: of an element an exponential is taken, and the rest of its arithmetic waits for
+// that. Included once per instruction set; see vector-inl.h.
 #if defined(TRANCHE_KERNELS_CPU_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_ACTIVATION_INL_H_
 #undef TRANCHE_KERNELS_CPU_ACTIVATION_INL_H_
@@ -14,6 +14,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/exponential-inl.h"
+#include "kernels/cpu/results-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -33,11 +34,11 @@ HWY_INLINE void exponentials(const T* from, std::int64_t count, float* to, const
   for (; i < count; ++i) hn::StoreU(exponential(one, load(one, from + i)), one, to + i);
 }
 
-/// Stores what body(d, at, offset, e) returns to the operands `to` as for_each_result() does, by blocks that begin
-/// at `offset`, of which `at` is; `e` are the exponentials of `from`. An element's operations are a chain that
-/// waits for itself: in two loops a core has more of them in flight (on Zen 3 1.7 times the speed of one loop).
-/// Results of 16 bits that go past the caches do so one operand after another: half a line of each in turns took
-/// up to 1.4 times as long.
+/// Stores what body(d, at, offset, e) returns to the operands `to` as for_each_result() does, by blocks that
+/// begin at `offset`, of which `at` is; `e` are the exponentials of `from`. An element's operations are a
+/// chain that waits for itself: in two loops a core has more of them in flight (on Zen 3 1.7 times the speed
+/// of one loop). Results of 16 bits that go past the caches do so one operand after another: half a line of
+/// each in turns took up to 1.4 times as long.
 template <class T, std::size_t n, class Exponential, class Body>
 HWY_INLINE void for_each_activation(const T* from, std::int64_t count, const std::array<T*, n>& to,
                                     bool streaming, const Exponential& exponential, const Body& body) {

@@ -59,45 +59,33 @@ HWY_INLINE hn::VFromD<D> derivative_of(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
 }
 
 /// y = gelu(x) and dx = dy gelu'(x); either may be left out.
-template <bool forward, bool backward>
-void activate(const ConstTensorView& x_view, const ConstTensorView& dy_view, const TensorView& y_view,
-              const TensorView& dx_view, bool streaming, std::int64_t first, std::int64_t count) {
+void gelu(const ConstTensorView& x_view, const ConstTensorView& dy_view, const TensorView& y_view,
+          const TensorView& dx_view, bool streaming, std::int64_t first, std::int64_t count) {
   with_floating(x_view.dtype, [&](auto type) {
     using T = decltype(type);
-    const T *x = static_cast<const T*>(x_view.data) + first, *dy = static_cast<const T*>(dy_view.data);
-    T *y = static_cast<T*>(y_view.data), *dx = static_cast<T*>(dx_view.data);
+    const auto from = [&](const void* data) {
+      return data == nullptr ? nullptr : static_cast<const T*>(data) + first;
+    };
+    const auto to = [&](void* data) { return data == nullptr ? nullptr : static_cast<T*>(data) + first; };
+    const T *x = from(x_view.data), *dy = from(dy_view.data);
+    T *y = to(y_view.data), *dx = to(dx_view.data);
     const auto value = [&](auto d, auto at, std::int64_t offset, auto e)
                            HWY_ATTR { return value_of(d, at(d, x + offset), e); };
     const auto gradient = [&](auto d, auto at, std::int64_t offset, auto e) HWY_ATTR {
-      return hn::Mul(at(d, dy + first + offset), derivative_of(d, clamped(d, at(d, x + offset)), e));
+      return hn::Mul(at(d, dy + offset), derivative_of(d, clamped(d, at(d, x + offset)), e));
     };
-    const auto exponential = [](auto d, auto v) HWY_ATTR { return exponential_of_minus_2u(d, v); };
-    const auto run = [&](const auto& to, const auto& body) {
-      for_each_activation(x, count, to, streaming, exponential, body);
+    const auto run = [&](const auto& results, const auto& body) {
+      const auto exponential = [](auto d, auto v) HWY_ATTR { return exponential_of_minus_2u(d, v); };
+      for_each_activation(x, count, results, streaming, exponential, body);
     };
-    if constexpr (forward && backward) {
-      run(std::array{y + first, dx + first}, [&](auto... at) HWY_ATTR {
-        return std::array{value(at...), gradient(at...)};
-      });
-    } else if constexpr (forward) {
-      run(std::array{y + first}, [&](auto... at) HWY_ATTR { return std::array{value(at...)}; });
+    if (dx == nullptr) {
+      run(std::array{y}, [&](auto... at) HWY_ATTR { return std::array{value(at...)}; });
+    } else if (y == nullptr) {
+      run(std::array{dx}, [&](auto... at) HWY_ATTR { return std::array{gradient(at...)}; });
     } else {
-      run(std::array{dx + first}, [&](auto... at) HWY_ATTR { return std::array{gradient(at...)}; });
+      run(std::array{y, dx}, [&](auto... at) HWY_ATTR { return std::array{value(at...), gradient(at...)}; });
     }
   });
-}
-
-void gelu(const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y, const TensorView& dx,
-          bool streaming, std::int64_t first, std::int64_t count) {
-  activate<true, false>(x, dy, y, dx, streaming, first, count);
-}
-void gelu_gradient(const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
-                   const TensorView& dx, bool streaming, std::int64_t first, std::int64_t count) {
-  activate<false, true>(x, dy, y, dx, streaming, first, count);
-}
-void gelu_and_gradient(const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
-                       const TensorView& dx, bool streaming, std::int64_t first, std::int64_t count) {
-  activate<true, true>(x, dy, y, dx, streaming, first, count);
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -107,19 +95,16 @@ HWY_AFTER_NAMESPACE();
 namespace tranche::kernels::cpu {
 
 HWY_EXPORT(gelu);
-HWY_EXPORT(gelu_gradient);
-HWY_EXPORT(gelu_and_gradient);
 
 namespace {
 
-using Run = void (*)(const ConstTensorView&, const ConstTensorView&, const TensorView&, const TensorView&,
-                     bool, std::int64_t, std::int64_t);
-void activate(int threads, Run run, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
+void activate(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& y,
               const TensorView& dx) {
   const auto is_apart = [&](const TensorView& to) {
     return to.data == nullptr || is_streamed(to.data, to.bytes(), {x.data, dy.data});
   };
   const bool streaming = is_apart(y) && is_apart(dx);
+  const auto run = HWY_DYNAMIC_DISPATCH(gelu);
   parallel_ranges(threads, x.elements(), parallel_grain / 4, [&](std::int64_t first, std::int64_t count) {
     run(x, dy, y, dx, streaming, first, count);
     if (streaming) hwy::FlushStream();
@@ -129,16 +114,16 @@ void activate(int threads, Run run, const ConstTensorView& x, const ConstTensorV
 }  // namespace
 
 void gelu_forward(int threads, const ConstTensorView& x, const TensorView& y) {
-  activate(threads, HWY_DYNAMIC_DISPATCH(gelu), x, {}, y, {});
+  activate(threads, x, {}, y, {});
 }
 
 void gelu_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx) {
-  activate(threads, HWY_DYNAMIC_DISPATCH(gelu_gradient), x, dy, {}, dx);
+  activate(threads, x, dy, {}, dx);
 }
 
 void gelu_forward_backward(int threads, const ConstTensorView& x, const ConstTensorView& dy,
                            const TensorView& y, const TensorView& dx) {
-  activate(threads, HWY_DYNAMIC_DISPATCH(gelu_and_gradient), x, dy, y, dx);
+  activate(threads, x, dy, y, dx);
 }
 
 }  // namespace tranche::kernels::cpu

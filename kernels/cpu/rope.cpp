@@ -10,6 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rope.cpp"
 #include "hwy/foreach_target.h"
+#include "kernels/cpu/results-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
