@@ -18,6 +18,7 @@
 #include "hwy/foreach_target.h"
 #include "kernels/cpu/master-inl.h"
 #include "kernels/cpu/optimizer_parts.h"
+#include "kernels/cpu/squares-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -133,6 +134,13 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
     });
   };
   read_states();
+  HWY_ALIGN float direction[block_elements];
+  // States that are stored as they are need not be read again for the direction.
+  const bool at_once = phase == RulePhase::advance && states_first && !reduced;
+  if (at_once) block.direction = direction;
+  if (phase == RulePhase::advance && !reduced && master_in_place) {
+    block.ahead = std::int64_t{sizeof(float)} * block_elements;  // on its way while sums are made
+  }
   if (phase != RulePhase::advance || states_first) rule.block(part.arguments, of.slots, phase, block);
   const bool writes_states = phase == RulePhase::update || (phase == RulePhase::advance) == states_first;
   if (reduced && writes_states) {
@@ -141,13 +149,15 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
   }
   if (phase == RulePhase::advance) {
     if (reduced && states_first) read_states();  // as they are stored, and as the other phase finds them
-    HWY_ALIGN float direction[block_elements];
-    block.direction = direction;
-    // The next block is on its way while these sums are made.
-    block.ahead = reduced || !master_in_place ? 0 : std::int64_t{sizeof(float)} * block_elements;
-    rule.direct(part.arguments, of.slots, block);
-    add_squares({block.master, DataType::float32, Shape{count}}, part.sums[0]);
-    add_squares({direction, DataType::float32, Shape{count}}, part.sums[1]);
+    if (!at_once) {
+      block.direction = direction;
+      if (reduced) block.ahead = 0;
+      rule.direct(part.arguments, of.slots, block);
+    }
+    const float* const summed[] = {block.master, direction};
+    for (int i = 0; i < 2; ++i) {
+      if (!add_squares(summed[i], count, part.sums[i])) part.sums[i].sum.add_infinity();
+    }
   } else if (!master_in_place || (of.weight.data != nullptr && of.rounding != WeightRounding::nearest_even)) {
     write_master(part, first, count, block.master);
   } else if (of.weight.data != nullptr) {

@@ -14,6 +14,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/reduction.cpp"
 #include "hwy/foreach_target.h"
+#include "kernels/cpu/squares-inl.h"
 #include "kernels/cpu/vector-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -183,151 +184,18 @@ void round_and_sum(const ConstTensorView& source, DataType communication, bool a
   });
 }
 
-/// The least and the greatest magnitude of a block, as bits of fp32; zeros count for neither.
-struct MagnitudeRange {
-  std::uint32_t least = 0xffffffffu, greatest = 0;
-};
-
-template <class T>
-HWY_INLINE MagnitudeRange magnitude_range(const T* values, std::int64_t count) {
-  const hn::ScalableTag<float> d;
-  const hn::RebindToUnsigned<decltype(d)> bits;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  auto least = hn::Set(bits, 0xffffffffu), greatest = hn::Zero(bits);
-  const auto take = [&](const T* from) HWY_ATTR {
-    const auto magnitude = hn::And(hn::BitCast(bits, load(d, from)), hn::Set(bits, 0x7fffffffu));
-    greatest = hn::Max(greatest, magnitude);
-    least = hn::Min(least, hn::Sub(magnitude, hn::Set(bits, 1)));  // zero becomes the greatest number
-  };
-  std::int64_t i = 0;
-  for (; i + lanes <= count; i += lanes) take(values + i);
-  if (i < count) {
-    T last[hn::MaxLanes(d)] = {};
-    std::copy(values + i, values + count, last);
-    take(last);
-  }
-  return {hn::GetLane(hn::MinOfLanes(bits, least)) + 1, hn::GetLane(hn::MaxOfLanes(bits, greatest))};
-}
-
-/// The lanes take elements whose exponents are at most this much below the greatest. Each fp64 lane is two:
-/// `upper` counts multiples of 2^unit in the mantissa of a number between 2^(unit + 52) and twice that, so
-/// that adding a square rounds it to a multiple, and `lower` takes what the rounding left, of which the sum
-/// is exact too. An element is below 2^(exponent - 126), its square below 2^(unit + 40), and the squares of
-/// most_elements below 2^(unit + 52), even in one lane. What all upper lanes leave is at most 2^(unit + 11),
-/// and a multiple of 2^(unit - 42).
-constexpr int narrow_exponents = 17;
-
-int unit_of(const RunningSquares& squares) {
-  return 2 * squares.exponent - 292;
-}
-double begin_of(const RunningSquares& squares) {
-  return std::ldexp(1.0, unit_of(squares) + 52);
-}
-
-template <class T>
-HWY_INLINE void add_narrow_squares(const T* values, std::int64_t count, RunningSquares& squares) {
-  const hn::CappedTag<double, 8> wide;
-  const hn::Rebind<float, decltype(wide)> d;
-  using Wide = hn::VFromD<decltype(wide)>;
-  constexpr auto lanes = static_cast<std::int64_t>(hn::MaxLanes(wide));
-  const auto at = [&](double* of, int k) HWY_ATTR { return hn::Load(wide, of + k * lanes); };
-  auto upper0 = at(squares.upper, 0), upper1 = at(squares.upper, 1), upper2 = at(squares.upper, 2),
-       upper3 = at(squares.upper, 3);
-  auto lower0 = at(squares.lower, 0), lower1 = at(squares.lower, 1), lower2 = at(squares.lower, 2),
-       lower3 = at(squares.lower, 3);
-  const auto add = [&](const T* from, Wide& upper, Wide& lower) HWY_ATTR {
-    const auto x = hn::PromoteTo(wide, load(d, from));
-    const auto sum = hn::MulAdd(x, x, upper);  // fused or not: the square is exact
-    lower = hn::Add(lower, hn::MulSub(x, x, hn::Sub(sum, upper)));
-    upper = sum;
-  };
-  std::int64_t i = 0;
-  for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    // The next block is on its way from memory while this one, which is in the core's own cache, is worked
-    // on.
-    const char* const next = reinterpret_cast<const char*>(values + count + i);
-    for (std::size_t line = 0; line < 4 * lanes * sizeof(T); line += 64) hwy::Prefetch(next + line);
-    add(values + i, upper0, lower0);
-    add(values + i + lanes, upper1, lower1);
-    add(values + i + 2 * lanes, upper2, lower2);
-    add(values + i + 3 * lanes, upper3, lower3);
-  }
-  squares.elements += count;
-  for (; i < count; i += lanes) {
-    T last[lanes] = {};
-    std::copy(values + i, values + std::min(count, i + lanes), last);
-    add(last, upper0, lower0);
-  }
-  const auto keep = [&](const Wide& upper, const Wide& lower, int k) HWY_ATTR {
-    hn::Store(upper, wide, squares.upper + k * lanes);
-    hn::Store(lower, wide, squares.lower + k * lanes);
-  };
-  keep(upper0, lower0, 0);
-  keep(upper1, lower1, 1);
-  keep(upper2, lower2, 2);
-  keep(upper3, lower3, 3);
-}
-
-void empty_lanes(RunningSquares& squares) {
-  if (squares.exponent == 0) return;
-  const int unit = unit_of(squares);
-  const auto begin = std::bit_cast<std::int64_t>(begin_of(squares));
-  std::int64_t multiples = 0;
-  double rest = 0;
-  for (std::int64_t lane = 0; lane < 4 * std::int64_t{hn::MaxLanes(hn::CappedTag<double, 8>())}; ++lane) {
-    multiples += std::bit_cast<std::int64_t>(squares.upper[lane]) - begin;
-    rest += squares.lower[lane];
-  }
-  squares.sum.add(multiples, unit);
-  squares.sum.add(rest);
-  squares.exponent = 0;
-}
-
-void begin_lanes(int exponent, RunningSquares& squares) {
-  squares.exponent = exponent;
-  squares.elements = 0;
-  std::fill(std::begin(squares.upper), std::end(squares.upper), begin_of(squares));
-  std::fill(std::begin(squares.lower), std::end(squares.lower), 0.0);
-}
-
-/// The same for any finite elements: a sum of squares of mantissas for each exponent.
-template <class T>
-HWY_INLINE void add_wide_squares(const T* values, std::int64_t count, SquareSum& squares) {
-  std::uint64_t by_exponent[256] = {};
-  for (std::int64_t i = 0; i < count; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(to_float(values[i])) & 0x7fffffffu;
-    const std::uint32_t exponent = bits >> 23;
-    const std::uint64_t mantissa = exponent == 0 ? bits : ((bits & 0x7fffffu) | 0x800000u);
-    by_exponent[std::max(exponent, 1u)] += mantissa * mantissa;
-  }
-  for (int exponent = 1; exponent < 255; ++exponent) {
-    const std::uint64_t sum = by_exponent[exponent];
-    if (sum != 0) squares.add(static_cast<std::int64_t>(sum), 2 * exponent - 300);
-  }
-}
-
 /// Adds a block's squares, and returns true, unless an element is not finite.
 bool add_block_squares(const ConstTensorView& of, std::int64_t first, std::int64_t count,
                        RunningSquares& squares) {
   bool finite = true;
   with_floating(of.dtype, [&](auto value) HWY_ATTR {
-    const auto* values = static_cast<const decltype(value)*>(of.data) + first;
-    const MagnitudeRange range = magnitude_range(values, count);
-    finite = range.greatest < 0x7f800000u;
-    if (!finite || range.greatest == 0) return;
-    const auto exponent_of = [](std::uint32_t bits) { return std::max(static_cast<int>(bits >> 23), 1); };
-    const int greatest = exponent_of(range.greatest), least = exponent_of(range.least);
-    const auto fits = [&](int exponent) {
-      return greatest <= exponent && exponent - least <= narrow_exponents;
-    };
-    if (!fits(squares.exponent) || squares.elements + count > RunningSquares::most_elements) {
-      empty_lanes(squares);
-      if (!fits(greatest)) return add_wide_squares(values, count, squares.sum);
-      begin_lanes(fits(greatest + 1) ? greatest + 1 : greatest, squares);  // for blocks that come next
-    }
-    add_narrow_squares(values, count, squares);
+    finite = add_squares(static_cast<const decltype(value)*>(of.data) + first, count, squares);
   });
   return finite;
+}
+
+void empty_lanes_of(RunningSquares& squares) {
+  empty_lanes(squares);
 }
 
 }  // namespace tranche::kernels::cpu::HWY_NAMESPACE
@@ -339,7 +207,7 @@ namespace tranche::kernels::cpu {
 HWY_EXPORT(sum_pieces);
 HWY_EXPORT(round_and_sum);
 HWY_EXPORT(add_block_squares);
-HWY_EXPORT(empty_lanes);
+HWY_EXPORT(empty_lanes_of);
 
 namespace {
 
@@ -375,7 +243,7 @@ void add_squares(const ConstTensorView& values, RunningSquares& squares) {
 }
 
 const SquareSum& sum_of(RunningSquares& squares) {
-  HWY_DYNAMIC_DISPATCH(empty_lanes)(squares);
+  HWY_DYNAMIC_DISPATCH(empty_lanes_of)(squares);
   return squares.sum;
 }
 

@@ -24,7 +24,7 @@ OnThreads<decltype(kernels::gradient_statistics)> gradient_statistics;
 OnThreads<decltype(kernels::add_digest)> add_digest;
 
 /// A sum of squares without rounding that is made of blocks. It runs in fp64 lanes, which go over into `sum`
-/// when they are full or do not fit the numbers of a block (reduction.cpp).
+/// when they are full or do not fit the numbers of a block (squares-inl.h).
 struct RunningSquares {
   static constexpr std::int64_t most_elements = 4096;
   SquareSum sum;

@@ -1,4 +1,5 @@
-// The loop of operations on elements that have several results. Included once per instruction set; see vector-inl.h.
+// The loop of operations on elements that have several results. Included once per instruction set; see
+// vector-inl.h.
 #if defined(TRANCHE_KERNELS_CPU_RESULTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_RESULTS_INL_H_
 #undef TRANCHE_KERNELS_CPU_RESULTS_INL_H_

@@ -174,7 +174,7 @@ struct RuleBlock {
   DataType gradient_type = DataType::float32;
   float* master = nullptr;
   float* state[most_rule_states] = {};
-  float* direction = nullptr;  ///< written after advance() on the stored states
+  float* direction = nullptr;  ///< direct() writes it from the stored states, or advance() where it is given
   float ratio = 1;
   std::int64_t ahead = 0;  ///< bytes of prefetch
 };
