@@ -12,8 +12,9 @@ void encode(std::span<const float> values, std::byte* block) {
   std::uint32_t greatest = 0;
   for (const float value : values) greatest = std::max(greatest, block8_magnitude(value));
   const auto scale = std::bit_cast<float>(greatest);
+  const Block8Shares share = block8_shares(scale);
   std::size_t i = 0;
-  for (; i < values.size(); ++i) block[i] = static_cast<std::byte>(block8_code<with_sign>(values[i] / scale));
+  for (; i < values.size(); ++i) block[i] = static_cast<std::byte>(block8_code<with_sign>(share(values[i])));
   for (; i < block8_elements; ++i) block[i] = static_cast<std::byte>(block8_zero<with_sign>);
   std::memcpy(block + block8_elements, &scale, sizeof(scale));
 }

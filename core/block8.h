@@ -53,8 +53,19 @@ constexpr void choose_block8_decade(float x, float& slope, float& cells) {
   cells = x >= from ? own_cells : cells;
 }
 
-/// The code whose value is nearest to x, which is element / scale; of two as near the one further from 0. A
-/// NaN (all of a block whose scale is 0) has the code of 0, as does what is negative without sign.
+/// The share of its block's scale that an element is, in [-1, 1]: by multiplication with the scale's inverse,
+/// as in bitsandbytes. That of a subnormal scale could be infinite, so `lift` makes scale and element normal.
+struct Block8Shares {
+  float lift, inverse;
+  constexpr float operator()(float element) const { return element * lift * inverse; }
+};
+constexpr Block8Shares block8_shares(float scale) {
+  const float lift = scale < 0x1p-126f ? 0x1p24f : 1.0f;
+  return {lift, 1.0f / (scale * lift)};
+}
+
+/// The code whose value is nearest to x, an element's share; of two as near the one further from 0. A NaN
+/// (all of a block whose scale is 0) has the code of 0, as does what is negative without sign.
 template <bool with_sign>
 constexpr std::int32_t block8_code(float x) {
   const float magnitude = with_sign && x < 0 ? -x : x;

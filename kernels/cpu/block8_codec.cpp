@@ -216,22 +216,36 @@ constexpr Stretches find_stretches() {
 template <bool with_sign>
 constexpr Stretches stretches = find_stretches<with_sign>();
 
-/// Tables as a lookup finds them, and the lines of regions 1 to 8 a place further on than the stretch in
-/// which the region begins: the magnitudes from there on are those that look one further.
+/// Tables as a lookup finds them, of the last three bits of a stretch or of a line. A magnitude's line is its
+/// stretch, or the one before if the region of its stretch has not begun; so the first line is that of
+/// magnitudes whose code is that of 0.
 struct StretchTables {
-  float from[8], slope[8], offset[8], last[8];
+  float from[8], slope[8];
+  /// A line shifted to the place of an exponent and added to these has the bits of its offset, and of the
+  /// greatest number whose whole part is the last of its region.
+  std::int32_t offset, last;
 };
 template <bool with_sign>
 constexpr StretchTables make_stretch_tables() {
   StretchTables tables{};
   const Block8Regions& of = block8_regions_of<with_sign>;
+  const int first_line = stretches<with_sign>.first - 1;
   for (int k = 0; k < 8; ++k) {
-    const int stretch = (stretches<with_sign>.first + k) % 8, line = (stretch + 1) % 8;
-    tables.from[stretch] = of.from[k + 1];
-    tables.slope[line] = of.slope[k + 1];
-    tables.offset[line] = of.offset[k + 1];
-    tables.last[line] = of.last[k + 1];
+    tables.from[(first_line + 1 + k) % 8] = of.from[k + 1];
+    tables.slope[(first_line + k) % 8] = of.slope[k];
   }
+  // The first line has the last one's place. Between the last border and 1, where all have one code, its
+  // slope has to add a ninth of the code to the offset, 8/9, and less than a ninth and one; on the first line
+  // nothing is great enough for it to matter.
+  const float codes = with_sign ? 128 : 256;
+  tables.slope[first_line % 8] = codes * 0.112f;
+  const int exponent = (with_sign ? -1 : 0) - first_line;
+  const auto bits = [&](float number) {
+    return std::bit_cast<std::int32_t>(std::bit_cast<std::uint32_t>(number) +
+                                       (static_cast<std::uint32_t>(exponent) << 23));
+  };
+  tables.offset = bits(8.0f / 9);
+  tables.last = bits(std::bit_cast<float>(std::bit_cast<std::uint32_t>(2.0f) - 1));
   return tables;
 }
 template <bool with_sign>
@@ -241,24 +255,21 @@ alignas(32) constexpr StretchTables stretch_tables = make_stretch_tables<with_si
 template <bool with_sign>
 HWY_INLINE __m256i numbers_of(__m256 share) {
   constexpr const StretchTables& of = stretch_tables<with_sign>;
-  const __m256 sign = _mm256_set1_ps(-0.0f);
-  const __m256 magnitude = _mm256_max_ps(with_sign ? _mm256_andnot_ps(sign, share) : share,
+  const __m256 magnitude = _mm256_max_ps(with_sign ? _mm256_andnot_ps(_mm256_set1_ps(-0.0f), share) : share,
                                          _mm256_set1_ps(stretches<with_sign>.least));
   const __m256i stretch =
       _mm256_mulhi_epu16(_mm256_srli_epi32(_mm256_castps_si256(magnitude), 16),
                          _mm256_set1_epi32(static_cast<int>(stretches<with_sign>.factor)));
   const __m256 from = _mm256_permutevar8x32_ps(_mm256_load_ps(of.from), stretch);
-  const __m256i begun = _mm256_castps_si256(_mm256_cmp_ps(magnitude, from, _CMP_GE_OQ));
-  const __m256i line = _mm256_sub_epi32(stretch, begun);
+  const __m256i before = _mm256_castps_si256(_mm256_cmp_ps(magnitude, from, _CMP_LT_OQ));
+  const __m256i line = _mm256_add_epi32(stretch, before);
   const __m256 slope = _mm256_permutevar8x32_ps(_mm256_load_ps(of.slope), line);
-  const __m256 offset = _mm256_permutevar8x32_ps(_mm256_load_ps(of.offset), line);
-  const __m256 last = _mm256_permutevar8x32_ps(_mm256_load_ps(of.last), line);
-  __m256 cells = _mm256_min_ps(_mm256_add_ps(_mm256_mul_ps(magnitude, slope), offset), last);
-  // Region 0 has no line.
-  const __m256 first = _mm256_set1_ps(block8_regions_of<with_sign>.from[1]);
-  cells = _mm256_and_ps(cells, _mm256_cmp_ps(magnitude, first, _CMP_GE_OQ));
-  if constexpr (with_sign) cells = _mm256_or_ps(cells, _mm256_and_ps(sign, share));
-  return _mm256_cvttps_epi32(cells);
+  const __m256i exponent = _mm256_slli_epi32(line, 23);
+  const __m256 offset = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(of.offset)));
+  const __m256 last = _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(of.last)));
+  const __m256 cells = _mm256_min_ps(_mm256_add_ps(_mm256_mul_ps(magnitude, slope), offset), last);
+  const __m256i number = _mm256_cvttps_epi32(cells);
+  return with_sign ? _mm256_sign_epi32(number, _mm256_castps_si256(share)) : number;
 }
 
 /// The codes of 32 shares in order. What is below 0 becomes 0: the last conversion saturates.
@@ -313,10 +324,16 @@ HWY_INLINE void encode_block(const float* from, std::byte* codes) {
     std::fill_n(codes, block, static_cast<std::byte>(detail::block8_zero<with_sign>));
     return;
   }
-  const auto scale = hn::Set(d, std::bit_cast<float>(magnitude));
+  const detail::Block8Shares shares = detail::block8_shares(std::bit_cast<float>(magnitude));
+  if (shares.lift != 1) {  // hardly ever
+    detail::encode_block8(with_sign ? DataType::block8 : DataType::block8_unsigned, {from, block8_elements},
+                          codes);
+    return;
+  }
+  const auto inverse = hn::Set(d, shares.inverse);
   for (std::int64_t i = 0; i < block; i += 4 * lanes) {
-    decltype(scale.raw) share[4];
-    for (int k = 0; k < 4; ++k) share[k] = hn::Div(hn::LoadU(d, from + i + lanes * k), scale).raw;
+    decltype(inverse.raw) share[4];
+    for (int k = 0; k < 4; ++k) share[k] = hn::Mul(hn::LoadU(d, from + i + lanes * k), inverse).raw;
     store_codes<with_sign>(share, codes + i);
   }
 }
@@ -333,7 +350,8 @@ template <bool with_sign>
     greatest = magnitude > greatest ? magnitude : greatest;
   }
   const auto scale = std::bit_cast<float>(greatest);
-  for (std::int64_t i = 0; i < block; ++i) codes[i] = detail::block8_code<with_sign>(from[i] / scale);
+  const detail::Block8Shares share = detail::block8_shares(scale);
+  for (std::int64_t i = 0; i < block; ++i) codes[i] = detail::block8_code<with_sign>(share(from[i]));
   for (std::int64_t i = 0; i < block; ++i) to[i] = static_cast<std::byte>(codes[i]);
   std::memcpy(to + block, &scale, sizeof(scale));
 }

@@ -49,12 +49,13 @@ struct Block8State {
       greatest = max(greatest, __shfl_xor_sync(0xffffffffu, greatest, distance));
     }
     const float scale = __uint_as_float(greatest);
+    const detail::Block8Shares share_of = detail::block8_shares(scale);
 #pragma unroll
     for (int k = 0; k < block8_each; ++k) {
       const int i = warp_size * k + lane;
       std::int32_t code = with_sign ? detail::block8_zero<true> : detail::block8_zero<false>;
       if (i < count) {
-        const float share = values[k] / scale;
+        const float share = share_of(values[k]);
         code = with_sign ? detail::block8_code<true>(share) : detail::block8_code<false>(share);
       }
       block[i] = static_cast<unsigned char>(code);
