@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Compiles the host optimizer's vector loops for 64-bit ARM (NEON), looks at what came out, and, where qemu-aarch64 is there,
+# Compiles the vector loops of kernels/cpu for 64-bit ARM (NEON), of the host optimizer's looks at what came out, and, where qemu-aarch64 is there,
 # runs them on an emulated ARM: every digest must be the one that all other instruction sets give
 # (tests/kernels/optimizer_bits.txt). Needs the Debian packages g++-aarch64-linux-gnu (200 MB with what it depends on, so
 # scripts/setup.sh leaves it out), libhwy-dev, libfmt-dev and, to run, qemu-user.
@@ -45,6 +45,9 @@ done
 for name in cpu/block8_codec cpu/optimizer_update cpu/reduction update_rule; do
   "$compiler" "${options[@]}" -c "$root/kernels/$name.cpp" -o "$work/${name#cpu/}.o"
 done
+grep -l foreach_target.h "$root"/kernels/cpu/*.cpp | while read -r source; do  # the other loops: do they compile at all
+  "$compiler" "${options[@]}" -fsyntax-only "$source"
+done
 tools=${compiler%g++}
 "${tools}objdump" -d --no-show-raw-insn "$work/adam.o" > "$work/listing"
 roots=$(grep -c 'fsqrt.*v[0-9]*\.4s' "$work/listing" || true)
@@ -58,7 +61,7 @@ if ! command -v qemu-aarch64 > /dev/null; then
   echo "check_neon: not run: qemu-aarch64 is not there; apt-get install --no-install-recommends qemu-user"
   exit 0
 fi
-"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{block8,error,shape,thread}.cpp "$root/device/worker_team.cpp" \
+"$compiler" "${options[@]}" "$root"/tests/kernels/optimizer_bits.cpp "$root"/core/{block8,dtype,error,shape,thread}.cpp "$root/device/worker_team.cpp" \
   "$work/rules/list_of_rules.cpp" "$work"/{adam,sgd,block8_codec,optimizer_update,reduction,update_rule}.o -o "$work/optimizer_bits"
 qemu-aarch64 -L "$(dirname "$("$compiler" -print-file-name=libc.so)")/.." "$work/optimizer_bits" > "$work/bits"
 if ! diff "$root/tests/kernels/optimizer_bits.txt" "$work/bits" > "$work/differences"; then
