@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the vector loops of kernels/cpu for 64-bit ARM (NEON), of the host optimizer's looks at what came out, and, where qemu-aarch64 is there,
-# runs them on an emulated ARM: every digest must be the one that all other instruction sets give
+# Compiles the vector loops of kernels/cpu for 64-bit ARM (NEON), looks at what came out for the host optimizer's, and, where qemu-aarch64 is there,
+# runs these on an emulated ARM: every digest must be the one that all other instruction sets give
 # (tests/kernels/optimizer_bits.txt). Needs the Debian packages g++-aarch64-linux-gnu (200 MB with what it depends on, so
 # scripts/setup.sh leaves it out), libhwy-dev, libfmt-dev and, to run, qemu-user.
 # Exit status: 0 compiled (and, with qemu-user, the same bits), 1 not, 77 the compiler or Highway's headers are missing.

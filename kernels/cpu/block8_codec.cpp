@@ -234,9 +234,9 @@ constexpr StretchTables make_stretch_tables() {
     tables.from[(first_line + 1 + k) % 8] = of.from[k + 1];
     tables.slope[(first_line + k) % 8] = of.slope[k];
   }
-  // The first line has the last one's place. Between the last border and 1, where all have one code, its
-  // slope has to add a ninth of the code to the offset, 8/9, and less than a ninth and one; on the first line
-  // nothing is great enough for it to matter.
+  // The first line has the last one's place. Magnitudes from the last border to 1 have one code, of which the
+  // offset is 8/9: the slope adds a little more than the missing ninth, and less than one code. On the first
+  // line magnitudes are too small for a slope to matter.
   const float codes = with_sign ? 128 : 256;
   tables.slope[first_line % 8] = codes * 0.112f;
   const int exponent = (with_sign ? -1 : 0) - first_line;
@@ -245,7 +245,7 @@ constexpr StretchTables make_stretch_tables() {
                                        (static_cast<std::uint32_t>(exponent) << 23));
   };
   tables.offset = bits(8.0f / 9);
-  tables.last = bits(std::bit_cast<float>(std::bit_cast<std::uint32_t>(2.0f) - 1));
+  tables.last = bits(0x1.fffffep0f);  // the greatest number below 2
   return tables;
 }
 template <bool with_sign>
