@@ -9,4 +9,13 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
+# Each job has a session folder of its own. Two jobs that start at once would otherwise both make Open MPI's common
+# folder in the temporary directory, and one of them would fail ("mkdir was unable to create the desired directory").
+# This shell becomes mpirun, so that signals reach it. A process that waits for the end of everything that holds the
+# other end of its pipe (mpirun, however it ends) removes the folder.
+if [ -z "${OMPI_MCA_orte_tmpdir_base:-}" ]; then
+  OMPI_MCA_orte_tmpdir_base=$(mktemp -d "${TMPDIR:-/tmp}/tranche-mpi.XXXXXX")
+  export OMPI_MCA_orte_tmpdir_base
+  exec {held}> >(trap '' HUP INT TERM; exec setsid sh -c 'cat; rm -rf "$OMPI_MCA_orte_tmpdir_base"' > /dev/null 2>&1)
+fi
 exec mpirun --timeout "${TRANCHE_MPI_TIMEOUT:-300}" -n "$ranks" "$@"
