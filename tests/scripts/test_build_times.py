@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""build_times.py: tables of made-up logs of Ninja, which compilations ran after a mark, and the processor seconds of small tests that ctest runs."""
+"""build_times.py adds up made-up logs of Ninja, says which compilations ran after a mark, and measures small tests that ctest runs."""
 import contextlib
 import io
 import json
@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 import build_times  # noqa: E402
 import process_times  # noqa: E402
 
-if len(sys.argv) > 1:  # The path of ctest, whose folder need not be in PATH.
+if len(sys.argv) > 1:  # CMake passes the path of ctest, which need not be in PATH.
     os.environ["PATH"] = os.path.dirname(sys.argv.pop(1)) + os.pathsep + os.environ["PATH"]
 
 CORE, UNIT, CUDA = ("core/CMakeFiles/tranche_core.dir/a.cpp.o", "tools/CMakeFiles/tranche_tools.dir/Unity/unity_0_cxx.cxx.o",
