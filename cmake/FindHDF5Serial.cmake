@@ -1,6 +1,7 @@
 # Finds the serial HDF5 library. Debian's lies beside the MPI variant and is found through pkg-config's hdf5-serial,
-# never plain "hdf5", which is the MPI variant where both are installed; its static archive is taken where there is one:
-# the shared library draws in libcurl and libcrypto. Other systems have one HDF5, which CMake's own module finds
+# never plain "hdf5", which is the MPI variant where both are installed. Static libraries take its static archive where there
+# is one, because the shared library draws in libcurl and libcrypto; the archive's code cannot be part of a shared library
+# (HDF5Serial_SHARED). Other systems have one HDF5, which CMake's own module finds
 # (HDF5_ROOT says where). Defines HDF5Serial_FOUND, HDF5Serial_VERSION and the target HDF5::serial.
 find_package(PkgConfig QUIET)
 pkg_check_modules(HDF5Serial_pc QUIET hdf5-serial)
@@ -11,7 +12,11 @@ set(HDF5Serial_extra)
 if(HDF5Serial_pc_FOUND)
   set(HDF5Serial_VERSION "${HDF5Serial_pc_VERSION}")
   find_path(HDF5Serial_INCLUDE_DIR hdf5.h HINTS ${HDF5Serial_pc_INCLUDE_DIRS} NO_DEFAULT_PATH)
-  find_library(HDF5Serial_LIBRARY NAMES libhdf5.a hdf5 HINTS ${HDF5Serial_pc_LIBRARY_DIRS} NO_DEFAULT_PATH)
+  set(HDF5Serial_names libhdf5.a hdf5)
+  if(HDF5Serial_SHARED)
+    set(HDF5Serial_names hdf5)
+  endif()
+  find_library(HDF5Serial_LIBRARY NAMES ${HDF5Serial_names} HINTS ${HDF5Serial_pc_LIBRARY_DIRS} NO_DEFAULT_PATH)
   mark_as_advanced(HDF5Serial_LIBRARY HDF5Serial_INCLUDE_DIR)
   set(HDF5Serial_libraries ${HDF5Serial_LIBRARY})
   set(HDF5Serial_includes ${HDF5Serial_INCLUDE_DIR})

@@ -1,5 +1,5 @@
 # CUDA and NCCL: tranche_has_CUDA, tranche_has_NCCL, and what folders use of them in either mode:
-#   tranche_cuda_sources(<target> <file.cu>... [NO_FMA <file.cu>...])
+#   tranche_cuda_sources(<target> <file.cu or file.cpp>... [NO_FMA <file.cu>...]), and CUDA_SOURCES of tranche_library()
 #   the targets tranche_cuda_runtime, tranche_cublas and tranche_nccl, to link
 # Real mode compiles the .cu files with nvcc and links the toolkit's libraries. TRANCHE_CUDA=EMULATED needs the
 # toolkit's headers only: the same files go to the C++ compiler, and the libraries are tests/cuda_emulation, which runs
@@ -84,7 +84,11 @@ else()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)
+    # One copy of the runtime in a process: static in static libraries, which a program links once, else shared.
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+    if(TRANCHE_SHARED)
+      set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
+    endif()
     # CMake 3.25.1 stops over a library that CUDA 13 no longer has, if the project asks for 3.25.
     set(tranche_asked_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
     set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
@@ -107,30 +111,31 @@ if(tranche_cuda_emulated)
     target_link_libraries(tranche_${library} INTERFACE tranche_cuda_emulation)
   endforeach()
 elseif(tranche_has_CUDA)
-  target_link_libraries(tranche_cuda_runtime INTERFACE CUDA::cudart_static)
+  target_link_libraries(tranche_cuda_runtime INTERFACE $<IF:$<BOOL:${TRANCHE_SHARED}>,CUDA::cudart,CUDA::cudart_static>)
   target_link_libraries(tranche_cublas INTERFACE CUDA::cublasLt tranche_cuda_runtime)
   if(tranche_has_NCCL)
     target_link_libraries(tranche_nccl INTERFACE NCCL::nccl tranche_cuda_runtime)
   endif()
 endif()
 
-# Adds CUDA sources of the calling folder to <target> (the target's rules for headers and libraries apply to them).
-# Those after NO_FMA keep products and sums apart, because their bits must equal the CPU's.
+# Adds sources of the calling folder that see CUDA to <target> (the target's rules for headers and libraries apply to
+# them). .cu files after NO_FMA keep products and sums apart, because their bits must equal the CPU's.
 function(tranche_cuda_sources target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "NO_FMA")
-  set(sources ${arg_UNPARSED_ARGUMENTS} ${arg_NO_FMA})
+  target_sources(${target} PRIVATE ${arg_UNPARSED_ARGUMENTS} ${arg_NO_FMA})
+  target_link_libraries(${target} PRIVATE tranche_cuda_runtime)
+  set(kernels ${arg_UNPARSED_ARGUMENTS})
+  list(FILTER kernels INCLUDE REGEX "\\.cu$")
   if(tranche_cuda_emulated)
     # -ffp-contract=off is everywhere (tranche_flags); unrolling hints are another compiler's.
-    set_source_files_properties(${sources} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
+    set_source_files_properties(${kernels} ${arg_NO_FMA} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
       "-include;${PROJECT_SOURCE_DIR}/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
   else()
     set(options --expt-relaxed-constexpr -lineinfo)  # Sanitizers and profilers name lines with it; code is the same.
     if(TRANCHE_WERROR)
       list(APPEND options -Werror=all-warnings)
     endif()
-    set_source_files_properties(${arg_UNPARSED_ARGUMENTS} PROPERTIES COMPILE_OPTIONS "${options}")
+    set_source_files_properties(${kernels} PROPERTIES COMPILE_OPTIONS "${options}")
     set_source_files_properties(${arg_NO_FMA} PROPERTIES COMPILE_OPTIONS "${options};-fmad=false")
   endif()
-  target_sources(${target} PRIVATE ${sources})
-  target_link_libraries(${target} PRIVATE tranche_cuda_runtime)
 endfunction()

@@ -8,6 +8,7 @@ find_package(nlohmann_json 3.10 REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(fmt REQUIRED)
 find_package(hwy REQUIRED)
+set(HDF5Serial_SHARED ${TRANCHE_SHARED})
 find_package(HDF5Serial REQUIRED)  # HDF5::serial
 find_path(tranche_xxhash_include xxhash.h)  # headers only
 mark_as_advanced(tranche_xxhash_include)

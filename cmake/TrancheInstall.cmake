@@ -39,7 +39,7 @@ if(tranche_has_NCCL)
   list(APPEND tranche_cuda_libraries tranche_nccl)
 endif()
 install(TARGETS tranche_all ${tranche_public_libraries} tranche_tools ${tranche_cuda_libraries} EXPORT tranche-targets
-        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT tranche-targets NAMESPACE tranche:: DESTINATION ${tranche_config_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/tranche-config.cmake.in
   ${PROJECT_BINARY_DIR}/tranche-config.cmake INSTALL_DESTINATION ${tranche_config_dir})

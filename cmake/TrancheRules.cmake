@@ -3,10 +3,9 @@
 # adds a program's own: they have names in the configuration, and are sharded, offloaded, saved and planned as those of
 # the library, whose loops they are compiled into. Once for each program. A CUDA compiler is not used: on GPUs such a
 # rule updates in host memory (zero_optimization.offload_optimizer.device "cpu" or "nvme"), and is refused elsewhere.
-# The sources of <files> in <target>, and one that defines <function>, their list. <gpu>: 1 where loops for GPUs are
-# added too.
+# Adds the sources of <files> to <target>, and a source that defines <function>, their list. <gpu>: 1 where the target has
+# the launches of these rules on GPUs, which only the list names; so the loops are compiled alike with and without CUDA.
 function(tranche_rule_sources target function gpu)
-  set(rule_on_gpu ${gpu})
   set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/rule.cpp.in)  # of an installation
   if(NOT EXISTS ${template})
     set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../kernels/rules/rule.cpp.in)
@@ -27,11 +26,19 @@ function(tranche_rule_sources target function gpu)
     set_source_files_properties(${rule_source} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
       COMPILE_OPTIONS "${options}")
     target_sources(${target} PRIVATE ${rule_source})
-    string(APPEND rule_declarations "namespace tranche::rules::${rule_name} { std::span<const UpdateRule> rules_of_file(); }\n")
-    string(APPEND rule_calls "    add(rules::${rule_name}::rules_of_file());\n")
+    set(rule_launches)
+    set(rule_launch_list "{}")
+    if(gpu)
+      set(rule_launches " std::span<const RuleLaunch> launches_of_file();")
+      set(rule_launch_list "rules::${rule_name}::launches_of_file()")
+    endif()
+    string(APPEND rule_declarations
+      "namespace tranche::rules::${rule_name} { std::span<const UpdateRule> rules_of_file();${rule_launches} }\n")
+    string(APPEND rule_calls "    add(rules::${rule_name}::rules_of_file(), ${rule_launch_list});\n")
   endforeach()
   set(rule_list ${CMAKE_CURRENT_BINARY_DIR}/rules/list_of_rules.cpp)
   file(CONFIGURE OUTPUT ${rule_list} @ONLY CONTENT "// Written by CMake: the list of rules.
+#include <cstddef>
 #include <span>
 #include <vector>
 
@@ -40,17 +47,27 @@ function(tranche_rule_sources target function gpu)
 @rule_declarations@
 namespace tranche::kernels {
 std::span<const UpdateRule* const> @function@() {
-  static const std::vector<const UpdateRule*> all = [] {
-    std::vector<const UpdateRule*> rules;
-    const auto add = [&](std::span<const UpdateRule> of_file) {
-      for (const UpdateRule& rule : of_file) rules.push_back(&rule);
+  static const std::vector<UpdateRule> rules = [] {
+    std::vector<UpdateRule> all;
+    const auto add = [&](std::span<const UpdateRule> of_file, std::span<const RuleLaunch> launches) {
+      for (std::size_t i = 0; i < of_file.size(); ++i) {
+        all.push_back(of_file[i]);
+        if (!launches.empty()) all.back().launch = launches[i];
+      }
     };
-@rule_calls@    return rules;
+@rule_calls@    return all;
   }();
-  return all;
+  static const std::vector<const UpdateRule*> list = [] {
+    std::vector<const UpdateRule*> all;
+    for (const UpdateRule& rule : rules) all.push_back(&rule);
+    return all;
+  }();
+  return list;
 }
 }  // namespace tranche::kernels
 ")
+  # It is written anew when CUDA is added, so it is a unit of its own.
+  set_source_files_properties(${rule_list} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(${target} PRIVATE ${rule_list})
 endfunction()
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "device/work_recorder.h"
+#include "kernels/built_with.h"
 #include "kernels/meta/cost.h"
 #include "tranche/core/error.h"
 #include "tranche/device/stream.h"
@@ -15,11 +16,7 @@ namespace tranche::kernels {
 /// Hands the call to the stream's recorder.
 void note_work(Stream& stream, std::string_view name, const meta::Cost& cost);
 
-#if defined(TRANCHE_KERNELS_ON_CUDA)
-inline constexpr bool cuda_is_built = true;
-#else
-inline constexpr bool cuda_is_built = false;
-#endif
+inline constexpr bool cuda_is_built = TRANCHE_KERNELS_ON_CUDA != 0;
 
 /// call(), which uses the CUDA kernels. A build without CUDA throws NotCompiled and has no code for the call,
 /// so that the functions it names need no definition there.

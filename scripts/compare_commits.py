@@ -34,7 +34,7 @@ from drawn_configurations import MORE, OPTIONAL, STEPS, configuration, draw, put
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIMIT = 300  # seconds of a run
-CMAKE = ["--preset", "ci"] + [f"-DTRANCHE_{part}=OFF" for part in ("CUDA", "TESTS", "BENCHES", "EXAMPLES")]
+CMAKE = [f"-DTRANCHE_{part}=OFF" for part in ("CUDA", "TESTS", "BENCHES", "EXAMPLES")]
 SHAPES = {"odd": {"n_layer": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257}, "wide": {"n_layer": 3, "n_embd": 64, "n_inner": 256, "vocab_size": 5000},
           "gpt-nano": {"n_layer": 2, "n_embd": 32, "n_inner": 128, "vocab_size": 257}}
 # Times, speeds and places in a report are not compared; its memory and traffic count as bytes, all else as bits.
@@ -211,7 +211,9 @@ def build(options, commit):
             call(folder / "clone.log", "git", "clone", "--shared", "--no-checkout", ROOT, source)
         call(folder / "checkout.log", "git", "-C", source, "checkout", "--force", "--detach", name)
         environment = {**os.environ, "CCACHE_BASEDIR": str(source), "CCACHE_NOHASHDIR": "1"}
-        call(folder / "configure.log", "cmake", "-S", source, "-B", folder / "build", *CMAKE, environment=environment)
+        # Commits before 0.2 had a preset of its own for large units.
+        preset = "ci" if '"name": "ci"' in (source / "CMakePresets.json").read_text(encoding="utf-8") else "release"
+        call(folder / "configure.log", "cmake", "-S", source, "-B", folder / "build", "--preset", preset, *CMAKE, environment=environment)
         call(folder / "build.log", "cmake", "--build", folder / "build", "--target", "tranche_program", environment=environment)
         (folder / "complete").touch()
     print(f"{commit} is {name[:12]}: {program}", flush=True)

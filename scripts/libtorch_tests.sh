@@ -10,6 +10,6 @@ cd "$(dirname "$0")/.."
 [ $# -ge 1 ] && [ -d "$1" ] || { sed -n '2,7s/^# \?//p' "$0" >&2; exit 2; }
 folder=$(realpath "$1")
 shift
-cmake --preset ci -B build/libtorch -DTRANCHE_CUDA=OFF -DTRANCHE_WERROR=ON -DTRANCHE_LIBTORCH=ON -DTRANCHE_TORCH="$folder" "$@"
+cmake --preset release -B build/libtorch -DTRANCHE_SHARED=OFF -DTRANCHE_CUDA=OFF -DTRANCHE_WERROR=ON -DTRANCHE_LIBTORCH=ON -DTRANCHE_TORCH="$folder" "$@"
 cmake --build build/libtorch --target libtorch_tests --parallel "$(nproc)" -- --quiet
 ctest --test-dir build/libtorch -L '^libtorch$' --output-on-failure

@@ -2,8 +2,9 @@
 # From nothing to a GPT that has learned English, in about three minutes of training: installs what is missing, builds
 # the program, takes the dictionary out of Debian's package dict-gcide (without installing it), and trains on two
 # ranks, with parameters, gradients and optimizer state partitioned (stage 3, bf16).
-#   scripts/quickstart.sh [--fresh]
+#   scripts/quickstart.sh [--fresh] [--cuda]
 #     --fresh   starts over: removes what an earlier run left in build/quickstart, but the downloaded package
+#     --cuda    builds the CUDA code also where there is no GPU; with a GPU and a toolkit it is built anyway, for that GPU
 # Needs no network when the packages of scripts/setup.sh are installed and build/quickstart holds the package (put
 # dict-gcide_*.deb there), or its text. Exit status: 0 learned, 1 not enough, 2 something is missing, else the
 # program's.
@@ -17,18 +18,21 @@ started=$(date +%s)
 
 phase() { printf '\n== %s\n' "$*"; }
 
-case ${1:-} in
-  "") ;;
-  --fresh)
-    mkdir -p "$folder"
-    find "$folder" -mindepth 1 -maxdepth 1 ! -name '*.deb' -exec rm -rf {} +
-    ;;
-  -h | --help) sed -n '2,10s/^# \?//p' "$0"; exit 0 ;;
-  *) echo "quickstart: unknown argument '$1'; see --help" >&2; exit 2 ;;
-esac
+prepare=()
+for argument in "$@"; do
+  case $argument in
+    --fresh)
+      mkdir -p "$folder"
+      find "$folder" -mindepth 1 -maxdepth 1 ! -name '*.deb' -exec rm -rf {} +
+      ;;
+    --cuda) prepare+=(--cuda) ;;
+    -h | --help) sed -n '2,11s/^# \?//p' "$0"; exit 0 ;;
+    *) echo "quickstart: unknown argument '$argument'; see --help" >&2; exit 2 ;;
+  esac
+done
 mkdir -p "$folder"
 
-scripts/quickstart_prepare.sh
+scripts/quickstart_prepare.sh "${prepare[@]}"
 program=build/release/bin/tranche
 echo "$text: $(wc -c < "$text") bytes; the last hundredth is held out"
 

@@ -1,11 +1,19 @@
 #!/usr/bin/env bash
 # What both quickstarts begin with: installs what is missing, builds the program (build/release/bin/tranche), and takes the
 # dictionary out of Debian's package dict-gcide, without installing it, as build/quickstart/gcide.txt.
-#   scripts/quickstart_prepare.sh
+#   scripts/quickstart_prepare.sh [--cuda]
+#     --cuda    builds the CUDA code also where there is no GPU; with a GPU and a toolkit it is built anyway, for that GPU
 # Needs no network when the packages of scripts/setup.sh are installed and build/quickstart holds the package (put
 # dict-gcide_*.deb there), or its text. Exit status: 0 all is there, 1 the program does not build, 2 something is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+cuda=no
+case ${1:-} in
+  "") ;;
+  --cuda) cuda=yes ;;
+  *) echo "quickstart_prepare: unknown argument '$1'" >&2; exit 2 ;;
+esac
 
 folder=build/quickstart
 text=$folder/gcide.txt
@@ -17,11 +25,17 @@ phase "What Tranche is built from"
 scripts/setup.sh
 
 phase "Build the program (log: $folder/build.log)"
-jobs=$(nproc)
-# A compiler takes up to 1.5 GB.
-memory_jobs=$(awk '/MemAvailable/ {print int($2 / 1500000)}' /proc/meminfo)
-[ "$memory_jobs" -lt "$jobs" ] && jobs=$((memory_jobs > 0 ? memory_jobs : 1))
-if ! { cmake --preset release &&
+. scripts/build_settings.sh
+# Without a GPU there is nothing to run CUDA's code, also where a toolkit is installed. A folder that is there stays as
+# it is configured, since scripts/test.sh goes on in it.
+configure=()
+if [ "$cuda" = yes ]; then
+  configure+=(-DTRANCHE_CUDA=ON)
+elif [ ! -f build/release/CMakeCache.txt ]; then
+  if [ "$has_gpu" = yes ]; then configure+=(-DTRANCHE_CUDA=AUTO); else configure+=(-DTRANCHE_CUDA=OFF); fi
+fi
+if [ "$has_gpu" = yes ] && [ ${#configure[@]} -gt 0 ]; then configure+=(-DCMAKE_CUDA_ARCHITECTURES=native); fi
+if ! { cmake --preset release "${configure[@]}" &&
        cmake --build --preset release --target tranche_program --parallel "$jobs"; } > "$folder/build.log" 2>&1; then
   tail -n 40 "$folder/build.log" >&2
   exit 1

@@ -1,44 +1,51 @@
 #!/usr/bin/env bash
-# Builds Tranche and runs its tests in release. Ends at the first suite that fails; the time table is printed in any case.
+# Builds Tranche in release and runs its tests, in the folder that the quickstart built its program in. Ends at the first
+# suite that fails; the time table is printed in any case.
 #   scripts/test.sh [--sanitizers] [--full] [--filter REGEX]
 #     --sanitizers    instead of release: AddressSanitizer and UndefinedBehaviorSanitizer, on an emulated GPU, then
-#                     ThreadSanitizer over the programs whose threads are ours
-#     --full          the tests labelled slow too, and in release every source compiled as a unit of its own
+#                     ThreadSanitizer over the programs whose threads are ours; of both, the programs that the last 20
+#                     commits concern, those of comm and offload, and a third of the others (scripts/sanitized_tests.py)
+#     --full          the tests labelled slow too, all parts of drawn sweeps, all programs under sanitizers, and in release
+#                     every source compiled as a unit of its own
 #     --filter REGEX  only tests whose name matches; release tests are single cases then, else whole programs
+# Where a CUDA toolkit is installed the release suites run without CUDA first. Then the CUDA libraries are added to the
+# same folder, with the tests that need them. A folder that was configured with CUDA before keeps it from the start.
 # Exit status: 0 all passed, 1 a suite failed, 2 usage or missing packages (see scripts/setup.sh).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 
 sanitizers=no
+full=no
 exclude=(-LE '^slow$')
 filter=()
 whole=ON
 while [ $# -gt 0 ]; do
   case $1 in
     --sanitizers) sanitizers=yes ;;
-    --full) exclude=() ;;
+    --full)
+      full=yes
+      exclude=()
+      ;;
     --filter)
       [ $# -gt 1 ] || { echo "test.sh: --filter needs a regular expression" >&2; exit 2; }
       filter=(-R "$2" --no-tests=ignore)
       whole=OFF
       shift
       ;;
-    -h | --help) sed -n '2,9s/^# \?//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,15s/^# \?//p' "$0"; exit 0 ;;
     *) echo "test.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
   esac
   shift
 done
 
 scripts/setup.sh || exit 2
+. scripts/build_settings.sh
 
-# Sources that two build folders compile alike come from the compiler's cache the second time: paths are as seen from
-# the folder.
-export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
-
-# A compiler takes up to 1.5 GB: as many at once as cores and memory allow.
-jobs=$(nproc)
-memory_jobs=$(awk '/MemAvailable/ {print int($2 / 1500000)}' /proc/meminfo)
-[ "$memory_jobs" -lt "$jobs" ] && jobs=$((memory_jobs > 0 ? memory_jobs : 1))
+# Each commit runs another third of the drawn sweeps, so three successive ones run all. Without a history it is the first.
+if [ $full = no ] && [ -z "${TRANCHE_TEST_PART+set}" ]; then
+  export TRANCHE_TEST_PART=$(($(git rev-list --count HEAD 2> /dev/null || echo 0) % 3))/3
+fi
+echo "test.sh: part ${TRANCHE_TEST_PART:-0/1} of the drawn sweeps (TRANCHE_TEST_PART; --full runs all)"
 
 logs=build/test-logs
 mkdir -p "$logs"
@@ -86,44 +93,89 @@ suite() {
 # Tests that pass are in the log only.
 show() { grep --line-buffered -vE '^ +(Start +)?[0-9]+(: |/[0-9]+ Test .* Passed )|^Test project|^$' || true; }
 
-build() {  # PRESET TARGET...
+# configure PRESET OPTION...
+configure() {
   local preset=$1
   shift
-  cmake --preset "$preset" -DTRANCHE_WERROR=ON -DTRANCHE_WHOLE_TESTS=$whole > "$logs/configure-$preset.log" 2>&1 ||
+  cmake --preset "$preset" -DTRANCHE_WHOLE_TESTS=$whole "$@" > "$logs/configure-$preset.log" 2>&1 ||
     { cat "$logs/configure-$preset.log"; return 1; }
-  cmake --build --preset "$preset" --target "$@" --parallel "$jobs" -- --quiet
 }
 
-run_tests() {  # PRESET
-  ctest --preset "$1" --parallel "$jobs" "${exclude[@]}" "${filter[@]}" || return 1
+# build PRESET TARGET...: a warning is an error. (Flags that make it one would be other flags than the quickstart's, and
+# everything would be compiled again.)
+build() {
+  local preset=$1 status=0
+  shift
+  cmake --build --preset "$preset" --target "$@" --parallel "$jobs" -- --quiet > "$logs/compile-$preset.log" 2>&1 || status=1
+  cat "$logs/compile-$preset.log"
+  if grep -qE 'warning( #[0-9]+-D)?:' "$logs/compile-$preset.log"; then
+    echo "test.sh: the compiler warns, and warnings are errors here"
+    status=1
+  fi
+  return $status
+}
+
+# run_tests PRESET CTEST-OPTION...
+run_tests() {
+  local preset=$1
+  shift
+  ctest --preset "$preset" --parallel "$jobs" "${exclude[@]}" "${filter[@]}" "$@" || return 1
   # Why a test was skipped is known only to its own output.
   awk '/^[0-9]+\/[0-9]+ Testing: / {name = $3}
        reason {line = "skipped " name ": " $0; if (!said[line]++) print line; reason = 0}
-       /: Skipped$/ {reason = 1}' "build/$1/Testing/Temporary/LastTest.log"
+       /: Skipped$/ {reason = 1}' "build/$preset/Testing/Temporary/LastTest.log"
+}
+
+# The CUDA libraries in the folder that was built without them. Compiled again is only what sees CUDA's options.
+build_cuda() {
+  local architecture=90-real before=$logs/before-cuda.json
+  if [ $has_gpu = yes ]; then architecture=native; fi
+  scripts/build_times.py build/release --mark "$before" &&
+    configure release -DTRANCHE_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=$architecture && build release all &&
+    scripts/build_times.py build/release --since "$before" --top 5
 }
 
 release_suites() {
   suite "include check" scripts/check_includes.py
-  # Release too is built in few large units here (preset ci): half the time of preset release, which nothing else differs from.
-  suite "build release" build ci all
-  # Most machines have no CUDA toolkit: a build without one has to link everything, and to say why it skips what it does.
-  if grep -q '^-- Tranche: CUDA ON' "$logs/configure-ci.log"; then
-    suite "build without CUDA" build ci-no-cuda all
-    suite "tests without CUDA" run_tests ci-no-cuda
+  local cuda
+  cuda=$(cached TRANCHE_CUDA build/release)
+  suite "configure release" configure release "-DTRANCHE_CUDA=${cuda:-OFF}"
+  suite "build release" build release all
+  suite "tests release" run_tests release
+  if [ "${cuda:-OFF}" = OFF ] && [ $toolkit = yes ]; then
+    suite "build CUDA" build_cuda
+    suite "tests CUDA" run_tests release -L '^(gpu|cuda)$'
   fi
-  suite "tests release" run_tests ci
-  if ! grep -q '^-- Tranche: LIBTORCH ON' "$logs/configure-ci.log"; then
+  if ! grep -q '^-- Tranche: LIBTORCH ON' "$logs/configure-release.log"; then
     echo "warning: no LibTorch is here, so nothing of the adapter (include/tranche/libtorch/) was compiled; see scripts/libtorch_tests.sh"
   fi
-  if [ ${#exclude[@]} -eq 0 ]; then suite "build alone" build release all; fi
+  if [ $full = yes ]; then
+    suite "configure alone" configure alone
+    suite "build alone" build alone all
+  fi
+}
+
+# sanitized PRESET REGEX TARGET...: builds and runs those of the programs REGEX, which TARGET... are, that are due.
+sanitized() {
+  local preset=$1 only=$2 chosen=$logs/chosen-$1.txt
+  shift 2
+  suite "configure $preset" configure "$preset"
+  if [ $full = yes ] || [ $whole = OFF ]; then
+    suite "build $preset" build "$preset" "$@"
+    suite "tests $preset" run_tests "$preset"
+    return
+  fi
+  suite "choose $preset" scripts/sanitized_tests.py "build/$preset" --only "$only" --log "$chosen"
+  # shellcheck disable=SC2046
+  suite "build $preset" build "$preset" $(sed -n 's/^targets //p' "$chosen")
+  suite "tests $preset" run_tests "$preset" -R "$(sed -n 's/^tests //p' "$chosen")"
 }
 
 sanitizer_suites() {
-  suite "build asan" build asan unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
-  suite "tests asan" run_tests asan
+  sanitized asan "" unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
   # Tests in which our own threads meet; kernels and models are run by those of the engine's tests.
-  suite "build tsan" build tsan test_core test_device test_comm test_offload test_engine test_engine_parts
-  suite "tests tsan" run_tests tsan
+  sanitized tsan '^test_(core|device|comm|offload|engine|engine_parts)$' \
+    test_core test_device test_comm test_offload test_engine test_engine_parts
 }
 
 if [ $sanitizers = yes ]; then sanitizer_suites; else release_suites; fi

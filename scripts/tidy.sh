@@ -48,7 +48,7 @@ fi
 if [ -z "$build" ]; then
   build=build/tidy
   mkdir -p "$build"
-  cmake --preset ci -B "$build" -DTRANCHE_CUDA=OFF -DCMAKE_UNITY_BUILD=OFF > "$build/configure.log" 2>&1 ||
+  cmake --preset release -B "$build" -DTRANCHE_CUDA=OFF -DCMAKE_UNITY_BUILD=OFF > "$build/configure.log" 2>&1 ||
     { cat "$build/configure.log" >&2; exit 2; }
 fi
 

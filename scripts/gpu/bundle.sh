@@ -4,7 +4,7 @@
 # run.sh; a MANIFEST of versions and the sums of all files.
 #   scripts/gpu/bundle.sh [--out FILE] [--build DIR] [--no-build] [--debs DIR] [--budget MIB] [--gpu CAPABILITY]
 #     --out FILE     the archive (default build/gpu-bundle.tar.xz); FILE.sha256 is written beside it
-#     --build DIR    a build folder (default build/release)
+#     --build DIR    a build folder (default build/cuda)
 #     --no-build     takes the programs as they are there
 #     --debs DIR     where downloaded packages are kept and found again (default build/gpu-debs)
 #     --budget MIB   refuses to make a larger archive (default 56)
@@ -16,7 +16,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd -P)
 root=$(cd "$here/../.." && pwd -P)
 
-out=$root/build/gpu-bundle.tar.xz build=$root/build/release debs=$root/build/gpu-debs budget=56 compile=1 gpu=""
+out=$root/build/gpu-bundle.tar.xz build=$root/build/cuda debs=$root/build/gpu-debs budget=56 compile=1 gpu=""
 fail() { echo "bundle.sh: $1" >&2; exit "${2:-2}"; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -40,7 +40,7 @@ done
 
 if [ "$compile" = 1 ]; then
   if [ ! -f "$build/CMakeCache.txt" ] || [ -n "$gpu" ]; then
-    cmake --preset release -S "$root" -B "$build" ${gpu:+"-DCMAKE_CUDA_ARCHITECTURES=$gpu"} > /dev/null ||
+    cmake --preset cuda -S "$root" -B "$build" ${gpu:+"-DCMAKE_CUDA_ARCHITECTURES=$gpu"} > /dev/null ||
       fail "cmake could not configure $build" 1
   fi
   targets=$(cmake --build "$build" --target help | sed -n 's/^\(gpu_tests\|gpu_probe\|comm_mpi_failing\|bench_[a-z_]*\): phony$/\1/p')

@@ -34,7 +34,7 @@ def closures(root, headers):
     def close(header):
         if header not in found:
             found[header] = set()  # headers do not include each other in a circle; if they did, this ends it
-            direct = includes(root / header)
+            direct = [name for name in includes(root / header) if (root / name).exists()]  # CMake writes the others
             found[header] = set(direct).union(*map(close, direct))
         return found[header]
 

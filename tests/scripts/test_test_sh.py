@@ -11,8 +11,13 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 CMAKE = """#!/bin/sh
 echo "cmake $*" >> "$CALLS"
 case $* in
-  --preset*) echo "-- Tranche: CUDA $CUDA" ;;
-  *) case $* in *"--preset $BROKEN "*) echo "undefined symbol"; exit 1 ;; esac ;;
+  --preset*)
+    mkdir -p "build/$2"
+    case $* in *-DTRANCHE_CUDA=*) words=${*#*-DTRANCHE_CUDA=}; echo "TRANCHE_CUDA:STRING=${words%% *}" > "build/$2/CMakeCache.txt" ;; esac ;;
+  *) case $* in
+       *"--preset $BROKEN "*) echo "undefined symbol"; exit 1 ;;
+       *"--preset $WARNING "*) echo "x.cpp:3:4: warning: unused variable" ;;
+     esac ;;
 esac
 """
 CTEST = """#!/bin/sh
@@ -22,7 +27,17 @@ printf '1/1 Testing: a\\nx.cpp:3: Skipped\\nno device\\ny.cpp:4: Skipped\\nno de
 case $2 in "$FAILING") echo "50% tests passed, 1 tests failed out of 2"; exit 8 ;; esac
 echo "100% tests passed, 0 tests failed out of 2 in $2"
 """
-RELEASE = ["build ci", "build ci-no-cuda", "test ci-no-cuda", "test ci"]
+TIMES = """#!/bin/sh
+echo "times $*" >> "$CALLS"
+case $2 in --since) echo "41 CUDA sources and 12 C++ sources compiled, 9 of them again, of 400" ;; esac
+"""
+CHOICE = """#!/bin/sh
+while [ "$1" != --log ]; do shift; done
+echo "targets due_$(basename "$2" .txt)" > "$2"
+echo "tests ^(due)$" >> "$2"
+"""
+RELEASE = ["build release", "test release"]
+CUDA = ["build release", "test release"]
 SANITIZERS = ["build asan", "test asan", "build tsan", "test tsan"]
 
 
@@ -32,20 +47,27 @@ class TestScript(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = pathlib.Path(folder.name)
         for name, text in (("bin/cmake", CMAKE), ("bin/ctest", CTEST), ("scripts/setup.sh", "#!/bin/sh\n"),
-                           ("scripts/check_includes.py", "#!/bin/sh\n"), ("scripts/tidy.sh", "#!/bin/sh\n")):
+                           ("scripts/check_includes.py", "#!/bin/sh\n"), ("scripts/tidy.sh", "#!/bin/sh\n"),
+                           ("scripts/build_times.py", TIMES), ("scripts/sanitized_tests.py", CHOICE), ("cuda/bin/nvcc", "#!/bin/sh\n")):
             path = self.root / name
-            path.parent.mkdir(exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
             path.chmod(0o755)
-        for name in ("scripts/test.sh", ".ci/run"):
+        for name in ("scripts/test.sh", "scripts/build_settings.sh", ".ci/run"):
             (self.root / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, self.root / name)
 
-    def run_script(self, *arguments, cuda="ON", failing="", broken="none"):
+    def run_script(self, *arguments, cuda=False, failing="", broken="none", warning="none"):
         """(status, output, what was built and tested)"""
         calls = self.root / "calls"
         calls.write_text("")
-        environment = dict(os.environ, PATH=f"{self.root}/bin:{os.environ['PATH']}", CALLS=str(calls), CUDA=cuda, FAILING=failing, BROKEN=broken)
+        # The machine's own toolkit is out of sight: CUDA_HOME and CUDA_PATH say where one is looked for.
+        path = os.pathsep.join(folder for folder in os.environ["PATH"].split(os.pathsep) if not (pathlib.Path(folder) / "nvcc").exists())
+        toolkit = self.root / ("cuda" if cuda else "none")
+        environment = dict(os.environ, PATH=f"{self.root}/bin:{path}", CALLS=str(calls), CUDA_HOME=str(toolkit), CUDA_PATH=str(toolkit),
+                           FAILING=failing, BROKEN=broken, WARNING=warning)
+        for name in ("CUDACXX", "TRANCHE_TEST_PART"):
+            environment.pop(name, None)
         done = subprocess.run([self.root / arguments[0], *arguments[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                               text=True, env=environment, check=False)
         self.calls = calls.read_text()
@@ -61,30 +83,43 @@ class TestScript(unittest.TestCase):
     def test_release_by_default(self):
         status, output, steps = self.run_script("scripts/test.sh")
         self.assertEqual((status, steps), (0, RELEASE))
-        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 2 in ci")
-        for line in self.calls.splitlines():
-            if line.startswith("ctest"):
-                self.assertIn("-LE ^slow$", line)
-        self.assertEqual(output.count("skipped a: no device"), 2, "once a suite")
+        self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 2 in release")
+        self.assertIn("-LE ^slow$", self.calls)
+        self.assertIn("--preset release -DTRANCHE_WHOLE_TESTS=ON -DTRANCHE_CUDA=OFF", self.calls)
+        self.assertEqual(output.count("skipped a: no device"), 1)
+        self.assertIn("part 0/3 of the drawn sweeps", output)
 
-    def test_without_a_toolkit_there_is_one_build(self):
-        self.assertEqual(self.run_script("scripts/test.sh", cuda="OFF")[2], ["build ci", "test ci"])
+    def test_with_a_toolkit_the_cuda_libraries_are_added(self):
+        status, output, steps = self.run_script("scripts/test.sh", cuda=True)
+        self.assertEqual((status, steps), (0, RELEASE + CUDA))
+        self.assertIn("-DTRANCHE_CUDA=AUTO -DCMAKE_CUDA_ARCHITECTURES=90-real", self.calls)
+        self.assertIn("-L ^(gpu|cuda)$", self.calls)
+        self.assertIn("41 CUDA sources and 12 C++ sources compiled, 9 of them again, of 400", output)
+        # Configured so, the folder is gone on with.
+        self.assertEqual(self.run_script("scripts/test.sh", cuda=True)[2], RELEASE)
+        self.assertIn("-DTRANCHE_CUDA=AUTO", self.calls)
 
     def test_sanitizers(self):
         status, output, steps = self.run_script("scripts/test.sh", "--sanitizers")
         self.assertEqual((status, steps), (0, SANITIZERS))
         self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 2 in tsan")
+        for preset in ("asan", "tsan"):
+            self.assertIn(f"--build --preset {preset} --target due_chosen-{preset} ", self.calls)
+        self.assertEqual(self.calls.count("-R ^(due)$"), 2)
 
-    def test_full_adds_slow_tests_and_sources_alone(self):
-        self.assertEqual(self.run_script("scripts/test.sh", "--full")[2], RELEASE + ["build release"])
+    def test_full_adds_slow_tests_all_programs_and_sources_alone(self):
+        status, output, steps = self.run_script("scripts/test.sh", "--full")
+        self.assertEqual((status, steps), (0, RELEASE + ["build alone"]))
         self.assertNotIn("-LE", self.calls)
+        self.assertIn("part 0/1 of the drawn sweeps", output)
         self.assertEqual(self.run_script("scripts/test.sh", "--full", "--sanitizers")[2], SANITIZERS)
         self.assertNotIn("-LE", self.calls)
+        self.assertIn("--preset asan --target unit_tests gpu_tests ", self.calls)
 
     def test_filter(self):
         status, _, steps = self.run_script("scripts/test.sh", "--filter", "optim")
         self.assertEqual((status, steps), (0, RELEASE))
-        self.assertEqual(self.calls.count("-R optim --no-tests=ignore"), 2)
+        self.assertEqual(self.calls.count("-R optim --no-tests=ignore"), 1)
         self.assertIn("-DTRANCHE_WHOLE_TESTS=OFF", self.calls)
         for arguments, text in ((["--filter"], "--filter needs"), (["--sanitizer"], "unknown argument '--sanitizer'")):
             status, output, steps = self.run_script("scripts/test.sh", *arguments)
@@ -92,11 +127,12 @@ class TestScript(unittest.TestCase):
             self.assertIn(text, output)
 
     def test_the_first_failure_ends_it_with_the_table(self):
-        for preset, build in (("ci-no-cuda", True), ("ci", False)):
-            status, output, steps = self.run_script("scripts/test.sh", **{"broken" if build else "failing": preset})
-            self.assertEqual(status, 1)
-            self.assertEqual(steps, RELEASE[:2] if build else RELEASE)
+        for how, ran in (("broken", RELEASE[:1]), ("warning", RELEASE[:1]), ("failing", RELEASE)):
+            status, output, steps = self.run_script("scripts/test.sh", **{how: "release"})
+            self.assertEqual((status, steps), (1, ran))
             self.assertRegex(output, r"\ntotal +[0-9.]+  FAILED")
+            if how == "warning":
+                self.assertIn("warnings are errors here", output)
         self.assertEqual(output.splitlines()[-1], "50% tests passed, 1 tests failed out of 2")
 
     def test_continuous_integration_runs_both_and_tidy(self):
@@ -104,7 +140,7 @@ class TestScript(unittest.TestCase):
         self.assertEqual((status, steps), (0, RELEASE + SANITIZERS))
         self.assertEqual(output.count("\nsuite "), 2)
         self.assertEqual(output.splitlines()[-1], "100% tests passed, 0 tests failed out of 2 in tsan")
-        for preset, ran in (("ci", RELEASE), ("tsan", RELEASE + SANITIZERS)):
+        for preset, ran in (("release", RELEASE), ("tsan", RELEASE + SANITIZERS)):
             status, output, steps = self.run_script(".ci/run", failing=preset)
             self.assertEqual((status, steps), (1, ran))
             self.assertEqual(output.splitlines()[-1], "50% tests passed, 1 tests failed out of 2")

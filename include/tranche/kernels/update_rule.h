@@ -184,6 +184,9 @@ struct RuleOperands;
 
 }  // namespace kernels
 
+/// Launches a phase of a rule on a GPU's stream.
+using RuleLaunch = void (*)(Stream&, kernels::RulePhase, const kernels::RuleOperands&);
+
 /// The registry's entry of a rule, whether its file is the library's or a program's.
 struct UpdateRule {
   std::span<const std::string_view> types;
@@ -211,7 +214,7 @@ struct UpdateRule {
   /// The same for `direction` alone, of a rule with a trust ratio.
   void (*direct)(const void* arguments, unsigned slots, const kernels::RuleBlock&);
   /// On a GPU; null where the rule was built without.
-  void (*launch)(Stream&, kernels::RulePhase, const kernels::RuleOperands&);
+  RuleLaunch launch;
 };
 
 }  // namespace tranche
