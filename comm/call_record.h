@@ -1,6 +1,7 @@
 #pragma once
 /// The latest collective calls of a rank. Private to comm/.
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>

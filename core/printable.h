@@ -1,6 +1,7 @@
 #pragma once
 /// Text with everything visible that a terminal would take for a command.
 
+#include <ios>
 #include <ostream>
 #include <streambuf>
 #include <string>

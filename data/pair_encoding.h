@@ -2,6 +2,7 @@
 /// Byte pair encoding (Sennrich et al., 2016) of single words.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>

@@ -1,6 +1,7 @@
 #pragma once
 /// Regular expressions that split text in words, as tokenizer files give them.
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>

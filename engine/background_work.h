@@ -2,6 +2,7 @@
 /// Internal: one piece of work at a time on a thread of its own, watched by the engine's thread.
 
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <string>

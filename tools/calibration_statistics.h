@@ -1,6 +1,7 @@
 #pragma once
 /// One figure of many noisy times, for calibrations. No measuring here: plain numbers in, plain numbers out.
 
+#include <cstddef>
 #include <vector>
 
 #include "tranche/planner/machine.h"

@@ -1,6 +1,7 @@
 #pragma once
 /// The progress line of what reads or writes many bytes.
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>

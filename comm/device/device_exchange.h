@@ -1,6 +1,7 @@
 #pragma once
 /// The interface of the ways in which device memory travels between ranks. Private to comm/.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

@@ -1,6 +1,7 @@
 #pragma once
 /// The spread of the members of a group over nodes. Arithmetic only. Private to comm/.
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>

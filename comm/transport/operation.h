@@ -1,6 +1,7 @@
 #pragma once
 /// Operations as state machines over a transport: none of their functions blocks. Private to comm/.
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

@@ -2,6 +2,7 @@
 /// A small product by a library that was just loaded, against plain loops.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 

@@ -1,6 +1,7 @@
 #pragma once
 /// Plain fp64 statement of kernels/attention.h, single-threaded. For tests and the fp64 reference trainer.
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 

@@ -2,6 +2,7 @@
 /// Shapes of tensors and checked integer arithmetic. All sizes are std::int64_t.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <span>

@@ -2,6 +2,7 @@
 /// The samples of a step: a pure function of the seed and of how many were seen before, the same for every
 /// number of ranks.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -2,6 +2,7 @@
 /// The ledger: the account of bytes of one rank by tier, category and phase.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <typeindex>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 

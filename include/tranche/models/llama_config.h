@@ -2,6 +2,7 @@
 /// The shape of a model of the Llama family: presets, Hugging Face's config.json, parameter and operation
 /// counts.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

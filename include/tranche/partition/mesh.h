@@ -2,6 +2,7 @@
 /// The process mesh: ranks as points of a product of named axes. Integers only; no communication.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
