@@ -8,9 +8,9 @@
 
 It asks gcov about every object of a build that was compiled with --coverage. What belongs to one line of a source is put together over all objects:
 large units and headers count for their real sources, and a line is covered if any object has run it. A branch is the nth one of its line.
-A call that may throw is no branch: neither the way of the exception counts nor the way on. Neither do tests/, bench/, examples/, what CMake has written, and what is outside of the
-repository; a public header counts for its layer's folder. Objects that nothing has run count as not covered. Processes that are killed or abort
-leave no counts.
+A call that may throw is no branch: neither the way of the exception counts nor the way on. Files in tests/, bench/ and examples/ do not count,
+nor do those that CMake has written, nor those outside of the repository; a public header counts for its layer's folder. Objects that nothing has
+run count as not covered. Processes that are killed or abort leave no counts.
 
 --json writes what can be covered and what was, so that --merge can put the parts of a run together, and --compare can say the difference in points.
 --lost lists the lines and branches that OTHER covered and this one did not, which tells something where the sources are the same.
@@ -74,7 +74,7 @@ def decisions(branches):
 
 
 def covered_by(objects, gcov, prefix, root, build):
-    """What gcov says of some objects, by source. `prefix`: files below it are asked about alone, or None."""
+    """Asks gcov about some objects and puts its answers together by source. `prefix`: only files below it are asked about, or None."""
     command = [gcov, "--json-format", "--stdout", "--branch-probabilities"]
     if prefix is not None:
         command += ["--relative-only", "--source-prefix", prefix]
