@@ -12,7 +12,7 @@ An entry of the list has `id`, `folder`, `file`, the text to `find` and what to 
 does not end within --timeout. It did not compile when the command of --build fails, or when COMMAND ends with 125, for one that builds by itself.
 COMMAND and --build have FAULT_ID, FAULT_FOLDER, FAULT_FILE and FAULT_SEEN_BY in their environment, so that they can do less than everything:
 
-    planted_faults.py --run --tree ../clone --build 'cmake --build build/release --parallel 2' -- sh -c 'ctest --preset ci -R "$FAULT_FOLDER"'
+    planted_faults.py --run --tree ../clone --build 'cmake --build build/release --parallel 2' -- sh -c 'ctest --preset release -R "$FAULT_FOLDER"'
 
 The tree has to be a clone or worktree without changes, which nobody else uses meanwhile. Its file is put back however the command ends, by SIGINT,
 SIGTERM and SIGHUP too; after a SIGKILL `git checkout -- FILE` does it. Its time of change stays new, so that the next build compiles it again. First
