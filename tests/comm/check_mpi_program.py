@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""check_mpi_program.py RUN_MPI PROGRAM CASE: runs a small MPI program and reads how it ended.
+"""check_mpi_program.py RUN_MPI PROGRAM CASE...: runs a small MPI program in each case, four side by side as they wait most of the time, and reads
+how each ended.
 
 Each case says the arguments, the exit status of mpirun (None: anything but 0), lines that must appear and
 the longest time it may take. mpirun itself is given a limit, so that a hang shows as status 110.
 """
+import concurrent.futures
 import os
 import subprocess
 import sys
@@ -66,8 +68,7 @@ CASES = {
 }
 
 
-def main() -> int:
-    run_mpi, program, case = sys.argv[1:]
+def check(run_mpi: str, program: str, case: str) -> int:
     ranks, arguments, status, wanted, unwanted, seconds = CASES[case]
     begin = time.monotonic()
     job = subprocess.run([run_mpi, str(ranks), program, *arguments], capture_output=True, text=True, errors="replace",
@@ -83,10 +84,16 @@ def main() -> int:
     if took > seconds:
         problems.append(f"took {took:.1f} s, at most {seconds} s are allowed")
     if problems:
-        print(f"{case}: {'; '.join(problems)}\n--- output\n{output}")
+        print(f"{case}: {'; '.join(problems)}\n--- output\n{output}", flush=True)
         return 1
-    print(f"{case}: exit status {job.returncode} after {took:.1f} s")
+    print(f"{case}: exit status {job.returncode} after {took:.1f} s", flush=True)
     return 0
+
+
+def main() -> int:
+    run_mpi, program, *cases = sys.argv[1:]
+    with concurrent.futures.ThreadPoolExecutor(4) as jobs:
+        return max(jobs.map(lambda case: check(run_mpi, program, case), cases))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ PROGRAM, SUITE = os.path.abspath(sys.argv[1]), sys.argv[2]
 RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
 LIMIT = 60  # seconds; a job that is still there then hangs
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would what is started here
 failures = []
 
 

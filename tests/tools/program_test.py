@@ -15,11 +15,25 @@ import sys
 import tempfile
 import time
 
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts"))
+from sweep_part import part  # noqa: E402
+
 PROGRAM, SUITE = sys.argv[1], sys.argv[2]
 RUN_MPI = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "scripts", "run_mpi.sh")
 FOLDER = tempfile.TemporaryDirectory(prefix="tranche-test-")
 LIMIT = 60  # seconds; a job that is still there then hangs
+# mpirun sleeps a second before it ends a job of which a rank has failed. Where a refusal is printed before any rank may end, nothing is
+# lost without that second, and a rank that says it too late is found.
+AT_ONCE = {"OMPI_MCA_odls_base_sigkill_timeout": "0"}
 failures = []
+
+
+def side_by_side(count, cases):
+    """Runs functions, `count` at a time. They wait for mpirun, or for a time-out, most of the time."""
+    with concurrent.futures.ThreadPoolExecutor(count) as jobs:
+        for done in [jobs.submit(*case) for case in cases]:
+            done.result()
 
 
 def path(name):
@@ -54,10 +68,10 @@ def command(arguments, ranks):
     return ([RUN_MPI, str(ranks)] if ranks else []) + [PROGRAM] + arguments
 
 
-def run(arguments, ranks=0):
+def run(arguments, ranks=0, extra=None):
     """(status, standard output, standard error, seconds)"""
     begin = time.time()
-    environment = dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT))
+    environment = dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT), **(extra or {}))
     done = subprocess.run(command(arguments, ranks), capture_output=True, text=True, errors="replace", timeout=LIMIT + 15,
                           env=environment, check=False)
     return done.returncode, done.stdout, done.stderr, time.time() - begin
@@ -71,8 +85,8 @@ def check(condition, what, arguments, ranks, result):
     print("  " + "\n  ".join((result[1] + result[2]).strip().split("\n")[-25:]))
 
 
-def expect(arguments, ranks, status, texts=(), once=None, seconds=None):
-    result = run(arguments, ranks)
+def expect(arguments, ranks, status, texts=(), once=None, seconds=None, extra=None):
+    result = run(arguments, ranks, extra)
     check(result[0] == status, f"exit status {status}, not {result[0]}", arguments, ranks, result)
     for text in texts:
         check(text in result[2], f"standard error says '{text}'", arguments, ranks, result)
@@ -128,10 +142,10 @@ def suite_errors():
          "\"n_head\" 5 does not divide"),
         (["--flag"], "unknown flag --flag"),
     ]
-    # Three at once, as mpirun waits for a second before it ends a job that failed.
-    with concurrent.futures.ThreadPoolExecutor(3) as jobs:
-        for done in [jobs.submit(expect, TINY + flags, 2, 2, [text], once="tranche: ") for flags, text in cases]:
-            done.result()
+    def refused(flags, text):
+        expect(TINY + flags, 2, 2, [text], once="tranche: ", extra=AT_ONCE)
+
+    side_by_side(3, [(refused, flags, text) for flags, text in cases])
     # Met by both ranks at once, after the start; more than one rank may get to say it.
     expect(TINY + ["--device-memory", "10MiB", "--set", "tranche.workspace=32MiB"], 2, 3, ["10.00 MiB"], once="tranche: ")
 
@@ -173,11 +187,10 @@ def suite_agreement():
         refused.append((TINY + first, TINY + second + [flag, value], (f"{flag} is {before} on rank 0, {flag} is {shown} on rank 1",)))
     refused.append((TINY + ["--eval-every", "1"], TINY, ("--eval-every is 1 on rank 0, --eval-every is not given on rank 1",)))
     accepted = [TINY, with_data(TINY, copied) + ["--log-every", "1", "--debug-fail", "0:9", "--metrics", path("m.jsonl")]]
-    with concurrent.futures.ThreadPoolExecutor(3) as jobs:
-        begun = [jobs.submit(expect, [first, second], 2, 2, list(texts), once="tranche: ") for first, second, texts in refused]
-        begun.append(jobs.submit(expect, accepted, 2, 0))
-        for done in begun:
-            done.result()
+    def refuse(first, second, texts):
+        expect([first, second], 2, 2, list(texts), once="tranche: ", extra=AT_ONCE)
+
+    side_by_side(3, [(expect, accepted, 2, 0)] + [(refuse, *case) for case in refused])
     if os.path.exists(path("agreement")) and os.listdir(path("agreement")):
         failures.append("agreement")
         print(f"FAILED: a refused run wrote {os.listdir(path('agreement'))}")
@@ -232,23 +245,26 @@ def suite_statuses():
     """Errors that are met after the start, 20 times: the status is that of the cause, whichever rank ends the job."""
     every_rank = TINY + ["--set", 'tranche.frozen=["nothing.*"]']
     one_rank = TINY + ["--device-memory", "10MiB", "--debug-out-of-memory", "1:2"]
-    with concurrent.futures.ThreadPoolExecutor(3) as jobs:
-        for done in [jobs.submit(expect, *case) for case in 10 * [
-                (every_rank, 2, 2, ["pattern 'nothing.*' in tranche.frozen"]), (one_rank, 2, 3, ["rank 1"])]]:
-            done.result()
+    side_by_side(3, 10 * [(expect, every_rank, 2, 2, ["pattern 'nothing.*' in tranche.frozen"]), (expect, one_rank, 2, 3, ["rank 1"])])
 
 
 def suite_failures():
     timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
-    expect(TINY + timeout + ["--stage", "3", "--accumulate", "2", "--debug-fail", "1:2"], 3, 5,
-           ["[rank 1] --debug-fail: told to fail in step 2, micro-batch 1", "[rank 0]", "rank 1 failed"], seconds=20)
-    expect(TINY + timeout + ["--stage", "1", "--debug-fail", "0:2"], 2, 5,
-           ["[rank 0] --debug-fail", "rank 0 failed"], seconds=20)
-    result = expect(TINY + timeout + ["--stage", "3", "--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rank 1"], seconds=25)
-    check(any(word in result[2] for word in ("all_gather", "reduce_scatter", "all_reduce")),
-          "the operation that waited is named", ["hang"], 3, result)
-    expect(TINY + timeout + ["--stage", "2", "--debug-hang", "0:1"], 2, 5, ["rank 0"], seconds=25)
-    killed()
+    def fails(stage, ranks, texts, *flags):
+        expect(TINY + timeout + ["--stage", stage, *flags], ranks, 5, texts, seconds=20)
+
+    def hangs():
+        result = expect(TINY + timeout + ["--stage", "3", "--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rank 1"], seconds=25)
+        check(any(word in result[2] for word in ("all_gather", "reduce_scatter", "all_reduce")),
+              "the operation that waited is named", ["hang"], 3, result)
+
+    side_by_side(2, [
+        (hangs,),
+        (fails, "3", 3, ["[rank 1] --debug-fail: told to fail in step 2, micro-batch 1", "[rank 0]", "rank 1 failed"], "--accumulate", "2",
+         "--debug-fail", "1:2"),
+        (expect, TINY + timeout + ["--stage", "2", "--debug-hang", "0:1"], 2, 5, ["rank 0"], None, 25),
+        (fails, "1", 2, ["[rank 0] --debug-fail", "rank 0 failed"], "--debug-fail", "0:2"),
+        (killed,)])
 
 
 def suite_hosts():
@@ -256,14 +272,17 @@ def suite_hosts():
     there, and has the word."""
     timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
     hosts = timeout + ["--set", "tranche.debug.ranks_per_host=2", "--set", "tranche.collectives=shared"]
-    expect(TINY + hosts + ["--stage", "3", "--debug-fail", "1:2"], 4, 5,
-           ["[rank 1] --debug-fail: told to fail in step 2", "rank 1 failed"], seconds=20)
-    for stage in ("0", "3"):
+    def hangs(stage):
         arguments = TINY + hosts + ["--stage", stage, "--debug-hang", "1:2"]
         result = expect(arguments, 4, 5, ["[rank 0]", "no data from rank 1 after 3.0 s"], seconds=25)
         check(any(word in result[2] for word in ("all_gather of unit", "reduce_scatter of unit")),
               "the operation that waited and its unit are named", arguments, 4, result)
-    killed(["--stage", "3"] + hosts[-4:], 4)
+
+    side_by_side(2, [
+        (hangs, "0"), (hangs, "3"),
+        (expect, TINY + hosts + ["--stage", "3", "--debug-fail", "1:2"], 4, 5,
+         ["[rank 1] --debug-fail: told to fail in step 2", "rank 1 failed"], None, 20),
+        (killed, ["--stage", "3"] + hosts[-4:], 4)])
 
 
 def killed(more=(), count=2):
@@ -275,16 +294,17 @@ def killed(more=(), count=2):
             ranks = []
             limit = time.time() + 30
             while time.time() < limit and not (len(ranks) == count and b"step" in open(path("killed.out"), "rb").read()):
+                time.sleep(0.05)
                 ranks = children(job.pid)
-                time.sleep(0.1)
             result = (0, open(path("killed.out"), errors="replace").read(), "", 0)
             check(len(ranks) == count, f"{count} ranks are training", arguments, count, result)
             os.kill(ranks[-1], signal.SIGKILL)
             begin = time.time()
             status = job.wait(timeout=30)
             check(status != 0, "a killed rank is no success", arguments, count, result)
-            time.sleep(0.5)
-            alive = [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]
+            # mpirun has killed them; the kernel may still be at it.
+            while (alive := [rank for rank in ranks if os.path.exists(f"/proc/{rank}/exe")]) and time.time() < begin + 30:
+                time.sleep(0.02)
             check(not alive, f"all ranks have ended, {time.time() - begin:.1f} s later", arguments, count, result)
         finally:
             if job.poll() is None:
@@ -336,9 +356,14 @@ OTHERWISE = ["--set", "zero_optimization.overlap_comm=false", "--set", "zero_opt
 
 
 def suite_digests():
-    for ranks, accumulation, dtype, policy in COVER:
+    """Stage 0 is the reference; a part of the sweep compares one of the others, another one for each row."""
+    chosen = part([(row, 1 + (n + number) % 3) for number, row in enumerate(COVER) for n in range(3)],
+                  name=lambda item: f"stage {item[1]} of {item[0][0]} ranks, {item[0][2]}")
+    for row in COVER:
+        ranks, accumulation, dtype, policy = row
+        stages = [0] + sorted(stage for other, stage in chosen if other is row)
         seen = {}
-        for stage in range(4):
+        for stage in stages:
             arguments = ["--stage", str(stage), "--accumulate", str(accumulation), "--dtype", dtype,
                          "--set", f"tranche.reduction={policy}", "--digest-every", "1"]
             report = trained(arguments + (OTHERWISE if stage == ranks % 4 else []), ranks)
@@ -349,18 +374,18 @@ def suite_digests():
                           for step in report["steps"])
             seen[stage] = (report["weights_digest"], report["state_digest"], report["validation_loss"], steps)
         name = f"{ranks} ranks, {accumulation} micro-batches, {dtype}, {policy}"
-        if len(seen) < 4 or len(set(seen.values())) != 1:
+        if len(seen) < len(stages) or len(set(seen.values())) != 1:
             failures.append(name)
-            print(f"FAILED: equal bits in all stages with {name}")
+            print(f"FAILED: equal bits in stages {stages} with {name}")
             for stage, values in seen.items():
                 print(f"  stage {stage}: {values}")
         else:
-            print(f"stages 0-3 equal with {name}: weights {seen[0][0]}")
+            print(f"stages {stages} equal with {name}: weights {seen[0][0]}")
 
 
 def suite_any_ranks():
     """One result for every number of ranks, of runs that end and of one that is killed and goes on with others."""
-    steps = 50
+    steps, first, second = 24, 4, 10  # first and second: the checkpoints behind which a rank is killed
     whole = ["--set", "tranche.world_size_invariant=true", "--micro-batch", "1", "--set", "train_batch_size=12", "--steps", str(steps)]
 
     def outcome(report, metrics):
@@ -369,7 +394,7 @@ def suite_any_ranks():
         losses = tuple((step["step"], step["loss"], step["grad_norm"], step["clip_coefficient"]) for step in told if "loss" in step)
         return losses, report["weights_digest"], report["state_digest"], report["validation_loss"]
 
-    for dtype in ("fp32", "bf16"):
+    for dtype in part(["fp32", "bf16"], what="data types"):
         arguments = whole + ["--dtype", dtype, "--set", "gradient_clipping=0.5"]
         results = {}
         for ranks, stage in ((1, 0), (5, 3), (8, 2)):
@@ -380,11 +405,11 @@ def suite_any_ranks():
         metrics = path(f"metrics-{dtype}-killed.jsonl")
         arguments += ["--checkpoint-dir", path(f"killed-{dtype}"), "--save-every", "1", "--keep-last", "3", "--resume", "latest",
                       "--metrics", metrics]
-        killed_behind(arguments + ["--stage", "1"], 4, path(f"killed-{dtype}"), 5)
-        killed_behind(arguments + ["--stage", "3"], 3, path(f"killed-{dtype}"), 20)
+        killed_behind(arguments + ["--stage", "1"], 4, path(f"killed-{dtype}"), first)
+        killed_behind(arguments + ["--stage", "3"], 3, path(f"killed-{dtype}"), second)
         report = trained(arguments + ["--stage", "2"], 8)
         if report is not None:
-            check(0 < len(report["steps"]) < steps - 18, f"the last of three runs makes a part of the {steps} steps", arguments, 8,
+            check(0 < len(report["steps"]) <= steps - second, f"the last of three runs makes a part of the {steps} steps", arguments, 8,
                   (0, str(len(report["steps"])), "", 0))
             results["4 ranks, 3 and 8"] = outcome(report, metrics)
             changed = [line for line in report["resumed"]["changes"] if "zero_optimization.stage" not in line]
@@ -398,8 +423,10 @@ def suite_any_ranks():
 
 
 def killed_behind(arguments, ranks, checkpoints, step):
-    """A run of which a rank is killed once a checkpoint of `step` or a later one is there."""
+    """A run of which a rank is killed once a checkpoint of `step` or a later one is there. It would hang some steps later, so that it cannot
+    end before it is killed."""
     out = path("killed.out")
+    arguments = arguments + ["--debug-hang", f"0:{step + 5}"]
     with open(out, "wb") as file:
         job = subprocess.Popen(command(TINY + arguments, ranks), stdout=file, stderr=file, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
     try:
@@ -410,7 +437,7 @@ def killed_behind(arguments, ranks, checkpoints, step):
             if max(done, default=0) >= step and victims:
                 os.kill(victims[-1], signal.SIGKILL)
                 break
-            time.sleep(0.002)
+            time.sleep(0.01)
         status = job.wait(timeout=LIMIT)
         with open(out, encoding="utf-8", errors="replace") as file:
             check(status != 0, f"the run was killed behind step {step}", arguments, ranks, (status, file.read(), "", 0))
@@ -424,12 +451,15 @@ def suite_offload():
     os.mkdir(path("swap"))
     swap = ["--nvme-path", path("swap")]
     model = ["--model", MODEL, "--sequence", "13", "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB"]
-    for ranks, stage, dtype, accumulation in ((1, 0, "bf16", 1), (2, 1, "fp32", 3), (2, 3, "bf16", 2)):
+    rows = ((1, 0, "bf16", 1), (2, 1, "fp32", 3), (2, 3, "bf16", 2))
+    moved = [["--offload-optimizer", "cpu"], ["--offload-optimizer", "nvme"] + swap, ["--offload-optimizer", "cpu", "--offload-ratio", "0.5"]]
+    moved_weights = [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap]
+    chosen = part([(row, flags) for row in rows for flags in moved + (moved_weights if row[1] == 3 else [])],
+                  axes=lambda item: (item[0], " ".join(item[1])), name=lambda item: f"stage {item[0][1]} {' '.join(item[1])}")
+    for row in rows:
+        ranks, stage, dtype, accumulation = row
         base = ["--stage", str(stage), "--dtype", dtype, "--accumulate", str(accumulation)]
-        tiers = [[], ["--offload-optimizer", "cpu"], ["--offload-optimizer", "nvme"] + swap,
-                 ["--offload-optimizer", "cpu", "--offload-ratio", "0.5"]]
-        if stage == 3:
-            tiers += [["--offload-param", "cpu"], ["--offload-optimizer", "nvme", "--offload-param", "nvme"] + swap]
+        tiers = [[]] + [flags for other, flags in chosen if other is row]
         seen = {}
         for flags in tiers:
             report = trained(base + flags, ranks)
@@ -528,15 +558,18 @@ def run_out():
     """Every rank ends with status 3, whoever runs out, and where: at the start, in a step as it comes, in the step that is recorded."""
     budget = ["--device-memory", "40MiB", "--set", "tranche.communication_timeout=20", "--stage", "3", "--accumulate", "2", "--steps", "100000",
               "--max-seconds", "100"]
-    for ranks, rank, step, texts in ((1, 0, 0, ["start of embedding: 'embedding parameters' (parameters)"]),
-                                     (2, 1, 1, ["[rank 1] ", "(activations) asks for"]),
-                                     (3, 1, 0, ["[rank 0] rank 1 ran out of memory: start of embedding: 'embedding parameters'"]),
-                                     (3, 2, 2, ["[rank 2] forward: 'residual' (activations) asks for", "rank 2 failed"])):
+    def runs_out(ranks, rank, step, texts):
         expect(TINY + budget + ["--debug-out-of-memory", f"{rank}:{step}"], 0 if ranks == 1 else ranks, 3,
                texts + ["of the limit of 40.00 MiB (41943040 B)", "device memory", "total"], seconds=30)
-    # All at once: state that no rank can hold, told once.
-    expect(TINY + ["--device-memory", "9MiB", "--stage", "0"], 3, 3,
-           ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], once="tranche: ", seconds=30)
+
+    side_by_side(3, [
+        (runs_out, 2, 1, 1, ["[rank 1] ", "(activations) asks for"]),
+        (runs_out, 3, 1, 0, ["[rank 0] rank 1 ran out of memory: start of embedding: 'embedding parameters'"]),
+        (runs_out, 3, 2, 2, ["[rank 2] forward: 'residual' (activations) asks for", "rank 2 failed"]),
+        # All at once: state that no rank can hold, told once.
+        (expect, TINY + ["--device-memory", "9MiB", "--stage", "0"], 3, 3,
+         ["asks for", "of the limit of 9.00 MiB", "at stage 0 (this one)", "at stage 3"], "tranche: ", 30),
+        (runs_out, 1, 0, 0, ["start of embedding: 'embedding parameters' (parameters)"])])
 
 
 def beyond_the_budget():
@@ -544,21 +577,21 @@ def beyond_the_budget():
     model = write("deep.json", json.dumps({
         "model_type": "gpt2", "n_layer": 32, "n_head": 4, "n_embd": 128, "vocab_size": 257, "n_positions": 32,
         "embd_pdrop": 0.1, "attn_pdrop": 0.1, "resid_pdrop": 0.1}).encode())
-    arguments = ["--model", model, "--steps", "3"]
+    arguments = ["--model", model, "--steps", "2"]
     parameters = 32 * (12 * 128 * 128 + 13 * 128) + (257 + 32 + 2) * 128
     budget = 18 * parameters // 4  # (2 + 4 + 12) bytes a parameter in bf16
     limit = ["--device-memory", str(budget), "--set", "tranche.communication_slab=256KiB"]
     expect(TINY + arguments + limit + ["--stage", "0"], 0, 3, ["start of h.", f"({budget} B)", "at stage 0 (this one)"])
     within = trained(arguments + limit + ["--stage", "3"], 8)
-    free = trained(arguments + ["--stage", "3"], 8)
-    whole = trained(arguments + ["--stage", "0", "--set", "tranche.reduction=micro_batch"], 8)
-    if within is None or free is None or whole is None:
+    free = [trained(arguments + flags, 8) for flags in part([["--stage", "3"], ["--stage", "0", "--set", "tranche.reduction=micro_batch"]],
+                                                            name=" ".join, what="runs without a budget")]
+    if within is None or None in free:
         return
     peak = within["memory"]["device"]["peak_bytes"]
     print(f"{18 * parameters} bytes of state at stage 0, budget {budget}: peak {peak} at stage 3 on 8 ranks; weights {within['weights_digest']}")
-    if peak > budget or len({report["state_digest"] for report in (within, free, whole)}) != 1:
+    if peak > budget or len({report["state_digest"] for report in (within, *free)}) != 1:
         failures.append("budget")
-        print(f"FAILED: peak {peak}, budget {budget}; {[report['state_digest'] for report in (within, free, whole)]}")
+        print(f"FAILED: peak {peak}, budget {budget}; {[report['state_digest'] for report in (within, *free)]}")
 
 
 def process_memory():
@@ -567,7 +600,8 @@ def process_memory():
         "model_type": "gpt2", "n_layer": 4, "n_head": 8, "n_embd": 512, "vocab_size": 4096, "n_positions": 64}).encode())
     common = ["train", "--data", TEXT, "--sequence", "32", "--threads", "1", "--eval-batches", "1", "--dtype", "bf16"]
     mebibyte = 1 << 20
-    for ranks, stage in ((0, 0), (2, 2), (2, 3)):
+    for ranks, stage in part([(0, 0), (2, 2), (2, 3)], axes=lambda item: item[:1], name=lambda item: f"{max(item[0], 1)} ranks, stage {item[1]}",
+                             what="comparisons of process memory"):
         empty = watched(common + ["--model", MODEL, "--sequence", "13", "--stage", str(stage)], ranks)
         full = watched(common + ["--model", model, "--stage", str(stage)], ranks)
         if empty is None or full is None:
@@ -584,12 +618,14 @@ def process_memory():
 def watched(arguments, ranks):
     """Highest memory of any rank's process while it trains, and the ledger's peak."""
     report = path("watched.json")
-    arguments = arguments + ["--steps", "4", "--report", report]
+    arguments = arguments + ["--steps", "2", "--report", report]
     highest = 0
     with open(path("watched.out"), "wb") as out:
         job = subprocess.Popen(command(arguments, ranks), stdout=out, stderr=out, env=dict(os.environ, TRANCHE_MPI_TIMEOUT=str(LIMIT)))
+        processes = [] if ranks else [job.pid]
         while job.poll() is None:
-            for process in (children(job.pid) if ranks else [job.pid]):
+            processes = processes if len(processes) == max(ranks, 1) else children(job.pid)
+            for process in processes:
                 highest = max(highest, resident(process))
             time.sleep(0.01)
     with open(path("watched.out"), encoding="utf-8", errors="replace") as out:

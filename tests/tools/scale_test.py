@@ -24,6 +24,8 @@ FOLDER = tempfile.TemporaryDirectory(prefix="tranche-scale-")
 HERE = pathlib.Path(FOLDER.name)
 TINY = ["--model", "gpt-nano", "--sequence", "16", "--warmup", "2", "--steps", "2", "--debug-peak-seconds", "0.01",
         "--set", "tranche.workspace=8MiB", "--set", "tranche.communication_slab=1MiB", "--micro-batch", "2"]
+# Each mpirun has a session folder here, apart from those of other tests that start at the same moment (scripts/run_mpi.sh).
+os.environ["OMPI_MCA_orte_tmpdir_base"] = FOLDER.name
 # A study says "more ranks than cores" by the host; the tests say what they expect for any.
 CORES = len(os.sched_getaffinity(0))
 
@@ -174,19 +176,22 @@ def suite_meshes():
 def suite_resume():
     out = HERE / "study"
     # The batch of a step, in place of a rank's.
-    words = [word for word in command(out, ["--ranks", "1,2", "--stages", "1", "--repeats", "2", "--strong", "--steps", "3000",
+    words = [word for word in command(out, ["--ranks", "1,2", "--stages", "1", "--repeats", "2", "--strong", "--steps", "600",
                                             "--set", "train_batch_size=4"])]
     at = words.index("--micro-batch")
     del words[at:at + 2]
     reports = [out / "runs" / f"n{n}-stage1-r{r}.json" for r in (1, 2) for n in (1, 2)]
 
     def stopped(how, report):
-        """Starts it and stops it once `report` is there; the next run is under way then."""
+        """Starts it and stops it once `report` is there and the next run is under way."""
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         limit = time.time() + 60
-        while not report.exists() and process.poll() is None and time.time() < limit:
+
+        def under_way():
+            return report.exists() and any(f"{PROGRAM} train" in line and str(report) not in line for line in at_work(out).values())
+
+        while not under_way() and process.poll() is None and time.time() < limit:
             time.sleep(0.02)
-        time.sleep(0.6)
         process.send_signal(how)
         _, errors = process.communicate(timeout=30)
         return process.returncode, errors
@@ -246,7 +251,9 @@ def suite_failures():
     while rank is None and process.poll() is None and time.time() < limit:
         time.sleep(0.1)
         rank = next((pid for pid, words in at_work(HERE / "dead").items() if words.startswith(PROGRAM + " train")), None)
-    time.sleep(1)
+    log = HERE / "dead" / "runs" / "n2-stage3-r1.log"
+    while not (log.exists() and b"ranks, stage" in log.read_bytes()) and process.poll() is None and time.time() < limit:
+        time.sleep(0.02)
     if rank is None:
         process.kill()
     os.kill(rank, signal.SIGKILL)
