@@ -148,7 +148,7 @@ TEST(OptimizerUpdate, StreamedWeightsAreTheSameBitsFromAnyElementOn) {
       const State start = adam;
       adam_spec(adam_arguments(true), adam, true);
       sgd_spec(sgd_arguments().back(), sgd, true);
-      std::int64_t offset = turn % 3;
+      std::int64_t offset = point % 3;
       for (const auto& set : tested_instruction_sets()) {
         const cpu::InstructionSetForTest use(set);
         offset += 5;
