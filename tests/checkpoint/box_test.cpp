@@ -61,7 +61,7 @@ std::vector<std::int64_t> elements_in(const Box& box, const Shape& shape) {
 }
 
 TEST(Boxes, AreTheSetsOfTheirElements) {
-  for (int round = 0; round < test::rounds(4000); ++round) {
+  for (const int round : test::rounds(4000)) {
     Draw draw(static_cast<std::uint64_t>(round));
     SCOPED_TRACE("seed " + std::to_string(round));
     const Shape shape = draw_shape(draw, 4, 9);
@@ -231,7 +231,7 @@ TEST(Layouts, OfMoreBoxesThanAreReadAreRefusedSoon) {
 TEST(DrawnLayouts, AreWrittenAndReadInBoxes) {
   const TestFolder folder{fast_folder()};
   const TestStorage storage(detail::posix_file_system());
-  for (int round = 0; round < test::rounds(120); ++round) {
+  for (const int round : test::rounds(120)) {
     Draw draw(static_cast<std::uint64_t>(round) + 1000);
     SCOPED_TRACE("seed " + std::to_string(round + 1000));
     const Layout layout = draw_layout(draw, round % 2 == 0 ? 1 : draw(2, 5));

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <functional>
 #include <thread>
@@ -120,14 +121,16 @@ TEST_P(DeviceFailures, APeerWhoseComputeNeverGetsThereIsATimeOutToo) {
 }
 
 TEST_P(DeviceFailures, SlowComputeOnThisRankIsNoTimeOut) {
+  std::barrier both(2);
   run_device_ranks(
       2, GetParam(),
-      [](int, Rank& mine) {
+      [&](int, Rank& mine) {
         Sum sum(mine);
         const auto gate = std::make_shared<HostEvent>();
         const std::vector<Event> ready{Event(gate)};
         const Event done = sum(*mine.comm, ready);
         EXPECT_FALSE(done.wait_for(0.9));  // longer than the time-out
+        both.arrive_and_wait();            // one rank's wait may end long after the other's
         double value = 0;
         mine.comm->all_reduce(&value, 1, DataType::float64, ReduceOperation::sum, label).wait();
         gate->complete();

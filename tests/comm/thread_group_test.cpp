@@ -37,7 +37,9 @@ constexpr Way ways[] = {{"messages", NodeCollectives::messages, false},
                         {"copied in", NodeCollectives::shared, true}};
 
 TEST_P(ThreadRanks, EveryWayMatchesBruteForce) {
+  int point = GetParam();
   for (const Way& way : ways) {
+    if (!test::swept(point++)) continue;
     SCOPED_TRACE(way.name);
     FaultInjection faults;
     faults.copy_in = way.copy_in;
@@ -106,8 +108,10 @@ void check_nodes(int size, int ranks_per_node, bool copy_in, double delay, int o
 }
 
 TEST_P(ThreadRanks, EveryNodeLayoutGivesTheSameBits) {
+  int point = 0;
   for (int ranks_per_node = 2; ranks_per_node < GetParam(); ++ranks_per_node) {
     for (const bool copy_in : {false, true}) {
+      if (!test::swept(point++)) continue;
       SCOPED_TRACE(testing::Message() << ranks_per_node << " ranks a node, copied in: " << copy_in);
       check_nodes(GetParam(), ranks_per_node, copy_in, 0, 12);
     }
@@ -147,7 +151,8 @@ TEST_P(ThreadRanks, DelaysChangeNoBitInAWindow) {
 }
 
 TEST_P(ThreadRanks, DelaysChangeNoBit) {
-  for (const std::uint64_t seed : {1u, 2u, 3u}) {
+  for (const int round : test::rounds(3)) {
+    const std::uint64_t seed = static_cast<std::uint64_t>(round) + 1;
     SCOPED_TRACE(seed);
     run_thread_ranks(GetParam(),
                      [](int, const CommunicatorFactory& factory) {
@@ -194,8 +199,10 @@ TEST(ManyThreadRanks, EveryNodeLayoutGivesTheSameBits) {
 
 // Ranks far more numerous than cores: only what they exchange, in every way.
 TEST(ManyThreadRanks, EveryWayMatchesBruteForce) {
+  int point = 0;
   for (const int size : {7, 8}) {
     for (const Way& way : ways) {
+      if (!test::swept(point++)) continue;
       SCOPED_TRACE(testing::Message() << size << " ranks, " << way.name);
       FaultInjection faults;
       faults.copy_in = way.copy_in;

@@ -1,4 +1,5 @@
 #include "tranche/core/dtype.h"
+#include "tests/core/rounds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -157,7 +158,8 @@ TEST(Conversions, RandomPatternsMatchTheSlowReference) {
   Comparison comparison;
   const RandomKey anywhere{1, RandomPurpose::test, 0};
   const RandomKey near_half{1, RandomPurpose::test, 1};
-  for (std::uint64_t block = 0; block < 125000; ++block) {
+  for (const int round : test::rounds(125000)) {
+    const auto block = static_cast<std::uint64_t>(round);
     for (const std::uint32_t bits : random_block(anywhere, block)) comparison.check(float_of(bits));
     // Exponents from 2^-27 to 2^17 alone, where fp16 is neither zero nor infinite.
     for (const std::uint32_t bits : random_block(near_half, block)) {

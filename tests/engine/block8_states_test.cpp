@@ -242,7 +242,9 @@ class Block8Checkpoints : public Saving {
 
 TEST_F(Block8Checkpoints, KeepEveryByteOnOtherNumbersOfRanks) {
   const int steps[] = {1, 3, 8, 2, 6, 4, 1};
-  for (std::size_t i = 1; i < std::size(steps); ++i) expect_kept(steps[i - 1], steps[i]);
+  for (std::size_t i = 1; i < std::size(steps); ++i) {
+    if (swept(static_cast<int>(i))) expect_kept(steps[i - 1], steps[i]);
+  }
 }
 
 class Block8CheckpointsSlow : public Block8Checkpoints {};

@@ -14,6 +14,7 @@ namespace {
 
 struct Layout {
   int ranks, ranks_per_host;
+  bool operator==(const Layout&) const = default;
 };
 
 class Hosts : public ::testing::TestWithParam<std::tuple<Layout, DataType>> {

@@ -346,9 +346,12 @@ class MasterCheckpoints : public Saving {
 };
 
 TEST_F(MasterCheckpoints, KeepEveryBitOnOtherNumbersOfRanks) {
-  const std::vector<int> ranks = swept_values({1, 3, 8, 2, 6, 4, 1}, {1, 3, 2});
+  const std::vector<int> ranks = sanitized ? std::vector{1, 3, 2} : std::vector{1, 3, 8, 2, 6, 4, 1};
+  int point = 0;
   for (std::size_t i = 1; i < ranks.size(); ++i) {
-    for (const Kept& kept : kept_formats) expect_kept(ranks[i - 1], ranks[i], kept);
+    for (const Kept& kept : kept_formats) {
+      if (swept(point++)) expect_kept(ranks[i - 1], ranks[i], kept);
+    }
   }
 }
 

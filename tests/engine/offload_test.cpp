@@ -28,7 +28,7 @@ OffloadConfig offloaded(OffloadTier optimizer, OffloadTier parameters = OffloadT
 class Offload : public ::testing::TestWithParam<std::tuple<int, DataType>> {};
 
 TEST_P(Offload, GivesTheSameBitsAtEveryStageAndTier) {
-  int point = 0;
+  int point = std::get<0>(GetParam());
   for (const std::int64_t accumulation : {1, 3}) {
     for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
       OddRun run;
@@ -76,6 +76,7 @@ TEST_P(Offload, GivesTheSameBitsWithAnyShareTileAndEngine) {
     run.plan_memory = pick(4) != 0;
     run.link_bytes_per_second = pick(3) == 0 ? 20e6 : 0;
     run.faults = {pick(2) * 0.0003, static_cast<std::uint64_t>(i)};
+    if (!swept(i + base.ranks)) continue;
     expect_same(expected, train_odd(run), run, Skips::as_expected);
     if (HasFailure()) return;
   }

@@ -16,6 +16,7 @@
 #include "on_ranks.h"
 #include "same_bits.h"
 #include "saving_fixture.h"
+#include "tests/core/rounds.h"
 #include "tranche/kernels/newton_schulz.h"
 #include "tranche/optim/rules.h"
 
@@ -37,10 +38,11 @@ OddRun muon(int ranks, int stage, DataType dtype = DataType::bfloat16) {
 }
 
 TEST(WholeMatrices, SendWhatThePlanSaysInEveryStageTierAndMesh) {
+  int point = 0;
   for (const int ranks : {1, 2, 3, 4, 5}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const OffloadTier tier : {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme}) {
-        if (stage == 0 && tier != OffloadTier::none) continue;
+        if ((stage == 0 && tier != OffloadTier::none) || !swept(point++)) continue;
         OddRun run = muon(ranks, stage);
         run.offload.optimizer = tier;
         const OddResult result = train_odd(run);
@@ -52,6 +54,7 @@ TEST(WholeMatrices, SendWhatThePlanSaysInEveryStageTierAndMesh) {
   for (const char* mesh : {"replicate=2, shard=2", "shard=2, replicate=2"}) {
     for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
       for (int stage = replicate == Replicate::all ? 0 : 1; stage <= 3; ++stage) {
+        if (!swept(point++)) continue;
         OddRun run = muon(4, stage);
         run.mesh = mesh;
         run.replicate = replicate;
@@ -180,6 +183,7 @@ TEST(WholeMatrices, MoveWeightsAlongTheOrthogonalFactorOfTheMeanGradient) {
 }
 
 TEST(WholeMatrices, GiveTheSameBitsWithoutOverlapAndWithoutPlannedMemory) {
+  int point = 0;
   for (const int ranks : {1, 2, 4, 5}) {
     const OddRun first = muon(ranks, 0);
     const OddResult expected = train_odd(first);
@@ -189,17 +193,20 @@ TEST(WholeMatrices, GiveTheSameBitsWithoutOverlapAndWithoutPlannedMemory) {
         run.overlap = overlap;
         run.plan_memory = overlap;
         run.poison = true;
-        expect_same(expected, train_odd(run), run);
+        const auto expect_the_same = [&] {
+          if (swept(point++)) expect_same(expected, train_odd(run), run);
+        };
+        expect_the_same();
         if (stage == 0) continue;
         for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
           run.offload.optimizer = tier;
-          expect_same(expected, train_odd(run), run);
+          expect_the_same();
         }
         if (stage < 3) continue;
         run.offload.parameters = OffloadTier::cpu;
-        expect_same(expected, train_odd(run), run);
+        expect_the_same();
         run.offload.optimizer = OffloadTier::none;
-        expect_same(expected, train_odd(run), run);
+        expect_the_same();
       }
     }
   }

@@ -37,7 +37,7 @@ class InvariantBits : public ::testing::TestWithParam<DataType> {};
 TEST_P(InvariantBits, EveryNumberOfRanksHasTheBitsOfOne) {
   const OddResult expected = train_odd(invariant(1, GetParam()));
   EXPECT_LT(expected.steps[1].clip_coefficient, 1.0) << "clipping has an effect";
-  int point = 0;
+  int point = static_cast<int>(GetParam());
   for (const int ranks : {1, 2, 3, 4, 5, 6, 8}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (int which = 0; which < settings_without_effect; ++which) {

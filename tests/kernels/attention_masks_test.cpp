@@ -81,8 +81,11 @@ TEST(AttentionMasks, AgreeWithTheReferenceOverManyTiles) {
       {.time = 640, .heads = 1, .head_width = 32, .window = 100, .documents = {256, 64, 257}},
       {.time = 520, .heads = 2, .key_value_heads = 1, .head_width = 16, .documents = {319, 1}},
   };
+  int point = 0;
   for (const AttentionSizes& s : sizes) {
-    for (DataType dtype : {fp32, bf16}) expect_agreement(s, dtype, machine, 91);
+    for (DataType dtype : {fp32, bf16}) {
+      if (test::swept(point++)) expect_agreement(s, dtype, machine, 91);
+    }
   }
 }
 

@@ -123,7 +123,7 @@ TEST(Dropout, EveryPartOfTheKeyChangesTheMask) {
 
 TEST(Dropout, KeepsTheStatedShare) {
   const std::vector<std::int64_t> samples{0, 1, 2, 3};
-  constexpr std::int64_t n = test::rounds(400000);
+  constexpr std::int64_t n = test::fewer<std::int64_t>(400000);
   Guarded x(DataType::float32, n);
   for (std::int64_t i = 0; i < n; ++i) x.set(i, 1.0f);
   for (const float probability : {0.0f, 0.1f, 0.5f, 0.9f}) {

@@ -136,7 +136,7 @@ class Cases {
 constexpr DataType dtypes[] = {DataType::float32, DataType::bfloat16, DataType::float16};
 /// Rounds of every test.
 int rounds() {
-  static const int count = test::as_on_gpu() ? test::rounds(60) : 16;
+  static const int count = test::as_on_gpu() ? test::fewer(60) : 16;
   return count;
 }
 

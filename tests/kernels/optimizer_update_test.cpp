@@ -139,16 +139,16 @@ TEST(OptimizerUpdate, ThreadsChangeNoBit) {
 
 TEST(OptimizerUpdate, StreamedWeightsAreTheSameBitsFromAnyElementOn) {
   const DataType moments[] = {DataType::float32, DataType::bfloat16};
-  int turn = 0, point = 0;
+  int point = 0;
   for (const DataType weight : floating_types()) {
     for (const DataType gradient : floating_types()) {
       if (!test::swept(point++, 2)) continue;
-      State adam(gradient, moments[turn++ % 2], weight, streamed_size, 11);
+      State adam(gradient, moments[point / 2 % 2], weight, streamed_size, 11);
       State sgd = adam;
       const State start = adam;
       adam_spec(adam_arguments(true), adam, true);
       sgd_spec(sgd_arguments().back(), sgd, true);
-      std::int64_t offset = turn % 3;
+      std::int64_t offset = point % 3;
       for (const auto& set : tested_instruction_sets()) {
         const cpu::InstructionSetForTest use(set);
         offset += 5;

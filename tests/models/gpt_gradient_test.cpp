@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "models/language_head.h"
+#include "tests/core/rounds.h"
 #include "training_fixture.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/cross_entropy.h"
@@ -209,6 +210,7 @@ TEST(Gpt, VocabularyChunksChangeNoBit) {
   // Three blocks of the head, the last of which is short: whole, and in chunks of one, two and three blocks.
   auto model = tiny_gpt();
   model.vocabulary = 2 * head_block_columns + 809;
+  int point = 0;
   for (const auto dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
     auto config = plain_config(6);
     config.precision.compute = dtype;
@@ -217,6 +219,7 @@ TEST(Gpt, VocabularyChunksChangeNoBit) {
     const auto whole = engine_gradients(model, config, &weights);
     for (const std::int64_t chunk : {std::int64_t{1}, head_block_columns, head_block_columns + 1,
                                      2 * head_block_columns + 1, model.vocabulary, model.vocabulary + 1}) {
+      if (!test::swept(point++)) continue;
       config.vocabulary_chunk = chunk;
       const auto chunked = engine_gradients(model, config);
       EXPECT_EQ(chunked.loss, whole.loss) << "chunk " << chunk << " " << name_of(dtype);
@@ -240,6 +243,7 @@ TEST(Gpt, SavingActivationsChangesNoBitInAnyStage) {
   model.layers = 5;
   model.vocabulary = head_block_columns + 77;
   model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.2f;
+  int point = 0;
   for (const auto dtype : {DataType::float32, DataType::bfloat16}) {
     auto config = plain_config(4, 2);
     config.accumulation_steps = 2;
@@ -260,6 +264,7 @@ TEST(Gpt, SavingActivationsChangesNoBitInAnyStage) {
       config.depth = saving.depth;
       config.vocabulary_chunk = saving.chunk;
       for (config.stage = 0; config.stage <= 3; ++config.stage) {
+        if (!test::swept(point++)) continue;
         SCOPED_TRACE("every " + std::to_string(saving.every) + " depth " + std::to_string(saving.depth) +
                      " chunk " + std::to_string(saving.chunk) + " stage " + std::to_string(config.stage) +
                      " " + std::string(name_of(dtype)));

@@ -94,7 +94,7 @@ TEST_F(GpuTraining, TheLlamaFamilyAgreesWithTheCpu) {
     };
     EXPECT_LE(distance(run(1, DeviceKind::cuda).gradients, run(1, DeviceKind::cpu).gradients), 1e-5)
         << model.architecture();
-    const int steps = test::rounds(4);
+    const int steps = test::fewer(4);
     const GptRun cpu = run(steps, DeviceKind::cpu), gpu = run(steps, DeviceKind::cuda);
     for (std::size_t step = 0; step < cpu.losses.size(); ++step) {
       EXPECT_NEAR(gpu.losses[step], cpu.losses[step], 1e-5 * cpu.losses[step])

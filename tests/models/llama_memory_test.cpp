@@ -32,7 +32,7 @@ MemoryCase llama_case(std::uint64_t index) {
 }
 
 TEST(LlamaMemory, PlansHoldToTheByte) {
-  const test::Sweep cases = test::sweep({0, test::rounds(16)});
+  const test::Sweep cases = test::sweep({0, 16});
   test::AxesMet axes;
   for (std::uint64_t index = cases.first; index < cases.end(); ++index) {
     const MemoryCase drawn = llama_case(index);

@@ -29,7 +29,7 @@ Config llama_training(int ranks) {
 }
 
 TEST(LlamaTraining, FiftyStepsInFp32AgreeWithFp64) {
-  const int steps = test::rounds(50);
+  const int steps = test::fewer(50);
   for (const LlamaKind kind : all_kinds) {
     const LlamaConfig model = tiny_llama(kind);
     Config config = llama_training(1);

@@ -21,10 +21,10 @@ inline void expect_equal(const TierAccount& planned, const TierAccount& measured
   EXPECT_EQ(planned.peak_phase, measured.peak_phase);
 }
 
-/// Plans and measures each case.
+/// Plans and measures each case that this run takes.
 inline void expect_plans_hold(const std::function<MemoryCase(std::uint64_t)>& draw_case,
                               const test::Sweep& cases) {
-  for (std::uint64_t index = cases.first; index < cases.end(); ++index) {
+  for (const std::uint64_t index : test::rounds(cases)) {
     const MemoryCase drawn = draw_case(index);
     SCOPED_TRACE("case(" + std::to_string(index) + "): " + drawn.to_string());
     const MemoryRun planned = plan_case(drawn, 3, 2);

@@ -207,8 +207,7 @@ MemoryCase drawn_case(std::uint64_t index) {
 }
 
 TEST(VariableLengths, PlansHoldToTheByteAfterEachRound) {
-  const test::Sweep sweep = test::sweep({0, test::rounds(30)});
-  for (std::uint64_t index = sweep.first; index < sweep.end(); ++index) {
+  for (const std::uint64_t index : test::rounds(test::sweep({0, 30}))) {
     const MemoryCase drawn = drawn_case(index);
     EXPECT_EQ(ledgers(drawn, true), ledgers(drawn, false))
         << "drawn_case(" << index << "): " << drawn.to_string();

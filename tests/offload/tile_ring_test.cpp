@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "tests/core/error_text.h"
+#include "tests/core/rounds.h"
 #include "tests/offload/faulty_file_system.h"
 #include "tests/offload/test_folder.h"
 #include "tests/offload/tile_bench.h"
@@ -103,9 +104,9 @@ TEST_P(TileRingTest, ManyTilesManyPasses) {
 TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
   const std::uint64_t seed = test_seed();
   SCOPED_TRACE("again by TRANCHE_TEST_SEED=" + std::to_string(seed));
-  std::mt19937_64 random(seed);
-  const auto up_to = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % (n + 1)); };
-  for (int round = 0; round < 6; ++round) {
+  for (const int round : test::rounds(6)) {
+    std::mt19937_64 random(seed + static_cast<std::uint64_t>(round));
+    const auto up_to = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % (n + 1)); };
     TileBench bench(folder_.path(), posix_file_system(), io_);
     std::vector<TileRegion> regions;
     std::int64_t largest = 0;
@@ -247,9 +248,11 @@ TEST_P(TileRingTest, StreamsThatFail) {
 
 // Given up, or destroyed, in every state that the issuing thread can be in.
 TEST_P(TileRingTest, AbandonedAndDestroyedInEveryState) {
+  int point = GetParam().buffers;
   for (const bool read : {true, false}) {
     for (int state = 0; state < 16; ++state) {
       for (const bool destroy : {true, false}) {
+        if (!test::swept(point++)) continue;
         FaultyFileSystem slow(posix_file_system());
         TileBench bench(folder_.path(), slow, io_);
         const TileRegion region = bench.region(7 * 512, 512, {8});

@@ -254,7 +254,7 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
 }
 
 void expect_plans_are_measured(const tranche::test::Sweep& cases) {
-  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+  for (const std::uint64_t number : tranche::test::rounds(cases)) {
     expect_plan_is_measured(number, draw(number));
     if (testing::Test::HasFailure()) return;
   }
@@ -284,8 +284,7 @@ PlanRequest draw_lengths(std::uint64_t number) {
 
 // Lengths that alternate, and the places of documents: the ledger after as many rounds is the plan.
 TEST(PlanIsMeasured, LengthsInTurnAndDocuments) {
-  const auto cases = tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(25))});
-  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+  for (const std::uint64_t number : tranche::test::rounds(tranche::test::sweep({0, 25}))) {
     expect_plan_is_measured(number, draw_lengths(number));
     if (testing::Test::HasFailure()) return;
   }
@@ -338,7 +337,7 @@ PlanRequest draw_rule(std::uint64_t number) {
 }
 
 void expect_rules_are_measured(const tranche::test::Sweep& cases) {
-  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+  for (const std::uint64_t number : tranche::test::rounds(cases)) {
     SCOPED_TRACE("draw_rule(" + std::to_string(number) + ")");
     expect_plan_is_measured(number, draw_rule(number));
     if (testing::Test::HasFailure()) return;
@@ -375,7 +374,7 @@ TEST(PlanOfARule, IsMeasuredToTheByte) {
   axes.expect("stochastic rounding", {false, true});
   axes.expect("mesh", {false, true});
   axes.expect("stage", {0, 1, 2, 3});
-  expect_rules_are_measured(tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(20))}));
+  expect_rules_are_measured(tranche::test::sweep({0, 20}));
 }
 
 class PlanOfARuleSlow : public testing::TestWithParam<std::uint64_t> {};
@@ -386,7 +385,7 @@ INSTANTIATE_TEST_SUITE_P(Draws, PlanOfARuleSlow, testing::Values(0, 1, 2));
 
 // 200 draws, 150 of them slow, in parts that ctest and people can run apart.
 TEST(PlanIsMeasured, ToTheByte) {
-  const auto cases = tranche::test::sweep({0, static_cast<std::uint64_t>(tranche::test::rounds(50))});
+  const auto cases = tranche::test::sweep({0, 50});
   tranche::test::AxesMet axes;
   for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
     const PlanRequest request = draw(number);
