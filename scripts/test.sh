@@ -42,7 +42,9 @@ scripts/setup.sh || exit 2
 . scripts/build_settings.sh
 
 # Each commit runs another third of the drawn sweeps, so three successive ones run all. Without a history it is the first.
-if [ $full = no ] && [ -z "${TRANCHE_TEST_PART+set}" ]; then
+if [ $full = yes ]; then
+  unset TRANCHE_TEST_PART
+elif [ -z "${TRANCHE_TEST_PART+set}" ]; then
   export TRANCHE_TEST_PART=$(($(git rev-list --count HEAD 2> /dev/null || echo 0) % 3))/3
 fi
 echo "test.sh: part ${TRANCHE_TEST_PART:-0/1} of the drawn sweeps (TRANCHE_TEST_PART; --full runs all)"
