@@ -18,7 +18,7 @@ Afterwards
   - a run that ended with 0 has said that its checkpoint is complete, and all its bytes verify,
   - the next run, undisturbed, resumes from the newest checkpoint that was complete, with the digests of a run that nothing disturbed,
     and ends with its weights; and nothing but checkpoints is left.
---count draws so many of the cases. Exit status: 0 all well, 1 a check failed (with the line that repeats it), 2 usage.
+--count draws so many of the cases, of which TRANCHE_TEST_PART=k/n takes a share. Exit status: 0 all well, 1 a check failed (with the line that repeats it), 2 usage.
 """
 import argparse
 import collections
@@ -34,6 +34,10 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from sweep_part import part_of_count  # noqa: E402
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257, "n_positions": 16}
@@ -204,6 +208,7 @@ def main():
     if options.list:
         print("\n".join(dict.fromkeys(test.calls)))
         return 0
+    options.count = part_of_count(options.count, "drawn cases")
     if 0 < options.count < len(cases):
         cases = random.Random(options.seed).sample(cases, options.count)
     print(f"{len(set(test.calls))} calls, {len(cases)} cases, {options.ranks} rank(s){', nvme' if options.nvme else ''}; seed {options.seed}", flush=True)

@@ -14,7 +14,8 @@ a save to be under way. In addition each rank that lives must hold one swap file
 have a name once the next start has loaded: nothing of a dead run can be mistaken for state.
 In a share of the starts (--rivals, 0.3) a second run is started on the same folder, in half of them at the same moment, else while the
 first trains: exactly one of the two must be refused, with status 4 and the other's process named, and the one that goes on must not notice.
---limit ends early, after the kill under way. Exit status: 0 all well, 1 a check failed (the folder stays), 2 usage.
+--limit ends early, after the kill under way. TRANCHE_TEST_PART=k/n takes a share of the kills, and the numbers of ranks from the k-th on.
+Exit status: 0 all well, 1 a check failed (the folder stays), 2 usage.
 """
 import argparse
 import collections
@@ -28,6 +29,10 @@ import subprocess
 import sys
 import tempfile
 import time
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from sweep_part import current, part_of_count  # noqa: E402
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 TEXT = b"the cat sat on a mat and saw seven rats\n" * 100
@@ -403,6 +408,9 @@ def main():
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
     options.program = os.path.abspath(options.program)
+    options.kills = part_of_count(options.kills, "kills")
+    first = current()[0] % len(options.ranks)
+    options.ranks = options.ranks[first:] + options.ranks[:first]
     if not os.access(options.program, os.X_OK):
         print(f"kill_test.py: {options.program} is no program", file=sys.stderr)
         return 2

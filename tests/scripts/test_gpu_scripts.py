@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 from unittest import mock
@@ -313,7 +314,7 @@ for case in cases:
     if does == "sticks":
         time.sleep(100)
     if does == "lasts":
-        time.sleep(4)
+        time.sleep(8)
     if does == "crashes":
         os.kill(os.getpid(), signal.SIGSEGV)
     if does == "fails":
@@ -467,7 +468,7 @@ class Suite(Folder):
         # Twice an equal share is for the first; the last has all that is left, and the first is resumed with the rest of it.
         write_gtest(self.build / "tests" / "lasts", "S.a S.b_lasts S.c_lasts S.d_lasts")
         result = self.suite(self.entry("lasts", environment=[]), "good", "good", "good", "good", "good",
-                            arguments=["--only", "tests"], limit=10)
+                            arguments=["--only", "tests"], limit=20)
         self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
         self.assertEqual(self.records["lasts"]["status"], "not finished")
         self.assertRegex(self.records["lasts"]["detail"], r"not finished: \d left, stopped in S.\w_lasts; 2 processes$")
@@ -546,7 +547,7 @@ esac""")
         write_program(self.build / "bin" / "bench_some_gpu",
                       BENCH.replace("%s", ', {"name": "cut", "of_copy": 0.') + "sleep 100")
         write_program(self.build / "bin" / "bench_zz_gpu", BENCH.replace("%s", "]}"))
-        result = self.suite(arguments=["--only", "benches"], limit=12)
+        result = self.suite(arguments=["--only", "benches"], limit=20)
         self.assertEqual(self.records["bench_zz_gpu/adamw/1024"]["figure"], 0.93, "behind one that hangs")
         self.assertEqual(self.records["bench_some_gpu/adamw/1024"]["figure"], 0.93, result.stdout)
         self.assertEqual(self.records["bench_some_gpu/matmul_peak"]["figure"], 788.5)
@@ -698,5 +699,37 @@ class Targets(unittest.TestCase):
             self.assertEqual(summary.judge(item, unit, figure), expected, item)
 
 
+def names_of(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from names_of(test)
+        else:
+            yield test.id().removeprefix("__main__.")
+
+
+def side_by_side():
+    """Runs all tests in five processes, as they wait most of the time for what hangs: those that wait for a limit of 20 seconds or more beside two
+    halves of the others. Returns the number of processes in which a test failed."""
+    longest = ["Flow.test_each_fault_costs_only_itself", "Suite.test_benches_stopped_at_their_time_keep_their_figures", "Suite.test_time_ends"]
+    others = [name for name in names_of(unittest.defaultTestLoader.loadTestsFromModule(sys.modules["__main__"])) if name not in longest]
+    groups = [[name] for name in longest] + [others[::2], others[1::2]]
+    results = {}
+
+    def start(number):
+        results[number] = subprocess.run([sys.executable, __file__, *groups[number]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                         check=False)
+
+    threads = [threading.Thread(target=start, args=(number,)) for number in range(len(groups))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number, result in sorted(results.items()):
+        print(result.stdout, end="", flush=True)
+    return sum(result.returncode != 0 for result in results.values())
+
+
 if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        sys.exit(side_by_side())
     unittest.main()
