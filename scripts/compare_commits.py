@@ -212,7 +212,8 @@ def build(options, commit):
         call(folder / "checkout.log", "git", "-C", source, "checkout", "--force", "--detach", name)
         environment = {**os.environ, "CCACHE_BASEDIR": str(source), "CCACHE_NOHASHDIR": "1"}
         # Commits before 0.2 had a preset of its own for large units.
-        preset = "ci" if '"name": "ci"' in (source / "CMakePresets.json").read_text(encoding="utf-8") else "release"
+        presets = source / "CMakePresets.json"
+        preset = "ci" if presets.exists() and '"name": "ci"' in presets.read_text(encoding="utf-8") else "release"
         call(folder / "configure.log", "cmake", "-S", source, "-B", folder / "build", "--preset", preset, *CMAKE, environment=environment)
         call(folder / "build.log", "cmake", "--build", folder / "build", "--target", "tranche_program", environment=environment)
         (folder / "complete").touch()
