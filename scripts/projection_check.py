@@ -76,7 +76,8 @@ options = parser.parse_args()
 
 folder = tempfile.mkdtemp(prefix="tranche-projection-")
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1",
-       "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1"}
+       "OMPI_MCA_hwloc_base_binding_policy": "none", "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1",
+       "OMPI_MCA_orte_tmpdir_base": folder}  # a session folder of its own
 
 
 def path(name):
