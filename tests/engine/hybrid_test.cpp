@@ -155,7 +155,8 @@ TEST_P(Meshes, ArePlannedToTheByte) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, Meshes, ::testing::ValuesIn(swept_values({2, 3, 4, 5, 6, 7, 8}, {3, 6})));
+INSTANTIATE_TEST_SUITE_P(Ranks, Meshes, ::testing::ValuesIn(swept_values({2, 3, 4, 5, 6, 7, 8}, {3, 6})),
+                         ::testing::PrintToStringParamName());
 
 TEST(Hybrid, TheOrderOfTheAxesIsTheUsers) {
   OddRun run;
