@@ -76,7 +76,7 @@ std::string fingerprint_of(const TokenizeOptions& options) {
   }
   const nlohmann::ordered_json all = {{"inputs", inputs},
                                       {"tokenizer", options.tokenizer_digest},
-                                      {"template", static_cast<int>(options.chat)},
+                                      {"template", checkpoint::to_hex(checkpoint::digest_of(fingerprint(options.chat)))},
                                       {"special", options.special},
                                       {"part_bytes", options.part_bytes}};
   return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
@@ -158,7 +158,7 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
     throw ConfigurationError(
         fmt::format("'{}' ends neither in .safetensors nor in .bin (llm.c's)", options.output));
   }
-  require_names(tokenizer, options.chat);
+  require_names(tokenizer, options.chat.built_in);
   const std::string folder = options.output + ".parts";
   const std::vector<Part> parts = parts_of(options, folder);
   open_folder(folder, fingerprint_of(options));
