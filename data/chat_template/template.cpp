@@ -72,7 +72,8 @@ std::size_t end_of_turn(std::string_view turn, const Json& message) {
 JinjaTemplate::JinjaTemplate(std::string_view text, std::string origin, std::string_view variables)
     : text_(text), origin_(std::move(origin)), variables_text_(variables) {
   try {
-    for (const auto& [name, value] : Json::parse(variables).items())
+    const Json given = Json::parse(variables);
+    for (const auto& [name, value] : given.items())
       variables_.emplace_back(name, jinja::Value::of(value));
     block_ = jinja::parse(text_);
     marks_ = has_marks(block_);
@@ -176,9 +177,10 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       seen[message] = true;
       const std::string_view turn = std::string_view(rendering.text).substr(range.begin, range.end - range.begin);
       const auto [differs, other] = std::mismatch(header.begin(), header.end(), turn.begin(), turn.end());
-      const std::string_view common = turn.substr(0, static_cast<std::size_t>(differs - header.begin()));
-      // It may ask for an answer without thoughts, which earlier answers do not have at all.
-      if (differs != header.end() && !common.ends_with('\n'))
+      std::string_view common = turn.substr(0, static_cast<std::size_t>(differs - header.begin()));
+      // It may ask for thoughts, or for none, in lines that earlier answers do not have.
+      if (differs != header.end()) common = common.substr(0, common.rfind('\n') + 1);
+      if (differs != header.end() && common.empty())
         untold("begins a message of the assistant otherwise than the answer that it asks for");
       const std::size_t end = end_of_turn(turn, messages[message]);
       if (is_learned(message) && end > common.size()) learned.push_back({range.begin + common.size(), range.begin + end});
