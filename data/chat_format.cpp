@@ -18,22 +18,22 @@ namespace {
 
 using detail::JsonNode;
 
-constexpr const char* what = "tokenizer file";
+constexpr const char* file_kind = "tokenizer file";
 
-bool is_there(const std::string& path) {
+bool has_file(const std::string& path) {
   std::error_code none;
   return std::filesystem::exists(path, none);
 }
 
 JsonNode read_json(const std::string& path) {
-  return JsonNode::read<ConfigurationError>(detail::read_text_file(path, what), path);
+  return JsonNode::read<ConfigurationError>(detail::read_text_file(path, file_kind), path);
 }
 
 /// The special tokens of a folder by the names that templates have for them, as a JSON object.
 std::string special_tokens(const std::string& folder) {
   nlohmann::ordered_json tokens = nlohmann::ordered_json::object();
   for (const char* file : {"/tokenizer_config.json", "/special_tokens_map.json"}) {
-    if (folder.empty() || !is_there(folder + file)) continue;
+    if (folder.empty() || !has_file(folder + file)) continue;
     const JsonNode root = read_json(folder + file);
     for (const char* key :
          {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
@@ -55,7 +55,7 @@ Texts texts_of(const std::string& folder) {
   Texts texts;
   const std::string config = folder + "/tokenizer_config.json", file = folder + "/chat_template.jinja",
                     tools = folder + "/additional_chat_templates/tool_use.jinja";
-  if (is_there(config)) {
+  if (has_file(config)) {
     const JsonNode root = read_json(config);
     const JsonNode given = root["chat_template"];
     if (given && given.json().is_array()) {
@@ -66,7 +66,7 @@ Texts texts_of(const std::string& folder) {
         if (name == "default") texts.text = each["template"].text();
         if (name == "tool_use") texts.with_tools = each["template"].text();
       }
-      if (texts.text.empty() && !is_there(file)) given.fail(fmt::format("has no template 'default', but {}", names));
+      if (texts.text.empty() && !has_file(file)) given.fail(fmt::format("has no template 'default', but {}", names));
       texts.origin = config + " (chat_template, default)";
       texts.with_tools_origin = config + " (chat_template, tool_use)";
     } else if (given) {
@@ -74,9 +74,9 @@ Texts texts_of(const std::string& folder) {
       texts.origin = config + " (chat_template)";
     }
   }
-  if (is_there(file)) texts = {detail::read_text_file(file, what), file, "", ""};
-  if (is_there(file) && is_there(tools)) {
-    texts.with_tools = detail::read_text_file(tools, what);
+  if (has_file(file)) texts = {detail::read_text_file(file, file_kind), file, "", ""};
+  if (has_file(file) && has_file(tools)) {
+    texts.with_tools = detail::read_text_file(tools, file_kind);
     texts.with_tools_origin = tools;
   }
   return texts;
@@ -107,8 +107,8 @@ std::shared_ptr<const JinjaTemplate> read_jinja_template(std::string_view text, 
 
 bool has_jinja_template(const std::string& folder) {
   return !folder.empty() &&
-         (is_there(folder + "/chat_template.jinja") ||
-          (is_there(folder + "/tokenizer_config.json") && read_json(folder + "/tokenizer_config.json")["chat_template"]));
+         (has_file(folder + "/chat_template.jinja") ||
+          (has_file(folder + "/tokenizer_config.json") && read_json(folder + "/tokenizer_config.json")["chat_template"]));
 }
 
 std::shared_ptr<const JinjaTemplate> load_jinja_template(const std::string& folder, const std::string& file) {

@@ -12,7 +12,7 @@ namespace tranche::data::jinja {
 
 namespace {
 
-using Kind = Expression::Kind;
+using Form = Expression::Kind;
 
 bool any_of(std::string_view text, std::initializer_list<std::string_view> texts) {
   return std::find(texts.begin(), texts.end(), text) != texts.end();
@@ -65,7 +65,7 @@ ExpressionParser::Deeper::~Deeper() {
   --parser.open_;
 }
 
-Part ExpressionParser::node(Kind kind, int line, std::string text) const {
+Part ExpressionParser::node(Form kind, int line, std::string text) const {
   auto made = std::make_unique<Expression>();
   made->kind = kind;
   made->line = line;
@@ -85,7 +85,7 @@ Part ExpressionParser::expression() {
   const Deeper deeper(*this);
   Part value = either();
   while (tokens_.is_name("if")) {
-    Part made = node(Kind::conditional, tokens_.take().line);
+    Part made = node(Form::conditional, tokens_.take().line);
     add(made, either());
     add(made, std::move(value));
     add(made, tokens_.skip_name("else") ? expression() : nullptr);
@@ -101,7 +101,7 @@ Part ExpressionParser::without_condition() {
 Part ExpressionParser::either() {
   Part value = both();
   while (tokens_.is_name("or")) {
-    Part made = node(Kind::either, tokens_.take().line);
+    Part made = node(Form::either, tokens_.take().line);
     add(made, std::move(value));
     add(made, both());
     value = std::move(made);
@@ -112,7 +112,7 @@ Part ExpressionParser::either() {
 Part ExpressionParser::both() {
   Part value = negation();
   while (tokens_.is_name("and")) {
-    Part made = node(Kind::both, tokens_.take().line);
+    Part made = node(Form::both, tokens_.take().line);
     add(made, std::move(value));
     add(made, negation());
     value = std::move(made);
@@ -123,7 +123,7 @@ Part ExpressionParser::both() {
 Part ExpressionParser::negation() {
   const Deeper deeper(*this);
   if (!tokens_.is_name("not")) return comparison();
-  Part made = node(Kind::negation, tokens_.take().line);
+  Part made = node(Form::negation, tokens_.take().line);
   add(made, negation());
   return made;
 }
@@ -138,7 +138,7 @@ Part ExpressionParser::comparison() {
                     tokens_.later(1).text == "in";
     if (!sign && !no && !tokens_.is_name("in")) break;
     if (made == nullptr) {
-      made = node(Kind::comparison, token.line);
+      made = node(Form::comparison, token.line);
       add(made, std::move(first));
     }
     if (no) tokens_.take();
@@ -153,7 +153,7 @@ Part ExpressionParser::sum() {
   Part value = joined();
   while (tokens_.is_sign("+") || tokens_.is_sign("-")) {
     const Token sign = tokens_.take();
-    Part made = node(Kind::arithmetic, sign.line, sign.text);
+    Part made = node(Form::arithmetic, sign.line, sign.text);
     add(made, std::move(value));
     add(made, joined());
     value = std::move(made);
@@ -164,7 +164,7 @@ Part ExpressionParser::sum() {
 Part ExpressionParser::joined() {
   Part first = product();
   if (!tokens_.is_sign("~")) return first;
-  Part made = node(Kind::joined, tokens_.now().line);
+  Part made = node(Form::joined, tokens_.now().line);
   add(made, std::move(first));
   while (tokens_.skip_sign("~")) add(made, product());
   return made;
@@ -174,7 +174,7 @@ Part ExpressionParser::product() {
   Part value = power();
   while (tokens_.now().kind == Token::Kind::sign && any_of(tokens_.now().text, {"*", "/", "//", "%"})) {
     const Token sign = tokens_.take();
-    Part made = node(Kind::arithmetic, sign.line, sign.text);
+    Part made = node(Form::arithmetic, sign.line, sign.text);
     add(made, std::move(value));
     add(made, power());
     value = std::move(made);
@@ -193,7 +193,7 @@ Part ExpressionParser::unary(bool with_filters) {
   Part value;
   if (tokens_.is_sign("-") || tokens_.is_sign("+")) {
     const Token sign = tokens_.take();
-    value = node(Kind::arithmetic, sign.line, sign.text);
+    value = node(Form::arithmetic, sign.line, sign.text);
     add(value, unary(false));
   } else {
     value = primary();
@@ -208,7 +208,7 @@ Part ExpressionParser::primary() {
   if (tokens_.is_sign("{")) return map();
   if (tokens_.is_sign("[")) {
     tokens_.take();
-    Part made = node(Kind::list, token.line);
+    Part made = node(Form::list, token.line);
     while (!tokens_.is_sign("]")) {
       if (!made->parts.empty()) tokens_.expect_sign(",");
       if (!tokens_.is_sign("]")) add(made, expression());
@@ -216,7 +216,7 @@ Part ExpressionParser::primary() {
     tokens_.take();
     return made;
   }
-  Part made = node(Kind::constant, token.line);
+  Part made = node(Form::constant, token.line);
   switch (token.kind) {
     case Token::Kind::name:
       if (any_of(token.text, {"if", "else", "is", "in", "and", "or", "not", "for"})) break;
@@ -228,7 +228,7 @@ Part ExpressionParser::primary() {
             token.text == "kwargs" || token.text == "super" || token.text.starts_with("__")) {
           refuse(fmt::format("the name '{}' is not supported", token.text), token.line);
         }
-        made->kind = Kind::name;
+        made->kind = Form::name;
         made->text = token.text;
       }
       return made;
@@ -260,13 +260,13 @@ Part ExpressionParser::primary() {
 
 Part ExpressionParser::parentheses() {
   const int line = tokens_.take().line;
-  if (tokens_.skip_sign(")")) return node(Kind::tuple, line);
+  if (tokens_.skip_sign(")")) return node(Form::tuple, line);
   Part first = expression();
   if (!tokens_.is_sign(",")) {
     tokens_.expect_sign(")");
     return first;
   }
-  Part made = node(Kind::tuple, line);
+  Part made = node(Form::tuple, line);
   add(made, std::move(first));
   while (tokens_.skip_sign(",")) {
     if (!tokens_.is_sign(")")) add(made, expression());
@@ -276,7 +276,7 @@ Part ExpressionParser::parentheses() {
 }
 
 Part ExpressionParser::map() {
-  Part made = node(Kind::map, tokens_.take().line);
+  Part made = node(Form::map, tokens_.take().line);
   while (!tokens_.is_sign("}")) {
     if (!made->parts.empty()) tokens_.expect_sign(",");
     if (tokens_.is_sign("}")) break;
@@ -319,12 +319,12 @@ Part ExpressionParser::subscript(Part value) {
   const Token open = tokens_.take();
   if (open.text == ".") {
     if (tokens_.now().kind == Token::Kind::integer) {
-      Part made = node(Kind::item, open.line);
+      Part made = node(Form::item, open.line);
       add(made, std::move(value));
       add(made, primary());
       return made;
     }
-    Part made = node(Kind::attribute, open.line, tokens_.name("the name of an attribute"));
+    Part made = node(Form::attribute, open.line, tokens_.name("the name of an attribute"));
     if (made->text.starts_with("__")) {
       refuse(fmt::format("the attribute '{}' is not supported", made->text), open.line);
     }
@@ -340,7 +340,7 @@ Part ExpressionParser::subscript(Part value) {
   if (tokens_.is_sign(",")) refuse("several subscripts in one bracket are not supported", open.line);
   if (count == 0 && limits[0] == nullptr) tokens_.refuse_token("a subscript");
   tokens_.expect_sign("]");
-  Part made = node(count == 0 ? Kind::item : Kind::slice, open.line);
+  Part made = node(count == 0 ? Form::item : Form::slice, open.line);
   add(made, std::move(value));
   add(made, std::move(limits[0]));
   for (std::size_t i = 1; count > 0 && i < limits.size(); ++i) add(made, std::move(limits[i]));
@@ -350,7 +350,7 @@ Part ExpressionParser::subscript(Part value) {
 Part ExpressionParser::filter(Part value) {
   tokens_.take();
   const int line = tokens_.now().line;
-  Part made = node(Kind::filter, line, tokens_.name("the name of a filter"));
+  Part made = node(Form::filter, line, tokens_.name("the name of a filter"));
   require_filter(made->text, line);
   add(made, std::move(value));
   if (tokens_.is_sign("(")) arguments(made);
@@ -360,7 +360,7 @@ Part ExpressionParser::filter(Part value) {
 Part ExpressionParser::test(Part value) {
   const int line = tokens_.take().line;
   const bool negated = tokens_.skip_name("not");
-  Part made = node(Kind::test, line, tokens_.name("the name of a test"));
+  Part made = node(Form::test, line, tokens_.name("the name of a test"));
   require_test(made->text, line);
   add(made, std::move(value));
   const Token& next = tokens_.now();
@@ -373,21 +373,21 @@ Part ExpressionParser::test(Part value) {
   }
   if (!made->keywords.empty()) refuse(fmt::format("the test '{}' has no named arguments", made->text), line);
   if (!negated) return made;
-  Part inverse = node(Kind::negation, line);
+  Part inverse = node(Form::negation, line);
   add(inverse, std::move(made));
   return inverse;
 }
 
 Part ExpressionParser::call(Part value) {
   const int line = tokens_.now().line;
-  if (value->kind == Kind::name) {
+  if (value->kind == Form::name) {
     called_.emplace_back(value->text, line);
-  } else if (value->kind == Kind::attribute) {
+  } else if (value->kind == Form::attribute) {
     require_method(value->text, line);
   } else {
     refuse("a call of a value that is neither a name nor a method is not supported", line);
   }
-  Part made = node(Kind::call, line);
+  Part made = node(Form::call, line);
   add(made, std::move(value));
   arguments(made);
   return made;

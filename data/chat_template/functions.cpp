@@ -19,11 +19,6 @@ constexpr std::array<std::string_view, 28> tests{
 constexpr std::array<std::string_view, 5> functions{"range", "namespace", "dict", "raise_exception",
                                                     "strftime_now"};
 
-template <typename Names>
-bool is_in(const Names& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 bool is_type(std::string_view name, const Value& value) {
   const bool number = value.as<std::int64_t>() != nullptr || value.as<double>() != nullptr;
   if (name == "string") return value.text() != nullptr;
@@ -177,11 +172,11 @@ std::vector<Value> Arguments::rest() {
 }
 
 void require_test(std::string_view name, int line) {
-  if (!is_in(tests, name)) refuse(fmt::format("the test '{}' is not supported", name), line);
+  if (std::find(tests.begin(), tests.end(), name) == tests.end()) refuse(fmt::format("the test '{}' is not supported", name), line);
 }
 
 bool is_function(std::string_view name) {
-  return is_in(functions, name);
+  return std::find(functions.begin(), functions.end(), name) != functions.end();
 }
 
 bool call_test(std::string_view name, const Value& value, Arguments& arguments, Work& work) {

@@ -11,7 +11,7 @@ namespace tranche::data::jinja {
 
 namespace {
 
-using Kind = Statement::Kind;
+using Task = Statement::Kind;
 
 class Parser {
  public:
@@ -48,7 +48,7 @@ class Parser {
         block.push_back(std::move(text));
       } else if (token.kind == Token::Kind::output_begin) {
         Statement output;
-        output.kind = Kind::output;
+        output.kind = Task::output;
         output.line = token.line;
         output.parts.push_back(expressions_.expression());
         if (tokens_.is_sign(",")) refuse("several values in one {{ }} are not supported", token.line);
@@ -87,12 +87,12 @@ class Parser {
     } else if (name == "macro") {
       macro(made);
     } else if (name == "generation") {
-      made.kind = Kind::generation;
+      made.kind = Task::generation;
       made.blocks.push_back(body({"endgeneration"}));
       close();
     } else if (name == "break" || name == "continue") {
       if (loops_ == 0) refuse(fmt::format("the block '{}' stands outside of a loop", name), line);
-      made.kind = name == "break" ? Kind::stop : Kind::next;
+      made.kind = name == "break" ? Task::stop : Task::next;
       close();
     } else {
       const bool known = name == "include" || name == "import" || name == "from" || name == "extends" ||
@@ -105,7 +105,7 @@ class Parser {
   }
 
   void branches(Statement& made) {
-    made.kind = Kind::branches;
+    made.kind = Task::branches;
     made.parts.push_back(expressions_.expression());
     made.blocks.push_back(body({"elif", "else", "endif"}));
     while (end_ == "elif") {
@@ -130,7 +130,7 @@ class Parser {
   }
 
   void loop(Statement& made) {
-    made.kind = Kind::loop;
+    made.kind = Task::loop;
     made.names = names();
     if (!tokens_.skip_name("in")) tokens_.refuse_token("'in'");
     made.parts.push_back(expressions_.without_condition());
@@ -153,11 +153,11 @@ class Parser {
         refuse(fmt::format("a namespace's value '{}' begins with _", made.attribute), made.line);
     }
     if (tokens_.skip_sign("=")) {
-      made.kind = Kind::assignment;
+      made.kind = Task::assignment;
       made.parts.push_back(expressions_.expression());
       if (tokens_.is_sign(",")) refuse("a tuple without brackets is not supported", made.line);
     } else {
-      made.kind = Kind::capture;
+      made.kind = Task::capture;
       if (tokens_.is_sign("|")) refuse("the block 'set' with a filter is not supported", made.line);
       if (made.names.size() > 1) refuse("the block 'set' with several names is not supported", made.line);
       made.blocks.push_back(body({"endset"}));
@@ -170,7 +170,7 @@ class Parser {
     if (loops_ > 0 || macros_open_ > 0) {
       refuse("a macro inside of a loop or of another macro is not supported", made.line);
     }
-    made.kind = Kind::macro;
+    made.kind = Task::macro;
     made.text = tokens_.name("the name of a macro");
     macros_.insert(made.text);
     tokens_.expect_sign("(");
