@@ -66,7 +66,8 @@ Texts texts_of(const std::string& folder) {
         if (name == "default") texts.text = each["template"].text();
         if (name == "tool_use") texts.with_tools = each["template"].text();
       }
-      if (texts.text.empty() && !has_file(file)) given.fail(fmt::format("has no template 'default', but {}", names));
+      if (texts.text.empty() && !has_file(file))
+        given.fail(fmt::format("has no template 'default', but {}", names));
       texts.origin = config + " (chat_template, default)";
       texts.with_tools_origin = config + " (chat_template, tool_use)";
     } else if (given) {
@@ -95,7 +96,8 @@ void require_date(const std::string& date) {
     good = year > 0 && month >= 1 && month <= 12 && day >= 1;
     good = good && day <= days[static_cast<std::size_t>(month - 1)] + (leap && month == 2 ? 1 : 0);
   }
-  if (!good) throw ConfigurationError(fmt::format("--chat-date is '{}', but must be a day like 2026-11-27", date));
+  if (!good)
+    throw ConfigurationError(fmt::format("--chat-date is '{}', but must be a day like 2026-11-27", date));
 }
 
 }  // namespace
@@ -106,17 +108,20 @@ std::shared_ptr<const JinjaTemplate> read_jinja_template(std::string_view text, 
 }
 
 bool has_jinja_template(const std::string& folder) {
-  return !folder.empty() &&
-         (has_file(folder + "/chat_template.jinja") ||
-          (has_file(folder + "/tokenizer_config.json") && read_json(folder + "/tokenizer_config.json")["chat_template"]));
+  return !folder.empty() && (has_file(folder + "/chat_template.jinja") ||
+                             (has_file(folder + "/tokenizer_config.json") &&
+                              read_json(folder + "/tokenizer_config.json")["chat_template"]));
 }
 
 std::shared_ptr<const JinjaTemplate> load_jinja_template(const std::string& folder, const std::string& file) {
   const std::string variables = special_tokens(folder);
-  if (!file.empty()) return read_jinja_template(detail::read_text_file(file, "--chat-template"), file, variables);
+  if (!file.empty())
+    return read_jinja_template(detail::read_text_file(file, "--chat-template"), file, variables);
   if (!has_jinja_template(folder)) {
-    throw ConfigurationError(fmt::format(
-        "'{}' has no chat template: neither chat_template.jinja nor \"chat_template\" in tokenizer_config.json", folder));
+    throw ConfigurationError(
+        fmt::format("'{}' has no chat template: neither chat_template.jinja nor \"chat_template\" in "
+                    "tokenizer_config.json",
+                    folder));
   }
   const Texts texts = texts_of(folder);
   auto own = std::make_shared<JinjaTemplate>(texts.text, texts.origin, variables);
@@ -132,7 +137,8 @@ ChatFormat chat_format(const std::string& name, const std::string& folder, const
   if (name.ends_with(".jinja")) {
     format.own = load_jinja_template(folder, name);
   } else if (name == "own") {
-    if (folder.empty()) throw ConfigurationError("--chat-template own is that of the tokenizer's folder: give --tokenizer");
+    if (folder.empty())
+      throw ConfigurationError("--chat-template own is that of the tokenizer's folder: give --tokenizer");
     format.own = load_jinja_template(folder);
   } else if (!name.empty()) {
     format.built_in = parse_chat_template(name);

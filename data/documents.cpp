@@ -91,9 +91,10 @@ ChatTemplate parse_chat_template(std::string_view name) {
     if (template_names[i] == name) return static_cast<ChatTemplate>(i);
   }
   const std::string closest = detail::closest_match(name, {template_names.begin() + 1, template_names.end()});
-  throw ConfigurationError(fmt::format("chat template '{}' is neither chatml, llama3, mistral, qwen nor own, nor a file that "
-                                       "ends in .jinja{}",
-                                       name, closest.empty() ? "" : "; did you mean " + closest + "?"));
+  throw ConfigurationError(
+      fmt::format("chat template '{}' is neither chatml, llama3, mistral, qwen nor own, nor a file that "
+                  "ends in .jinja{}",
+                  name, closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
 namespace {
@@ -148,9 +149,10 @@ void require_template(const detail::JsonNode& root, const ChatFormat& chat) {
 void require_messages_alone(const detail::JsonNode& root, const ChatFormat& chat) {
   for (const char* key : {"tools", "documents", "chat_template_kwargs"}) {
     if (asks_for_nothing(root[key])) continue;
-    root[key].fail(fmt::format("stands beside messages, which chat template {} does not write; a template of the "
-                               "tokenizer's folder may (--chat-template own)",
-                               template_names[static_cast<std::size_t>(chat.built_in)]));
+    root[key].fail(
+        fmt::format("stands beside messages, which chat template {} does not write; a template of the "
+                    "tokenizer's folder may (--chat-template own)",
+                    template_names[static_cast<std::size_t>(chat.built_in)]));
   }
 }
 
@@ -161,7 +163,8 @@ std::vector<Segment> conversation_of(const detail::JsonNode& root, const ChatFor
   require_messages_alone(root, chat);
   std::vector<Segment> segments = Conversation(root["messages"]).write(chat.built_in);
   if (chat.own) {
-    require_same(text_of(segments), chat.own->render(checked(root), false, chat.date, origin).text, chat, origin);
+    require_same(text_of(segments), chat.own->render(checked(root), false, chat.date, origin).text, chat,
+                 origin);
   }
   return segments;
 }
@@ -180,7 +183,8 @@ Document read_json_line(std::string_view line, const ChatFormat& chat, std::stri
     document.segments = {{root["text"].text(), true}};
   } else if (root["completion"] || root["prompt"]) {
     for (const char* key : {"prompt", "completion"}) {
-      if (!root[key]) root.fail(fmt::format("has \"{}\" without \"{}\"", key[0] == 'p' ? "completion" : "prompt", key));
+      if (!root[key])
+        root.fail(fmt::format("has \"{}\" without \"{}\"", key[0] == 'p' ? "completion" : "prompt", key));
     }
     document.segments = {{root["prompt"].text(), false}, {root["completion"].text(), true}};
   } else {
@@ -198,10 +202,13 @@ std::optional<std::string> read_json_prompt(std::string_view line, const ChatFor
   const auto root = detail::JsonNode::read<ConfigurationError>(line, origin);
   if (!root.json().is_object() || !root["messages"]) return std::nullopt;
   require_template(root, chat);
-  if (chat.built_in == ChatTemplate::none) return chat.own->render(checked(root), true, chat.date, origin).text;
+  if (chat.built_in == ChatTemplate::none)
+    return chat.own->render(checked(root), true, chat.date, origin).text;
   require_messages_alone(root, chat);
-  std::string text = text_of(Conversation(root["messages"]).write(chat.built_in)) + answer_header(chat.built_in);
-  if (chat.own) require_same(text, chat.own->render(checked(root), true, chat.date, origin).text, chat, origin);
+  std::string text =
+      text_of(Conversation(root["messages"]).write(chat.built_in)) + answer_header(chat.built_in);
+  if (chat.own)
+    require_same(text, chat.own->render(checked(root), true, chat.date, origin).text, chat, origin);
   return text;
 }
 

@@ -74,11 +74,12 @@ std::string fingerprint_of(const TokenizeOptions& options) {
     const std::int64_t changed = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
     inputs.push_back({{"file", input}, {"bytes", status.st_size}, {"changed", changed}});
   }
-  const nlohmann::ordered_json all = {{"inputs", inputs},
-                                      {"tokenizer", options.tokenizer_digest},
-                                      {"template", checkpoint::to_hex(checkpoint::digest_of(fingerprint(options.chat)))},
-                                      {"special", options.special},
-                                      {"part_bytes", options.part_bytes}};
+  const nlohmann::ordered_json all = {
+      {"inputs", inputs},
+      {"tokenizer", options.tokenizer_digest},
+      {"template", checkpoint::to_hex(checkpoint::digest_of(fingerprint(options.chat)))},
+      {"special", options.special},
+      {"part_bytes", options.part_bytes}};
   return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 

@@ -53,7 +53,7 @@ CASES = [
     "{{ u|default('d') }} {{ ''|default('d') }} {{ ''|default('d', true) }} {{ nothing|d('d') }} {{ nothing|d('d', boolean=true) }} {{ u|default }}",
     "{{ map|tojson }} {{ quote|tojson }} {{ [1, 2.0, none, false]|tojson }} {{ '<é\\x01\\x7f>'|tojson }} {{ 'é🙂'|tojson(ensure_ascii=true) }}",
     "{{ map|tojson(indent=2) }} {{ []|tojson(indent=2) }} {{ {}|tojson(indent=1) }} {{ map|tojson(separators=(',', ':')) }} {{ map|tojson(sort_keys=true) }}", "{{ u|tojson }}",
-    "{{ map|items|list }} {{ map|dictsort }} {{ map.keys()|list }} {{ map.values()|list }} {{ u|items|list }}", "{{ list|items }}",
+    "{{ map|items|list }} {{ map|dictsort }} {{ map.keys()|list }} {{ map.values()|list }} {{ u|items|list }}", "{{ list|items|list }}",
     "{{ 'aBc é'|string }} {{ 'aBc'|upper }} {{ 'aBc'|lower }} {{ 'hello World'|capitalize }} {{ 'a-b-a'|replace('a', 'x') }} {{ 'a-b-a'|replace('a', 'x', 1) }}",
     "{{ list|first }}{{ list|last }}{{ [] |first }}{{ 'abc'|first }} {{ list|reverse|list }} {{ 'abc'|reverse }} {{ 'ab'|list }} {{ '12'|int }} {{ ' 7 '|int + 1 }} {{ 'x'|int }} {{ 2.9|int }} {{ 'x'|int(default=4) }}",
     "{{ messages|selectattr('role', 'equalto', 'user')|map(attribute='content')|list }} {{ messages|rejectattr('role', 'eq', 'user')|list|length }} {{ messages|selectattr('x')|list }}",

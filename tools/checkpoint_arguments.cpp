@@ -164,7 +164,8 @@ void check(const GenerateOptions& options) {
     throw ConfigurationError("--stop is a text, but --prompt-tokens are numbers; give a --prompt");
   }
   if (!options.chat.empty() && options.prompts_file.empty()) {
-    throw ConfigurationError("--chat-template writes the messages of --prompts FILE.jsonl, and none is given");
+    throw ConfigurationError(
+        "--chat-template writes the messages of --prompts FILE.jsonl, and none is given");
   }
   if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
   if (options.max_batch < 1) refuse("--max-batch", options.max_batch, "must be at least 1");

@@ -16,10 +16,11 @@
 namespace tranche::tools {
 
 void add_chat_flags(CLI::App& app, std::string& chat, std::string& date) {
-  app.add_option("--chat-template", chat,
-                 "how the messages of conversations are written: by a built-in template, which has to write what "
-                 "the tokenizer's own writes; by the tokenizer's own; or by a file of Jinja (default: the "
-                 "tokenizer's own)")
+  app.add_option(
+         "--chat-template", chat,
+         "how the messages of conversations are written: by a built-in template, which has to write what "
+         "the tokenizer's own writes; by the tokenizer's own; or by a file of Jinja (default: the "
+         "tokenizer's own)")
       ->type_name("chatml|llama3|mistral|qwen|own|FILE.jinja");
   app.add_option("--chat-date", date, "the day that templates take as today's, such as 2026-11-27")
       ->type_name("YYYY-MM-DD");

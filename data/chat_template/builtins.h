@@ -65,7 +65,8 @@ Value negative(std::string_view sign, const Value& a);
 bool compare(std::string_view sign, const Value& a, const Value& b, Work& work);
 /// The methods of text, as far as filters share them.
 std::string cased(std::string_view text, std::string_view how);
-std::string_view stripped(std::string_view text, const Value* characters, bool front, bool behind, Work& work);
+std::string_view stripped(std::string_view text, const Value* characters, bool front, bool behind,
+                          Work& work);
 std::string replaced(std::string_view text, std::string_view old, std::string_view by, std::int64_t most,
                      Work& work);
 

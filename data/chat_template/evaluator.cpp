@@ -21,7 +21,8 @@ struct Scope {
   Scope* parent;
   Value* find(std::string_view name, Work& work) {
     work.entries(names.size());
-    const auto found = std::find_if(names.begin(), names.end(), [&](const auto& each) { return each.first == name; });
+    const auto found =
+        std::find_if(names.begin(), names.end(), [&](const auto& each) { return each.first == name; });
     return found == names.end() ? nullptr : &found->second;
   }
   void set(const std::string& name, Value value, Work& work) {
@@ -64,7 +65,8 @@ class Evaluator {
     Deeper(Evaluator& evaluator, int line) : own(evaluator), before(evaluator.line_) {
       own.line_ = line;
       own.work_.steps(1);
-      if (++own.open_ > most_open) refuse(fmt::format("macros call one another deeper than {} steps", most_open));
+      if (++own.open_ > most_open)
+        refuse(fmt::format("macros call one another deeper than {} steps", most_open));
     }
     ~Deeper() { --own.open_; }
     Evaluator& own;
@@ -109,7 +111,8 @@ class Evaluator {
       }
       case Statement::Kind::macro:
         scope.set(statement.text,
-                  Value(Value::Stored(std::make_shared<const Callable>(Callable{statement.text, &statement, nullptr}))),
+                  Value(Value::Stored(
+                      std::make_shared<const Callable>(Callable{statement.text, &statement, nullptr}))),
                   work_);
         return Flow::on;
       case Statement::Kind::generation: {
@@ -146,7 +149,8 @@ class Evaluator {
     for (std::size_t i = 0; i < statement.parts.size(); ++i) {
       if (value_of(*statement.parts[i], scope).truth()) return execute(statement.blocks[i], scope);
     }
-    return statement.blocks.size() > statement.parts.size() ? execute(statement.blocks.back(), scope) : Flow::on;
+    return statement.blocks.size() > statement.parts.size() ? execute(statement.blocks.back(), scope)
+                                                            : Flow::on;
   }
 
   void unpack(const std::vector<std::string>& names, const Value& value, Scope& scope) {
@@ -164,7 +168,8 @@ class Evaluator {
     const Value* target = look_up(statement.names[0], scope);
     Namespace* names = target == nullptr ? nullptr : target->names();
     if (names == nullptr)
-      refuse(fmt::format("sets '{}' of '{}', which is no namespace", statement.attribute, statement.names[0]));
+      refuse(
+          fmt::format("sets '{}' of '{}', which is no namespace", statement.attribute, statement.names[0]));
     (void)Value::list({value});  // refuses what no container may have
     work_.entries(names->items.size());
     for (auto& [name, item] : names->items) {
@@ -286,7 +291,8 @@ class Evaluator {
 
   std::vector<Value> parts_from(const Expression& expression, std::size_t first, Scope& scope) {
     std::vector<Value> values;
-    for (std::size_t i = first; i < expression.parts.size(); ++i) values.push_back(part(expression, i, scope));
+    for (std::size_t i = first; i < expression.parts.size(); ++i)
+      values.push_back(part(expression, i, scope));
     return values;
   }
 
@@ -318,8 +324,8 @@ class Evaluator {
   Value attribute(const Expression& expression, Scope& scope) {
     const Value value = part(expression, 0, scope);
     if (has_method(value, expression.text)) {
-      refuse(fmt::format("the method '{}' of a {} that is not called; its key is reached by ['{}']", expression.text,
-                         value.type(), expression.text));
+      refuse(fmt::format("the method '{}' of a {} that is not called; its key is reached by ['{}']",
+                         expression.text, value.type(), expression.text));
     }
     return attribute_of(value, expression.text, work_);
   }
@@ -347,7 +353,8 @@ class Evaluator {
 
   Value joined(const Expression& expression, Scope& scope) {
     std::string text;
-    for (std::size_t i = 0; i < expression.parts.size(); ++i) text += to_text(part(expression, i, scope), work_);
+    for (std::size_t i = 0; i < expression.parts.size(); ++i)
+      text += to_text(part(expression, i, scope), work_);
     work_.text(text.size());
     return Value::text(std::move(text));
   }
@@ -355,15 +362,16 @@ class Evaluator {
   Arguments arguments_of(const Expression& expression, std::string what, Scope& scope) {
     std::vector<Value> positional = parts_from(expression, 1, scope);
     std::vector<std::pair<std::string, Value>> keywords;
-    for (const auto& [name, value] : expression.keywords) keywords.emplace_back(name, value_of(*value, scope));
+    for (const auto& [name, value] : expression.keywords)
+      keywords.emplace_back(name, value_of(*value, scope));
     return {std::move(what), std::move(positional), std::move(keywords)};
   }
 
   Value filter_or_test(const Expression& expression, Scope& scope) {
     const Value value = part(expression, 0, scope);
     const bool filter = expression.kind == Expression::Kind::filter;
-    Arguments arguments =
-        arguments_of(expression, fmt::format("the {} '{}'", filter ? "filter" : "test", expression.text), scope);
+    Arguments arguments = arguments_of(
+        expression, fmt::format("the {} '{}'", filter ? "filter" : "test", expression.text), scope);
     if (filter) return call_filter(expression.text, value, arguments, work_);
     return Value::boolean(call_test(expression.text, value, arguments, work_));
   }
@@ -378,7 +386,8 @@ class Evaluator {
     const Value function = value_of(target, scope);
     if (function.undefined() != nullptr) refuse(*function.undefined()->what);
     const Callable* callable = function.callable();
-    if (callable == nullptr) refuse(fmt::format("'{}' is a {}, which cannot be called", target.text, function.type()));
+    if (callable == nullptr)
+      refuse(fmt::format("'{}' is a {}, which cannot be called", target.text, function.type()));
     Arguments arguments = arguments_of(expression, fmt::format("{}()", target.text), scope);
     if (callable->macro != nullptr) return call_macro(*callable->macro, arguments);
     return call_function(callable->name, arguments, variables_.date, work_);
@@ -390,8 +399,9 @@ class Evaluator {
     for (std::size_t i = 0; i < macro.names.size(); ++i) {
       const Value* given = arguments.take(macro.names[i]);
       Value value = given != nullptr ? *given
-                    : i >= required  ? value_of(*macro.parts[i - required], inside)
-                                     : Value::undefined(fmt::format("argument '{}' was not given", macro.names[i]));
+                    : i >= required
+                        ? value_of(*macro.parts[i - required], inside)
+                        : Value::undefined(fmt::format("argument '{}' was not given", macro.names[i]));
       inside.set(macro.names[i], std::move(value), work_);
     }
     arguments.finish();

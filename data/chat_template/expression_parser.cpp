@@ -48,10 +48,10 @@ std::string TokenReader::name(std::string_view what) {
 
 void TokenReader::refuse_token(std::string_view what) const {
   const Token& token = now();
-  const std::string found =
-      token.kind == Token::Kind::end    ? "the template ends"
-      : token.kind == Token::Kind::data ? "text"
-                                        : fmt::format("'{}'", detail::printable(token.text.substr(0, 40)));
+  const std::string found = token.kind == Token::Kind::end ? "the template ends"
+                            : token.kind == Token::Kind::data
+                                ? "text"
+                                : fmt::format("'{}'", detail::printable(token.text.substr(0, 40)));
   refuse(fmt::format("{} where {} is expected", found, what), token.line);
 }
 
@@ -133,9 +133,10 @@ Part ExpressionParser::comparison() {
   Part made;
   for (;;) {
     const Token& token = tokens_.now();
-    const bool sign = token.kind == Token::Kind::sign && any_of(token.text, {"==", "!=", "<", "<=", ">", ">="});
-    const bool no = tokens_.is_name("not") && tokens_.later(1).kind == Token::Kind::name &&
-                    tokens_.later(1).text == "in";
+    const bool sign =
+        token.kind == Token::Kind::sign && any_of(token.text, {"==", "!=", "<", "<=", ">", ">="});
+    const bool no =
+        tokens_.is_name("not") && tokens_.later(1).kind == Token::Kind::name && tokens_.later(1).text == "in";
     if (!sign && !no && !tokens_.is_name("in")) break;
     if (made == nullptr) {
       made = node(Form::comparison, token.line);

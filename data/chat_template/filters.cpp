@@ -74,7 +74,8 @@ Value to_json_text(const Value& value, Arguments& arguments, Work& work) {
     style.indent = static_cast<int>(*indent->integer());
     style.comma = ",";
   }
-  if (const Value* separators = arguments.take("separators"); separators != nullptr && !separators->is_none()) {
+  if (const Value* separators = arguments.take("separators");
+      separators != nullptr && !separators->is_none()) {
     const List* list = separators->list();
     if (list == nullptr || list->items.size() != 2 || list->items[0].text() == nullptr ||
         list->items[1].text() == nullptr)
@@ -107,7 +108,8 @@ Value chosen(const Value& value, Arguments& arguments, Work& work, bool attribut
   const Value path = attribute ? arguments.need("attribute") : Value();
   const Value* test = arguments.next();
   const std::vector<Value> more = arguments.rest();
-  if (test != nullptr && test->text() == nullptr) refuse(fmt::format("{} needs a test's name", arguments.what()));
+  if (test != nullptr && test->text() == nullptr)
+    refuse(fmt::format("{} needs a test's name", arguments.what()));
   if (test != nullptr) require_test(test->text()->bytes, 0);
   std::vector<Value> items;
   const auto list = entries(value, work);
@@ -147,7 +149,8 @@ Value mapped(const Value& value, Arguments& arguments, Work& work) {
 Value pairs(const Value& value, Work& work, bool sorted) {
   if (value.undefined() != nullptr && !sorted) return Value::list({}, List::Kind::generator);
   if (value.map() == nullptr)
-    refuse(fmt::format("the filter '{}' of a {}, which is no dict", sorted ? "dictsort" : "items", value.type()));
+    refuse(fmt::format("the filter '{}' of a {}, which is no dict", sorted ? "dictsort" : "items",
+                       value.type()));
   const Map& map = *value.map();
   std::vector<std::size_t> order(map.items.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -157,7 +160,8 @@ Value pairs(const Value& value, Work& work, bool sorted) {
       work.text(16 * key.size());
       keys.push_back(cased(key, "lower"));
     }
-    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return keys[a] < keys[b]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return keys[a] < keys[b]; });
   }
   std::vector<Value> items;
   work.entries(16 * map.items.size());
@@ -172,7 +176,8 @@ Value one_of(const Value& value, Work& work, bool first) {
   if (!first && value.list() != nullptr && value.list()->kind == List::Kind::generator)
     refuse("the filter 'last' of a generator, which Python cannot go through from its end");
   const auto list = entries(value, work);
-  if (list->items.empty()) return Value::undefined(fmt::format("there is no {} entry", first ? "first" : "last"));
+  if (list->items.empty())
+    return Value::undefined(fmt::format("there is no {} entry", first ? "first" : "last"));
   return first ? list->items.front() : list->items.back();
 }
 
@@ -188,18 +193,22 @@ const std::array<Named, 25> filters{{
        return Value::text(std::string(stripped(text, characters, true, true, work)),
                           value.text() != nullptr && value.text()->safe);
      }},
-    {"length", [](const Value& value, Arguments&, Work& work) {
+    {"length",
+     [](const Value& value, Arguments&, Work& work) {
        if (value.text() != nullptr) work.text(value.text()->bytes.size());
        return Value::integer(size_of(value));
      }},
-    {"count", [](const Value& value, Arguments&, Work& work) {
+    {"count",
+     [](const Value& value, Arguments&, Work& work) {
        if (value.text() != nullptr) work.text(value.text()->bytes.size());
        return Value::integer(size_of(value));
      }},
-    {"string", [](const Value& value, Arguments&, Work& work) {
+    {"string",
+     [](const Value& value, Arguments&, Work& work) {
        return value.text() != nullptr ? value : Value::text(to_text(value, work));
      }},
-    {"safe", [](const Value& value, Arguments&, Work& work) { return Value::text(to_text(value, work), true); }},
+    {"safe",
+     [](const Value& value, Arguments&, Work& work) { return Value::text(to_text(value, work), true); }},
     {"default",
      [](const Value& value, Arguments& arguments, Work&) {
        const Value* given = arguments.take("default_value");
@@ -207,15 +216,14 @@ const std::array<Named, 25> filters{{
        const bool missing = value.undefined() != nullptr || (false_too && !value.truth());
        return missing ? given == nullptr ? Value::text("") : *given : value;
      }},
-    {"d",
-     [](const Value& value, Arguments& arguments, Work& work) {
-       return call_filter("default", value, arguments, work);
-     }},
+    {"d", [](const Value& value, Arguments& arguments,
+             Work& work) { return call_filter("default", value, arguments, work); }},
     {"tojson", to_json_text},
     {"join", join},
     {"items", [](const Value& value, Arguments&, Work& work) { return pairs(value, work, false); }},
     {"dictsort", [](const Value& value, Arguments&, Work& work) { return pairs(value, work, true); }},
-    {"list", [](const Value& value, Arguments&, Work& work) { return Value::list(entries(value, work)->items); }},
+    {"list",
+     [](const Value& value, Arguments&, Work& work) { return Value::list(entries(value, work)->items); }},
     {"first", [](const Value& value, Arguments&, Work& work) { return one_of(value, work, true); }},
     {"last", [](const Value& value, Arguments&, Work& work) { return one_of(value, work, false); }},
     {"reverse",
@@ -228,25 +236,29 @@ const std::array<Named, 25> filters{{
        return Value::text(std::move(text));
      }},
     {"map", mapped},
-    {"select",
-     [](const Value& value, Arguments& arguments, Work& work) { return chosen(value, arguments, work, false, true); }},
-    {"reject",
-     [](const Value& value, Arguments& arguments, Work& work) { return chosen(value, arguments, work, false, false); }},
-    {"selectattr",
-     [](const Value& value, Arguments& arguments, Work& work) { return chosen(value, arguments, work, true, true); }},
-    {"rejectattr",
-     [](const Value& value, Arguments& arguments, Work& work) { return chosen(value, arguments, work, true, false); }},
-    {"upper", [](const Value& value, Arguments&, Work& work) { return Value::text(cased(to_text(value, work), "upper")); }},
-    {"lower", [](const Value& value, Arguments&, Work& work) { return Value::text(cased(to_text(value, work), "lower")); }},
-    {"capitalize",
-     [](const Value& value, Arguments&, Work& work) { return Value::text(cased(to_text(value, work), "capitalize")); }},
+    {"select", [](const Value& value, Arguments& arguments,
+                  Work& work) { return chosen(value, arguments, work, false, true); }},
+    {"reject", [](const Value& value, Arguments& arguments,
+                  Work& work) { return chosen(value, arguments, work, false, false); }},
+    {"selectattr", [](const Value& value, Arguments& arguments,
+                      Work& work) { return chosen(value, arguments, work, true, true); }},
+    {"rejectattr", [](const Value& value, Arguments& arguments,
+                      Work& work) { return chosen(value, arguments, work, true, false); }},
+    {"upper", [](const Value& value, Arguments&,
+                 Work& work) { return Value::text(cased(to_text(value, work), "upper")); }},
+    {"lower", [](const Value& value, Arguments&,
+                 Work& work) { return Value::text(cased(to_text(value, work), "lower")); }},
+    {"capitalize", [](const Value& value, Arguments&,
+                      Work& work) { return Value::text(cased(to_text(value, work), "capitalize")); }},
     {"replace",
      [](const Value& value, Arguments& arguments, Work& work) {
-       const std::string text = to_text(value, work), old = arguments.need_text("old"), by = arguments.need_text("new");
+       const std::string text = to_text(value, work), old = arguments.need_text("old"),
+                         by = arguments.need_text("new");
        const Value* count = arguments.take("count");
        if (count != nullptr && !count->is_none() && !count->integer())
          refuse("the filter 'replace' needs an integer as 'count'");
-       return Value::text(replaced(text, old, by, count == nullptr || count->is_none() ? -1 : *count->integer(), work));
+       return Value::text(
+           replaced(text, old, by, count == nullptr || count->is_none() ? -1 : *count->integer(), work));
      }},
     {"int", to_integer},
 }};
@@ -254,13 +266,16 @@ const std::array<Named, 25> filters{{
 }  // namespace
 
 void require_filter(std::string_view name, int line) {
-  const bool known = !name.empty() && std::any_of(filters.begin(), filters.end(), [&](const Named& each) { return each.name == name; });
+  const bool known = !name.empty() && std::any_of(filters.begin(), filters.end(),
+                                                  [&](const Named& each) { return each.name == name; });
   if (!known) refuse(fmt::format("the filter '{}' is not supported", name), line);
 }
 
 Value call_filter(std::string_view name, const Value& value, Arguments& arguments, Work& work) {
-  const auto* found = std::find_if(filters.begin(), filters.end(), [&](const Named& each) { return each.name == name; });
-  constexpr std::array<std::string_view, 8> takes_safe{"trim", "length", "count", "string", "safe", "default", "d", "tojson"};
+  const auto* found =
+      std::find_if(filters.begin(), filters.end(), [&](const Named& each) { return each.name == name; });
+  constexpr std::array<std::string_view, 8> takes_safe{"trim", "length",  "count", "string",
+                                                       "safe", "default", "d",     "tojson"};
   if (value.text() != nullptr && value.text()->safe &&
       std::find(takes_safe.begin(), takes_safe.end(), name) == takes_safe.end())
     refuse(fmt::format("the filter '{}' behind the filter 'safe' is not supported", name));

@@ -13,9 +13,10 @@ namespace tranche::data::jinja {
 namespace {
 
 constexpr std::array<std::string_view, 28> tests{
-    "defined", "undefined", "none",    "string", "mapping", "iterable", "sequence",    "number", "integer", "float",
-    "boolean", "true",      "false",   "odd",    "even",    "equalto",  "eq",          "ne",     "lt",      "gt",
-    "le",      "ge",        "in",      "lower",  "upper",   "sameas",   "divisibleby", "callable"};
+    "defined", "undefined", "none",  "string",  "mapping", "iterable",    "sequence",
+    "number",  "integer",   "float", "boolean", "true",    "false",       "odd",
+    "even",    "equalto",   "eq",    "ne",      "lt",      "gt",          "le",
+    "ge",      "in",        "lower", "upper",   "sameas",  "divisibleby", "callable"};
 constexpr std::array<std::string_view, 5> functions{"range", "namespace", "dict", "raise_exception",
                                                     "strftime_now"};
 
@@ -172,7 +173,8 @@ std::vector<Value> Arguments::rest() {
 }
 
 void require_test(std::string_view name, int line) {
-  if (std::find(tests.begin(), tests.end(), name) == tests.end()) refuse(fmt::format("the test '{}' is not supported", name), line);
+  if (std::find(tests.begin(), tests.end(), name) == tests.end())
+    refuse(fmt::format("the test '{}' is not supported", name), line);
 }
 
 bool is_function(std::string_view name) {
@@ -210,7 +212,8 @@ bool call_test(std::string_view name, const Value& value, Arguments& arguments, 
              name == "le" || name == "ge") {
     constexpr std::array<std::pair<std::string_view, std::string_view>, 6> signs{
         {{"ne", "!="}, {"lt", "<"}, {"gt", ">"}, {"le", "<="}, {"ge", ">="}, {"eq", "=="}}};
-    const auto found = std::find_if(signs.begin(), signs.end() - 1, [&](const auto& each) { return each.first == name; });
+    const auto found =
+        std::find_if(signs.begin(), signs.end() - 1, [&](const auto& each) { return each.first == name; });
     result = compare(found->second, value, arguments.need("other"), work);
   } else {
     result = is_type(name, value);
@@ -226,13 +229,16 @@ Value call_function(std::string_view name, Arguments& arguments, const std::stri
   } else if (name == "namespace" || name == "dict") {
     std::vector<std::pair<std::string, Value>> items;
     if (const Value* first = arguments.next()) {
-      if (first->map() == nullptr) refuse(fmt::format("{} of a {} is not supported", arguments.what(), first->type()));
+      if (first->map() == nullptr)
+        refuse(fmt::format("{} of a {} is not supported", arguments.what(), first->type()));
       items = first->map()->items;
     }
-    if (arguments.next() != nullptr) refuse(fmt::format("{} has more arguments than are supported", arguments.what()));
+    if (arguments.next() != nullptr)
+      refuse(fmt::format("{} has more arguments than are supported", arguments.what()));
     for (const auto& [key, value] : arguments.named()) {
       work.entries(items.size());
-      const auto there = std::find_if(items.begin(), items.end(), [&key = key](const auto& each) { return each.first == key; });
+      const auto there = std::find_if(items.begin(), items.end(),
+                                      [&key = key](const auto& each) { return each.first == key; });
       if (there != items.end()) {
         there->second = value;
       } else {

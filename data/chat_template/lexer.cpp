@@ -109,7 +109,8 @@ class Lexer {
     if (!kept.empty()) add(Kind::data, std::string(kept));
   }
 
-  /// Goes behind the end of a tag, which is next: "-%}" with the blanks behind it, "+%}", or "%}" with a line end.
+  /// Goes behind the end of a tag, which is next: "-%}" with the blanks behind it, "+%}", or "%}" with a line
+  /// end.
   void skip_end(char kind) {
     const char sign = source_[at_];
     skip(sign == '-' || sign == '+' ? 3 : 2);
@@ -206,7 +207,8 @@ class Lexer {
     digits();
     bool whole = true;
     // messages.0.content has no fraction.
-    const bool attribute = !tokens_.empty() && tokens_.back().text == "." && tokens_.back().kind == Kind::sign;
+    const bool attribute =
+        !tokens_.empty() && tokens_.back().text == "." && tokens_.back().kind == Kind::sign;
     if (!attribute && length + 1 < rest().size() && rest()[length] == '.' && is_digit(rest()[length + 1])) {
       whole = false;
       ++length;
@@ -273,12 +275,11 @@ class Lexer {
   }
 
   void read_sign(std::string& open) {
-    constexpr std::array<std::string_view, 26> signs{"**", "//", "==", "!=", ">=", "<=", "+", "-", "/", "*",
-                                                     "%",  "~",  "[",  "]",  "(",  ")",  "{", "}", ">", "<",
-                                                     "=",  ".",  ":",  "|",  ",",  ";"};
-    const auto found = std::find_if(signs.begin(), signs.end(), [&](std::string_view each) {
-      return rest().starts_with(each);
-    });
+    constexpr std::array<std::string_view, 26> signs{"**", "//", "==", "!=", ">=", "<=", "+", "-", "/",
+                                                     "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
+                                                     ">",  "<",  "=",  ".",  ":",  "|",  ",", ";"};
+    const auto found = std::find_if(signs.begin(), signs.end(),
+                                    [&](std::string_view each) { return rest().starts_with(each); });
     if (found == signs.end()) {
       const std::string_view own = rest().substr(0, character_bytes(rest()));
       refuse(fmt::format("the character '{}' begins nothing", detail::printable(own)), line_);

@@ -1,5 +1,6 @@
 #pragma once
-/// A template's text as tokens, with the rules for blanks that transformers sets (trim_blocks, lstrip_blocks).
+/// A template's text as tokens, with the rules for blanks that transformers sets (trim_blocks,
+/// lstrip_blocks).
 
 #include <cstdint>
 #include <string>

@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 16> text_methods{
     "rsplit",     "rstrip", "split",    "strip", "startswith", "title", "upper",  "isdigit"};
 constexpr std::array<std::string_view, 4> map_methods{"get", "items", "keys", "values"};
 /// Methods that change what they are called on, which transformers' environment refuses.
-constexpr std::array<std::string_view, 10> changing{"append", "extend", "insert", "pop",    "remove",
+constexpr std::array<std::string_view, 10> changing{"append", "extend", "insert", "pop",     "remove",
                                                     "update", "clear",  "sort",   "reverse", "setdefault"};
 
 template <typename Names>
@@ -40,7 +40,8 @@ std::vector<Value> pieces(std::string_view text, const Value* separator, std::in
         add(text);
         break;
       }
-      while (end < text.size() && blank_bytes(text.substr(end)) == 0) end += character_bytes(text.substr(end));
+      while (end < text.size() && blank_bytes(text.substr(end)) == 0)
+        end += character_bytes(text.substr(end));
       add(text.substr(0, end));
       text.remove_prefix(end);
     }
@@ -82,7 +83,8 @@ std::vector<Value> pieces_from_end(std::string_view text, const Value* separator
 
 std::int64_t whole(const Value* value, std::int64_t otherwise, const Arguments& arguments) {
   if (value == nullptr) return otherwise;
-  if (!value->integer()) refuse(fmt::format("{} needs an integer, not a {}", arguments.what(), value->type()));
+  if (!value->integer())
+    refuse(fmt::format("{} needs an integer, not a {}", arguments.what(), value->type()));
   return *value->integer();
 }
 
@@ -105,13 +107,13 @@ Value call_text(std::string_view name, const Text& text, Arguments& arguments, W
   const std::string_view own = text.bytes;
   work.text(own.size());
   if (text.safe)
-    refuse(fmt::format("{} of a text of the filter 'safe', which escapes, is not supported", arguments.what()));
+    refuse(
+        fmt::format("{} of a text of the filter 'safe', which escapes, is not supported", arguments.what()));
   if (name == "upper" || name == "lower" || name == "title" || name == "capitalize")
     return Value::text(cased(own, name));
   if (name == "strip" || name == "lstrip" || name == "rstrip") {
     const Value* characters = arguments.next();
-    return Value::text(
-        std::string(stripped(own, characters, name != "rstrip", name != "lstrip", work)));
+    return Value::text(std::string(stripped(own, characters, name != "rstrip", name != "lstrip", work)));
   }
   if (name == "startswith" || name == "endswith") {
     return Value::boolean(any_text(arguments.need("prefix"), arguments, [&](std::string_view part) {
@@ -141,16 +143,14 @@ Value call_text(std::string_view name, const Text& text, Arguments& arguments, W
   }
   if (name == "isdigit") {
     if (!is_ascii(own)) refuse("isdigit() of a text with other characters than ASCII's is not supported");
-    return Value::boolean(!own.empty() && std::all_of(own.begin(), own.end(), [](char c) {
-      return c >= '0' && c <= '9';
-    }));
+    return Value::boolean(!own.empty() &&
+                          std::all_of(own.begin(), own.end(), [](char c) { return c >= '0' && c <= '9'; }));
   }
   const std::string part = arguments.need_text("sub");
   if (name == "find") {
     const std::size_t at = own.find(part);
-    return Value::integer(at == std::string_view::npos
-                              ? -1
-                              : static_cast<std::int64_t>(characters(own.substr(0, at))));
+    return Value::integer(
+        at == std::string_view::npos ? -1 : static_cast<std::int64_t>(characters(own.substr(0, at))));
   }
   if (part.empty()) refuse("count() of an empty text is not supported");
   std::int64_t count = 0;

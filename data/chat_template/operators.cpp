@@ -19,17 +19,18 @@ void require_defined(const Value& value) {
 }
 
 /// Names that Jinja finds as methods before it looks for a key.
-constexpr std::array<std::string_view, 11> map_attributes{"clear", "copy", "fromkeys", "get",        "items", "keys",
-                                                          "pop",   "popitem", "setdefault", "update", "values"};
-constexpr std::array<std::string_view, 11> list_attributes{"append", "clear",  "copy", "count",   "extend", "index",
-                                                           "insert", "pop", "remove", "reverse", "sort"};
+constexpr std::array<std::string_view, 11> map_attributes{
+    "clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"};
+constexpr std::array<std::string_view, 11> list_attributes{
+    "append", "clear", "copy", "count", "extend", "index", "insert", "pop", "remove", "reverse", "sort"};
 constexpr std::array<std::string_view, 47> text_attributes{
-    "capitalize", "casefold",     "center",       "count",     "encode",     "endswith",  "expandtabs", "find",
-    "format",     "format_map",   "index",        "isalnum",   "isalpha",    "isascii",   "isdecimal",  "isdigit",
-    "isidentifier", "islower",    "isnumeric",    "isprintable", "isspace",  "istitle",   "isupper",    "join",
-    "ljust",      "lower",        "lstrip",       "maketrans", "partition",  "removeprefix", "removesuffix", "replace",
-    "rfind",      "rindex",       "rjust",        "rpartition", "rsplit",    "rstrip",    "split",      "splitlines",
-    "startswith", "strip",        "swapcase",     "title",     "translate",  "upper",     "zfill"};
+    "capitalize", "casefold",     "center",       "count",   "encode",     "endswith",    "expandtabs",
+    "find",       "format",       "format_map",   "index",   "isalnum",    "isalpha",     "isascii",
+    "isdecimal",  "isdigit",      "isidentifier", "islower", "isnumeric",  "isprintable", "isspace",
+    "istitle",    "isupper",      "join",         "ljust",   "lower",      "lstrip",      "maketrans",
+    "partition",  "removeprefix", "removesuffix", "replace", "rfind",      "rindex",      "rjust",
+    "rpartition", "rsplit",       "rstrip",       "split",   "splitlines", "startswith",  "strip",
+    "swapcase",   "title",        "translate",    "upper",   "zfill"};
 
 template <typename Names>
 bool names(const Names& names, std::string_view name) {

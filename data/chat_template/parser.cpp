@@ -98,8 +98,9 @@ class Parser {
       const bool known = name == "include" || name == "import" || name == "from" || name == "extends" ||
                          name == "block" || name == "call" || name == "filter" || name == "with" ||
                          name == "autoescape" || name == "print";
-      refuse(fmt::format("the block '{}' {}", name, known ? "is not supported" : "is not known or stands alone"),
-             line);
+      refuse(
+          fmt::format("the block '{}' {}", name, known ? "is not supported" : "is not known or stands alone"),
+          line);
     }
     return made;
   }
@@ -122,7 +123,8 @@ class Parser {
     do {
       const int line = tokens_.now().line;
       names.push_back(tokens_.name("a name that is set"));
-      if (std::set<std::string>{"true", "false", "none", "True", "False", "None", "loop", "not"}.contains(names.back()))
+      if (std::set<std::string>{"true", "false", "none", "True", "False", "None", "loop", "not"}.contains(
+              names.back()))
         refuse(fmt::format("'{}' cannot be set", names.back()), line);
     } while (tokens_.skip_sign(","));
     if (bracket) tokens_.expect_sign(")");
@@ -180,7 +182,8 @@ class Parser {
       if (tokens_.skip_sign("=")) {
         made.parts.push_back(expressions_.expression());
       } else if (!made.parts.empty()) {
-        refuse(fmt::format("the argument '{}' without a default stands behind one that has it", made.names.back()),
+        refuse(fmt::format("the argument '{}' without a default stands behind one that has it",
+                           made.names.back()),
                made.line);
       }
     }

@@ -73,8 +73,7 @@ JinjaTemplate::JinjaTemplate(std::string_view text, std::string origin, std::str
     : text_(text), origin_(std::move(origin)), variables_text_(variables) {
   try {
     const Json given = Json::parse(variables);
-    for (const auto& [name, value] : given.items())
-      variables_.emplace_back(name, jinja::Value::of(value));
+    for (const auto& [name, value] : given.items()) variables_.emplace_back(name, jinja::Value::of(value));
     block_ = jinja::parse(text_);
     marks_ = has_marks(block_);
   } catch (const jinja::Refusal& refusal) {
@@ -137,11 +136,12 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
   const Json& messages = conversation.at("messages");
   const jinja::Rendering rendering = render(conversation, false, date, where);
   const auto untold = [&](const std::string& why) {
-    fail(origin_,
-         {why + ", so which tokens are learned is not known; mark them with {% generation %} in a template of "
-                "your own",
-          0},
-         where);
+    fail(
+        origin_,
+        {why + ", so which tokens are learned is not known; mark them with {% generation %} in a template of "
+               "your own",
+         0},
+        where);
   };
   const auto turn_at = [&](std::size_t at) {
     return std::find_if(rendering.turns.begin(), rendering.turns.end(), [&](const jinja::Turn& turn) {
@@ -165,7 +165,9 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
     Json before = conversation;
     std::size_t last = messages.size();
     while (last > 0 && !is_assistant(messages[last - 1])) --last;
-    if (last > 1) before["messages"].erase(before["messages"].begin() + static_cast<std::ptrdiff_t>(last - 1), before["messages"].end());
+    if (last > 1)
+      before["messages"].erase(before["messages"].begin() + static_cast<std::ptrdiff_t>(last - 1),
+                               before["messages"].end());
     const std::string without = render(before, false, date, where).text;
     std::string header = render(before, true, date, where).text;
     if (!header.starts_with(without)) untold("rewrites the conversation where it asks for an answer");
@@ -175,7 +177,8 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (!is_assistant(messages[message])) continue;
       if (seen[message]) untold("writes a message of the assistant in two places");
       seen[message] = true;
-      const std::string_view turn = std::string_view(rendering.text).substr(range.begin, range.end - range.begin);
+      const std::string_view turn =
+          std::string_view(rendering.text).substr(range.begin, range.end - range.begin);
       const auto [differs, other] = std::mismatch(header.begin(), header.end(), turn.begin(), turn.end());
       std::string_view common = turn.substr(0, static_cast<std::size_t>(differs - header.begin()));
       // It may ask for thoughts, or for none, in lines that earlier answers do not have.
@@ -183,12 +186,15 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (differs != header.end() && common.empty())
         untold("begins a message of the assistant otherwise than the answer that it asks for");
       const std::size_t end = end_of_turn(turn, messages[message]);
-      if (is_learned(message) && end > common.size()) learned.push_back({range.begin + common.size(), range.begin + end});
+      if (is_learned(message) && end > common.size())
+        learned.push_back({range.begin + common.size(), range.begin + end});
     }
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const Json* content = member(messages[i], "content");
-      const bool says = content != nullptr && content->is_string() && !content->get_ref<const std::string&>().empty();
-      if (is_assistant(messages[i]) && !seen[i] && says) untold("writes the assistant's messages outside of a loop over them");
+      const bool says =
+          content != nullptr && content->is_string() && !content->get_ref<const std::string&>().empty();
+      if (is_assistant(messages[i]) && !seen[i] && says)
+        untold("writes the assistant's messages outside of a loop over them");
     }
   }
 

@@ -14,7 +14,6 @@
 
 namespace tranche::data {
 
-
 class JinjaTemplate {
  public:
   JinjaTemplate(std::string_view text, std::string origin, std::string_view variables);
@@ -25,7 +24,8 @@ class JinjaTemplate {
                           std::string_view where) const;
   /// The text, with the parts that are learned: what the blocks {% generation %} wrote where the template has
   /// them. Elsewhere it is what was written in the rounds of the assistant's messages, without what the
-  /// template writes in front of an answer that is asked for, and without blanks behind the mark that ends it.
+  /// template writes in front of an answer that is asked for, and without blanks behind the mark that ends
+  /// it.
   std::vector<Segment> segments(const nlohmann::ordered_json& conversation, const std::string& date,
                                 std::string_view where) const;
 

@@ -93,8 +93,7 @@ bool append_character(std::string& text, std::uint32_t character) {
   if (character > 0x10FFFF || !utf8proc_codepoint_valid(static_cast<utf8proc_int32_t>(character)))
     return false;
   std::array<utf8proc_uint8_t, 4> bytes{};
-  const utf8proc_ssize_t count =
-      utf8proc_encode_char(static_cast<utf8proc_int32_t>(character), bytes.data());
+  const utf8proc_ssize_t count = utf8proc_encode_char(static_cast<utf8proc_int32_t>(character), bytes.data());
   text.append(reinterpret_cast<const char*>(bytes.data()), static_cast<std::size_t>(count));
   return true;
 }

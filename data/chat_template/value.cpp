@@ -203,7 +203,8 @@ Value Value::of(const nlohmann::ordered_json& json) {
     case nlohmann::ordered_json::value_t::number_integer:
       return integer(json.get<std::int64_t>());
     case nlohmann::ordered_json::value_t::number_unsigned:
-      if (json.get<std::uint64_t>() > INT64_MAX) refuse("is given the number " + json.dump() + ", which has more than 64 bits");
+      if (json.get<std::uint64_t>() > INT64_MAX)
+        refuse("is given the number " + json.dump() + ", which has more than 64 bits");
       return integer(json.get<std::int64_t>());
     case nlohmann::ordered_json::value_t::number_float:
       return number(json.get<double>());

@@ -60,10 +60,10 @@ struct Undefined {
 
 class Value {
  public:
-  using Stored = std::variant<Undefined, None, bool, std::int64_t, double, std::shared_ptr<const Text>,
-                              std::shared_ptr<const List>, std::shared_ptr<const Map>,
-                              std::shared_ptr<Namespace>, std::shared_ptr<const Callable>,
-                              std::shared_ptr<const Loop>>;
+  using Stored =
+      std::variant<Undefined, None, bool, std::int64_t, double, std::shared_ptr<const Text>,
+                   std::shared_ptr<const List>, std::shared_ptr<const Map>, std::shared_ptr<Namespace>,
+                   std::shared_ptr<const Callable>, std::shared_ptr<const Loop>>;
   Value() : stored_(None{}) {}
   Value(Stored stored) : stored_(std::move(stored)) {}  // NOLINT(google-explicit-constructor)
   static Value undefined(std::string what) {

@@ -24,7 +24,7 @@ inline constexpr int most_nested = 64;
 class Work {
  public:
   /// `bytes`: of the template and of the values that it is given.
-  explicit Work(std::size_t bytes) : left_(100'000 + 64 * bytes), bytes_(bytes) {}
+  explicit Work(std::size_t bytes) : left_(100'000 + 32 * bytes), bytes_(bytes) {}
 
   void steps(std::size_t count) {
     if (count > left_) {

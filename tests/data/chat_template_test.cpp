@@ -24,7 +24,8 @@ jinja::Rendering filled(const std::string& text, const ordered_json& values, con
   jinja::Variables variables;
   variables.date = date;
   variables.bytes = values.dump().size();
-  for (const auto& [name, value] : values.items()) variables.values.emplace_back(name, jinja::Value::of(value));
+  for (const auto& [name, value] : values.items())
+    variables.values.emplace_back(name, jinja::Value::of(value));
   return jinja::render(jinja::parse(text), text.size(), variables);
 }
 
@@ -39,7 +40,8 @@ std::string refusal(const std::string& text, const ordered_json& values = ordere
 }
 
 /// The conversation's text with what is learned in braces.
-std::string learned(const std::string& text, const std::string& conversation, const std::string& variables = "{}") {
+std::string learned(const std::string& text, const std::string& conversation,
+                    const std::string& variables = "{}") {
   const JinjaTemplate chat(text, "T", variables);
   std::string result;
   for (const Segment& segment : chat.segments(ordered_json::parse(conversation), "", ""))
@@ -50,7 +52,8 @@ std::string learned(const std::string& text, const std::string& conversation, co
 constexpr const char* chatml =
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
-constexpr const char* talk = R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"},
+constexpr const char* talk =
+    R"({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"},
     {"role": "user", "content": "No"}, {"role": "assistant", "content": "So"}]})";
 
 TEST(ChatTemplateGolden, TextsAreThoseOfJinja) {
@@ -61,7 +64,8 @@ TEST(ChatTemplateGolden, TextsAreThoseOfJinja) {
     const auto text = each["template"].get<std::string>();
     try {
       const std::string own = filled(text, golden["values"]).text;
-      EXPECT_TRUE(each.contains("text")) << text << " is " << own << ", which Jinja refuses: " << each["refused"];
+      EXPECT_TRUE(each.contains("text"))
+          << text << " is " << own << ", which Jinja refuses: " << each["refused"];
       EXPECT_EQ(own, each.value("text", own)) << text;
     } catch (const jinja::Refusal& refused) {
       EXPECT_FALSE(each.contains("text")) << text << ": " << refused.what;
@@ -105,28 +109,37 @@ TEST(ChatTemplate, RefusalsSayLineAndConstruct) {
       {"{{ 'é'|upper }}", "line 1: 'upper' of a text with other characters than ASCII's is not supported"},
       {"{{ 'a'|trim(x=1) }}", "line 1: the filter 'trim' has no argument 'x'"},
       {"{{ ('a'|safe) + 'b' }}",
-       "line 1: '+' of a text of the filter 'safe', of which Python escapes the other side, is not supported"},
-      {"{{ {'a': 1}.keys }}", "line 1: the method 'keys' of a dict that is not called; its key is reached by ['keys']"},
-      {"{% set n = namespace() %}{% set n.x = n %}", "line 1: puts a namespace into a container, which is not supported"},
+       "line 1: '+' of a text of the filter 'safe', of which Python escapes the other side, is not "
+       "supported"},
+      {"{{ {'a': 1}.keys }}",
+       "line 1: the method 'keys' of a dict that is not called; its key is reached by ['keys']"},
+      {"{% set n = namespace() %}{% set n.x = n %}",
+       "line 1: puts a namespace into a container, which is not supported"},
       {"{{ 9223372036854775 * 9223372036854775 }}", "line 1: the result of '*' has more than 64 bits"},
-      {"\n{{ raise_exception('Roles must alternate') }}", "line 2: refuses the messages: Roles must alternate"},
+      {"\n{{ raise_exception('Roles must alternate') }}",
+       "line 2: refuses the messages: Roles must alternate"},
   };
   for (const auto& [text, why] : cases) EXPECT_EQ(refusal(text), why) << text;
 }
 
 TEST(ChatTemplate, WorkIsBoundedByTheInput) {
-  EXPECT_THAT(refusal("{% for a in range(10000000) %}{% endfor %}"), HasSubstr("takes more work than its text"));
+  EXPECT_THAT(refusal("{% for a in range(10000000) %}{% endfor %}"),
+              HasSubstr("takes more work than its text"));
   const ordered_json many = {{"x", std::string(200, 'x')}};
-  EXPECT_THAT(refusal("{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}", many),
-              HasSubstr("takes more work"));
+  EXPECT_THAT(
+      refusal("{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor %}{% endfor %}", many),
+      HasSubstr("takes more work"));
   EXPECT_THAT(refusal("{% set n = namespace(a='xxxxxxxxxxxxxxxx') %}{% for i in range(60) %}"
                       "{% set n.a = n.a ~ n.a %}{% endfor %}"),
               HasSubstr("takes more work"));
   EXPECT_THAT(refusal("{{ 'abcdefgh' * 1000000000 }}"), HasSubstr("takes more work"));
-  EXPECT_THAT(refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"), HasSubstr("macros call one another"));
-  EXPECT_THAT(refusal("{% set n = namespace(a=[]) %}{% for i in range(300) %}{% set n.a = [n.a] %}{% endfor %}"),
-              HasSubstr("nests lists and dictionaries deeper than 128"));
-  EXPECT_THAT(refusal("{{ " + std::string(10000, '(')), HasSubstr("nested deeper than 64"));
+  EXPECT_THAT(refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+              HasSubstr("macros call one another"));
+  EXPECT_THAT(
+      refusal("{% set n = namespace(a=[]) %}{% for i in range(300) %}{% set n.a = [n.a] %}{% endfor %}"),
+      HasSubstr("nests lists and dictionaries deeper than 128"));
+  EXPECT_THAT(refusal("{{ " + std::string(10000, '(') + "1" + std::string(10000, ')') + " }}"),
+              HasSubstr("nested deeper than 64"));
   EXPECT_THAT(refusal("{{ " + std::string(10000, '-') + "1 }}"), HasSubstr("nested deeper than 64"));
   std::string row = "{{ 1", blocks;
   for (int i = 0; i < 1000; ++i) row += " + 1";
@@ -154,10 +167,11 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
                     talk),
             "user: Hi\nassistant: {Yes\n}user: No\nassistant: {So\n}")
       << "a line's end is what ends these";
-  EXPECT_EQ(learned("{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-                    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
-                    talk, R"({"bos_token": "<s>", "eos_token": "</s>"})"),
-            "<s>[INST] Hi [/INST]{ Yes</s>}[INST] No [/INST]{ So</s>}");
+  EXPECT_EQ(
+      learned("{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+              "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
+              talk, R"({"bos_token": "<s>", "eos_token": "</s>"})"),
+      "<s>[INST] Hi [/INST]{ Yes</s>}[INST] No [/INST]{ So</s>}");
   EXPECT_EQ(learned("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }};{% else %}"
                     "{% generation %}{{ m.content }}{% endgeneration %}.{% endif %}{% endfor %}",
                     talk),
@@ -165,21 +179,26 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
       << "the template's own marks";
   constexpr const char* weights = R"({"messages": [{"role": "user", "content": "Hi"},
       {"role": "assistant", "content": "Yes", "weight": 0}, {"role": "assistant", "content": "So", "weight": 1}]})";
-  EXPECT_THAT(learned(chatml, weights), AllOf(HasSubstr("\nYes<|im_end|>\n"), HasSubstr("\n{So<|im_end|>}\n")));
+  EXPECT_THAT(learned(chatml, weights),
+              AllOf(HasSubstr("\nYes<|im_end|>\n"), HasSubstr("\n{So<|im_end|>}\n")));
 }
 
 TEST(ChatTemplate, EarlierAnswersMayLoseTheirThoughts) {
   // Thoughts are only in the last answer, and an answer without them is asked for by an empty thought.
   constexpr const char* text =
-      "{% for m in messages %}<{{ m.role }}>\n{% if m.role == 'assistant' and loop.last %}<think>\n\n</think>\n"
+      "{% for m in messages %}<{{ m.role }}>\n{% if m.role == 'assistant' and loop.last "
+      "%}<think>\n\n</think>\n"
       "{% endif %}{{ m.content }}<end>\n{% endfor %}"
-      "{% if add_generation_prompt %}<assistant>\n{% if think == false %}<think>\n\n</think>\n{% endif %}{% endif %}";
-  EXPECT_EQ(learned(text, talk), "<user>\nHi<end>\n<assistant>\n{Yes<end>}\n<user>\nNo<end>\n<assistant>\n"
-                                 "{<think>\n\n</think>\nSo<end>}\n");
+      "{% if add_generation_prompt %}<assistant>\n{% if think == false %}<think>\n\n</think>\n{% endif %}{% "
+      "endif %}";
+  EXPECT_EQ(learned(text, talk),
+            "<user>\nHi<end>\n<assistant>\n{Yes<end>}\n<user>\nNo<end>\n<assistant>\n"
+            "{<think>\n\n</think>\nSo<end>}\n");
   auto without = ordered_json::parse(talk);
   without["chat_template_kwargs"] = {{"think", false}};
   EXPECT_EQ(learned(text, without.dump()),
-            "<user>\nHi<end>\n<assistant>\n{Yes<end>}\n<user>\nNo<end>\n<assistant>\n<think>\n\n</think>\n{So<end>}\n");
+            "<user>\nHi<end>\n<assistant>\n{Yes<end>}\n<user>\nNo<end>\n<assistant>\n<think>\n\n</"
+            "think>\n{So<end>}\n");
 }
 
 TEST(ChatTemplate, WhatIsLearnedHasToBeKnown) {
@@ -187,15 +206,17 @@ TEST(ChatTemplate, WhatIsLearnedHasToBeKnown) {
               AllOf(HasSubstr("chat template T: writes the assistant's messages outside of a loop over them"),
                     HasSubstr("{% generation %}")));
   EXPECT_THAT(message_of<ConfigurationError>([] {
-                (void)learned("{% for m in messages %}{{ m.content }}{% endfor %}"
-                              "{% if add_generation_prompt %}Answer:{% endif %}",
-                              talk);
+                (void)learned(
+                    "{% for m in messages %}{{ m.content }}{% endfor %}"
+                    "{% if add_generation_prompt %}Answer:{% endif %}",
+                    talk);
               }),
               HasSubstr("begins a message of the assistant otherwise than the answer that it asks for"));
 }
 
 TEST(ChatTemplate, MessagesHaveNoNullsAndToolsReachTheTemplate) {
-  constexpr const char* line = R"({"messages": [{"role": "user", "content": "a", "tool_calls": null}], "tools": [{"f": 1}]})";
+  constexpr const char* line =
+      R"({"messages": [{"role": "user", "content": "a", "tool_calls": null}], "tools": [{"f": 1}]})";
   EXPECT_EQ(learned("{{ messages }}{{ tools }}", line), "[{'role': 'user', 'content': 'a'}][{'f': 1}]");
   EXPECT_THAT(message_of<ConfigurationError>([] { (void)learned(chatml, line); }),
               HasSubstr("does not write the 'tools' of the conversation"));
@@ -206,7 +227,8 @@ TEST(ChatTemplate, MessagesHaveNoNullsAndToolsReachTheTemplate) {
 struct Folder {
   TemporaryFolder folder;
   explicit Folder(const std::string& chat) {
-    const ordered_json config = {{"chat_template", chat}, {"bos_token", "<s>"}, {"eos_token", {{"content", "</s>"}}}};
+    const ordered_json config = {
+        {"chat_template", chat}, {"bos_token", "<s>"}, {"eos_token", {{"content", "</s>"}}}};
     folder.write("tokenizer_config.json", config.dump());
   }
   std::string path() const { return folder.path(""); }
@@ -219,26 +241,37 @@ std::string text_of(const ChatFormat& chat, const std::string& line) {
 }
 
 TEST(ChatFormat, TheFoldersTemplateIsTheLaw) {
-  const Folder same(chatml), other("{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}");
-  EXPECT_EQ(text_of(chat_format("", other.path(), ""), talk), "<s>Hi</s>Yes</s>No</s>So</s>") << "without a flag";
+  const Folder same(chatml),
+      other("{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}");
+  EXPECT_EQ(text_of(chat_format("", other.path(), ""), talk), "<s>Hi</s>Yes</s>No</s>So</s>")
+      << "without a flag";
   EXPECT_EQ(text_of(chat_format("own", other.path(), ""), talk), "<s>Hi</s>Yes</s>No</s>So</s>");
   EXPECT_EQ(text_of(chat_format("chatml", same.path(), ""), talk), text_of(ChatTemplate::chatml, talk));
-  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)text_of(chat_format("chatml", other.path(), ""), talk); }),
-              AllOf(HasSubstr("line 7: chat template chatml writes another text than the template of the tokenizer's"),
-                    HasSubstr("tokenizer_config.json (chat_template)"),
-                    HasSubstr("behind 1 equal bytes '|im_start|>user\\nHi<|im_end|>\\n<|im_star' stands for 's>Hi</s>Yes</s>"),
-                    HasSubstr("--chat-template own"), HasSubstr("FILE.jinja")));
+  EXPECT_THAT(
+      message_of<ConfigurationError>([&] { (void)text_of(chat_format("chatml", other.path(), ""), talk); }),
+      AllOf(
+          HasSubstr("line 7: chat template chatml writes another text than the template of the tokenizer's"),
+          HasSubstr("tokenizer_config.json (chat_template)"),
+          HasSubstr("behind 1 equal bytes '|im_start|>user\\nHi<|im_end|>\\n<|im_start|' stands for "
+                    "'s>Hi</s>Yes</s>"),
+          HasSubstr("--chat-template own"), HasSubstr("FILE.jinja")));
   const std::string file = other.folder.write("mine.jinja", "{{ messages[0].content }}{{ eos_token }}");
-  EXPECT_EQ(text_of(chat_format(file, other.path(), ""), R"({"messages": [{"role": "user", "content": "a"}]})"), "a</s>");
+  EXPECT_EQ(
+      text_of(chat_format(file, other.path(), ""), R"({"messages": [{"role": "user", "content": "a"}]})"),
+      "a</s>");
   other.folder.write("chat_template.jinja", "{{ messages|length }}");
-  EXPECT_EQ(text_of(chat_format("own", other.path(), ""), R"({"messages": [{"role": "user", "content": "a"}]})"), "1")
+  EXPECT_EQ(
+      text_of(chat_format("own", other.path(), ""), R"({"messages": [{"role": "user", "content": "a"}]})"),
+      "1")
       << "the file stands before tokenizer_config.json";
 }
 
 TEST(ChatFormat, NamedTemplatesOfAFolder) {
   const TemporaryFolder folder;
   const auto config = [&](const std::string& name) {
-    const ordered_json all = {{"chat_template", {{{"name", name}, {"template", "d"}}, {{"name", "tool_use"}, {"template", "t{{ tools|length }}"}}}}};
+    const ordered_json all = {
+        {"chat_template",
+         {{{"name", name}, {"template", "d"}}, {{"name", "tool_use"}, {"template", "t{{ tools|length }}"}}}}};
     folder.write("tokenizer_config.json", all.dump());
   };
   config("default");
@@ -252,21 +285,26 @@ TEST(ChatFormat, NamedTemplatesOfAFolder) {
 
 TEST(ChatFormat, ATemplateThatCannotBeReadIsRefusedWhenItIsNeeded) {
   const Folder bad("{% for m in messages %}\n{% include 'x' %}{% endfor %}");
-  const std::string why = "tokenizer_config.json (chat_template), line 2: the block 'include' is not supported";
+  const std::string why =
+      "tokenizer_config.json (chat_template), line 2: the block 'include' is not supported";
   for (const char* name : {"own", "chatml"})
-    EXPECT_THAT(message_of<ConfigurationError>([&] { (void)chat_format(name, bad.path(), ""); }), HasSubstr(why));
+    EXPECT_THAT(message_of<ConfigurationError>([&] { (void)chat_format(name, bad.path(), ""); }),
+                HasSubstr(why));
   const ChatFormat chat = chat_format("", bad.path(), "");
   EXPECT_EQ(text_of(chat, R"({"text": "a"})"), "a");
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)text_of(chat, talk); }), HasSubstr(why));
   const TemporaryFolder none;
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)chat_format("own", none.path(""), ""); }),
               HasSubstr("has no chat template: neither chat_template.jinja nor"));
-  EXPECT_NE(fingerprint(chat_format("own", Folder("a").path(), "")), fingerprint(chat_format("own", Folder("b").path(), "")));
+  EXPECT_NE(fingerprint(chat_format("own", Folder("a").path(), "")),
+            fingerprint(chat_format("own", Folder("b").path(), "")));
 }
 
 TEST(ChatFormat, PromptsEndWithWhatAsksForAnAnswer) {
   constexpr const char* line = R"({"messages": [{"role": "user", "content": "Hi"}]})";
-  const auto prompt = [&](const ChatFormat& chat) { return read_json_prompt(line, chat, "line 1").value_or("none"); };
+  const auto prompt = [&](const ChatFormat& chat) {
+    return read_json_prompt(line, chat, "line 1").value_or("none");
+  };
   EXPECT_EQ(prompt(ChatTemplate::chatml), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
   EXPECT_EQ(prompt(ChatTemplate::llama3),
             "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
@@ -275,7 +313,8 @@ TEST(ChatFormat, PromptsEndWithWhatAsksForAnAnswer) {
   EXPECT_EQ(prompt(chat_format("", Folder(chatml).path(), "")), prompt(ChatTemplate::chatml));
   EXPECT_EQ(prompt(chat_format("chatml", Folder(chatml).path(), "")), prompt(ChatTemplate::chatml));
   EXPECT_FALSE(read_json_prompt(R"({"prompt": "a"})", ChatTemplate::none, "line 1").has_value());
-  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)prompt(ChatTemplate::none); }), HasSubstr("--chat-template"));
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)prompt(ChatTemplate::none); }),
+              HasSubstr("--chat-template"));
 }
 
 }  // namespace

@@ -55,7 +55,8 @@ TEST(Documents, TextPromptsAndConversations) {
 
 TEST(Documents, KeysThatAskForNothingAreTaken) {
   EXPECT_EQ(marked(read(R"({"text": "a", "prompt": "how it was made"})")), "{a}");
-  constexpr const char* talk = R"({"messages": [{"role": "user", "content": "Hi", "name": "x", "tool_calls": []},
+  constexpr const char* talk =
+      R"({"messages": [{"role": "user", "content": "Hi", "name": "x", "tool_calls": []},
       {"role": "assistant", "content": "Yes", "weight": 0}, {"role": "assistant", "content": "No", "weight": 1}],
       "tools": [], "documents": null})";
   EXPECT_EQ(marked(read(talk, ChatTemplate::chatml)),
@@ -89,9 +90,11 @@ TEST(Documents, WhatIsNotOneIsRefused) {
   EXPECT_THAT(refused("{}"),
               HasSubstr("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\""));
   EXPECT_THAT(refused(R"({"prompt": "a"})"), HasSubstr("line 7 has \"prompt\" without \"completion\""));
-  EXPECT_THAT(refused(R"({"completion": "a", "prompt": null})"), HasSubstr("\"completion\" without \"prompt\""));
+  EXPECT_THAT(refused(R"({"completion": "a", "prompt": null})"),
+              HasSubstr("\"completion\" without \"prompt\""));
   EXPECT_THAT(refused(R"({"text": null})"), HasSubstr("has no text: its \"text\" is null"));
-  EXPECT_THAT(refused(R"({"text": "a", "completion": "b"})"), HasSubstr("has both \"text\" and \"completion\""));
+  EXPECT_THAT(refused(R"({"text": "a", "completion": "b"})"),
+              HasSubstr("has both \"text\" and \"completion\""));
   EXPECT_EQ(refused(R"({"text": 3})"), "line 7: text is not a string: 3");
   constexpr const char* talk = R"({"messages": [{"role": "user", "content": "a"}]})";
   EXPECT_THAT(refused(talk),
@@ -101,10 +104,12 @@ TEST(Documents, WhatIsNotOneIsRefused) {
   EXPECT_THAT(
       refused(R"({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]})", ChatTemplate::chatml),
       HasSubstr("line 7: messages[0].tool_calls is in a message, which chat template chatml does not write"));
-  EXPECT_THAT(refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})", ChatTemplate::qwen),
-              HasSubstr("line 7: tools stands beside messages, which chat template qwen does not write"));
-  EXPECT_THAT(refused(R"({"messages": [{"role": "user", "content": "a", "weight": 2}]})", ChatTemplate::chatml),
-              HasSubstr("messages[0].weight"));
+  EXPECT_THAT(
+      refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})", ChatTemplate::qwen),
+      HasSubstr("line 7: tools stands beside messages, which chat template qwen does not write"));
+  EXPECT_THAT(
+      refused(R"({"messages": [{"role": "user", "content": "a", "weight": 2}]})", ChatTemplate::chatml),
+      HasSubstr("messages[0].weight"));
   EXPECT_EQ(refused(R"({"messages": [{"role": "system", "content": "a"}]})", ChatTemplate::mistral),
             "line 7: messages[0].role is \"system\", but in template mistral user and assistant take turns");
   EXPECT_EQ(parse_chat_template("qwen"), ChatTemplate::qwen);

@@ -30,7 +30,8 @@ std::shared_ptr<const JinjaTemplate> read_jinja_template(std::string_view text, 
 bool has_jinja_template(const std::string& folder);
 /// Reads that, or `file` in its place, with the special tokens of the folder as variables. An empty folder
 /// has none.
-std::shared_ptr<const JinjaTemplate> load_jinja_template(const std::string& folder, const std::string& file = "");
+std::shared_ptr<const JinjaTemplate> load_jinja_template(const std::string& folder,
+                                                         const std::string& file = "");
 
 struct ChatFormat {
   ChatFormat() = default;
@@ -39,7 +40,7 @@ struct ChatFormat {
   ChatTemplate built_in = ChatTemplate::none;
   /// Alone it writes the conversations. Beside `built_in` it has to write the same text.
   std::shared_ptr<const JinjaTemplate> own;
-  std::string date;     ///< that templates take as today's: "2026-11-27"; empty: templates that ask are refused
+  std::string date;  ///< that templates take as today's: "2026-11-27"; empty: templates that ask are refused
   std::string refused;  ///< not empty: why conversations cannot be written, where there is one
 };
 /// The format of a flag: the name of a built-in template, "own" for that of the tokenizer's folder, a file
