@@ -1,13 +1,15 @@
 #include "tranche/data/documents.h"
 
 #include <fmt/format.h>
-#include <utf8proc.h>
 
 #include <algorithm>
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "core/closest_match.h"
 #include "core/json_node.h"
+#include "data/chat_template/template.h"
+#include "data/chat_template/text.h"
 #include "tranche/core/error.h"
 
 namespace tranche::data {
@@ -16,30 +18,9 @@ namespace {
 
 constexpr std::array<std::string_view, 5> template_names{"none", "chatml", "llama3", "mistral", "qwen"};
 
-/// The bytes of the blank that a text begins with, by Python's str.isspace(); 0: it begins with none.
-std::size_t blank_bytes(std::string_view text) {
-  utf8proc_int32_t character = -1;
-  const utf8proc_ssize_t bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
-                                                  static_cast<utf8proc_ssize_t>(text.size()), &character);
-  if (bytes <= 0) return 0;
-  const utf8proc_property_t& property = *utf8proc_get_property(character);
-  const bool blank =
-      property.category == UTF8PROC_CATEGORY_ZS || property.bidi_class == UTF8PROC_BIDI_CLASS_WS ||
-      property.bidi_class == UTF8PROC_BIDI_CLASS_B || property.bidi_class == UTF8PROC_BIDI_CLASS_S;
-  return blank ? static_cast<std::size_t>(bytes) : 0;
-}
-
-/// The text without blanks at both ends, as the filter `trim` of templates leaves it.
-std::string trimmed(std::string_view text) {
-  while (const std::size_t bytes = blank_bytes(text)) text.remove_prefix(bytes);
-  std::size_t end = text.size();
-  for (std::size_t at = end; at > 0;) {
-    do --at;
-    while (at > 0 && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80);
-    if (blank_bytes(text.substr(at, end - at)) != end - at) break;
-    end = at;
-  }
-  return std::string(text.substr(0, end));
+/// Keys with such a value are there because a table has a column of that name.
+bool asks_for_nothing(const detail::JsonNode& value) {
+  return !value || ((value.json().is_array() || value.json().is_object()) && value.json().empty());
 }
 
 /// Writes messages; a template is its own small function over them.
@@ -48,25 +29,27 @@ class Conversation {
   explicit Conversation(const detail::JsonNode& messages) : messages_(messages.items(1)) {}
 
   std::vector<Segment> write(ChatTemplate chat) {
-    if (chat == ChatTemplate::none) {
-      messages_.front().fail(
-          "is a message of a conversation: say how it is written with a chat template, which are "
-          "chatml, llama3, mistral and qwen");
-    }
     for (std::size_t i = 0; i < messages_.size(); ++i) {
       for (const auto& [key, value] : messages_[i].members()) {
-        if (key != "role" && key != "content" && value) {
-          value.fail("is in a message, which is not supported: role and content are");
+        if (key == "role" || key == "content" || key == "name" || asks_for_nothing(value)) continue;
+        if (key == "weight") {
+          (void)value.integer(0, 1);
+          continue;
         }
+        value.fail(
+            fmt::format("is in a message, which chat template {} does not write: it writes role and content, "
+                        "and a template of the tokenizer's folder may write more (--chat-template own)",
+                        template_names[static_cast<std::size_t>(chat)]));
       }
       const std::string role = messages_[i]["role"].choice({"system", "user", "assistant"});
       const std::string content = messages_[i]["content"].text();
+      const bool learned = role == "assistant" && messages_[i]["weight"].integer_or(1) != 0;
       if (chat == ChatTemplate::mistral) {
-        write_mistral(i, role, content);
+        write_mistral(i, role, content, learned);
       } else if (chat == ChatTemplate::llama3) {
         add((i == 0 ? "<|begin_of_text|>" : "") + ("<|start_header_id|>" + role) + "<|end_header_id|>\n\n",
             false);
-        add(trimmed(content) + "<|eot_id|>", role == "assistant");
+        add(std::string(without_blanks(content)) + "<|eot_id|>", learned);
       } else {
         if (chat == ChatTemplate::qwen && i == 0 && role != "system") {
           add("<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
@@ -74,7 +57,7 @@ class Conversation {
               false);
         }
         add("<|im_start|>" + role + "\n", false);
-        add(content + "<|im_end|>", role == "assistant");
+        add(content + "<|im_end|>", learned);
         add("\n", false);
       }
     }
@@ -84,7 +67,7 @@ class Conversation {
  private:
   void add(const std::string& text, bool target) { segments_.push_back({text, target}); }
 
-  void write_mistral(std::size_t index, const std::string& role, const std::string& content) {
+  void write_mistral(std::size_t index, const std::string& role, const std::string& content, bool learned) {
     if (role != (index % 2 == 0 ? "user" : "assistant")) {
       messages_[index]["role"].fail(
           fmt::format("is \"{}\", but in template mistral user and assistant take turns", role));
@@ -93,7 +76,7 @@ class Conversation {
     if (role == "user") {
       add("[INST] " + content + " [/INST]", false);
     } else {
-      add(content + "</s>", true);
+      add(content + "</s>", learned);
     }
   }
 
@@ -108,24 +91,125 @@ ChatTemplate parse_chat_template(std::string_view name) {
     if (template_names[i] == name) return static_cast<ChatTemplate>(i);
   }
   const std::string closest = detail::closest_match(name, {template_names.begin() + 1, template_names.end()});
-  throw ConfigurationError(fmt::format("chat template '{}' is not one of chatml, llama3, mistral, qwen{}",
-                                       name, closest.empty() ? "" : "; did you mean " + closest + "?"));
+  throw ConfigurationError(
+      fmt::format("chat template '{}' is neither chatml, llama3, mistral, qwen nor own, nor a file that "
+                  "ends in .jinja{}",
+                  name, closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
-Document read_json_line(std::string_view line, ChatTemplate chat, std::string_view origin) {
+namespace {
+
+/// What a built-in template writes in front of an answer.
+std::string answer_header(ChatTemplate chat) {
+  return chat == ChatTemplate::mistral  ? ""
+         : chat == ChatTemplate::llama3 ? "<|start_header_id|>assistant<|end_header_id|>\n\n"
+                                        : "<|im_start|>assistant\n";
+}
+
+std::string text_of(const std::vector<Segment>& segments) {
+  std::string text;
+  for (const Segment& segment : segments) text += segment.text;
+  return text;
+}
+
+/// Refuses a conversation that the folder's own template writes otherwise.
+void require_same(const std::string& text, const std::string& own, const ChatFormat& chat,
+                  std::string_view origin) {
+  if (text == own) return;
+  throw ConfigurationError(fmt::format(
+      "{}: chat template {} writes another text than the template of the tokenizer's folder ({}), which the "
+      "model was made with: {}; with --chat-template own the folder's writes it, with --chat-template "
+      "FILE.jinja one of your own, whatever the folder has",
+      origin, template_names[static_cast<std::size_t>(chat.built_in)], chat.own->origin(),
+      first_difference(text, own)));
+}
+
+/// A conversation as its template is given it.
+const nlohmann::ordered_json& checked(const detail::JsonNode& root) {
+  for (const detail::JsonNode& message : root["messages"].items(1)) {
+    (void)message["role"].name();
+    if (message["weight"]) (void)message["weight"].integer(0, 1);
+  }
+  if (root["chat_template_kwargs"]) (void)root["chat_template_kwargs"].object();
+  for (const char* key : {"tools", "documents"}) {
+    if (root[key]) (void)root[key].items();
+  }
+  return root.json();
+}
+
+void require_template(const detail::JsonNode& root, const ChatFormat& chat) {
+  if (chat.built_in != ChatTemplate::none || chat.own) return;
+  if (!chat.refused.empty()) throw ConfigurationError(chat.refused);
+  root["messages"].items(1).front().fail(
+      "is a message of a conversation: say how it is written with --chat-template, which is chatml, llama3, "
+      "mistral, qwen, own for the template of the tokenizer's folder, or a file that ends in .jinja");
+}
+
+/// Keys beside the messages that a built-in template would not write.
+void require_messages_alone(const detail::JsonNode& root, const ChatFormat& chat) {
+  for (const char* key : {"tools", "documents", "chat_template_kwargs"}) {
+    if (asks_for_nothing(root[key])) continue;
+    root[key].fail(
+        fmt::format("stands beside messages, which chat template {} does not write; a template of the "
+                    "tokenizer's folder may (--chat-template own)",
+                    template_names[static_cast<std::size_t>(chat.built_in)]));
+  }
+}
+
+std::vector<Segment> conversation_of(const detail::JsonNode& root, const ChatFormat& chat,
+                                     std::string_view origin) {
+  require_template(root, chat);
+  if (chat.built_in == ChatTemplate::none) return chat.own->segments(checked(root), chat.date, origin);
+  require_messages_alone(root, chat);
+  std::vector<Segment> segments = Conversation(root["messages"]).write(chat.built_in);
+  if (chat.own) {
+    require_same(text_of(segments), chat.own->render(checked(root), false, chat.date, origin).text, chat,
+                 origin);
+  }
+  return segments;
+}
+
+}  // namespace
+
+Document read_json_line(std::string_view line, const ChatFormat& chat, std::string_view origin) {
   const auto root = detail::JsonNode::read<ConfigurationError>(line, origin);
   Document document;
   if (root["messages"]) {
-    document.segments = Conversation(root["messages"]).write(chat);
+    document.segments = conversation_of(root, chat, origin);
     document.rendered = true;
-  } else if (root["prompt"] || root["completion"]) {
-    document.segments = {{root["prompt"].text(), false}, {root["completion"].text(), true}};
   } else if (root["text"]) {
+    // Columns named prompt tell in some data sets how the text was made.
+    if (root["completion"]) root.fail("has both \"text\" and \"completion\": which of them is the document?");
     document.segments = {{root["text"].text(), true}};
+  } else if (root["completion"] || root["prompt"]) {
+    for (const char* key : {"prompt", "completion"}) {
+      if (!root[key])
+        root.fail(fmt::format("has \"{}\" without \"{}\"", key[0] == 'p' ? "completion" : "prompt", key));
+    }
+    document.segments = {{root["prompt"].text(), false}, {root["completion"].text(), true}};
   } else {
+    for (const auto& [key, value] : root.members()) {
+      if (key == "text" || key == "messages" || key == "prompt" || key == "completion")
+        root.fail(fmt::format("has no text: its \"{}\" is null", key));
+    }
     root.fail("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\"");
   }
   return document;
+}
+
+std::optional<std::string> read_json_prompt(std::string_view line, const ChatFormat& chat,
+                                            std::string_view origin) {
+  const auto root = detail::JsonNode::read<ConfigurationError>(line, origin);
+  if (!root.json().is_object() || !root["messages"]) return std::nullopt;
+  require_template(root, chat);
+  if (chat.built_in == ChatTemplate::none)
+    return chat.own->render(checked(root), true, chat.date, origin).text;
+  require_messages_alone(root, chat);
+  std::string text =
+      text_of(Conversation(root["messages"]).write(chat.built_in)) + answer_header(chat.built_in);
+  if (chat.own)
+    require_same(text, chat.own->render(checked(root), true, chat.date, origin).text, chat, origin);
+  return text;
 }
 
 void append_document(const Tokenizer& tokenizer, const Document& document, bool special,

@@ -74,11 +74,12 @@ std::string fingerprint_of(const TokenizeOptions& options) {
     const std::int64_t changed = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
     inputs.push_back({{"file", input}, {"bytes", status.st_size}, {"changed", changed}});
   }
-  const nlohmann::ordered_json all = {{"inputs", inputs},
-                                      {"tokenizer", options.tokenizer_digest},
-                                      {"template", static_cast<int>(options.chat)},
-                                      {"special", options.special},
-                                      {"part_bytes", options.part_bytes}};
+  const nlohmann::ordered_json all = {
+      {"inputs", inputs},
+      {"tokenizer", options.tokenizer_digest},
+      {"template", checkpoint::to_hex(checkpoint::digest_of(fingerprint(options.chat)))},
+      {"special", options.special},
+      {"part_bytes", options.part_bytes}};
   return all.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -158,7 +159,7 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
     throw ConfigurationError(
         fmt::format("'{}' ends neither in .safetensors nor in .bin (llm.c's)", options.output));
   }
-  require_names(tokenizer, options.chat);
+  require_names(tokenizer, options.chat.built_in);
   const std::string folder = options.output + ".parts";
   const std::vector<Part> parts = parts_of(options, folder);
   open_folder(folder, fingerprint_of(options));

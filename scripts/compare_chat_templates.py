@@ -2,13 +2,20 @@
 """Compares the program's conversations, as tokens and as marks of what is learned, with transformers' apply_chat_template.
 
 usage: compare_chat_templates.py [PROGRAM] [--conversations N] [--seed N] [--only NAME ...]
+       compare_chat_templates.py [PROGRAM] [--conversations N] [--seed N] --published FILE.jinja ...
 
 For each of chatml, llama3, mistral and qwen a small tokenizer is trained on the repository's own pages, and the template that
 the models of that name are published with goes into its tokenizer_config.json (Qwen 2.5's without its part for tools). N random
 conversations (200 by default), with and without system messages, of one to eight messages, of words, all scripts, emoji, blanks
 at both ends, special tokens in the text and empty contents, are given to both. Learned are the tokens that begin in what the
 assistant says, the mark of its end included; transformers marks a token that begins before it, too, which is taken into account.
-What a template refuses (other roles, or out of turn) has to be refused by the program.
+What a template refuses (other roles, or out of turn) has to be refused by the program. The same is asked of the template in the
+folder (--chat-template own), whose tokens and learned parts have to be those of the built-in one.
+
+--published compares templates in files instead, such as those in models/templates of llama.cpp, which the source package
+llama-cpp-python has, or in trl's chat_templates: the tokens of conversations with tools, calls of tools, thoughts and variables, in
+full and with what asks for an answer; and, where a template marks it ({% generation %}), what is learned. None of these files lies
+here. A conversation that transformers refuses has to be refused.
 PROGRAM is build/release/bin/tranche by default. Needs the Python packages transformers and tokenizers, installed by hand.
 Exit status: 0 all equal, 1 differences (the first of each template is shown), 2 a package is missing.
 """
@@ -16,6 +23,7 @@ import argparse
 import json
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -139,6 +147,113 @@ def refused_by(tokenizer, messages):
     return False
 
 
+TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Tells \"it\" for é <b>", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string", "description": "the city"}, "days": {"type": "integer"}}, "required": ["city"]}}}
+ARGUMENTS = {"city": "Zürich", "days": 2, "part": 1.5, "none": None, "yes": True, "list": [1, "x"]}
+VARIABLES = [{"enable_thinking": False}, {"enable_thinking": True}, {"date_string": "1 May 2025"}, {"tools_in_user_message": False}]
+DATE = "2026-11-27"
+
+
+class PublishedConversations:
+    """Conversations with all that templates ask about; tools only for templates that write them."""
+
+    def __init__(self, seed, template, text):
+        self.random = random.Random(seed)
+        self.template = template
+        self.strings = compare_tokenizers.Strings(seed, ["<think>", "</think>", "<tool_response>", "<|im_end|>"], text)
+
+    def content(self):
+        text = self.strings.draw() if self.random.random() > 0.05 else ""
+        kind = self.random.random()
+        if kind < 0.1:
+            return "<think>\nsome thought\n</think>\n\n" + text
+        return "<tool_response>" + text + "</tool_response>" if kind < 0.15 else text
+
+    def draw(self):
+        draw = self.random.random
+        messages = [{"role": "system", "content": self.content()}] if draw() < 0.5 else []
+        for turn in range(self.random.randint(1, 6)):
+            message = {"role": "assistant" if turn % 2 else "user", "content": self.content()}
+            if turn % 2 and draw() < 0.2:
+                message["reasoning_content"] = self.content()
+            messages.append(message)
+        if draw() < 0.1:
+            self.random.shuffle(messages)
+        conversation = {"messages": messages}
+        if "tools" in self.template and draw() < 0.3:
+            conversation["tools"] = [TOOL]
+            if draw() < 0.6:
+                if messages[-1]["role"] != "user":
+                    messages.append({"role": "user", "content": "weather?"})
+                call = {"id": "abcdef123", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+                messages.append({"role": "assistant", "tool_calls": [call], **({"content": self.content()} if draw() < 0.5 else {})})
+                messages.append({"role": "tool", "content": "12 C", "tool_call_id": "abcdef123", "name": "get_weather"})
+                if draw() < 0.6:
+                    messages.append({"role": "assistant", "content": self.content()})
+        if draw() < 0.2:
+            conversation["chat_template_kwargs"] = self.random.choice(VARIABLES)
+        return conversation
+
+
+def fix_date():
+    """transformers writes DATE as today's."""
+    import datetime
+
+    import transformers.utils.chat_template_utils as utilities
+
+    class Fixed(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls.fromisoformat(DATE)
+    utilities.datetime = Fixed
+
+
+def compare_published(program, file, options, text, folder):
+    """The number of conversations that differ."""
+    import transformers
+    template = file.read_text(encoding="utf-8")
+    specials = sorted({"<s>", "</s>", *re.findall(r"<\|[a-z_]+\|>|\[/?[A-Z_]+\]|</?think>", template)})
+    compare_tokenizers.SPECIAL["gpt2"] = specials
+    compare_tokenizers.Tokenizer("gpt2", text, 4000, folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>",
+                                                              "clean_up_tokenization_spaces": False}))
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    draw = PublishedConversations(options.seed, template, text)
+    marked_itself = re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
+    taken, refused, answers = [], [], []
+    for _ in range(options.conversations):
+        conversation = draw.draw()
+        try:
+            result = tokenizer.apply_chat_template(conversation["messages"], tools=conversation.get("tools"), tokenize=True, return_dict=True,
+                                                   return_assistant_tokens_mask=marked_itself, **conversation.get("chat_template_kwargs", {}))
+            answers.append((result["input_ids"], result.get("assistant_masks")))
+            taken.append(conversation)
+        except Exception:  # jinja2's, and Python's own for what a template does with a value
+            refused.append(conversation)
+    flags = ("--chat-template", "own", "--chat-date", DATE)
+    try:
+        ours = compare_tokenizers.documents_of(program, folder, taken, *flags)
+    except subprocess.CalledProcessError:
+        lines = [subprocess.run([program, "tokenize", "--data", folder / "documents.jsonl", "--tokenizer", folder, "--out", folder / "x.safetensors", *flags],
+                                capture_output=True, text=True).stderr.strip()]
+        print(f"{file.name}: refused: {lines[0]}", flush=True)
+        return 1
+    wrong = sum(own[0] != other[0] for own, other in zip(ours, answers, strict=True))
+    # transformers counts a token that begins before what is learned, too.
+    unlike = sum(other[1] is not None and sum(own[1]) > sum(other[1]) for own, other in zip(ours, answers))
+    missed = 0
+    for conversation in refused:
+        (folder / "refused.jsonl").write_text(json.dumps(conversation) + "\n", encoding="utf-8")
+        result = subprocess.run([program, "tokenize", "--data", folder / "refused.jsonl", "--tokenizer", folder, "--out", folder / "x.safetensors", *flags],
+                                capture_output=True)
+        missed += result.returncode == 0
+    print(f"{file.name}: {len(taken)} conversations, {sum(len(own) for own, _ in ours)} tokens, {sum(sum(own) for _, own in ours)} learned; "
+          f"{wrong} differ" + (f"; more are learned in {unlike}" if marked_itself else "") +
+          f"; of {len(refused)} that transformers refuses {missed} are taken", flush=True)
+    return wrong + unlike + missed
+
+
 def compare(program, name, options, text, folder):
     tokenizer = tokenizer_of(name, text, folder)
     draw = Conversations(options.seed, name, text)
@@ -146,14 +261,16 @@ def compare(program, name, options, text, folder):
     ours = compare_tokenizers.documents_of(program, folder, [{"messages": messages} for messages in conversations],
                                            "--chat-template", name)
     assert len(ours) == len(conversations), f"{len(ours)} documents for {len(conversations)} conversations"
+    own = compare_tokenizers.documents_of(program, folder, [{"messages": messages} for messages in conversations], "--chat-template", "own")
+    unlike = sum(one != other for one, other in zip(ours, own, strict=True))
     answers = [answer(tokenizer, name, messages) for messages in conversations]
     wrong = [(messages, own, other) for messages, own, other in zip(conversations, ours, answers) if own != other[:2]]
     print(f"{name}: {len(conversations)} conversations, {sum(len(tokens) for tokens, _ in ours)} tokens, "
-          f"{sum(sum(learned) for _, learned in ours)} learned; {len(wrong)} differ; {sum(other[2] for other in answers)} tokens begin "
+          f"{sum(sum(learned) for _, learned in ours)} learned; {len(wrong)} differ; {unlike} differ by the template in the folder; {sum(other[2] for other in answers)} tokens begin "
           "before what the assistant says and end in it", flush=True)
     for messages, own, other in wrong[:1]:
         print(f"  {messages!r}\n  tranche: {own}\n  library: {other[:2]}")
-    return len(wrong) + (compare_refusals(program, tokenizer, draw, folder) if name == "mistral" else 0)
+    return len(wrong) + unlike + (compare_refusals(program, tokenizer, draw, folder) if name == "mistral" else 0)
 
 
 def compare_refusals(program, tokenizer, draw, folder):
@@ -175,6 +292,7 @@ def main():
     parser.add_argument("program", nargs="?", type=pathlib.Path, default=compare_tokenizers.ROOT / "build/release/bin/tranche")
     parser.add_argument("--conversations", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--published", nargs="+", type=pathlib.Path, default=[], metavar="FILE.jinja")
     parser.add_argument("--only", nargs="+", choices=TEMPLATES, default=list(TEMPLATES))
     options = parser.parse_args()
     try:
@@ -185,7 +303,12 @@ def main():
         return 2
     text = compare_tokenizers.training_text()
     with tempfile.TemporaryDirectory() as work:
-        differences = sum(compare(options.program, name, options, text, pathlib.Path(work) / name) for name in options.only)
+        if options.published:
+            fix_date()
+            differences = sum(compare_published(options.program, file, options, text, pathlib.Path(work) / str(i))
+                              for i, file in enumerate(options.published))
+        else:
+            differences = sum(compare(options.program, name, options, text, pathlib.Path(work) / name) for name in options.only)
     return 1 if differences else 0
 
 

@@ -6,6 +6,7 @@
 #include <charconv>
 
 #include "checkpoint/renames.h"
+#include "tools/tokenize.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -95,13 +96,14 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       ->expected(1)
       ->take_all();
   app->add_option("--prompts", options.prompts_file,
-                  "file of prompts, one a line; .jsonl: the \"prompt\" of each object")
+                  "file of prompts, one a line; .jsonl: the \"prompt\" or the \"messages\" of each object")
       ->type_name("FILE");
   app->add_option("--prompt-tokens", options.prompt_tokens,
                   "numbers to go on from, like 1,2,3; numbers are printed; may be given several times")
       ->type_name("N,N...")
       ->expected(1)
       ->take_all();
+  add_chat_flags(*app, options.chat, options.date);
   app->add_option("--tokens", options.tokens, "tokens to write")->capture_default_str();
   app->add_option("--temperature", options.temperature, "of the draws; 0: always the likeliest token")
       ->capture_default_str();
@@ -160,6 +162,10 @@ void check(const GenerateOptions& options) {
   }
   if (!options.stop.empty() && !options.prompt_tokens.empty()) {
     throw ConfigurationError("--stop is a text, but --prompt-tokens are numbers; give a --prompt");
+  }
+  if (!options.chat.empty() && options.prompts_file.empty()) {
+    throw ConfigurationError(
+        "--chat-template writes the messages of --prompts FILE.jsonl, and none is given");
   }
   if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
   if (options.max_batch < 1) refuse("--max-batch", options.max_batch, "must be at least 1");

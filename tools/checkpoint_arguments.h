@@ -40,8 +40,10 @@ struct GenerateOptions {
   std::string base;       ///< of adapters, as above
   std::string tokenizer;  ///< folder that data::load_tokenizer() reads
   std::vector<std::string> prompts;
-  std::string prompts_file;                ///< a prompt a line, or JSON lines with "prompt"
+  std::string prompts_file;                ///< a prompt a line, or JSON lines with "prompt" or "messages"
   std::vector<std::string> prompt_tokens;  ///< "1,2,3" each
+  std::string chat;                        ///< name or file of the template that writes messages
+  std::string date;                        ///< that templates take as today's
   std::int64_t tokens = 200;
   double temperature = 0.8;
   bool greedy = false;

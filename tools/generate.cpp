@@ -17,6 +17,7 @@
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
 #include "tranche/core/error.h"
+#include "tranche/data/documents.h"
 #include "tranche/data/tokenizer.h"
 #include "tranche/generation/generate.h"
 
@@ -30,6 +31,7 @@ struct Source {
   std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's
   std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
   std::unique_ptr<data::Tokenizer> encoding;       ///< of the text, when it is not bytes
+  std::string tokenizer_folder;                    ///< that it was read from
   LoraConfig adapters;
   std::vector<std::string> notes;
 };
@@ -40,6 +42,7 @@ void open_encoding(const GenerateOptions& options, Source& source) {
   if (folder.empty() && source.hugging_face && data::has_tokenizer(options.from)) folder = options.from;
   if (folder.empty() || !options.prompt_tokens.empty()) return;
   source.encoding = data::load_tokenizer(folder);
+  source.tokenizer_folder = folder;
   if (source.encoding->vocabulary() > source.identity.model->shape().vocabulary) {
     throw ConfigurationError(
         fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
@@ -75,42 +78,49 @@ Source open_source(const GenerateOptions& options) {
 struct Prompt {
   std::string text;  ///< empty where it was given as numbers
   std::vector<std::int32_t> tokens;
+  bool rendered = false;  ///< a conversation, whose text has all special tokens by name
 };
 
 /// The texts of --prompts.
-std::vector<std::string> read_prompts(const std::string& path) {
+std::vector<Prompt> read_prompts(const std::string& path, const data::ChatFormat& chat) {
   const auto refuse = [&](std::size_t line, const std::string& what) {
     throw ConfigurationError(fmt::format("--prompts {}, line {}: {}", path, line, what));
   };
   const bool objects = path.ends_with(".jsonl");
   std::istringstream lines(detail::read_text_file(path, "--prompts"));
-  std::vector<std::string> prompts;
+  std::vector<Prompt> prompts;
   std::size_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
     if (!objects) {
-      prompts.push_back(line);
+      prompts.push_back({line, {}, false});
+      continue;
+    }
+    const std::string where = fmt::format("--prompts {}, line {}", path, number);
+    if (const auto text = data::read_json_prompt(line, chat, where)) {
+      if (text->empty()) refuse(number, "its messages are written as nothing");
+      prompts.push_back({*text, {}, true});
       continue;
     }
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
     if (!json.is_object()) refuse(number, "is no JSON object");
     const auto found = json.find("prompt");
     if (found == json.end() || !found->is_string() || found->get_ref<const std::string&>().empty())
-      refuse(number, "has no \"prompt\", which is a text to go on from");
-    prompts.push_back(*found);
+      refuse(number, "has no \"prompt\", which is a text to go on from, and no \"messages\"");
+    prompts.push_back({*found, {}, false});
   }
   if (prompts.empty()) throw ConfigurationError(fmt::format("--prompts {} has no prompts", path));
   return prompts;
 }
 
 /// The text as tokens, with those that the model expects before it.
-std::vector<std::int32_t> tokens_of(const std::string& text, const GenerateOptions& options,
+std::vector<std::int32_t> tokens_of(const std::string& text, bool rendered, const GenerateOptions& options,
                                     const Source& source) {
   std::vector<std::int32_t> tokens;
   if (source.encoding) {
-    tokens = source.encoding->special().before;
+    if (!rendered) tokens = source.encoding->special().before;
     const std::vector<std::int32_t> prompt = source.encoding->encode(text);
     tokens.insert(tokens.end(), prompt.begin(), prompt.end());
   } else if (source.identity.tokenizer.kind != Tokenizer::Kind::bytes) {
@@ -126,10 +136,16 @@ std::vector<std::int32_t> tokens_of(const std::string& text, const GenerateOptio
 
 std::vector<Prompt> prompts_of(const GenerateOptions& options, const Source& source) {
   std::vector<Prompt> prompts;
-  for (const std::string& numbers : options.prompt_tokens) prompts.push_back({"", parse_tokens(numbers)});
-  const std::vector<std::string> texts =
-      options.prompts_file.empty() ? options.prompts : read_prompts(options.prompts_file);
-  for (const std::string& text : texts) prompts.push_back({text, tokens_of(text, options, source)});
+  for (const std::string& numbers : options.prompt_tokens)
+    prompts.push_back({"", parse_tokens(numbers), false});
+  for (const std::string& text : options.prompts) prompts.push_back({text, {}, false});
+  if (!options.prompts_file.empty()) {
+    const data::ChatFormat chat = data::chat_format(options.chat, source.tokenizer_folder, options.date);
+    prompts = read_prompts(options.prompts_file, chat);
+  }
+  for (Prompt& prompt : prompts) {
+    if (prompt.tokens.empty()) prompt.tokens = tokens_of(prompt.text, prompt.rendered, options, source);
+  }
   for (const Prompt& prompt : prompts) {
     for (const std::int32_t token : prompt.tokens) {
       if (token < source.identity.model->shape().vocabulary) continue;

@@ -15,6 +15,17 @@
 
 namespace tranche::tools {
 
+void add_chat_flags(CLI::App& app, std::string& chat, std::string& date) {
+  app.add_option(
+         "--chat-template", chat,
+         "how the messages of conversations are written: by a built-in template, which has to write what "
+         "the tokenizer's own writes; by the tokenizer's own; or by a file of Jinja (default: the "
+         "tokenizer's own)")
+      ->type_name("chatml|llama3|mistral|qwen|own|FILE.jinja");
+  app.add_option("--chat-date", date, "the day that templates take as today's, such as 2026-11-27")
+      ->type_name("YYYY-MM-DD");
+}
+
 CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags) {
   CLI::App* app = program.add_subcommand("tokenize", "writes text and JSON lines as a file of tokens");
   app->add_option("--data", flags.data,
@@ -33,8 +44,7 @@ CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags) {
          "as llm.c writes it")
       ->type_name("FILE")
       ->required();
-  app->add_option("--chat-template", flags.chat, "how the messages of conversations are written")
-      ->type_name("chatml|llama3|mistral|qwen");
+  add_chat_flags(*app, flags.chat, flags.date);
   app->add_flag("--no-special", flags.no_special,
                 "no tokens around documents, such as the one that ends them");
   app->add_option("--threads", flags.threads, "(default: the node's cores)");
@@ -63,7 +73,7 @@ int run_tokenize(const Options& options, const Output& output) {
       }
     }
     how.output = flags.out;
-    if (!flags.chat.empty()) how.chat = data::parse_chat_template(flags.chat);
+    how.chat = data::chat_format(flags.chat, flags.tokenizer, flags.date);
     how.special = !flags.no_special;
     how.threads = static_cast<int>(flags.threads.value_or(usable_cores()));
     if (!flags.tokenizer.empty()) how.tokenizer_digest = data::tokenizer_digest(flags.tokenizer);

@@ -19,11 +19,14 @@ struct TokenizeFlags {
   std::vector<std::string> data;  ///< files and patterns
   std::string tokenizer;          ///< folder; empty: bytes
   std::string out;
-  std::string chat;  ///< name of a template
+  std::string chat;  ///< name or file of a template
+  std::string date;  ///< that templates take as today's
   bool no_special = false;
   std::optional<std::int64_t> threads;
 };
 
+/// Adds --chat-template and --chat-date, which other commands have too.
+void add_chat_flags(CLI::App& app, std::string& chat, std::string& date);
 /// Adds the subcommand. `flags` must outlive parsing.
 CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags);
 /// Returns the exit status. Under mpirun rank 0 does the work.

@@ -53,6 +53,17 @@ TEST(Documents, TextPromptsAndConversations) {
   EXPECT_TRUE(read(talk, ChatTemplate::chatml).rendered);
 }
 
+TEST(Documents, KeysThatAskForNothingAreTaken) {
+  EXPECT_EQ(marked(read(R"({"text": "a", "prompt": "how it was made"})")), "{a}");
+  constexpr const char* talk =
+      R"({"messages": [{"role": "user", "content": "Hi", "name": "x", "tool_calls": []},
+      {"role": "assistant", "content": "Yes", "weight": 0}, {"role": "assistant", "content": "No", "weight": 1}],
+      "tools": [], "documents": null})";
+  EXPECT_EQ(marked(read(talk, ChatTemplate::chatml)),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n"
+            "<|im_start|>assistant\n{No<|im_end|>}\n");
+}
+
 TEST(Documents, Llama3TrimsTheBlanksThatPythonTrims) {
   const auto content = [](const std::string& text) {
     const std::string line = R"({"messages": [{"role": "user", "content": ")" + text + R"("}]})";
@@ -78,21 +89,33 @@ TEST(Documents, WhatIsNotOneIsRefused) {
   EXPECT_THAT(refused("{"), HasSubstr("line 7 is not JSON"));
   EXPECT_THAT(refused("{}"),
               HasSubstr("has neither \"text\", nor \"prompt\" and \"completion\", nor \"messages\""));
-  EXPECT_EQ(refused(R"({"prompt": "a"})"), "line 7: completion is missing");
+  EXPECT_THAT(refused(R"({"prompt": "a"})"), HasSubstr("line 7 has \"prompt\" without \"completion\""));
+  EXPECT_THAT(refused(R"({"completion": "a", "prompt": null})"),
+              HasSubstr("\"completion\" without \"prompt\""));
+  EXPECT_THAT(refused(R"({"text": null})"), HasSubstr("has no text: its \"text\" is null"));
+  EXPECT_THAT(refused(R"({"text": "a", "completion": "b"})"),
+              HasSubstr("has both \"text\" and \"completion\""));
   EXPECT_EQ(refused(R"({"text": 3})"), "line 7: text is not a string: 3");
   constexpr const char* talk = R"({"messages": [{"role": "user", "content": "a"}]})";
   EXPECT_THAT(refused(talk),
-              HasSubstr("say how it is written with a chat template, which are chatml, llama3"));
+              HasSubstr("say how it is written with --chat-template, which is chatml, llama3"));
   EXPECT_THAT(refused(R"({"messages": [{"role": "tool", "content": "a"}]})", ChatTemplate::chatml),
               AllOf(HasSubstr("line 7: messages[0].role"), HasSubstr("tool")));
-  EXPECT_EQ(
+  EXPECT_THAT(
       refused(R"({"messages": [{"role": "user", "content": "a", "tool_calls": [1]}]})", ChatTemplate::chatml),
-      "line 7: messages[0].tool_calls is in a message, which is not supported: role and content are");
+      HasSubstr("line 7: messages[0].tool_calls is in a message, which chat template chatml does not write"));
+  EXPECT_THAT(
+      refused(R"({"messages": [{"role": "user", "content": "a"}], "tools": [1]})", ChatTemplate::qwen),
+      HasSubstr("line 7: tools stands beside messages, which chat template qwen does not write"));
+  EXPECT_THAT(
+      refused(R"({"messages": [{"role": "user", "content": "a", "weight": 2}]})", ChatTemplate::chatml),
+      HasSubstr("messages[0].weight"));
   EXPECT_EQ(refused(R"({"messages": [{"role": "system", "content": "a"}]})", ChatTemplate::mistral),
             "line 7: messages[0].role is \"system\", but in template mistral user and assistant take turns");
   EXPECT_EQ(parse_chat_template("qwen"), ChatTemplate::qwen);
   EXPECT_EQ(message_of<ConfigurationError>([] { (void)parse_chat_template("lama3"); }),
-            "chat template 'lama3' is not one of chatml, llama3, mistral, qwen; did you mean llama3?");
+            "chat template 'lama3' is neither chatml, llama3, mistral, qwen nor own, nor a file that ends in "
+            ".jinja; did you mean llama3?");
   EXPECT_EQ(message_of<ConfigurationError>([] { require_names(*make_byte_tokenizer(), ChatTemplate::qwen); }),
             "the tokenizer has no token '<|im_start|>', which chat template qwen writes");
 }

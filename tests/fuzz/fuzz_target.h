@@ -22,6 +22,7 @@ struct Target {
 };
 
 Target bpe_target();
+Target chat_template_target();
 Target merges_target();
 Target config_target();
 Target set_target();

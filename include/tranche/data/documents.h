@@ -2,24 +2,15 @@
 /// Samples of JSON lines as text, and as tokens of which some are learned.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "tranche/data/chat_template.h"
 #include "tranche/data/tokenizer.h"
 
 namespace tranche::data {
-
-/// How a conversation is written as one text.
-enum class ChatTemplate : std::uint8_t {
-  none,
-  chatml,   ///< <|im_start|>user\n...<|im_end|>\n
-  llama3,   ///< Llama 3's
-  mistral,  ///< Mistral 7B Instruct's: <s>[INST] ... [/INST]...</s>
-  qwen,     ///< Qwen 2.5's: chatml, with its system message where a conversation has none
-};
-/// "chatml", "llama3", "mistral", "qwen"; throws ConfigurationError naming them.
-ChatTemplate parse_chat_template(std::string_view name);
 
 struct Segment {
   std::string text;
@@ -34,9 +25,16 @@ struct Document {
 ///     {"text": "..."}                            all of it is learned
 ///     {"prompt": "...", "completion": "..."}     the completion is learned
 ///     {"messages": [{"role": "user", "content": "..."}, ...]}
-///         what the assistant says is learned, with the mark that ends it; `chat` says how it is written
-/// Throws ConfigurationError, beginning with `origin`, for anything else.
-Document read_json_line(std::string_view line, ChatTemplate chat, std::string_view origin);
+///         what the assistant says is learned, with the mark that ends it, but for messages of "weight" 0;
+///         `chat` says how it is written. "tools", "documents" and "chat_template_kwargs" beside the messages
+///         are given to templates of the folder's own.
+/// Throws ConfigurationError, beginning with `origin`, for anything else, and where a built-in template and
+/// the folder's own write another text.
+Document read_json_line(std::string_view line, const ChatFormat& chat, std::string_view origin);
+/// The text of such a conversation with what asks for the assistant's answer behind it; nothing where the
+/// line is an object without "messages".
+std::optional<std::string> read_json_prompt(std::string_view line, const ChatFormat& chat,
+                                            std::string_view origin);
 
 /// Documents one after the other.
 struct TokenDocuments {

@@ -13,7 +13,7 @@ namespace tranche::data {
 struct TokenizeOptions {
   std::vector<std::string> inputs;  ///< .jsonl: a document a line; any other: a text file is a document
   std::string output;               ///< .safetensors, or .bin as llm.c writes it
-  ChatTemplate chat = ChatTemplate::none;
+  ChatFormat chat;
   bool special = true;  ///< see append_document()
   int threads = 1;
   std::string tokenizer_digest;  ///< what the tokenizer was made of: parts of another are not used
