@@ -54,13 +54,13 @@ class Unit:
             return False  # it would not be read again
         header, below = tree.headers[name], [tree.headers[path] for path in tree.below(name)]
         lead = tree.below(name, ("lead",))
-        # A class that it knows by name alone may be defined by another; a macro may change what it includes.
+        # A class that it knows by name alone may be defined by another; a macro or an operator may matter to what it includes.
         named = header.mentioned.union(header.forward, *(one.forward for one in below))
         unknown = header.mentioned.difference(*(one.forward | one.names for one in map(tree.headers.get, lead)))
         spaces = header.spaces.union(*(one.spaces for one in below))
         read = header.mentioned.union(*(one.mentioned for one in below))
         libraries = outside(tree, name) | set(standard.TABLE)
-        return not any(one.names & named or one.forward & unknown or (one.spaces - spaces) & named or one.macros & read or
+        return not any(one.names & named or one.forward & unknown or (one.spaces - spaces) & named or (one.macros | one.others) & read or
                        set(one.included(False)) - libraries for one in map(tree.headers.get, self.seen - lead))
 
 

@@ -43,11 +43,13 @@ def without_template_lists(tokens):
     return found
 
 
+def nameless(declaration):
+    """Whether a declaration, given as tokens, matters to code that does not name what it declares: an operator, for one."""
+    return "".join(declaration).startswith("template<>") or "operator" in declaration or declaration[:2] == ["using", "namespace"]
+
+
 def names_of(declaration):
     """The names that a declaration at namespace scope, given as tokens without what stands in braces, may declare."""
-    special = "".join(declaration).startswith("template<>") or "operator" in declaration or declaration[:2] == ["using", "namespace"]
-    if special:
-        return words(declaration)  # it can matter to each who mentions one of the types
     tokens = without_template_lists(declaration)
     found, depth = set(re.findall(r"\( \* (\w+) \)", " ".join(tokens))), 0  # a pointer to a function
     kind = next((place for place, token in enumerate(tokens) if token in ("class", "struct", "union", "enum")), None)
@@ -64,9 +66,9 @@ def names_of(declaration):
 
 
 def declared(code):
-    """(names at namespace scope, namespaces) of a header's code."""
-    names, spaces, braces, statement = set(), set(), [], []
-    for token in TOKEN.findall(DIRECTIVE.sub("", code)):
+    """(names at namespace scope, namespaces, words of declarations without a name) of a header's code."""
+    names, spaces, others, braces, statement = set(), set(), set(), [], []
+    for token in [*TOKEN.findall(DIRECTIVE.sub("", code)), ";"]:
         inside = "body" in braces
         if token == "{":
             space = not inside and (statement == ["extern"] or "namespace" in statement[:2])
@@ -74,20 +76,21 @@ def declared(code):
             if space:
                 spaces |= words(statement)
                 statement = []
-        elif token == "}":
-            kind = braces.pop() if braces else "namespace"
-            if kind == "body" and "body" not in braces:
-                names |= names_of([*statement, "{", "}"])
-                statement = []
-        elif inside:
+        elif inside and token != "}":
             if statement[:1] == ["enum"] and not {"class", "struct"} & set(statement[1:2]):
                 names |= words([token])
-        elif token == ";":
-            names |= names_of(statement)
+        elif token == ";" or (token == "}" and inside and braces.count("body") == 1):
+            whole = statement + ["{", "}"] * (token == "}")
+            if nameless(whole):
+                others |= words(whole)
+            elif whole:
+                names |= names_of(whole)
             statement = []
-        else:
+        elif not inside and token != "}":
             statement.append(token)
-    return names, spaces
+        if token == "}" and braces:
+            braces.pop()
+    return names, spaces, others
 
 
 class Header:
@@ -97,7 +100,7 @@ class Header:
         self.name, self.text = name, (root / name).read_text(encoding="utf-8")
         self.lines = [line.rstrip() for line in code_lines(self.text)]
         code = ATTRIBUTE.sub(" ", re.sub(r" ?(::|->|\.)\s*", r"\1", "\n".join(filter(None, self.lines))))
-        self.names, self.spaces = declared(code)
+        self.names, self.spaces, self.others = declared(code)
         self.macros = set(MACRO.findall(code))
         self.mentioned = set(WORD.findall(code)) - KEYWORDS
         self.forward = set(FORWARD.findall(code))

@@ -174,6 +174,12 @@ class Units(unittest.TestCase):
         user = '#include "declares.h"\ninline int f() { return part().size; }\n'
         self.assertTrue(self.apart("struct Part { int size; };\n", user, **declares))
 
+    def test_an_operator_is_not_in_front_of_those_who_include_its_types(self):
+        low = {"low.h": "struct Box {};\nstruct Pair { Box first, second; };\n"}
+        compares = '#include "low.h"\nbool operator==(const Box& a, const Box& b);\n'
+        self.assertTrue(self.apart(compares, '#include "low.h"\ninline bool f(const Pair& p) { return p.first == p.second; }\n', **low))
+        self.assertFalse(self.apart(compares, "struct Other {};\n", **low))
+
     def test_an_include_behind_other_lines_or_within_if_is_none(self):
         low = {"low.h": "struct Low {};\n"}
         for late in ('using Mine = Low;\n#include "low.h"\n', '#if 0\n#include "low.h"\n#endif\nusing Mine = Low;\n'):
