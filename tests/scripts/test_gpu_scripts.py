@@ -383,7 +383,7 @@ class Suite(Folder):
                 "environment": ["TRANCHE_TEST_CASE_SECONDS=1", f"STARTED={self.started}"],
                 "command": [f"@BUILD@/tests/{name}"], **more}
 
-    def command(self, *programs, arguments=(), limit=30):
+    def command(self, *programs, arguments=(), limit=150):
         tests = self.folder / "tests.json"
         tests.write_text(json.dumps([self.entry(entry) if isinstance(entry, str) else entry for entry in programs]))
         return [str(word) for word in (
