@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <nlohmann/json.hpp>
 
 #include "core/printable.h"
@@ -131,6 +132,49 @@ std::vector<Segment> JinjaTemplate::segments(const Json& conversation, const std
   return for_tools(conversation).own_segments(conversation, date, where);
 }
 
+void JinjaTemplate::fail_untold(const char* why, std::string_view where) const {
+  fail(origin_,
+       {fmt::format("{}, so which tokens are learned is not known; mark them with {{% generation %}} in a "
+                    "template of your own",
+                    why),
+        0},
+       where);
+}
+
+/// What the template writes in front of an answer. It says so where it is asked for one: before the last
+/// answer, or, where nothing is before it, behind the conversation. A template that cannot be asked writes
+/// two answers alike up to their contents.
+std::string JinjaTemplate::header_of(const Json& conversation, const std::string& date,
+                                     std::string_view where) const {
+  Json before = conversation;
+  Json& messages = before["messages"];
+  std::size_t last = messages.size();
+  while (last > 0 && !is_assistant(messages[last - 1])) --last;
+  Json upto(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(last));
+  if (last > 1) messages = Json(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(last - 1));
+  const std::string without = render(before, false, date, where).text;
+  std::string header = render(before, true, date, where).text;
+  if (!header.starts_with(without))
+    fail_untold("rewrites the conversation where it asks for an answer", where);
+  header.erase(0, without.size());
+  if (!header.empty()) return header;
+
+  std::array<std::string, 2> turns;
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    upto.back() = {{"role", "assistant"}, {"content", i == 0 ? "0" : "1"}};
+    before["messages"] = upto;
+    const jinja::Rendering rendering = render(before, false, date, where);
+    for (const auto& [message, range] : rendering.turns) {
+      if (message + 1 == last) turns[i] = rendering.text.substr(range.begin, range.end - range.begin);
+    }
+  }
+  const auto differs =
+      std::mismatch(turns[0].begin(), turns[0].end(), turns[1].begin(), turns[1].end()).first;
+  header = turns[0].substr(0, static_cast<std::size_t>(differs - turns[0].begin()));
+  // A blank in front of an answer is a part of its first token.
+  return without_blanks(header).empty() ? "" : header;
+}
+
 std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const std::string& date,
                                                  std::string_view where) const {
   const Json& messages = conversation.at("messages");
@@ -160,18 +204,7 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (turn == rendering.turns.end() || is_learned(turn->message)) learned.push_back(range);
     }
   } else if (std::any_of(messages.begin(), messages.end(), is_assistant)) {
-    // What the template writes in front of an answer: before the last one, or, where nothing is before it,
-    // behind the conversation.
-    Json before = conversation;
-    std::size_t last = messages.size();
-    while (last > 0 && !is_assistant(messages[last - 1])) --last;
-    if (last > 1)
-      before["messages"].erase(before["messages"].begin() + static_cast<std::ptrdiff_t>(last - 1),
-                               before["messages"].end());
-    const std::string without = render(before, false, date, where).text;
-    std::string header = render(before, true, date, where).text;
-    if (!header.starts_with(without)) untold("rewrites the conversation where it asks for an answer");
-    header.erase(0, without.size());
+    const std::string header = header_of(conversation, date, where);
     std::vector<bool> seen(messages.size(), false);
     for (const auto& [message, range] : rendering.turns) {
       if (!is_assistant(messages[message])) continue;

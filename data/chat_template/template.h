@@ -24,7 +24,7 @@ class JinjaTemplate {
                           std::string_view where) const;
   /// The text, with the parts that are learned: what the blocks {% generation %} wrote where the template has
   /// them. Elsewhere it is what was written in the rounds of the assistant's messages, without what the
-  /// template writes in front of an answer that is asked for, and without blanks behind the mark that ends
+  /// template writes in front of an answer, and without blanks behind the mark that ends
   /// it.
   std::vector<Segment> segments(const nlohmann::ordered_json& conversation, const std::string& date,
                                 std::string_view where) const;
@@ -39,6 +39,9 @@ class JinjaTemplate {
   const JinjaTemplate& for_tools(const nlohmann::ordered_json& conversation) const;
   std::vector<Segment> own_segments(const nlohmann::ordered_json& conversation, const std::string& date,
                                     std::string_view where) const;
+  std::string header_of(const nlohmann::ordered_json& conversation, const std::string& date,
+                        std::string_view where) const;
+  [[noreturn]] void fail_untold(const char* why, std::string_view where) const;
   std::string text_, origin_, variables_text_;
   std::vector<std::pair<std::string, jinja::Value>> variables_;
   jinja::Block block_;

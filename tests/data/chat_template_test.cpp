@@ -172,6 +172,11 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
               "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
               talk, R"({"bos_token": "<s>", "eos_token": "</s>"})"),
       "<s>[INST] Hi [/INST]{ Yes</s>}[INST] No [/INST]{ So</s>}");
+  EXPECT_EQ(
+      learned("{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}",
+              talk),
+      learned(chatml, talk))
+      << "a template that cannot be asked for an answer";
   EXPECT_EQ(learned("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }};{% else %}"
                     "{% generation %}{{ m.content }}{% endgeneration %}.{% endif %}{% endfor %}",
                     talk),
