@@ -210,8 +210,11 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (!is_assistant(messages[message])) continue;
       if (seen[message]) untold("writes a message of the assistant in two places");
       seen[message] = true;
-      const std::string_view turn =
-          std::string_view(rendering.text).substr(range.begin, range.end - range.begin);
+      std::string_view turn = std::string_view(rendering.text).substr(range.begin, range.end - range.begin);
+      // The first round of a loop may write what begins the whole text, too.
+      const std::size_t place = message == 0 ? turn.find(header) : 0;
+      const std::size_t begin = range.begin + (place == std::string_view::npos ? 0 : place);
+      turn.remove_prefix(begin - range.begin);
       const auto [differs, other] = std::mismatch(header.begin(), header.end(), turn.begin(), turn.end());
       std::string_view common = turn.substr(0, static_cast<std::size_t>(differs - header.begin()));
       // It may ask for thoughts, or for none, in lines that earlier answers do not have.
@@ -219,8 +222,7 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (differs != header.end() && common.empty())
         untold("begins a message of the assistant otherwise than the answer that it asks for");
       const std::size_t end = end_of_turn(turn, messages[message]);
-      if (is_learned(message) && end > common.size())
-        learned.push_back({range.begin + common.size(), range.begin + end});
+      if (is_learned(message) && end > common.size()) learned.push_back({begin + common.size(), begin + end});
     }
     for (std::size_t i = 0; i < seen.size(); ++i) {
       const Json* content = member(messages[i], "content");

@@ -177,6 +177,13 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
               talk),
       learned(chatml, talk))
       << "a template that cannot be asked for an answer";
+  constexpr const char* begun =
+      R"({"messages": [{"role": "assistant", "content": "Yes"}, {"role": "user", "content": "Hi"},
+      {"role": "assistant", "content": "So"}]})";
+  EXPECT_EQ(
+      learned("{% for m in messages %}{{ '<s>' if loop.first }}<{{ m.role }}>{{ m.content }}</s>{% endfor %}",
+              begun),
+      "<s><assistant>{Yes</s>}<user>Hi</s><assistant>{So</s>}");
   EXPECT_EQ(learned("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }};{% else %}"
                     "{% generation %}{{ m.content }}{% endgeneration %}.{% endif %}{% endfor %}",
                     talk),
