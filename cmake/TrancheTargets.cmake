@@ -93,7 +93,7 @@ function(tranche_library folder)
 endfunction()
 
 # The optimisation of a folder. In a release -O3 is for folders of loops over elements, core and kernels, and for sources
-# under FAST. -O1 compiles in 0.6 of the time, and a training step takes as long. Sanitized builds are compiled by the
+# under FAST. -O1 compiles in 0.6 of the time; a training step spends its own in kernels. Sanitized builds are compiled by the
 # preset's -O1, and without optimisation where little time is spent.
 function(tranche_compile_options target folder)
   if(folder MATCHES "^(comm|offload|checkpoint)$")  # memory that others filled
