@@ -177,8 +177,6 @@ class PublishedConversations:
             if turn % 2 and draw() < 0.2:
                 message["reasoning_content"] = self.content()
             messages.append(message)
-        if draw() < 0.1:
-            self.random.shuffle(messages)
         conversation = {"messages": messages}
         if "tools" in self.template and draw() < 0.3:
             conversation["tools"] = [TOOL]
@@ -190,6 +188,9 @@ class PublishedConversations:
                 messages.append({"role": "tool", "content": "12 C", "tool_call_id": "abcdef123", "name": "get_weather"})
                 if draw() < 0.6:
                     messages.append({"role": "assistant", "content": self.content()})
+        # Llama 3.1 writes the first message as the user's, whose ever it is, where there are tools.
+        if "tools" not in conversation and draw() < 0.1:
+            self.random.shuffle(messages)
         if draw() < 0.2:
             conversation["chat_template_kwargs"] = self.random.choice(VARIABLES)
         return conversation

@@ -142,6 +142,10 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, const Source& sou
   if (!options.prompts_file.empty()) {
     const data::ChatFormat chat = data::chat_format(options.chat, source.tokenizer_folder, options.date);
     prompts = read_prompts(options.prompts_file, chat);
+    if (std::any_of(prompts.begin(), prompts.end(), [](const Prompt& each) { return each.rendered; })) {
+      const auto bytes = data::make_byte_tokenizer();
+      data::require_names(source.encoding ? *source.encoding : *bytes, chat.built_in);
+    }
   }
   for (Prompt& prompt : prompts) {
     if (prompt.tokens.empty()) prompt.tokens = tokens_of(prompt.text, prompt.rendered, options, source);

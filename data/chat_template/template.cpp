@@ -58,14 +58,17 @@ bool is_assistant(const Json& message) {
   return role != nullptr && role->is_string() && *role == "assistant";
 }
 
-/// The end of the part of a turn that is learned. Blanks behind the mark that ends it are not; they are where
-/// the turn ends with its content, so that nothing else ends it.
-std::size_t end_of_turn(std::string_view turn, const Json& message) {
-  const std::string_view text = without_blanks(turn, false, true);
+/// The end of the part of a turn that is learned, which begins behind `header` bytes. Blanks behind the mark
+/// that ends it are not; they are where the turn ends with its content, so that nothing else ends it.
+std::size_t end_of_turn(std::string_view turn, std::size_t header, const Json& message) {
+  const std::size_t end = without_blanks(turn, false, true).size();
   const Json* content = member(message, "content");
-  if (content == nullptr || !content->is_string()) return text.size();
+  if (content == nullptr || !content->is_string() || end <= header) return end;
   const std::string_view said = without_blanks(content->get_ref<const std::string&>());
-  return !said.empty() && text.ends_with(said) ? turn.size() : text.size();
+  const std::string_view answer = without_blanks(turn.substr(header, end - header));
+  // Content may be the mark itself: then there are two.
+  const bool marked = answer != said && (answer.starts_with(said) || !answer.ends_with(said));
+  return said.empty() || marked ? end : turn.size();
 }
 
 }  // namespace
@@ -221,7 +224,7 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (differs != header.end()) common = common.substr(0, common.rfind('\n') + 1);
       if (differs != header.end() && common.empty())
         untold("begins a message of the assistant otherwise than the answer that it asks for");
-      const std::size_t end = end_of_turn(turn, messages[message]);
+      const std::size_t end = end_of_turn(turn, common.size(), messages[message]);
       if (is_learned(message) && end > common.size()) learned.push_back({begin + common.size(), begin + end});
     }
     for (std::size_t i = 0; i < seen.size(); ++i) {

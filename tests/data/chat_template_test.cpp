@@ -177,6 +177,8 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
               talk),
       learned(chatml, talk))
       << "a template that cannot be asked for an answer";
+  EXPECT_EQ(learned(chatml, R"({"messages": [{"role": "assistant", "content": "<|im_end|>"}]})"),
+            "<|im_start|>assistant\n{<|im_end|><|im_end|>}\n");
   constexpr const char* begun =
       R"({"messages": [{"role": "assistant", "content": "Yes"}, {"role": "user", "content": "Hi"},
       {"role": "assistant", "content": "So"}]})";

@@ -206,6 +206,7 @@ TEST_F(Generate, SaysWhatItCannotDo) {
     int status;
     std::string text;
   };
+  const std::string talk = R"({"messages": [{"role": "user", "content": "a"}]})";
   const std::vector<Case> cases{
       {{"--from", tokens, "--prompt", "a"},
        2,
@@ -233,6 +234,18 @@ TEST_F(Generate, SaysWhatItCannotDo) {
       {{"--from", bytes, "--prompts", folder_.write("c.jsonl", "{\"prompt\": \"\"}")},
        2,
        "c.jsonl, line 1: has no \"prompt\""},
+      {{"--from", bytes, "--prompts", folder_.write("m.jsonl", talk)},
+       2,
+       "m.jsonl, line 1: messages[0] is a message"},
+      {{"--from", bytes, "--prompts", folder_.path("m.jsonl"), "--chat-template", "chatml"},
+       2,
+       "the tokenizer has no token '<|im_start|>', which chat template chatml writes"},
+      {{"--from", bytes, "--prompts", folder_.path("m.jsonl"), "--chat-date", "today"},
+       2,
+       "--chat-date is 'today'"},
+      {{"--from", bytes, "--prompt", "a", "--chat-template", "own"},
+       2,
+       "--chat-template writes the messages of"},
       {{"--from", bytes, "--prompt", ""}, 2, "the --prompt is empty"},
       {{"--from", bytes, "--prompt-tokens", "1", "--stop", "a"}, 2, "--stop is a text"},
       {{"--prompt", "a"}, 2, "--from"},
