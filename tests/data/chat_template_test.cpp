@@ -16,7 +16,6 @@ namespace {
 using nlohmann::ordered_json;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Not;
 using tools::test::message_of;
 using tools::test::TemporaryFolder;
 
