@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "partition/placement.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
@@ -203,31 +204,18 @@ std::vector<MeshAxis> axes_of(const Mesh& mesh) {
   return axes;
 }
 
-/// The tensors of one kind in declared order, whole, over the mesh.
-InstanceRecord lay_out(const std::vector<TensorRecord>& tensors, bool frozen, int state_class, bool in_blocks,
-                       const Mesh& mesh) {
+/// What a buffer holds and which ranks store it. Tensors are numbered from the unit's first one on.
+InstanceRecord instance_of(const detail::Placement& placement, int number, int first_tensor) {
   InstanceRecord instance;
-  std::vector<std::int64_t> sizes;
-  for (std::size_t t = 0; t < tensors.size(); ++t) {
-    if (tensors[t].frozen != frozen || tensors[t].state_class != state_class) continue;
-    instance.tensors.push_back({static_cast<int>(t), whole_box(tensors[t].shape), 0});
-    sizes.push_back(tensors[t].shape.elements());
+  const detail::Placement::Buffer& buffer = placement.buffer(number);
+  for (std::size_t i = 0; i < buffer.tensors.size(); ++i) {
+    const int tensor = buffer.tensors[i];
+    instance.tensors.push_back(
+        {tensor - first_tensor, placement.box(tensor), buffer.layout.tensor_offset(static_cast<int>(i))});
   }
-  // A shard's parts, one a replica, are the shards of a layout over all of them.
-  const int parts = mesh.size(MeshAxis::replicate);
-  const detail::FlatLayout flat(
-      sizes, mesh.size(MeshAxis::shard) * parts, 1,
-      in_blocks ? detail::block_alignment_elements : detail::tensor_alignment_elements);
-  for (std::size_t i = 0; i < instance.tensors.size(); ++i) {
-    instance.tensors[i].offset = flat.tensor_offset(static_cast<int>(i));
-  }
-  for (const int shard : mesh.group({MeshAxis::shard}, 0)) {
-    for (const int rank : mesh.group({MeshAxis::replicate}, shard)) {
-      const int owner =
-          mesh.coordinate(MeshAxis::shard, rank) * parts + mesh.coordinate(MeshAxis::replicate, rank);
-      const ElementRange part = flat.shard_range(owner);
-      if (!part.empty()) instance.ranges.push_back({rank, part.begin, part.end, 0});
-    }
+  for (const int rank : placement.owners(number)) {
+    const ElementRange part = placement.owned(number, rank);
+    if (!part.empty()) instance.ranges.push_back({rank, part.begin, part.end, 0});
   }
   return instance;
 }
@@ -374,7 +362,22 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
   for (const UnitDescription& unit : units) {
     for (const TensorDescription& tensor : unit.tensors) classes = std::max(classes, tensor.state_class + 1);
   }
+  std::vector<bool> in_blocks(static_cast<std::size_t>(classes));
+  for (const StateDescription& state : states) {
+    if (state.state_class < classes && is_block(state.dtype)) {
+      in_blocks[static_cast<std::size_t>(state.state_class)] = true;
+    }
+  }
+  std::vector<detail::TensorFacts> facts;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    for (const TensorDescription& tensor : units[u].tensors) {
+      facts.push_back(
+          {tensor.shape, static_cast<int>(u), tensor.frozen, tensor.frozen ? 0 : tensor.state_class});
+    }
+  }
+  const detail::Placement placement(mesh, static_cast<int>(units.size()), std::move(facts), in_blocks);
   std::vector<bool> any(kind_of_buffer(false, classes));  // by kind_of_buffer()
+  int first_tensor = 0;
   for (const UnitDescription& unit : units) {
     UnitRecord record{unit.name, unit.uses_per_micro_batch, {}, {}};
     if (!unit_names.insert(unit.name).second)
@@ -386,9 +389,10 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
       record.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases, state_class});
       any[kind_of_buffer(tensor.frozen, state_class)] = true;
     }
-    for (int buffer = 0; buffer <= classes; ++buffer) {
-      const bool frozen = buffer == classes;
-      const int state_class = frozen ? 0 : buffer;
+    const auto unit_number = static_cast<int>(layout.units.size());
+    for (int kind = 0; kind <= classes; ++kind) {
+      const bool frozen = kind == classes;
+      const int state_class = frozen ? 0 : kind;
       record.buffers.push_back({frozen             ? "frozen"
                                 : state_class == 0 ? "trainable"
                                                    : fmt::format("trainable {}", state_class),
@@ -396,13 +400,13 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
                                 axes,
                                 {},
                                 state_class});
-      const bool in_blocks =
-          !frozen && std::any_of(states.begin(), states.end(), [&](const StateDescription& state) {
-            return state.state_class == state_class && is_block(state.dtype);
-          });
-      InstanceRecord instance = lay_out(record.tensors, frozen, state_class, in_blocks, mesh);
-      if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
+      for (int number = placement.first_buffer(unit_number) + kind;
+           number < placement.first_buffer(unit_number + 1); number += classes + 1) {
+        InstanceRecord instance = instance_of(placement, number, first_tensor);
+        if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
+      }
     }
+    first_tensor += static_cast<int>(unit.tensors.size());
     layout.units.push_back(std::move(record));
   }
   require_storable("weights", weight_dtype);

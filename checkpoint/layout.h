@@ -7,13 +7,18 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/box.h"
+#include "partition/box.h"
 #include "partition/flat_layout.h"
 #include "tranche/core/dtype.h"
 #include "tranche/core/shape.h"
 #include "tranche/partition/mesh.h"
 
 namespace tranche::checkpoint {
+
+using detail::Box;
+using detail::CommonRun;
+using detail::Slice;
+using detail::whole_box;
 
 /// One tensor of a unit.
 struct TensorRecord {

@@ -233,7 +233,7 @@ void check_replicas(const Config& config, Problems& problems) {
 
 void check_mesh(const Config& config, int ranks, Problems& problems) {
   try {
-    const Mesh mesh = Mesh::parse(config.mesh, ranks);
+    const Mesh mesh = config.mesh_of(ranks);
     const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
       problems.add(fmt::format(
@@ -278,13 +278,24 @@ void check_names(const Config& config, Problems& problems) {
   }
 }
 
+/// All of them where the mesh is not one, which check_mesh() tells.
+int data_ranks_of(const Config& config, int ranks) {
+  try {
+    return config.data_ranks(ranks);
+  } catch (const ConfigurationError&) {
+    return ranks;
+  }
+}
+
 }  // namespace
 
 void check_fields(Config& config, int ranks, Problems& problems) {
+  int data_ranks = ranks;
   if (ranks < 1) {
     problems.add(fmt::format("{} ranks; there must be at least one", ranks));
   } else {
-    complete_batch(config, ranks, problems);
+    data_ranks = data_ranks_of(config, ranks);
+    complete_batch(config, data_ranks, problems);
     check_mesh(config, ranks, problems);
   }
   if (config.stage < 0 || config.stage > 3) {
@@ -328,7 +339,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
         fmt::format("optimizer.params.lr: {} is not a rate of at least 0", config.optimizer.learning_rate));
   }
   check_invariance(config, problems);
-  if (ranks >= 1) check_noise(config, ranks, problems);
+  if (ranks >= 1) check_noise(config, data_ranks, problems);
   check_offload(config, problems);
   check_precision(config, problems);
   check_names(config, problems);

@@ -52,16 +52,19 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       memory(runtime_in.memory(Tier::device)),
       rank(world.rank()),
       ranks(world.size()),
+      data_rank(runtime_in.mesh().data_rank(rank)),
+      data_ranks(runtime_in.mesh().data_ranks()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      store(config, lay_out(model, groups, *optimizer, shard, replicas),
+      store(config, lay_out(model, groups, *optimizer, runtime.mesh(), shard, replicas),
             {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, world, runtime.mesh(), runtime.device(), *arena),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
-      boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars) {
+      boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
+      micro_batches(store.units().size()) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -90,11 +93,11 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
 
 Engine::Impl::~Impl() {
   // Collectives in progress in the middle of a step would wait for peers that wait for this rank.
-  if (unwinding() && (in_step || in_micro_batch || in_evaluation)) {
+  if (unwinding() && state != State::idle) {
     end_by_unwinding("in the middle of " +
-                     (in_evaluation ? "an evaluation" : "step " + std::to_string(steps_done + 1)));
+                     (in_evaluation() ? "an evaluation" : "step " + std::to_string(steps_done + 1)));
   }
-  if (session) session->close(!broken && !unwinding() && !in_micro_batch && !in_evaluation);
+  if (session) session->close(!broken && !unwinding() && !micro_batches.any_open() && !in_evaluation());
   store.await_collectives();
   try {
     compute.synchronize();
@@ -159,50 +162,61 @@ Engine::Engine(Runtime& runtime, ModelSpec model, Config config, std::unique_ptr
 }
 Engine::~Engine() = default;
 
-void Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples_in) {
-  require(!in_inference,
+std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples,
+                                            bool beside) {
+  require(!in_inference(),
           "begin_micro_batch() inside an inference scope, which is one pass without micro-batches");
-  require(!in_micro_batch, "begin_micro_batch() inside a micro-batch");
-  if (in_evaluation) {
+  require(!micro_batches.any_open() || (beside && in_step()), "begin_micro_batch() inside a micro-batch");
+  if (in_evaluation()) {
     // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
     if (recorder.pass_open()) recorder.end_pass();
     recorder.begin_pass(Program::evaluate, shape);
-  } else {
-    require(micro_batch < config.accumulation_steps, "begin_micro_batch() after the step's " +
-                                                         std::to_string(config.accumulation_steps) +
-                                                         " micro-batches; call step()");
-    if (!in_step) {
-      session->throw_failure();
-      require_whole_state("begin_micro_batch()");
-      store.set_weights_for(/*training=*/true);
-      recorder.begin_pass(Program::train, shape);
-      in_step = true;
-      recorder.begin_step(communicators);
-      if (store.offload() != nullptr) store.offload()->begin_report();
-    } else {
-      recorder.next_micro_batch(shape);
-    }
-    // A rule with sums goes through its state once before the update.
-    if (micro_batch + 1 == config.accumulation_steps && store.offload() != nullptr && !updater.has_sums()) {
-      store.offload()->read_ahead();
-    }
-    reducer.begin_micro_batch(micro_batch);
+    micro_batches.restart();
+    gatherer.begin_sequence(Program::evaluate, false);
+    set_phase("evaluate");
+    return micro_batches.open(samples);
   }
-  in_micro_batch = true;
-  samples = samples_in;
-  gatherer.begin_sequence(program(), !in_evaluation && micro_batch + 1 < config.accumulation_steps);
-  if (config.wall_clock_breakdown && !in_evaluation) recorder.pass_times().begin();
-  set_phase(in_evaluation ? "evaluate" : "forward");
+  const std::int64_t number = micro_batches.begun();
+  const bool last = number + 1 == config.accumulation_steps;
+  require(number < config.accumulation_steps, "begin_micro_batch() after the step's " +
+                                                  std::to_string(config.accumulation_steps) +
+                                                  " micro-batches; call step()");
+  if (!in_step()) {
+    session->throw_failure();
+    require_whole_state("begin_micro_batch()");
+    store.set_weights_for(/*training=*/true);
+    recorder.begin_pass(Program::train, shape);
+    state = State::training;
+    one_sequence = beside;
+    recorder.begin_step(communicators);
+    if (store.offload() != nullptr) store.offload()->begin_report();
+  } else {
+    recorder.next_micro_batch(shape);
+  }
+  // A rule with sums goes through its state once before the update.
+  if (last && store.offload() != nullptr && !updater.has_sums()) store.offload()->read_ahead();
+  reducer.begin_micro_batch(number);
+  if (!gatherer.in_sequence()) gatherer.begin_sequence(Program::train, !one_sequence && !last);
+  if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().begin();
+  set_phase("forward");
+  return micro_batches.open(samples);
+}
+
+void Engine::Impl::select_micro_batch(std::int64_t number) {
+  require(micro_batches.is_open(number),
+          "select_micro_batch(" + std::to_string(number) + "), which is not open");
+  micro_batches.select(number);
 }
 
 void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
-  require(!in_inference, "end_micro_batch() inside an inference scope, which has no loss");
-  require(in_micro_batch, "end_micro_batch() without begin_micro_batch()");
-  for (std::size_t u = 0; u < store.units().size(); ++u) {
-    require(gatherer.holders(static_cast<int>(u)) == 0,
-            "end_micro_batch() while unit " + store.units()[u].name + " is still held");
+  require(!in_inference(), "end_micro_batch() inside an inference scope, which has no loss");
+  require(micro_batches.any_open(), "end_micro_batch() without begin_micro_batch()");
+  const std::int64_t micro_batch = micro_batches.current();
+  if (const int unit = micro_batches.first_held(micro_batch); unit >= 0) {
+    require(false, "end_micro_batch() while unit " + store.units()[static_cast<std::size_t>(unit)].name +
+                       " is still held");
   }
-  if (!in_evaluation) {
+  if (!in_evaluation()) {
     const std::string held = reducer.held(micro_batch);
     require(held.empty(), "end_micro_batch() while gradients of unit " + held + " are still held");
     const std::string missing = failure.empty() ? reducer.missing(micro_batch) : failure;
@@ -220,14 +234,12 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
   }
   double* losses = scalars.losses();
   std::int64_t* tokens = scalars.tokens();
-  const std::int64_t slot = in_evaluation ? 0 : micro_batch;
-  kernels::copy(compute, loss_sum, {losses + slot, DataType::float64, Shape{1}});
-  kernels::copy(compute, token_count, {tokens + slot, DataType::int64, Shape{1}});
+  kernels::copy(compute, loss_sum, {losses + micro_batch, DataType::float64, Shape{1}});
+  kernels::copy(compute, token_count, {tokens + micro_batch, DataType::int64, Shape{1}});
 
-  gatherer.end_sequence();
-  in_micro_batch = false;
-  samples = {};
-  if (in_evaluation) {
+  micro_batches.close(micro_batch);
+  if (in_evaluation()) {
+    gatherer.end_sequence();
     double loss = 0;
     std::int64_t count = config.train_batch_size * model.tokens_per_sample;
     runtime.device().copy_to_host(compute, &loss, losses, sizeof(loss));
@@ -237,13 +249,21 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
     evaluation_tokens += count;
     return;
   }
-  if (config.wall_clock_breakdown) recorder.pass_times().end();
+  if (!one_sequence || micro_batches.closed() == config.accumulation_steps) gatherer.end_sequence();
+  if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().end();
   reducer.end_micro_batch(micro_batch);
-  ++micro_batch;
 }
 
-void Engine::begin_micro_batch(const Shape& shape, std::span<const std::int64_t> samples) {
-  impl_->guarded([&] { impl_->open_micro_batch(shape, samples); });
+std::int64_t Engine::begin_micro_batch(const Shape& shape, std::span<const std::int64_t> samples) {
+  return impl_->guarded([&] { return impl_->open_micro_batch(shape, samples, /*beside=*/false); });
+}
+
+std::int64_t Engine::begin_micro_batch_beside(const Shape& shape, std::span<const std::int64_t> samples) {
+  return impl_->guarded([&] { return impl_->open_micro_batch(shape, samples, /*beside=*/true); });
+}
+
+void Engine::select_micro_batch(std::int64_t number) {
+  impl_->guarded([&] { impl_->select_micro_batch(number); });
 }
 
 GatheredUnit Engine::gather(UnitId unit) {
@@ -252,6 +272,7 @@ GatheredUnit Engine::gather(UnitId unit) {
   GatheredUnit handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
+  handle.micro_batch_ = impl_->micro_batches.current();
   handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
@@ -262,6 +283,7 @@ UnitGradients Engine::gradients(UnitId unit) {
   UnitGradients handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
+  handle.micro_batch_ = impl_->micro_batches.current();
   handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
@@ -269,7 +291,7 @@ UnitGradients Engine::gradients(UnitId unit) {
 void Engine::skip_gradients(UnitId unit) {
   do {
     gradients(unit).reduce();
-  } while (!impl_->reducer.submitted(impl_->micro_batch, unit.index));
+  } while (!impl_->reducer.submitted(impl_->micro_batches.current(), unit.index));
 }
 
 void Engine::end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
@@ -287,11 +309,11 @@ StepResult Engine::step() {
 void Engine::begin_evaluation() {
   Impl& impl = *impl_;
   if (impl.broken) std::rethrow_exception(impl.broken);
-  impl.require(!impl.in_step,
+  impl.require(!impl.in_step(),
                "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
-  impl.require(!impl.in_evaluation, "begin_evaluation() inside an evaluation");
+  impl.require(!impl.in_evaluation(), "begin_evaluation() inside an evaluation");
   impl.guarded([&] { impl.store.set_weights_for(/*training=*/false); });
-  impl.in_evaluation = true;
+  impl.state = Impl::State::evaluating;
   impl.evaluation_loss = {};
   impl.evaluation_tokens = 0;
 }
@@ -301,7 +323,7 @@ EvaluationResult Engine::end_evaluation() {
 }
 
 EvaluationResult Engine::Impl::finish_evaluation() {
-  require(in_evaluation && !in_micro_batch,
+  require(state == State::evaluating && !micro_batches.any_open(),
           "end_evaluation() without begin_evaluation(), or inside a micro-batch");
   if (recorder.pass_open()) recorder.end_pass();
   struct Share {
@@ -321,7 +343,8 @@ EvaluationResult Engine::Impl::finish_evaluation() {
     result.tokens += share.tokens;
   }
   result.loss = result.tokens > 0 ? loss.value() / static_cast<double>(result.tokens) : 0.0;
-  in_evaluation = false;
+  state = State::idle;
+  micro_batches.restart();
   note_dropped_plans();
   (void)gatherer.take_gathered_elements();
   recorder.clear_times();
@@ -330,11 +353,11 @@ EvaluationResult Engine::Impl::finish_evaluation() {
 }
 
 void Engine::Impl::begin_inference(const Shape& shape) {
-  require(!in_step, "an inference scope inside a step; open it between step() and the next micro-batch");
-  require(!in_inference, "an inference scope inside another; one is one pass");
-  require(!in_evaluation, "an inference scope inside an evaluation; call end_evaluation() first");
+  require(!in_step(), "an inference scope inside a step; open it between step() and the next micro-batch");
+  require(!in_inference(), "an inference scope inside another; one is one pass");
+  require(!in_evaluation(), "an inference scope inside an evaluation; call end_evaluation() first");
   store.set_weights_for(/*training=*/false);
-  in_inference = in_evaluation = in_micro_batch = true;
+  state = State::inferring;
   recorder.begin_pass(Program::infer, shape);
   gatherer.begin_sequence(Program::infer, false);
   set_phase("inference");
@@ -362,7 +385,7 @@ void Engine::Impl::end_inference(bool unwinding) {
     recorder.abandon_pass(Program::infer);
     if (!unwinding && !broken) runtime.log().warning("an inference scope ended early: " + held);
   }
-  in_inference = in_evaluation = in_micro_batch = false;
+  state = State::idle;
   (void)gatherer.take_gathered_elements();
   recorder.exposed().clear();
   note_dropped_plans();
@@ -419,10 +442,10 @@ const ModelSpec& Engine::model() const {
   return impl_->model;
 }
 std::span<const std::int64_t> Engine::micro_batch_samples() const {
-  return impl_->samples;
+  return impl_->micro_batches.samples();
 }
 bool Engine::evaluating() const {
-  return impl_->in_evaluation;
+  return impl_->in_evaluation();
 }
 std::int64_t Engine::steps() const {
   return impl_->steps_done;
@@ -434,7 +457,7 @@ std::int64_t Engine::samples() const {
   return impl_->samples_done;
 }
 std::int64_t Engine::micro_batch() const {
-  return impl_->micro_batch;
+  return impl_->micro_batches.current();
 }
 bool Engine::frozen(std::string_view tensor) const {
   return impl_->store.tensors()[static_cast<std::size_t>(impl_->store.find_tensor(tensor))].frozen;

@@ -14,7 +14,7 @@ void Engine::Impl::set_nominal_tokens() {
 }
 
 void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps) {
-  require(!in_step && !in_evaluation,
+  require(!in_step() && !in_evaluation(),
           "set_batch() inside a step or an evaluation; call it between step() and the next micro-batch");
   require(!config.world_size_invariant,
           "set_batch() with tranche.world_size_invariant, where train_batch_size and "
@@ -38,7 +38,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   if (micro_batch_size < 1 || accumulation_steps < 1) {
     throw InvalidArgument("set_batch() to " + mine.text() + " a step; both must be at least 1");
   }
-  if (config.gradient_noise_scale && accumulation_steps * ranks < 2) {
+  if (config.gradient_noise_scale && accumulation_steps * data_ranks < 2) {
     throw InvalidArgument(
         "set_batch() to " + mine.text() +
         " a step on one rank: tranche.gradient_noise_scale needs at least two micro-batches");
@@ -47,7 +47,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
   config.micro_batch_size = micro_batch_size;
   config.accumulation_steps = accumulation_steps;
-  config.train_batch_size = micro_batch_size * accumulation_steps * ranks;
+  config.train_batch_size = micro_batch_size * accumulation_steps * data_ranks;
   set_nominal_tokens();
   recorded_gather_elements = recorded_quantized_elements = 0;
   compute.synchronize();

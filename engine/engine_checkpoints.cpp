@@ -93,7 +93,7 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
 }
 
 std::string Engine::Impl::save(const std::string& directory, const SaveOptions& options) {
-  require(!in_step && !in_micro_batch && !in_evaluation,
+  require(state == State::idle,
           "save() inside a step or an evaluation; save between step() and the next micro-batch");
   require_whole_state("save()");
   set_phase("save");
@@ -111,7 +111,7 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
 }
 
 std::string Engine::Impl::finish_saving() {
-  require(!in_micro_batch && !in_evaluation, "finish_saving() inside a micro-batch or an evaluation");
+  require(!in_pass() && !in_evaluation(), "finish_saving() inside a micro-batch or an evaluation");
   return session->finish();
 }
 
@@ -280,7 +280,7 @@ void Engine::Impl::note_order_of_sums(const checkpoint::Manifest& manifest, Load
 }
 
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
-  require(!in_step && !in_micro_batch && !in_evaluation,
+  require(state == State::idle,
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
   (void)finish_saving();
   set_phase("load");

@@ -9,16 +9,18 @@ namespace tranche {
 
 void Engine::Impl::acquire(int unit) {
   const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
-  require(in_micro_batch, "gather(" + name + ") outside a micro-batch");
+  require(in_pass(), "gather(" + name + ") outside a micro-batch");
   // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
-  const bool backward = !in_evaluation && reducer.backward_begun(micro_batch);
-  set_phase(in_evaluation ? "evaluate" : backward ? "backward" : "forward", name);
+  const bool backward = !in_evaluation() && reducer.backward_begun(micro_batches.current());
+  set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);
   gatherer.acquire(unit);
+  if (!in_inference()) micro_batches.hold(micro_batches.current(), unit);
 }
 
-void Engine::Impl::release(int unit, bool unwinding) noexcept {
+void Engine::Impl::release(std::int64_t micro_batch, int unit, bool unwinding) noexcept {
   using Ahead = ParameterGatherer::Ahead;
   try {
+    micro_batches.let_go(micro_batch, unit);
     gatherer.release(unit, unwinding ? Ahead::later : broken ? Ahead::never : Ahead::now);
   } catch (...) {
     // A handle's release must not throw; the next call does.
@@ -28,18 +30,24 @@ void Engine::Impl::release(int unit, bool unwinding) noexcept {
 
 void Engine::Impl::open_gradients(int unit) {
   const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
-  require(in_micro_batch && !in_evaluation, "gradients(" + name + ") outside a training micro-batch");
+  require(in_pass() && !in_evaluation(), "gradients(" + name + ") outside a training micro-batch");
+  const std::int64_t micro_batch = micro_batches.current();
   reducer.check_open(micro_batch, unit);
+  if (const std::int64_t earlier = reducer.first_owing(unit); earlier >= 0 && earlier < micro_batch) {
+    throw LogicError("gradients(" + name + ") of micro-batch " + std::to_string(micro_batch) +
+                     " before micro-batch " + std::to_string(earlier) +
+                     " has submitted its own: a unit takes gradients in ascending micro-batches");
+  }
   set_phase("backward", name);
   if (config.wall_clock_breakdown) recorder.pass_times().turn();
   reducer.open(micro_batch, unit);
 }
 
-void Engine::Impl::submit_gradients(int unit) {
+void Engine::Impl::submit_gradients(std::int64_t micro_batch, int unit) {
   reducer.submit(micro_batch, unit, /*last=*/micro_batch + 1 == config.accumulation_steps);
 }
 
-void Engine::Impl::drop_gradients(int unit, bool unwinding) noexcept {
+void Engine::Impl::drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept {
   const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
   reducer.drop(micro_batch, unit);
   // Its peers are in the reduction of this unit, or will be: they hear of it before the exception is handled.
@@ -55,13 +63,17 @@ void Engine::Impl::drop_gradients(int unit, bool unwinding) noexcept {
 // --- GatheredUnit ---------------------------------------------------------------------------------------
 
 GatheredUnit::GatheredUnit(GatheredUnit&& other) noexcept
-    : engine_(std::exchange(other.engine_, nullptr)), unit_(other.unit_), exceptions_(other.exceptions_) {}
+    : engine_(std::exchange(other.engine_, nullptr)),
+      unit_(other.unit_),
+      micro_batch_(other.micro_batch_),
+      exceptions_(other.exceptions_) {}
 
 GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
   if (this != &other) {
     release();
     engine_ = std::exchange(other.engine_, nullptr);
     unit_ = other.unit_;
+    micro_batch_ = other.micro_batch_;
     exceptions_ = other.exceptions_;
   }
   return *this;
@@ -69,7 +81,7 @@ GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
 
 void GatheredUnit::release() noexcept {
   if (engine_ == nullptr) return;
-  engine_->impl_->release(unit_, std::uncaught_exceptions() > exceptions_);
+  engine_->impl_->release(micro_batch_, unit_, std::uncaught_exceptions() > exceptions_);
   engine_ = nullptr;
 }
 
@@ -102,22 +114,25 @@ InferenceScope::~InferenceScope() {
 // --- UnitGradients --------------------------------------------------------------------------------------
 
 UnitGradients::UnitGradients(UnitGradients&& other) noexcept
-    : engine_(std::exchange(other.engine_, nullptr)), unit_(other.unit_), exceptions_(other.exceptions_) {}
+    : engine_(std::exchange(other.engine_, nullptr)),
+      unit_(other.unit_),
+      micro_batch_(other.micro_batch_),
+      exceptions_(other.exceptions_) {}
 
 UnitGradients::~UnitGradients() {
   if (engine_ != nullptr) {
-    engine_->impl_->drop_gradients(unit_, std::uncaught_exceptions() > exceptions_);
+    engine_->impl_->drop_gradients(micro_batch_, unit_, std::uncaught_exceptions() > exceptions_);
   }
 }
 
 TensorView UnitGradients::tensor(int index) const {
   if (engine_ == nullptr) throw LogicError("tensor() of gradients that were handed over");
-  return engine_->impl_->reducer.view(engine_->impl_->micro_batch, unit_, index);
+  return engine_->impl_->reducer.view(micro_batch_, unit_, index);
 }
 
 GradientTarget UnitGradients::target(int index) const {
   if (engine_ == nullptr) throw LogicError("target() of gradients that were handed over");
-  return engine_->impl_->reducer.target(engine_->impl_->micro_batch, unit_, index);
+  return engine_->impl_->reducer.target(micro_batch_, unit_, index);
 }
 
 TensorView UnitGradients::tensor(std::string_view name) const {
@@ -139,7 +154,7 @@ void UnitGradients::reduce() && {
   if (engine_ == nullptr) throw LogicError("reduce() of gradients that were handed over already");
   Engine* engine = engine_;
   engine_ = nullptr;
-  engine->impl_->guarded([&] { engine->impl_->submit_gradients(unit_); });
+  engine->impl_->guarded([&] { engine->impl_->submit_gradients(micro_batch_, unit_); });
 }
 
 }  // namespace tranche

@@ -3,6 +3,7 @@
 /// alone.
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -17,6 +18,7 @@
 #include "engine/flat_updater.h"
 #include "engine/formulas.h"
 #include "engine/gradient_reducer.h"
+#include "engine/micro_batches.h"
 #include "engine/parameter_gatherer.h"
 #include "engine/state_store.h"
 #include "engine/step_boundary.h"
@@ -53,10 +55,25 @@ struct Engine::Impl {
   static bool stays_usable(const std::exception_ptr& error);
   void require(bool condition, const std::string& message,
                std::source_location where = std::source_location::current()) const;
+  /// What the engine is in the middle of. An engine that an error has ended (`broken`) stays in its state.
+  enum class State : std::uint8_t {
+    idle,        ///< between steps: no memory of a pass is held, and the whole state may be read and written
+    training,    ///< from a step's first micro-batch to step(): gradients are part of the state
+    evaluating,  ///< from begin_evaluation() to end_evaluation(); at most one micro-batch is open
+    inferring,   ///< inside an inference scope, which is one pass without micro-batches
+  };
+  bool in_step() const { return state == State::training; }
+  bool in_inference() const { return state == State::inferring; }
+  /// A forward pass without gradients, of either kind.
+  bool in_evaluation() const { return state == State::evaluating || in_inference(); }
+  /// Units may be gathered.
+  bool in_pass() const { return micro_batches.any_open() || in_inference(); }
   Program program() const {
-    return in_inference ? Program::infer : in_evaluation ? Program::evaluate : Program::train;
+    return in_inference() ? Program::infer : in_evaluation() ? Program::evaluate : Program::train;
   }
-  void open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples);
+  /// `beside`: others may be open.
+  std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
+  void select_micro_batch(std::int64_t number);
   void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
   EvaluationResult finish_evaluation();
   void begin_inference(const Shape& shape);
@@ -68,11 +85,12 @@ struct Engine::Impl {
   std::string name_of_rank(std::size_t of) const { return runtime.mesh().name_of_rank(static_cast<int>(of)); }
 
   // --- engine_handles.cpp ---
+  // Handles have the number of the micro-batch that was the current one when they were made.
   void acquire(int unit);
-  void release(int unit, bool unwinding) noexcept;
+  void release(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
   void open_gradients(int unit);
-  void submit_gradients(int unit);
-  void drop_gradients(int unit, bool unwinding) noexcept;
+  void submit_gradients(std::int64_t micro_batch, int unit);
+  void drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
 
   // --- engine_batch.cpp ---
   void set_nominal_tokens();
@@ -148,8 +166,9 @@ struct Engine::Impl {
   }
   /// How often this rank sends gradients of it.
   std::int64_t sent_reductions(const FlatBuffer& flat) const {
-    return store.residency().policy(flat) == ReductionPolicy::boundary ? 1
-                                                                       : config.micro_batches_of(rank, ranks);
+    return store.residency().policy(flat) == ReductionPolicy::boundary
+               ? 1
+               : config.micro_batches_of(data_rank, data_ranks);
   }
   /// How often the replicas add up their sums of it.
   std::int64_t replica_reductions(const FlatBuffer& flat) const {
@@ -182,7 +201,8 @@ struct Engine::Impl {
   MemoryResource& memory;
   int rank = 0;
   int ranks = 1;
-  int loss_exponent = 0;  ///< k: 2^k is the power of two nearest the step's nominal tokens
+  int data_rank = 0, data_ranks = 1;  ///< of the batch: Mesh::data_rank()
+  int loss_exponent = 0;              ///< k: 2^k is the power of two nearest the step's nominal tokens
 
   // The parts, each after those that it uses.
   std::unique_ptr<StepArena> arena;
@@ -199,13 +219,10 @@ struct Engine::Impl {
   StepBoundary boundary;
   std::unique_ptr<CheckpointSession> session;
 
-  // The state of the step.
-  bool in_step = false;
-  bool in_micro_batch = false;
-  bool in_evaluation = false;
-  bool in_inference = false;  ///< an evaluation of one open micro-batch, as the other flags have it
-  std::int64_t micro_batch = 0;
-  std::span<const std::int64_t> samples;  ///< of the open micro-batch
+  State state = State::idle;
+  MicroBatches micro_batches;
+  bool one_sequence =
+      false;  ///< the step's micro-batches are one sequence of gathers: several were open at once
   std::int64_t steps_done = 0;
   std::int64_t applied_steps = 0;
   std::int64_t samples_done = 0, tokens_done = 0;

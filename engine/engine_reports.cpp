@@ -206,7 +206,7 @@ std::string Engine::summary(bool verbose) const {
     row("mesh", fmt::format("{}; this is {}", impl.runtime.mesh().to_string(),
                             impl.runtime.mesh().name_of_rank(impl.rank)));
   }
-  row("batch", config.batch_text(impl.ranks));
+  row("batch", config.batch_text(impl.data_ranks));
   row("dtypes", config.dtypes_text());
   row("matmul", std::string(kernels::matmul_path(impl.runtime.device().kind(), config.precision.compute)));
   if (!impl.routing.empty()) row("optimizer", impl.routing);

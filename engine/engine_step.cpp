@@ -29,12 +29,12 @@ GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, doubl
 }
 
 StepResult Engine::Impl::finish_step() {
-  require(!in_micro_batch, "step() inside a micro-batch; call end_micro_batch() first");
-  require(!in_evaluation, "step() inside an evaluation; call end_evaluation() first");
+  require(!in_pass(), "step() inside a micro-batch; call end_micro_batch() first");
+  require(!in_evaluation(), "step() inside an evaluation; call end_evaluation() first");
   require(!hook_scale, "step() inside the gradient hook");
-  require(in_step && micro_batch == config.accumulation_steps,
-          "step() after " + std::to_string(micro_batch) + " of " + std::to_string(config.accumulation_steps) +
-              " micro-batches");
+  require(in_step() && micro_batches.closed() == config.accumulation_steps,
+          "step() after " + std::to_string(micro_batches.closed()) + " of " +
+              std::to_string(config.accumulation_steps) + " micro-batches");
   set_phase("step");
   gatherer.end_step();
   recorder.end_pass();  // refuses while the model still holds memory of the step: before anything has changed
@@ -116,8 +116,8 @@ StepResult Engine::Impl::finish_step() {
   ++steps_done;
   samples_done += config.train_batch_size;
   tokens_done += result.tokens;
-  micro_batch = 0;
-  in_step = false;
+  micro_batches.restart();
+  state = State::idle;
   reducer.begin_step();
 
   recorder.end_step(communicators, result);

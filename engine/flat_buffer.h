@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "offload/tile_ring.h"
-#include "partition/flat_layout.h"
+#include "partition/placement.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/replay.h"
 #include "tranche/device/step_arena.h"
@@ -27,14 +27,6 @@ inline std::int64_t state_bytes(std::span<const OptimizerStateTensor> states, st
   std::int64_t bytes = 0;
   for (const OptimizerStateTensor& state : states) bytes += bytes_of(state.dtype, elements);
   return bytes;
-}
-
-/// Of tensors with these states in a flat buffer, in elements.
-inline std::int64_t tensor_alignment(std::span<const OptimizerStateTensor> states) {
-  for (const OptimizerStateTensor& state : states) {
-    if (is_block(state.dtype)) return block_alignment_elements;
-  }
-  return tensor_alignment_elements;
 }
 
 /// One tensor of the model as the engine sees it.
@@ -63,17 +55,18 @@ inline TrainableTensor trainable_tensor(const TensorState& tensor) {
 /// state, and frozen ones, which have neither, are in different buffers, and so are trainable tensors of
 /// which the optimizer keeps different states.
 struct FlatBuffer {
-  /// `of_group` contributes gradients to the tensors and shards them; `other_replicas` (null: none) have the
-  /// same shard as this rank. Both outlive the buffer.
-  FlatBuffer(std::string buffer_name, bool is_trainable, Communicator& of_group, Communicator* other_replicas,
-             std::span<const std::int64_t> sizes, std::vector<int> tensor_indices,
+  /// Sharded over `of_group`, whose ranks contribute gradients to the tensors; `other_replicas` (null: none)
+  /// hold the same shard as this rank. Both outlive the buffer. `of_layout` is laid out over as many ranks.
+  /// Without a group this rank does not hold the buffer: it is empty here, and knows only where it lies on
+  /// others.
+  FlatBuffer(std::string buffer_name, bool is_trainable, Communicator* of_group, Communicator* other_replicas,
+             FlatLayout of_layout, std::vector<int> tensor_indices,
              std::vector<OptimizerStateTensor> of_states = {})
       : name(std::move(buffer_name)),
         trainable(is_trainable),
-        group(&of_group),
+        group(of_group),
         replicas(other_replicas),
-        layout(sizes, of_group.size(), other_replicas == nullptr ? 1 : other_replicas->size(),
-               tensor_alignment(of_states)),
+        layout(std::move(of_layout)),
         states(std::move(of_states)),
         tensors(std::move(tensor_indices)) {}
 
@@ -83,8 +76,8 @@ struct FlatBuffer {
   bool whole_matrices = false;  ///< an owner computes each of its tensors whole
   bool persistent = false;      ///< so small that stage 3 keeps its parameters whole on the device
   int trainable_index = -1;     ///< position among the trainable buffers of all units
-  Communicator* group;
-  Communicator* replicas;  ///< ranks with the same shard, this one among them; null: only this one
+  Communicator* group;          ///< null: this rank does not hold the buffer
+  Communicator* replicas;       ///< ranks with the same shard, this one among them; null: only this one
   FlatLayout layout;
   std::vector<OptimizerStateTensor> states;  ///< that the optimizer keeps of each tensor
   std::vector<int> tensors;                  ///< engine tensor index of each layout tensor
@@ -110,7 +103,7 @@ struct FlatBuffer {
   Event gradients_on_host;  ///< host_gradients is filled, its statistics are taken
 
   int rank() const { return group->rank(); }
-  ElementRange shard() const { return layout.shard_range(rank()); }
+  ElementRange shard() const { return empty() ? ElementRange() : layout.shard_range(rank()); }
   int replica_count() const { return replicas == nullptr ? 1 : replicas->size(); }
   int replica() const { return replicas == nullptr ? 0 : replicas->rank(); }
   /// Every element has one owner among the ranks of the group and their replicas, each of which owns an equal
@@ -120,12 +113,11 @@ struct FlatBuffer {
   int owner() const { return rank() * replica_count() + replica(); }
   /// The part of a rank's shard that it, or one of its replicas, owns.
   ElementRange owned_by(int of_rank, int of_replica) const {
-    const std::int64_t part = layout.shard_elements() / replica_count();
-    const std::int64_t first = layout.shard_range(of_rank).begin + of_replica * part;
-    return {first, first + part};
+    return owned_part(layout.shard_range(of_rank), of_replica, replica_count());
   }
-  ElementRange owned() const { return owned_by(rank(), replica()); }
-  bool empty() const { return layout.padded_elements() == 0; }
+  ElementRange owned() const { return empty() ? ElementRange() : owned_by(rank(), replica()); }
+  /// True when this rank holds nothing of it: no rank does, as it has no tensors, or other ranks do.
+  bool empty() const { return group == nullptr || layout.padded_elements() == 0; }
   void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
   /// Gathers the shards of all ranks of the group, of which `whole` holds this rank's in its place.
   /// Collective over the group; runs behind `ready`.

@@ -38,14 +38,18 @@ std::string GradientReducer::held(std::int64_t micro_batch) const {
   return {};
 }
 
+bool GradientReducer::owes(const MicroBatch& uses, std::size_t unit) const {
+  const UnitState& state = store_.units()[unit];
+  const bool trains = std::any_of(state.buffers.begin(), state.buffers.end(),
+                                  [](const FlatBuffer& flat) { return flat.trainable && !flat.empty(); });
+  return trains && uses[unit].submitted != state.uses_per_micro_batch;
+}
+
 std::string GradientReducer::missing(std::int64_t micro_batch) const {
   const MicroBatch& uses = at(micro_batch);
   for (std::size_t u = 0; u < uses.size(); ++u) {
+    if (!owes(uses, u)) continue;
     const UnitState& unit = store_.units()[u];
-    const bool trains = std::any_of(unit.buffers.begin(), unit.buffers.end(), [](const FlatBuffer& flat) {
-      return flat.trainable && flat.layout.tensors() > 0;
-    });
-    if (!trains || uses[u].submitted == unit.uses_per_micro_batch) continue;
     return "unit " + unit.name + " submitted its gradients " + std::to_string(uses[u].submitted) + " of " +
            std::to_string(unit.uses_per_micro_batch) + " times in micro-batch " +
            std::to_string(micro_batch) + "; call skip_gradients() for a unit that is not used";
@@ -85,6 +89,13 @@ void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
                      " of a micro-batch, but the model declares uses_per_micro_batch = " +
                      std::to_string(unit.uses_per_micro_batch));
   }
+}
+
+std::int64_t GradientReducer::first_owing(int unit) const {
+  for (const auto& [micro_batch, uses] : open_) {
+    if (owes(uses, static_cast<std::size_t>(unit))) return micro_batch;
+  }
+  return -1;
 }
 
 void GradientReducer::open(std::int64_t micro_batch, int index) {

@@ -43,6 +43,8 @@ class GradientReducer {
   void open(std::int64_t micro_batch, int unit);
   /// True once the micro-batch has opened gradients of any unit, which is where its backward pass began.
   bool backward_begun(std::int64_t micro_batch) const;
+  /// The lowest open micro-batch that has not submitted all gradients of a unit; -1: none.
+  std::int64_t first_owing(int unit) const;
   /// True when the unit has been submitted as often as it is used.
   bool submitted(std::int64_t micro_batch, int unit) const;
   /// fp32 memory that kernels add a tensor's gradient to; a frozen tensor's is thrown away. Throws
@@ -73,6 +75,8 @@ class GradientReducer {
 
   MicroBatch& at(std::int64_t micro_batch) { return open_.at(micro_batch); }
   const MicroBatch& at(std::int64_t micro_batch) const { return open_.at(micro_batch); }
+  /// The micro-batch has not submitted all gradients of a unit that is trained.
+  bool owes(const MicroBatch& uses, std::size_t unit) const;
   Target& target_of(UnitUses& uses, const FlatBuffer& flat, int buffer);
   /// Elements of the memory that kernels add to.
   TensorView range_of(const Target& target, const FlatBuffer& flat, std::int64_t position,

@@ -77,16 +77,19 @@ ShardSlice Residency::slice(const FlatBuffer& flat, ElementRange range) const {
 }
 
 ElementRange Residency::optimizer_range(const FlatBuffer& flat) const {
+  if (flat.empty()) return {};
   if (whole_optimizer(flat)) return {0, flat.layout.padded_elements()};
   return over_replicas(flat) ? flat.owned() : flat.shard();
 }
 
 ElementRange Residency::gradients_range(const FlatBuffer& flat) const {
+  if (flat.empty()) return {};
   if (whole_gradients(flat)) return {0, flat.layout.padded_elements()};
   return over_replicas(flat) && !sums_replicas_once(flat) ? flat.owned() : flat.shard();
 }
 
 ElementRange Residency::parameters_range(const FlatBuffer& flat) const {
+  if (flat.empty()) return {};
   return whole_parameters(flat) ? ElementRange{0, flat.layout.padded_elements()} : flat.shard();
 }
 

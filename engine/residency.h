@@ -94,6 +94,7 @@ class Residency {
   /// From new values to weights.
   kernels::WeightRounding rounding() const;
 
+  // These are empty for a buffer that this rank does not hold.
   /// Range of the flat buffer whose optimizer state this rank keeps.
   ElementRange optimizer_range(const FlatBuffer& flat) const;
   /// Range of the flat buffer whose main gradient this rank keeps, wherever it lies.

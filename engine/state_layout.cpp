@@ -14,63 +14,79 @@ namespace tranche::detail {
 
 namespace {
 
-void check_group(const Optimizer& optimizer, const TensorState& tensor) {
+/// A tensor as optimizers see it.
+TrainableTensor facts_of(const TensorSpec& tensor, const ParameterGroups& groups) {
+  return {tensor.name, tensor.shape, groups.resolve(tensor.name, tensor.shape.rank()), tensor.matrices,
+          tensor.linear != LinearLayout::in_out};
+}
+
+void check_group(const Optimizer& optimizer, const TrainableTensor& tensor) {
   try {
     optimizer.check_group(tensor.group);
   } catch (const InvalidArgument& error) {
-    throw ConfigurationError("tranche.parameter_groups, tensor " + tensor.name + ": " + error.message());
+    throw ConfigurationError("tranche.parameter_groups, tensor " + std::string(tensor.name) + ": " +
+                             error.message());
   }
 }
 
-/// A flat buffer of a unit while its tensors are found.
-struct Pending {
-  std::vector<std::int64_t> sizes;
-  std::vector<int> tensors;
-};
-
-/// The number of a tensor's class, which is added where it is a new one.
-int class_of(const Optimizer& optimizer, const TrainableTensor& tensor, std::vector<StateClass>& classes) {
-  StateClass own{optimizer.state(tensor), optimizer.needs_whole_matrices(tensor)};
-  const auto found = std::find(classes.begin(), classes.end(), own);
-  const auto number = static_cast<int>(found - classes.begin());
-  if (found == classes.end()) classes.push_back(std::move(own));
-  return number;
-}
-
-/// The unit's buffers, once all classes are known.
-void add_buffers(UnitState& unit, StateLayout& layout, Communicator& group, Communicator* replicas) {
-  const std::size_t classes = layout.state_classes.size();
-  std::vector<Pending> pending(classes + 1);
-  for (const int index : unit.tensors) {
-    TensorState& tensor = layout.tensors[static_cast<std::size_t>(index)];
-    if (tensor.frozen) tensor.buffer = static_cast<int>(classes);
-    Pending& buffer = pending[static_cast<std::size_t>(tensor.buffer)];
-    tensor.flat_index = static_cast<int>(buffer.sizes.size());
-    buffer.sizes.push_back(tensor.shape.elements());
-    buffer.tensors.push_back(index);
-  }
-  for (std::size_t b = 0; b <= classes; ++b) {
-    const bool trainable = b < classes;
-    std::string name = unit.name;
-    if (!trainable) {
-      name += " frozen";
-    } else if (b > 0) {
-      const std::vector<OptimizerStateTensor>& states = layout.state_classes[b].states;
-      name += states.empty() ? " stateless" : " " + states.front().name;
-    }
-    FlatBuffer& flat = unit.buffers.emplace_back(
-        std::move(name), trainable, group, replicas, pending[b].sizes, std::move(pending[b].tensors),
-        trainable ? layout.state_classes[b].states : std::vector<OptimizerStateTensor>());
-    flat.whole_matrices = trainable && layout.state_classes[b].whole_matrices;
-  }
+std::string name_of(const UnitState& unit, const Placement::Buffer& buffer,
+                    const std::vector<StateClass>& classes) {
+  if (buffer.frozen) return unit.name + " frozen";
+  if (buffer.state_class == 0) return unit.name;
+  const std::vector<OptimizerStateTensor>& states =
+      classes[static_cast<std::size_t>(buffer.state_class)].states;
+  return unit.name + " " + (states.empty() ? "stateless" : states.front().name);
 }
 
 }  // namespace
 
+StateClasses classify(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer) {
+  StateClasses result;
+  for (const UnitSpec& unit : model.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      if (tensor.frozen || groups.frozen(tensor.name)) {
+        result.of_tensor.push_back(-1);
+        continue;
+      }
+      const TrainableTensor facts = facts_of(tensor, groups);
+      check_group(optimizer, facts);
+      StateClass own{optimizer.state(facts), optimizer.needs_whole_matrices(facts)};
+      const auto found = std::find(result.classes.begin(), result.classes.end(), own);
+      result.of_tensor.push_back(static_cast<int>(found - result.classes.begin()));
+      if (found == result.classes.end()) result.classes.push_back(std::move(own));
+    }
+  }
+  return result;
+}
+
+Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh,
+                const TensorStages& stages) {
+  std::vector<TensorFacts> facts;
+  for (std::size_t u = 0; u < model.units().size(); ++u) {
+    for (const TensorSpec& tensor : model.units()[u].tensors) {
+      const int state_class = classes.of_tensor[facts.size()];
+      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0),
+                       stages.empty() ? std::vector<int>() : stages.at(facts.size())});
+    }
+  }
+  std::vector<bool> in_blocks;
+  for (const StateClass& one : classes.classes) {
+    in_blocks.push_back(std::any_of(one.states.begin(), one.states.end(),
+                                    [](const OptimizerStateTensor& state) { return is_block(state.dtype); }));
+  }
+  return {mesh, static_cast<int>(model.units().size()), std::move(facts), in_blocks};
+}
+
+Placement place(const ModelSpec& model, const Config& config, int ranks) {
+  const ParameterGroups groups(config.group_rules, config.frozen);
+  return place(model, classify(model, groups, *make_optimizer(config)), config.mesh_of(ranks));
+}
+
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
-                    Communicator& group, Communicator* replicas) {
+                    const Mesh& mesh, const TensorStages& stages, const RanksOfBuffer& ranks_of) {
   if (model.units().empty()) throw ConfigurationError("the model has no units");
-  StateLayout layout;
+  StateClasses classes = classify(model, groups, optimizer);
+  StateLayout layout{place(model, classes, mesh, stages), {}, {}, {}};
   std::vector<std::string> names;
   std::size_t total = 0, adapters = 0;
   for (const UnitSpec& spec : model.units()) {
@@ -93,14 +109,15 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
       state.initializer = tensor.initializer;
       state.model_index = unit.tensors.size() < own ? next_index++ : next_adapter_index++;
       state.unit = static_cast<int>(layout.units.size());
-      state.frozen = tensor.frozen || groups.frozen(tensor.name);
-      state.group = groups.resolve(tensor.name, tensor.shape.rank());
-      state.matrices = tensor.matrices;
-      state.outputs_first = tensor.linear != LinearLayout::in_out;
-      if (!state.frozen) {
-        check_group(optimizer, state);
-        state.buffer = class_of(optimizer, trainable_tensor(state), layout.state_classes);
-      }
+      const auto number = static_cast<int>(layout.tensors.size());
+      const int buffer = layout.placement.buffer_of(number);
+      state.frozen = layout.placement.buffer(buffer).frozen;
+      state.buffer = buffer - layout.placement.first_buffer(state.unit);
+      state.flat_index = layout.placement.index_in_buffer(number);
+      const TrainableTensor facts = facts_of(tensor, groups);
+      state.group = facts.group;
+      state.matrices = facts.matrices;
+      state.outputs_first = facts.outputs_first;
       unit.tensors.push_back(static_cast<int>(layout.tensors.size()));
       names.push_back(tensor.name);
       layout.tensors.push_back(std::move(state));
@@ -117,14 +134,34 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
                              (closest.empty() ? "; the first tensor is '" + names.front() + "'"
                                               : "; the closest match is '" + closest + "'"));
   }
+  layout.state_classes = std::move(classes.classes);
   if (layout.state_classes.empty()) throw ConfigurationError("tranche.frozen leaves no tensor to train");
   if (layout.state_classes.size() > checkpoint::most_state_classes) {
     throw ConfigurationError(
         fmt::format("optimizer {} keeps {} different lists of states; at most {} are told apart",
                     optimizer.name(), layout.state_classes.size(), checkpoint::most_state_classes));
   }
-  for (UnitState& unit : layout.units) add_buffers(unit, layout, group, replicas);
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    UnitState& unit = layout.units[u];
+    int number = layout.placement.first_buffer(static_cast<int>(u));
+    for (const Placement::Buffer& buffer : layout.placement.buffers_of_unit(static_cast<int>(u))) {
+      const BufferRanks ranks = ranks_of(layout.placement, number++);
+      const StateClass of =
+          buffer.frozen ? StateClass() : layout.state_classes[static_cast<std::size_t>(buffer.state_class)];
+      FlatBuffer& flat =
+          unit.buffers.emplace_back(name_of(unit, buffer, layout.state_classes), !buffer.frozen, ranks.group,
+                                    ranks.replicas, buffer.layout, buffer.tensors, of.states);
+      flat.whole_matrices = of.whole_matrices;
+    }
+  }
   return layout;
+}
+
+StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
+                    const Mesh& mesh, Communicator& group, Communicator* replicas) {
+  return lay_out(model, groups, optimizer, mesh, {}, [&](const Placement&, int) {
+    return BufferRanks{&group, replicas};
+  });
 }
 
 }  // namespace tranche::detail

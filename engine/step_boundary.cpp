@@ -28,13 +28,14 @@ StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater&
 void StepBoundary::allocate(MemoryResource& memory) {
   const std::vector<FlatBuffer*>& trainable = store_.trainable();
   const bool shares = std::any_of(trainable.begin(), trainable.end(), [&](const FlatBuffer* flat) {
-    return !(store_.residency().optimizer_range(*flat) == flat->owned());
+    return !flat->empty() && !(store_.residency().optimizer_range(*flat) == flat->owned());
   });
   updater_.allocate(memory, shares);
   if (!updater_.replayable()) return;
   for (std::size_t i = 0; i < trainable.size(); ++i) {
-    if (store_.residency().offloaded(*trainable[i]) || trainable[i]->whole_matrices) continue;
-    replays_[i] = device_.create_replay(trainable[i]->name + " update");
+    const FlatBuffer& flat = *trainable[i];
+    if (flat.empty() || store_.residency().offloaded(flat) || flat.whole_matrices) continue;
+    replays_[i] = device_.create_replay(flat.name + " update");
   }
 }
 
@@ -46,43 +47,48 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   const std::int64_t micro_batches = config_.accumulation_steps;
   for (std::size_t i = 0; i < count; ++i) {
     const FlatBuffer& flat = *trainable[i];
-    if (flat.optimizer_tier != OffloadTier::none) continue;  // taken when the gradient left the device
+    // Offloaded gradients were counted when they left the device.
+    if (flat.empty() || flat.optimizer_tier != OffloadTier::none) continue;
     kernels::gradient_statistics(compute_, store_.residency().gradients(flat, flat.owned()),
                                  scalars_.statistics() + i);
   }
-  // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and no norm
-  // of zero.
+  // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and a norm
+  // that is not zero.
   std::vector<double> losses(static_cast<std::size_t>(micro_batches), 0.0);
   std::vector<std::int64_t> tokens(static_cast<std::size_t>(micro_batches), nominal_tokens);
   std::vector<kernels::GradientStatistics> statistics(count);
-  statistics[0].squares.add(1.0);
   device_.copy_to_host(compute_, losses.data(), scalars_.losses(), micro_batches * 8);
   device_.copy_to_host(compute_, tokens.data(), scalars_.tokens(), micro_batches * 8);
   device_.copy_to_host(compute_, statistics.data(), scalars_.statistics(),
                        static_cast<std::int64_t>(count * sizeof(kernels::GradientStatistics)));
   compute_.synchronize();
+  if (device_.kind() == DeviceKind::meta) mine.squares.add(1.0);
 
   const auto own =
-      static_cast<std::size_t>(config_.micro_batches_of(ranks_.rank(), static_cast<int>(ranks_.size())));
+      static_cast<std::size_t>(config_.micro_batches_of(mesh_.data_rank(ranks_.rank()), mesh_.data_ranks()));
   for (std::size_t m = 0; m < own; ++m) {
     mine.losses.add(losses[m]);
     mine.tokens += tokens[m];
   }
   for (std::size_t i = 0; i < count; ++i) {
+    if (trainable[i]->empty()) continue;  // nothing was counted
     mine.squares += statistics[i].squares;
     if (statistics[i].first_non_finite >= 0 && mine.non_finite_buffer < 0) {
       mine.non_finite_buffer = static_cast<std::int64_t>(i);
       mine.non_finite_element = trainable[i]->owned().begin + statistics[i].first_non_finite;
     }
   }
+  // Ranks that hold the same buffers make the same calls in each of their groups, and all make those of all
+  // ranks.
   mine.sequence_hash = ranks_.sequence_hash();
+  mine.group_hash = 0;
   std::vector<const Communicator*> hashed{&ranks_, nullptr};
   for (const FlatBuffer* flat : trainable) {
     for (const Communicator* of_flat :
          {static_cast<const Communicator*>(flat->group), static_cast<const Communicator*>(flat->replicas)}) {
       if (std::find(hashed.begin(), hashed.end(), of_flat) != hashed.end()) continue;
       hashed.push_back(of_flat);
-      mine.sequence_hash += (2 * hashed.size() - 3) * of_flat->sequence_hash();
+      mine.group_hash += (2 * hashed.size() - 3) * of_flat->sequence_hash();
     }
   }
 
@@ -103,10 +109,12 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   const StepRecord* bad = nullptr;
   for (std::size_t r = 0; r < rank_count; ++r) {
     const StepRecord& record = all.records[r];
-    if (record.sequence_hash != all.records[0].sequence_hash) {
+    const auto alike = static_cast<std::size_t>(store_.placement().class_of(static_cast<int>(r)));
+    const bool differs = record.sequence_hash != all.records[0].sequence_hash;
+    if (differs || record.group_hash != all.records[alike].group_hash) {
       throw CommunicationError(mesh_.name_of_rank(static_cast<int>(r)) +
-                               " issued another sequence of collective calls than rank 0 in step " +
-                               std::to_string(step) +
+                               " issued another sequence of collective calls than rank " +
+                               std::to_string(differs ? 0 : alike) + " in step " + std::to_string(step) +
                                ": gather and reduce units in the same order on all ranks");
     }
     squares += record.squares;
@@ -228,7 +236,7 @@ void StepBoundary::update(const OptimizerStep& step) {
 }
 
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
-  if (flat.layout.tensors() == 0 || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
+  if (flat.empty() || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(
       flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
   const ElementRange kept = store_.residency().optimizer_range(flat);

@@ -36,8 +36,9 @@ struct StepRecord {
   std::int64_t non_finite_buffer =
       -1;  ///< first trainable buffer with an infinity or NaN in what this rank owns
   std::int64_t non_finite_element = -1;  ///< its position in the flat buffer
-  std::uint64_t sequence_hash = 0;
-  std::int64_t save_at_rest = 1;  ///< 0: this rank's part of a save is being written
+  std::uint64_t sequence_hash = 0;       ///< of the calls that all ranks make together
+  std::uint64_t group_hash = 0;          ///< of those that the groups of its buffers make
+  std::int64_t save_at_rest = 1;         ///< 0: this rank's part of a save is being written
   std::int64_t stop_requested = 0;
   double learning_rate = 0, momentum = 0;  ///< the rates of this rank's update
   std::int64_t has_hook = 0;

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -435,19 +436,20 @@ kernels::Digest TensorAccess::digest(Digested what) {
   std::vector<decltype(mine)> all(static_cast<std::size_t>(ranks_.size()), mine);
   ranks_.all_gather(&mine, all.data(), sizeof(mine), DataType::uint8, 0, {}, access_label("digest")).wait();
   kernels::Digest total;
-  std::vector<int> first(static_cast<std::size_t>(mesh_.size(MeshAxis::shard)), -1);  // of those with a shard
+  std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the buffers that it holds
   for (int rank = 0; rank < ranks_.size(); ++rank) {
     const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
     total += sums_of_rank[own_elements];
-    int& holder = first[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::shard, rank))];
-    if (holder < 0) holder = rank;
+    const int alike = store_.placement().class_of(rank);
+    const int holder =
+        holders.try_emplace({alike, mesh_.coordinate(MeshAxis::shard, rank)}, rank).first->second;
     const auto compare = [&](Sum sum, int with, const char* what) {
       if (sums_of_rank[sum] == all[static_cast<std::size_t>(with)][sum]) return;
       throw CommunicationError("replicas differ: " + mesh_.name_of_rank(rank) + " holds other " + what +
                                " than " + mesh_.name_of_rank(with));
     };
-    compare(weights_of_all, 0, "weights");
-    compare(state_of_all, 0, "optimizer state");
+    compare(weights_of_all, alike, "weights");
+    compare(state_of_all, alike, "optimizer state");
     compare(weights_of_shard, holder, "weights");
     compare(state_of_shard, holder, "optimizer state");
   }

@@ -46,7 +46,7 @@ Mesh::Mesh(int ranks) : ranks_(ranks) {
   if (ranks > 1) order_ = {MeshAxis::shard};
 }
 
-Mesh Mesh::parse(std::string_view text, int ranks) {
+Mesh Mesh::parse_axes(std::string_view text, int ranks) {
   Mesh mesh(ranks);
   if (trimmed(text).empty()) return mesh;
   std::vector<std::pair<MeshAxis, std::int64_t>> axes;  // size 0: `*`
@@ -107,14 +107,21 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
   int stride = ranks;
   for (const auto& [axis, size] : axes) {
     if (size == 1) continue;
-    if (axis != MeshAxis::replicate && axis != MeshAxis::shard) {
-      refuse(text, std::string(name_of(axis)) + " is " + std::to_string(size) + ", but this version has no " +
-                       std::string(name_of(axis)) + " parallelism: its size has to be 1");
-    }
     stride /= static_cast<int>(size);
     mesh.sizes_[index(axis)] = static_cast<int>(size);
     mesh.strides_[index(axis)] = stride;
     mesh.order_.push_back(axis);
+  }
+  return mesh;
+}
+
+Mesh Mesh::parse(std::string_view text, int ranks) {
+  const Mesh mesh = parse_axes(text, ranks);
+  for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
+    if (mesh.size(axis) == 1) continue;
+    refuse(text, std::string(name_of(axis)) + " is " + std::to_string(mesh.size(axis)) +
+                     ", but this version has no " + std::string(name_of(axis)) +
+                     " parallelism: its size has to be 1");
   }
   return mesh;
 }
@@ -141,6 +148,11 @@ std::vector<int> Mesh::group(std::initializer_list<MeshAxis> axes, int rank) con
     if (together) ranks.push_back(other);
   }
   return ranks;
+}
+
+int Mesh::data_rank(int rank) const {
+  const std::vector<int> ranks = group({MeshAxis::replicate, MeshAxis::shard}, rank);
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
 std::string Mesh::to_string() const {

@@ -108,7 +108,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
                                    request.ranks == 1 ? " (one rank: all stages hold the same)"
                                    : owners == 1      ? " (nothing is sharded: all stages hold the same)"
                                                       : ""));
-  text += row("batch", effective.batch_text(request.ranks));
+  text += row("batch", effective.batch_text(effective.data_ranks(request.ranks)));
   text += row("dtypes", effective.dtypes_text());
   if (request.model.language) {
     text += row("activations", effective.activation_checkpointing

@@ -7,7 +7,8 @@
 #include <sstream>
 #include <vector>
 
-#include "partition/flat_layout.h"
+#include "engine/state_layout.h"
+#include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/partition/mesh.h"
 
@@ -70,6 +71,27 @@ WorkCount difference(const WorkCount& after, const WorkCount& before) {
           after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
 }
 
+/// The elements of the buffers that engines of this configuration have.
+void take_placement(PlanResult& result, const ModelSpec& model, const Config& config, int ranks) {
+  const ParameterGroups groups(config.group_rules, config.frozen);
+  const detail::StateClasses classes = detail::classify(model, groups, *make_optimizer(config));
+  const detail::Placement placement = detail::place(model, classes, config.mesh_of(ranks));
+  for (const detail::StateClass& one : classes.classes) {
+    double bytes = 0;
+    for (const OptimizerStateTensor& state : one.states) {
+      bytes += static_cast<double>(bytes_of(state.dtype, detail::shard_multiple_elements)) /
+               detail::shard_multiple_elements;
+    }
+    result.placed.push_back({0, bytes, false});
+  }
+  result.placed.push_back({0, 0, true});
+  for (const detail::Placement::Buffer& buffer : placement.buffers()) {
+    const int kind = buffer.frozen ? placement.state_classes() : buffer.state_class;
+    result.placed[static_cast<std::size_t>(kind)].elements += buffer.layout.padded_elements();
+  }
+  result.padded_elements = placement.padded_elements();
+}
+
 }  // namespace
 
 PlanResult plan_run(const PlanRequest& request) {
@@ -123,13 +145,7 @@ PlanResult plan_run(const PlanRequest& request) {
   result.tokens = config.micro_batch_size * config.accumulation_steps * engine.model().tokens_per_sample;
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
   result.offload = step_offload_cost(request, request.rates);
-  for (const UnitSpec& unit : engine.model().units()) {
-    std::vector<std::int64_t> sizes;
-    for (const TensorSpec& tensor : unit.tensors) sizes.push_back(tensor.shape.elements());
-    result.padded_elements +=
-        detail::FlatLayout(sizes, result.mesh.size(MeshAxis::shard), result.mesh.size(MeshAxis::replicate))
-            .padded_elements();
-  }
+  take_placement(result, engine.model(), config, request.ranks);
   return result;
 }
 

@@ -8,9 +8,10 @@
 
 #include "engine/offload_share.h"
 #include "engine/residency.h"
+#include "engine/state_layout.h"
 #include "models/language_head.h"
 #include "optim/state_format.h"
-#include "partition/flat_layout.h"
+#include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -40,29 +41,30 @@ struct Sizes {
 
 /// Ranks that share one copy of the state.
 int shards_of(const Config& config, int ranks) {
-  return Mesh::parse(config.mesh, ranks).size(MeshAxis::shard);
+  return config.mesh_of(ranks).size(MeshAxis::shard);
 }
 
 /// Ranks that share the gradients and the optimizer's state.
 int owners_of(const Config& config, int ranks) {
-  return config.replicate == Replicate::parameters && config.stage > 0 ? ranks : shards_of(config, ranks);
+  return config.replicate == Replicate::parameters && config.stage > 0 ? config.data_ranks(ranks)
+                                                                       : shards_of(config, ranks);
 }
 
-Sizes sizes_of(const ModelSpec& spec, bool language, int ranks, int shards) {
+Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int ranks) {
   Sizes sizes;
+  const detail::Placement placement = detail::place(spec, config, ranks);
   const std::vector<int> gathers = language ? spec.gathers_per_micro_batch({}) : std::vector<int>{};
-  std::size_t index = 0;
-  for (const UnitSpec& unit : spec.units()) {
-    std::vector<std::int64_t> elements;
-    for (const TensorSpec& tensor : unit.tensors) elements.push_back(tensor.shape.elements());
-    const detail::FlatLayout layout(elements, shards, ranks / shards);
-    const auto padded = static_cast<double>(layout.padded_elements());
+  for (std::size_t index = 0; index < spec.units().size(); ++index) {
+    double padded = 0;
+    for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(index))) {
+      padded += static_cast<double>(buffer.layout.padded_elements());
+      sizes.shard += static_cast<double>(buffer.layout.shard_elements());
+    }
     sizes.padded += padded;
-    sizes.shard += static_cast<double>(layout.shard_elements());
     // A list's units are gathered for each use, and once more for backward.
-    sizes.gathered_a_pass += padded * (language ? gathers[index] : 1 + unit.uses_per_micro_batch);
+    sizes.gathered_a_pass +=
+        padded * (language ? gathers[index] : 1 + spec.units()[index].uses_per_micro_batch);
     if (index == 1) sizes.block = padded;
-    ++index;
   }
   return sizes;
 }
@@ -151,30 +153,36 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
 OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec,
                             const CostModel& rates) {
   OffloadSchedule schedule;
-  const int shards = shards_of(config, request.ranks), replicas = request.ranks / shards;
+  const int shards = shards_of(config, request.ranks),
+            replicas = config.mesh_of(request.ranks).size(MeshAxis::replicate);
   const int copies = shards == owners_of(config, request.ranks) ? 1 : replicas;
-  const ParameterGroups groups(config.group_rules, config.frozen);
-  std::vector<std::int64_t> padded;
+  const detail::Placement placement = detail::place(spec, config, request.ranks);
+  std::vector<std::int64_t> trainable;  // padded elements of each trainable buffer
+  std::vector<std::size_t> unit_of;     // and its unit
   detail::PersistentBuffers persistent(config);
-  for (const UnitSpec& unit : spec.units()) {
-    std::vector<std::int64_t> elements, frozen;
-    for (const TensorSpec& tensor : unit.tensors) {
-      (tensor.frozen || groups.frozen(tensor.name) ? frozen : elements).push_back(tensor.shape.elements());
-    }
-    const detail::FlatLayout layout(elements, shards, replicas), other(frozen, shards, replicas);
+  for (std::size_t u = 0; u < spec.units().size(); ++u) {
     OffloadUnit& of = schedule.units.emplace_back();
-    of.kept = config.stage == 0 ? layout.padded_elements() : layout.shard_elements() / copies;
-    of.persistent = persistent.keeps(layout);
-    for (const auto* buffer : {&layout, &other}) {
-      if (buffer == &layout ? of.persistent : persistent.keeps(other)) continue;
-      of.shard += buffer->shard_elements();
-      of.gathered += buffer->padded_elements();
+    of.persistent = true;
+    for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
+      const std::int64_t whole = buffer.layout.padded_elements(), shard = buffer.layout.shard_elements();
+      const bool keeps = persistent.keeps(buffer.layout);
+      if (!buffer.frozen) {
+        of.kept += config.stage == 0 ? whole : shard / copies;
+        of.persistent &= keeps || buffer.empty();
+        trainable.push_back(whole);
+        unit_of.push_back(u);
+      }
+      if (keeps) continue;
+      of.shard += shard;
+      of.gathered += whole;
     }
-    padded.push_back(layout.padded_elements());
   }
-  const std::vector<bool> moves = detail::units_that_move(padded, config.offload.ratio);
-  for (std::size_t u = 0; u < padded.size(); ++u) {
-    schedule.units[u].moves = moves[u] && config.offload.optimizer != OffloadTier::none;
+  // A unit counts as one that moves when any of its buffers does.
+  const std::vector<bool> moves = detail::units_that_move(trainable, config.offload.ratio);
+  for (std::size_t b = 0; b < trainable.size(); ++b) {
+    if (moves[b] && config.offload.optimizer != OffloadTier::none) {
+      schedule.units[unit_of[b]].moves = true;
+    }
   }
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   schedule.state_bytes = (config.precision.master == MasterFormat::none ? 2.0 : 4.0) +
@@ -215,7 +223,8 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   if (config.offload.any()) cost.offload = offload_cost_of(request, config, spec, rates).exposed;
   if (request.ranks == 1) return cost;
 
-  const int shards = shards_of(config, request.ranks), replicas = request.ranks / shards;
+  const int shards = shards_of(config, request.ranks),
+            replicas = config.mesh_of(request.ranks).size(MeshAxis::replicate);
   const double share = (shards - 1.0) / shards, among_replicas = (replicas - 1.0) / replicas;
   const auto seconds = [&](double elements, DataType dtype, bool quantized = false) {
     constexpr double of_blocks =
@@ -292,7 +301,7 @@ class Search {
       : request_(request), base_(request.plan.config), spec_(spec_of(request.plan)) {
     validate_config(base_, request.plan.ranks);
     shards_ = shards_of(base_, request.plan.ranks);
-    sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), request.plan.ranks, shards_);
+    sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), base_, request.plan.ranks);
     if (request.keep_micro_batch || base_.world_size_invariant) {
       micro_batches_.push_back(base_.micro_batch_size);
       return;
@@ -388,7 +397,8 @@ class Search {
   std::vector<Levers> all_levers() const {
     const bool several = owners_of(base_, request_.plan.ranks) > 1;
     // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
-    const bool shared = shards_ < request_.plan.ranks && base_.replicate == Replicate::parameters;
+    const bool shared =
+        shards_ < base_.data_ranks(request_.plan.ranks) && base_.replicate == Replicate::parameters;
     std::vector<int> stages{base_.stage};
     if (several && !request_.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};
     std::vector<ReductionPolicy> policies{base_.reduction};
@@ -466,7 +476,8 @@ class Search {
     request.config = config;
     if (config.accumulation_steps > micro_batches) {
       request.config.accumulation_steps = micro_batches;
-      request.config.train_batch_size = config.micro_batch_size * micro_batches * request.ranks;
+      request.config.train_batch_size =
+          config.micro_batch_size * micro_batches * config.data_ranks(request.ranks);
     }
     return plan_run(request);
   }
@@ -566,9 +577,8 @@ StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
   const ModelSpec spec = spec_of(request);
-  const int shards = shards_of(config, request.ranks);
   return cost_of(request, config, spec,
-                 sizes_of(spec, request.model.covers_activations(), request.ranks, shards), rates);
+                 sizes_of(spec, request.model.covers_activations(), config, request.ranks), rates);
 }
 
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates) {

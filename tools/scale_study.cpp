@@ -18,7 +18,6 @@
 #include "core/json.h"
 #include "core/output_file.h"
 #include "core/text_file.h"
-#include "optim/state_format.h"
 #include "tools/scale_nodes.h"
 #include "tools/settings.h"
 #include "tranche/comm/backends.h"
@@ -262,7 +261,6 @@ void ScaleStudy::plan_points() {
     for (const Tier tier : all_tiers) point.peak[static_cast<std::size_t>(tier)] = result.tier(tier).peak;
     const CategoryBytes& held = result.tier(Tier::device).persistent;
     point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
-    const double moments = detail::state_bytes_of_element(*make_optimizer(config));
     const int shards = result.mesh.size(MeshAxis::shard);
     const bool shared = config.replicate == Replicate::parameters && stage > 0;
     const int owners = shared ? ranks : shards;  // of gradients and optimizer state
@@ -271,11 +269,18 @@ void ScaleStudy::plan_points() {
     const double more_weights = stage == 3 ? compute * (1.0 / shards - 1.0 / owners) : 0;
     const bool master = compute != 4 && config.precision.master != MasterFormat::none;
     const double master_bytes = !master ? 0 : config.precision.master == MasterFormat::split ? 2 : 4;
-    const double each =
-        more_weights + state_bytes_per_parameter(stage, boundary, owners, compute,
-                                                 static_cast<int>(size_of(config.precision.accumulation)),
-                                                 master_bytes, moments);
-    point.formula_state = std::llround(each * static_cast<double>(result.padded_elements));
+    double state = 0;
+    for (const planner::PlacedState& placed : result.placed) {
+      const double weights = more_weights + (stage == 3 ? static_cast<double>(compute) / owners : compute);
+      const double each = placed.frozen
+                              ? weights
+                              : more_weights + state_bytes_per_parameter(
+                                                   stage, boundary, owners, compute,
+                                                   static_cast<int>(size_of(config.precision.accumulation)),
+                                                   master_bytes, placed.state_bytes);
+      state += each * static_cast<double>(placed.elements);
+    }
+    point.formula_state = std::llround(state);
     facts_.any_offload |= config.offload.any();
     facts_.dtype = name_of(config.precision.compute);
     facts_.sequence = request.sequence;

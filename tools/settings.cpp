@@ -163,7 +163,7 @@ Settings resolve_settings(const Options& options, int ranks) {
   settings.steps = options.steps.value_or(config.total_steps_hint > 0 ? config.total_steps_hint : 100);
   if (config.total_steps_hint == 0) config.total_steps_hint = settings.steps;
   (void)make_schedule(config);
-  settings.batch = {config.micro_batch_size, config.accumulation_steps, ranks};
+  settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
   // Made and let go: a device that is not there is told before anything else is started.
   if (options.device == "cuda") (void)make_device({DeviceKind::cuda, 0, 1});
   return settings;

@@ -29,11 +29,11 @@ BatchFeeder::BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::Ba
 
 models::TokenBatch BatchFeeder::training_batch(const data::Windows& windows, const data::Mixture& mixture,
                                                std::int64_t number) {
-  const std::vector<std::int64_t> samples =
-      data::sample_numbers(shape_, engine_.samples(), number, engine_.runtime().rank());
+  const Mesh& mesh = engine_.runtime().mesh();
+  const int rank = mesh.data_rank(engine_.runtime().rank());
+  const std::vector<std::int64_t> samples = data::sample_numbers(shape_, engine_.samples(), number, rank);
   std::vector<std::int64_t> numbers;
-  const std::int64_t rank = engine_.runtime().rank();
-  const bool counts = rank < engine_.config().ranks_with_samples(number, engine_.runtime().size());
+  const bool counts = rank < engine_.config().ranks_with_samples(number, mesh.data_ranks());
   // Rows without targets, where this rank has no samples and only makes the calls of the others.
   for (const std::int64_t sample : samples) numbers.push_back(counts ? mixture.window(sample) : -1);
   return fill(windows, numbers, samples);

@@ -9,7 +9,8 @@ namespace tranche::trainer {
 EvaluationResult evaluate_windows(Engine& engine, const models::LanguageModel& model, BatchFeeder& feeder,
                                   const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                   const EvaluationProgress& progress) {
-  const std::int64_t ranks = feeder.shape().ranks, rank = engine.runtime().rank();
+  const std::int64_t ranks = feeder.shape().ranks,
+                     rank = engine.runtime().mesh().data_rank(engine.runtime().rank());
   const std::int64_t micro_batch = feeder.shape().micro_batch;
   const auto count = static_cast<std::int64_t>(numbers.size());
   const std::int64_t rounds = divide_round_up(count, ranks * micro_batch);

@@ -1,6 +1,6 @@
 // Boxes against the sets of their elements, and layouts of drawn boxes, written and read.
 
-#include "checkpoint/box.h"
+#include "partition/box.h"
 
 #include <gmock/gmock.h>
 

@@ -20,6 +20,7 @@ namespace tranche::test {
 namespace {
 
 using detail::FlatBuffer;
+using detail::FlatLayout;
 using detail::GradientReducer;
 using detail::ParameterGatherer;
 using detail::Program;
@@ -32,7 +33,9 @@ void regroup(FlatBuffer& flat, Communicator& group, Communicator* replicas) {
   for (int tensor = 0; tensor < flat.layout.tensors(); ++tensor) {
     sizes.push_back(flat.layout.tensor_elements(tensor));
   }
-  flat = FlatBuffer(flat.name, flat.trainable, group, replicas, sizes, flat.tensors);
+  flat =
+      FlatBuffer(flat.name, flat.trainable, &group, replicas,
+                 FlatLayout(sizes, group.size(), replicas == nullptr ? 1 : replicas->size()), flat.tensors);
 }
 
 /// Of four ranks, unit a is held by pairs, with values of their own (as two stages of a pipeline, or halves

@@ -84,65 +84,84 @@ void host_work(
 
 }  // namespace
 
+OddMicroBatch::OddMicroBatch(Engine& engine, std::int64_t first_sample, std::int64_t count)
+    : engine_(engine),
+      first_(first_sample),
+      count_(count),
+      scalars_(engine.acquire(16, Category::activations, "odd scalars")),
+      loss_{scalars_.data(), DataType::float64, Shape{1}},
+      tokens_{static_cast<std::byte*>(scalars_.data()) + 8, DataType::int64, Shape{1}} {
+  const std::int64_t scalars[2] = {std::bit_cast<std::int64_t>(0.0), count};
+  engine.device().copy_from_host(engine.compute_stream(), scalars_.data(), scalars, sizeof(scalars));
+}
+
+void OddMicroBatch::forward(int unit) {
+  const GatheredUnit weights = engine_.gather({unit});
+  const auto tensors = engine_.model().unit({unit}).tensors.size();
+  for (std::size_t t = 0; t < tensors; ++t) {
+    const ConstTensorView w = weights.tensor(static_cast<int>(t));
+    host_work(engine_, "loss", {w}, {loss_},
+              [first = first_, count = count_, tensor = static_cast<std::size_t>(unit) * 16 + t](
+                  const auto& read, const auto& changed) {
+                // Sums in locals: sanitizers watch every access to memory.
+                double sum = *changed[0].template as<double>();
+                for (std::int64_t i = 0; i < read[0].elements(); ++i) {
+                  const float weight = load(read[0], i);
+                  for (std::int64_t s = first; s < first + count; ++s) {
+                    const double d = static_cast<double>(weight) - odd_target(tensor, s, i);
+                    sum += 0.5 * d * d;
+                  }
+                }
+                *changed[0].template as<double>() = sum;
+              });
+  }
+}
+
+void OddMicroBatch::backward(int unit, float share, const std::string& bad_tensor) {
+  const float scale = engine_.loss_gradient_scale();
+  const GatheredUnit weights = engine_.gather({unit});
+  UnitGradients gradients = engine_.gradients({unit});
+  const UnitSpec& spec = engine_.model().unit({unit});
+  for (std::size_t t = 0; t < spec.tensors.size(); ++t) {
+    const ConstTensorView w = weights.tensor(static_cast<int>(t));
+    const TensorView g = gradients.tensor(static_cast<int>(t));
+    const bool bad = spec.tensors[t].name == bad_tensor;
+    host_work(engine_, "gradient", {w}, {g},
+              [=, first = first_, count = count_, tensor = static_cast<std::size_t>(unit) * 16 + t](
+                  const auto& read, const auto& changed) {
+                auto* gradient = changed[0].template as<float>();
+                for (std::int64_t i = 0; i < read[0].elements(); ++i) {
+                  const float weight = load(read[0], i);
+                  float sum = gradient[i];
+                  for (std::int64_t s = first; s < first + count; ++s) {
+                    sum += share * scale * (weight - odd_target(tensor, s, i));
+                  }
+                  gradient[i] = sum;
+                }
+                if (bad) gradient[2] = std::numeric_limits<float>::infinity();
+              });
+  }
+  std::move(gradients).reduce();
+}
+
+void OddMicroBatch::end() {
+  engine_.end_micro_batch(loss_, tokens_);
+}
+
 void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
                      const std::string& poison_tensor, bool reversed) {
   engine.begin_micro_batch();
-  StepBuffer scalars_memory = engine.acquire(16, Category::activations, "odd scalars");
-  const TensorView loss{scalars_memory.data(), DataType::float64, Shape{1}};
-  const TensorView tokens{static_cast<std::byte*>(scalars_memory.data()) + 8, DataType::int64, Shape{1}};
-  const std::int64_t scalars[2] = {std::bit_cast<std::int64_t>(0.0), count};
-  engine.device().copy_from_host(engine.compute_stream(), scalars_memory.data(), scalars, sizeof(scalars));
-  const auto& units = engine.model().units();
+  OddMicroBatch micro_batch(engine, first_sample, count);
+  const auto units = static_cast<int>(engine.model().units().size());
   // Forward order for the loss, backward order for the gradients, as a network would.
-  for (std::size_t place = 0; place < units.size(); ++place) {
-    const std::size_t u = reversed ? units.size() - 1 - place : place;
-    const GatheredUnit weights = engine.gather({static_cast<int>(u)});
-    for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
-      const ConstTensorView w = weights.tensor(static_cast<int>(t));
-      host_work(engine, "loss", {w}, {loss}, [=, tensor = u * 16 + t](const auto& read, const auto& changed) {
-        // Sums in locals: sanitizers watch every access to memory.
-        double sum = *changed[0].template as<double>();
-        for (std::int64_t i = 0; i < read[0].elements(); ++i) {
-          const float weight = load(read[0], i);
-          for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
-            const double d = static_cast<double>(weight) - odd_target(tensor, s, i);
-            sum += 0.5 * d * d;
-          }
-        }
-        *changed[0].template as<double>() = sum;
-      });
-    }
+  for (int place = 0; place < units; ++place) micro_batch.forward(reversed ? units - 1 - place : place);
+  micro_batch.backward(0, 0.5f,
+                       poison_tensor);  // the tied unit's first use in backward, as a tied head would have
+  for (int place = 1; place < units; ++place) {
+    micro_batch.backward(reversed ? place : units - place, 1.0f, poison_tensor);
   }
-  const float scale = engine.loss_gradient_scale();
-  const auto backward = [&](std::size_t u, float share) {
-    const GatheredUnit weights = engine.gather({static_cast<int>(u)});
-    UnitGradients gradients = engine.gradients({static_cast<int>(u)});
-    for (std::size_t t = 0; t < units[u].tensors.size(); ++t) {
-      const ConstTensorView w = weights.tensor(static_cast<int>(t));
-      const TensorView g = gradients.tensor(static_cast<int>(t));
-      const bool bad = units[u].tensors[t].name == poison_tensor;
-      host_work(engine, "gradient", {w}, {g},
-                [=, tensor = u * 16 + t](const auto& read, const auto& changed) {
-                  auto* gradient = changed[0].template as<float>();
-                  for (std::int64_t i = 0; i < read[0].elements(); ++i) {
-                    const float weight = load(read[0], i);
-                    float sum = gradient[i];
-                    for (std::int64_t s = first_sample; s < first_sample + count; ++s) {
-                      sum += share * scale * (weight - odd_target(tensor, s, i));
-                    }
-                    gradient[i] = sum;
-                  }
-                  if (bad) gradient[2] = std::numeric_limits<float>::infinity();
-                });
-    }
-    std::move(gradients).reduce();
-  };
-  backward(0, 0.5f);  // the tied unit's first use in backward, as a tied head would have
-  for (std::size_t place = 1; place < units.size(); ++place) {
-    backward(reversed ? place : units.size() - place, 1.0f);
-  }
-  backward(0, 0.5f);
-  engine.end_micro_batch(loss, tokens);
+  micro_batch.backward(0, 0.5f, poison_tensor);
+  micro_batch.end();
 }
 
 std::string OddRun::to_string() const {

@@ -37,6 +37,24 @@ inline float odd_target(std::uint64_t tensor, std::int64_t sample, std::int64_t 
 void odd_micro_batch(Engine& engine, std::int64_t first_sample, std::int64_t count,
                      const std::string& poison_tensor = {}, bool reversed = false);
 
+/// The parts of one, for tests that interleave several. All calls act on the engine's current micro-batch,
+/// which has to be this one.
+class OddMicroBatch {
+ public:
+  /// The engine has begun it.
+  OddMicroBatch(Engine& engine, std::int64_t first_sample, std::int64_t count);
+  void forward(int unit);
+  /// `share` of the gradient: the tied unit's two uses have a half each. `bad_tensor` as poison_tensor above.
+  void backward(int unit, float share, const std::string& bad_tensor = {});
+  void end();
+
+ private:
+  Engine& engine_;
+  std::int64_t first_, count_;
+  StepBuffer scalars_;
+  TensorView loss_, tokens_;
+};
+
 /// How one run of the odd model is set up.
 struct OddRun {
   int ranks = 1;

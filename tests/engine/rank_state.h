@@ -60,14 +60,22 @@ inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
   return offload;
 }
 
+/// Units a and b on a pipeline's two stages of as many ranks each, and the groups of their buffers.
+struct Staged {
+  Mesh mesh;
+  detail::TensorStages stages = {{0}, {0}, {1}, {1}};
+  detail::RanksOfBuffer ranks_of;
+};
+
 /// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it. `regroup` may
 /// give buffers groups of their own.
 struct RankState {
   RankState(Config with, Communicator& of_group, detail::FileSystem& files = detail::posix_file_system(),
             const std::string& nvme_folder = {},
-            const std::function<void(detail::StateLayout&)>& regroup = {})
+            const std::function<void(detail::StateLayout&)>& regroup = {}, const Staged* staged = nullptr)
       : config(std::move(with)),
         group(of_group),
+        mesh(staged == nullptr ? Mesh(of_group.size()) : staged->mesh),
         optimizer(make_optimizer(config)),
         device(make_device({.kind = DeviceKind::cpu, .threads = 1})),
         memory(device->memory(Tier::device), ledger),
@@ -75,7 +83,7 @@ struct RankState {
         arena(memory, ledger),
         compute(device->compute_stream()),
         exposed(compute),
-        store(config, layout(regroup), {*device, memory, host}),
+        store(config, layout(regroup, staged), {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
         updater(*optimizer, store.tensors(), config.precision, config.seed),
@@ -99,9 +107,12 @@ struct RankState {
     if (store.offload() != nullptr) store.offload()->close();
   }
 
-  detail::StateLayout layout(const std::function<void(detail::StateLayout&)>& regroup) {
+  detail::StateLayout layout(const std::function<void(detail::StateLayout&)>& regroup, const Staged* staged) {
+    const ParameterGroups groups(config.group_rules, config.frozen);
     detail::StateLayout laid =
-        detail::lay_out(two_units(), ParameterGroups(config.group_rules, config.frozen), *optimizer, group);
+        staged == nullptr
+            ? detail::lay_out(two_units(), groups, *optimizer, mesh, group)
+            : detail::lay_out(two_units(), groups, *optimizer, mesh, staged->stages, staged->ranks_of);
     if (regroup) regroup(laid);
     return laid;
   }
@@ -118,7 +129,7 @@ struct RankState {
 
   Config config;
   Communicator& group;
-  Mesh mesh{group.size()};
+  Mesh mesh;
   std::unique_ptr<Optimizer> optimizer;
   Ledger ledger;
   std::unique_ptr<Device> device;

@@ -107,5 +107,127 @@ TEST(StepBoundary, NamesTheFirstElementThatIsNotFinite) {
   });
 }
 
+/// What a step of LAMB on two_units() comes to.
+struct Outcome {
+  double squares = 0;
+  std::string non_finite;
+  kernels::Digest before, after;
+};
+
+/// A step in which rank r of a unit's group adds r + 1 to each of its gradients, on `ranks` ranks that share
+/// all units, or with `staged` on two groups of as many, of which each holds one.
+Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
+  Outcome outcome;
+  Config config = plain_config(stage);
+  config.optimizer.type = "Lamb";
+  config.optimizer.learning_rate = 0.5;
+  run_thread_ranks(staged ? 2 * ranks : ranks, [&](int number, const CommunicatorFactory& factory) {
+    const std::unique_ptr<Communicator> all = factory({});
+    std::unique_ptr<Communicator> own = staged ? all->split(number / ranks, number) : nullptr;
+    Communicator& group = staged ? *own : *all;
+    const int held = number / ranks;  // the unit
+    const Staged stages{
+        Mesh::parse_axes(staged ? "pipeline=2, shard=*" : "shard=*", all->size()),
+        {{0}, {0}, {1}, {1}},
+        [&](const detail::Placement& placement, int buffer) {
+          return detail::BufferRanks{placement.holds(buffer, number) ? &group : nullptr, nullptr};
+        }};
+    RankState rank(config, *all, detail::posix_file_system(), {}, {}, staged ? &stages : nullptr);
+    StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh, *rank.device,
+                          rank.scalars);
+    boundary.allocate(rank.memory);
+    const kernels::Digest before = rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
+    GradientReducer reducer(rank.store, rank.config, rank.arena, rank.compute, rank.ledger, rank.scalars);
+    rank.arena.begin("train", false);
+    reducer.begin_micro_batch(0);
+    for (const int unit : {0, 1, 1}) {
+      if (staged && unit != held) continue;
+      reducer.open(0, unit);
+      for (int index = 0; index < 2; ++index) {
+        rank.add(reducer.view(0, unit, index), static_cast<float>(group.rank() + 1));
+      }
+      if (unit == 1 && group.rank() == 1 && poison != 0) rank.add(reducer.view(0, 1, 0), poison);
+      reducer.submit(0, unit, true);
+    }
+    EXPECT_EQ(reducer.missing(0), "") << "a rank owes gradients of what it holds alone";
+    reducer.end_micro_batch(0);
+    rank.compute.synchronize();
+    for (const detail::FlatBuffer* flat : rank.store.trainable()) rank.compute.wait(flat->reduce_done);
+    rank.scalars.losses()[0] = 2.5;
+    rank.scalars.tokens()[0] = staged && held == 0 ? 0 : 10;
+    rank.arena.end();
+    const StepBoundary::Agreement found = boundary.agree({}, 1, 1);
+    EXPECT_EQ(found.tokens, 10 * ranks);
+    OptimizerStep step;
+    step.step = 1;
+    step.learning_rate = 0.5;
+    step.gradient_scale = 0.125f;
+    step.apply = found.non_finite.empty();
+    boundary.update(step);
+    rank.compute.synchronize();
+    const kernels::Digest after = rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
+    if (number == 0) outcome = {found.sum_of_squares, found.non_finite, before, after};
+    all->barrier({"test", "end"}).wait();
+  });
+  return outcome;
+}
+
+TEST(StepBoundary, OfRanksWithDifferentUnitsIsThatOfAllUnitsEverywhere) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const float poison : {0.0f, std::numeric_limits<float>::infinity()}) {
+      const Outcome flat = lamb_step(2, false, stage, poison), staged = lamb_step(2, true, stage, poison);
+      EXPECT_EQ(staged.squares, flat.squares) << stage;
+      EXPECT_EQ(staged.non_finite, flat.non_finite) << stage;
+      EXPECT_EQ(flat.non_finite, poison == 0 ? "" : "b.w at element 0");
+      EXPECT_EQ(staged.before, flat.before) << stage;
+      EXPECT_EQ(staged.after, flat.after) << stage << ": LAMB's sums are of each tensor";
+      EXPECT_EQ(flat.after == flat.before, poison != 0);
+    }
+  }
+}
+
+// All tensors of a rank's units are frozen: it takes part in every agreement with nothing of its own.
+TEST(StepBoundary, TakesARankWithoutTrainableTensors) {
+  run_thread_ranks(2, [](int number, const CommunicatorFactory& factory) {
+    const std::unique_ptr<Communicator> all = factory({}), alone = make_self_communicator();
+    Config config = plain_config(1);
+    config.frozen = {"a.*", "b.frozen"};
+    const Staged stages{
+        Mesh::parse_axes("pipeline=2", 2),
+        {{0}, {0}, {1}, {1}},
+        [&](const detail::Placement& placement, int buffer) {
+          return detail::BufferRanks{placement.holds(buffer, number) ? alone.get() : nullptr, nullptr};
+        }};
+    RankState rank(config, *all, detail::posix_file_system(), {}, {}, &stages);
+    StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh, *rank.device,
+                          rank.scalars);
+    boundary.allocate(rank.memory);
+    GradientReducer reducer(rank.store, rank.config, rank.arena, rank.compute, rank.ledger, rank.scalars);
+    rank.arena.begin("train", false);
+    reducer.begin_micro_batch(0);
+    for (int use = 0; use < 2 && number == 1; ++use) {
+      reducer.open(0, 1);
+      rank.add(reducer.view(0, 1, 0), 1);
+      reducer.submit(0, 1, true);
+    }
+    EXPECT_EQ(reducer.missing(0), "");
+    reducer.end_micro_batch(0);
+    rank.compute.synchronize();
+    rank.scalars.losses()[0] = 0;
+    rank.scalars.tokens()[0] = 5 * number;
+    rank.arena.end();
+    const StepBoundary::Agreement found = boundary.agree({}, 1, 1);
+    EXPECT_EQ(found.sum_of_squares, 4.0 * 1009);
+    EXPECT_EQ(found.tokens, 5);
+    OptimizerStep step;
+    step.learning_rate = 0.25;
+    step.gradient_scale = 1;
+    step.apply = true;
+    boundary.update(step);
+    (void)rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
+    all->barrier({"test", "end"}).wait();
+  });
+}
+
 }  // namespace
 }  // namespace tranche::test

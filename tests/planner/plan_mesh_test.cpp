@@ -2,8 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <fmt/format.h>
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -107,6 +110,45 @@ TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
   EXPECT_NEAR(copies - one_copy, sent / CostModel().network, 0.02 * sent / CostModel().network)
       << "more parts have more padding";
   EXPECT_GT(flat, one_copy);
+}
+
+TEST(PlanOfAMesh, PadsAsTheEngineDoes) {
+  // In stage 3 a rank keeps its shard of every buffer and nothing else of the weights.
+  struct Case {
+    const char* what;
+    std::function<void(Config&)> set;
+  };
+  const Case cases[] = {
+      {"AdamW", [](Config&) {}},
+      {"Muon", [](Config& config) { config.optimizer.type = "Muon"; }},
+      {"block8", [](Config& config) { config.precision.moments = DataType::block8; }},
+      {"frozen",
+       [](Config& config) {
+         config.frozen = {"*.ln_1.*", "*wpe*"};
+       }},
+      {"LoRA",
+       [](Config& config) {
+         config.lora.rank = 3;
+         config.lora.targets = {"c_attn", "c_fc"};
+       }},
+  };
+  std::mt19937 random(7);
+  const auto draw = [&](int most) { return std::uniform_int_distribution<int>(1, most)(random); };
+  for (const Case& one : cases) {
+    for (int round = 0; round < 4; ++round) {
+      const int replicas = draw(3), shards = draw(7);
+      PlanRequest request = gpt_on(replicas * shards);
+      one.set(request.config);
+      request.config.stage = 3;
+      request.config.mesh = fmt::format("replicate={}, shard={}", replicas, shards);
+      const PlanResult plan = plan_run(request);
+      const std::int64_t kept = plan.state.parameters / size_of(request.config.precision.compute);
+      EXPECT_EQ(plan.padded_elements, kept * shards) << one.what << " on " << request.config.mesh;
+      std::int64_t placed = 0;
+      for (const PlacedState& state : plan.placed) placed += state.elements;
+      EXPECT_EQ(placed, plan.padded_elements);
+    }
+  }
 }
 
 TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {

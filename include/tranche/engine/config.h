@@ -18,6 +18,7 @@
 #include "tranche/optim/parameter_groups.h"
 #include "tranche/optim/rules.h"
 #include "tranche/optim/schedule.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche {
 
@@ -76,33 +77,38 @@ std::string describe(const IgnoredKey& ignored);
 std::string describe(const std::vector<IgnoredKey>& ignored);
 
 struct Config {
-  // Batch arithmetic: train_batch_size = micro_batch_size * accumulation_steps * ranks. 0: from the others.
+  // Batch arithmetic: train_batch_size = micro_batch_size * accumulation_steps * data ranks. 0: from the
+  // others.
   std::int64_t train_batch_size = 0;
   std::int64_t micro_batch_size = 1;
   std::int64_t accumulation_steps = 1;
   /// `tranche.world_size_invariant`: one result for every number of ranks. A step is train_batch_size /
-  /// micro_batch_size micro-batches, of which rank r takes numbers m * ranks + r in rounds m, and whose
-  /// gradients are added one by one in that order. accumulation_steps is how many rounds that takes.
+  /// micro_batch_size micro-batches, of which data rank r takes numbers m * data_ranks + r in rounds m, and
+  /// whose gradients are added one by one in that order. accumulation_steps is how many rounds that takes.
   bool world_size_invariant = false;
   /// `tranche.gradient_noise_scale`: steps measure the noise of their gradient (StepResult::noise).
   bool gradient_noise_scale = false;
   double gradient_noise_smoothing = 0.9;  ///< what is left of the averages in a step
-  /// The first so many ranks have a micro-batch of the step in round `micro_batch`: all, but where
-  /// world_size_invariant leaves fewer for the last round. What the others compute in it counts for nothing.
-  int ranks_with_samples(std::int64_t micro_batch, int ranks) const {
-    if (!world_size_invariant) return ranks;
-    const std::int64_t left = train_batch_size / micro_batch_size - micro_batch * ranks;
-    return left < ranks ? static_cast<int>(left) : ranks;
+  /// Data ranks with a micro-batch of the step in round `micro_batch`, which are the first so many: all of
+  /// them, except that world_size_invariant may leave fewer for the last round. The others' results of it are
+  /// not used.
+  int ranks_with_samples(std::int64_t micro_batch, int data_ranks) const {
+    if (!world_size_invariant) return data_ranks;
+    const std::int64_t left = train_batch_size / micro_batch_size - micro_batch * data_ranks;
+    return left < data_ranks ? static_cast<int>(left) : data_ranks;
   }
-  /// How many of a step's micro-batches are a rank's own.
-  std::int64_t micro_batches_of(int rank, int ranks) const {
-    return accumulation_steps - (rank < ranks_with_samples(accumulation_steps - 1, ranks) ? 0 : 1);
+  /// How many of a step's micro-batches are a data rank's own.
+  std::int64_t micro_batches_of(int data_rank, int data_ranks) const {
+    return accumulation_steps - (data_rank < ranks_with_samples(accumulation_steps - 1, data_ranks) ? 0 : 1);
   }
   /// "8 = 1 per micro-batch x 2 accumulated x 4 ranks".
-  std::string batch_text(int ranks) const;
+  std::string batch_text(int data_ranks) const;
 
   /// `tranche.mesh`: axes of the ranks, as Mesh::parse reads them; empty: all ranks shard.
   std::string mesh;
+  /// The mesh of so many ranks, and how many of them see different samples. Throw as Mesh::parse() does.
+  Mesh mesh_of(int ranks) const { return Mesh::parse(mesh, ranks); }
+  int data_ranks(int ranks) const { return mesh_of(ranks).data_ranks(); }
   Replicate replicate = Replicate::all;  ///< stages 1 to 3
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.

@@ -70,7 +70,18 @@ class Engine {
   ///
   /// `samples`: global indices of the sequences, in host memory until end_micro_batch(), which key the
   /// dropout of adapters (Config::lora).
-  void begin_micro_batch(const Shape& shape = {}, std::span<const std::int64_t> samples = {});
+  ///
+  /// Returns the number of the micro-batch in its step, from 0 on.
+  std::int64_t begin_micro_batch(const Shape& shape = {}, std::span<const std::int64_t> samples = {});
+  /// The same while others of the step are open, for schedules that interleave micro-batches. A step whose
+  /// first micro-batch was begun so gathers units in one order for all of them. The new micro-batch is the
+  /// current one: the one that gather(), gradients(), skip_gradients(), end_micro_batch() and
+  /// micro_batch_samples() are of. The bits are those of one micro-batch after the other, because a unit
+  /// takes gradients in ascending micro-batches alone: gradients() throws LogicError while an earlier one
+  /// still owes those of the unit. Not in an evaluation.
+  std::int64_t begin_micro_batch_beside(const Shape& shape = {}, std::span<const std::int64_t> samples = {});
+  /// Makes an open micro-batch the current one; LogicError for one that is not open. Local to this rank.
+  void select_micro_batch(std::int64_t number);
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
   GatheredUnit gather(UnitId unit);

@@ -1,6 +1,7 @@
 #pragma once
 /// Handles that a model holds while it computes with a unit.
 
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -13,7 +14,8 @@ class Engine;
 
 /// Full tensors of a unit in the compute dtype, in memory of the device, valid until released or destroyed:
 /// the memory may then be another unit's at once, for work issued later. Move-only. The compute stream
-/// already waits for them. Let go while an exception unwinds, it issues nothing and waits for nothing.
+/// already waits for them. Let go while an exception unwinds, it issues nothing and waits for nothing. It
+/// belongs to the micro-batch that it was gathered in, whichever is the current one when it goes.
 ///
 /// They are read-only. A write through a cast is lost at the next gather or update, or, where the compute
 /// weights are the master weights (fp32), changes those on this rank alone, which weights_digest() reports;
@@ -40,6 +42,7 @@ class GatheredUnit {
   friend class Engine;
   Engine* engine_ = nullptr;
   int unit_ = -1;
+  std::int64_t micro_batch_ = -1;
   int exceptions_ = 0;  ///< in flight when it was made; more means that an exception unwinds
 };
 
@@ -72,8 +75,9 @@ struct GradientTarget {
 };
 
 /// Full fp32 gradients of a unit to add into; what they hold before (zeros, or sums of earlier uses and
-/// micro-batches) is the engine's. Submitted by `std::move(g).reduce()`; destroyed unsubmitted it launches
-/// nothing, and the micro-batch fails on all ranks; at once where an exception unwinds.
+/// micro-batches) is the engine's. They belong to the micro-batch that they were asked for in. Submitted by
+/// `std::move(g).reduce()`; destroyed unsubmitted it launches nothing, and the micro-batch fails on all
+/// ranks; at once where an exception unwinds.
 class UnitGradients {
  public:
   UnitGradients() = default;
@@ -100,6 +104,7 @@ class UnitGradients {
   friend class Engine;
   Engine* engine_ = nullptr;
   int unit_ = -1;
+  std::int64_t micro_batch_ = -1;
   int exceptions_ = 0;  ///< in flight when it was made; more means that an exception unwinds
 };
 

@@ -27,6 +27,8 @@ class Mesh {
   /// axis named twice, a second `*`, a size below 1, sizes whose product is not `ranks`, and a size above 1
   /// of an axis that no parallelism uses yet (pipeline, context, tensor).
   static Mesh parse(std::string_view text, int ranks);
+  /// The same with any axis above 1.
+  static Mesh parse_axes(std::string_view text, int ranks);
 
   int ranks() const { return ranks_; }
   int size(MeshAxis axis) const { return sizes_[index(axis)]; }
@@ -36,8 +38,12 @@ class Mesh {
   /// Ranks that differ from `rank` in these axes alone, ascending; their order is that of every sum over
   /// them.
   std::vector<int> group(std::initializer_list<MeshAxis> axes, int rank) const;
-  /// Ranks that see different samples of a batch: replicate x shard.
+  /// Ranks that see different samples of a batch: replicate x shard. Batches, samplers, reduction orders and
+  /// schedules count these and never all ranks.
   int data_ranks() const { return size(MeshAxis::replicate) * size(MeshAxis::shard); }
+  /// Number of `rank` among the data ranks: its position in the ascending ranks that differ from it in
+  /// replicate and shard alone. Ranks that see the same samples have the same number.
+  int data_rank(int rank) const;
   /// "replicate=2, shard=4": axes above 1 in their order; "shard=1" for one rank.
   std::string to_string() const;
   /// "replicate 1, shard 3": the coordinates of a rank on the axes above 1; empty where there is one such

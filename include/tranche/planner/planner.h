@@ -61,6 +61,13 @@ struct AxisTraffic {
   std::int64_t bytes_to_other_nodes() const { return group > 1 ? bytes / (group - 1) * elsewhere : 0; }
 };
 
+/// The flat buffers of all units whose tensors have the same optimizer states.
+struct PlacedState {
+  std::int64_t elements = 0;  ///< of whole buffers, padding included
+  double state_bytes = 0;     ///< of an element in all states, without master weights
+  bool frozen = false;        ///< weights alone
+};
+
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
 /// With PlanRequest::lengths what is said of a step is of the last; formulas in tokens take `sequence`.
 struct PlanResult {
@@ -77,11 +84,12 @@ struct PlanResult {
   bool crossing_exact = true;
   /// Elements of all flat buffers, padding included.
   std::int64_t padded_elements = 0;
-  WorkCount work;                ///< of a step, as the kernels count it
-  double model_operations = 0;   ///< of a step by the model's formula: flops_per_token x tokens
-  std::int64_t tokens = 0;       ///< of a step, this rank
-  OffloadTraffic offload_bytes;  ///< of a step
-  OffloadCost offload;           ///< by PlanRequest::rates
+  std::vector<PlacedState> placed;  ///< each class of optimizer state, and behind them the frozen tensors
+  WorkCount work;                   ///< of a step, as the kernels count it
+  double model_operations = 0;      ///< of a step by the model's formula: flops_per_token x tokens
+  std::int64_t tokens = 0;          ///< of a step, this rank
+  OffloadTraffic offload_bytes;     ///< of a step
+  OffloadCost offload;              ///< by PlanRequest::rates
   std::optional<OtherGathering> other_gathering;  ///< by plan_other_gathering()
   std::vector<std::string> notes;  ///< as at the start of a run: cheaper stages, keys without a meaning
   /// The effective configuration, and the `memory`, `traffic` and `model` objects of a run's report, as JSON.

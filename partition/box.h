@@ -9,7 +9,7 @@
 #include "partition/flat_layout.h"
 #include "tranche/core/shape.h"
 
-namespace tranche::checkpoint {
+namespace tranche::detail {
 
 /// Indices of one dimension, as HDF5's hyperslabs have them: `count` blocks of `block` indices each, from
 /// `start` on, `stride` from one to the next.
@@ -50,10 +50,10 @@ struct CommonRun {
 };
 /// Calls visit() for what both boxes hold of the first one's elements `within`, in ascending order. Takes
 /// time by these elements, not by the boxes.
-void common_runs(const Shape& shape, const Box& first, const Box& second, detail::ElementRange within,
+void common_runs(const Shape& shape, const Box& first, const Box& second, ElementRange within,
                  const std::function<void(const CommonRun&)>& visit);
 
 /// The elements `range` of a box as boxes of the tensor, in their order.
-std::vector<Box> boxes_of(const Box& box, detail::ElementRange range);
+std::vector<Box> boxes_of(const Box& box, ElementRange range);
 
-}  // namespace tranche::checkpoint
+}  // namespace tranche::detail

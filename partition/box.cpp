@@ -1,4 +1,4 @@
-#include "checkpoint/box.h"
+#include "partition/box.h"
 
 #include <fmt/format.h>
 
@@ -6,9 +6,7 @@
 #include <array>
 #include <utility>
 
-namespace tranche::checkpoint {
-
-using detail::ElementRange;
+namespace tranche::detail {
 
 namespace {
 
@@ -116,7 +114,7 @@ class Walk {
   };
 
   void emit(CommonRun run, std::int64_t elements) const {
-    const ElementRange part = detail::intersect({run.first, run.first + elements}, within_);
+    const ElementRange part = intersect({run.first, run.first + elements}, within_);
     if (part.empty()) return;
     const std::int64_t skipped = part.begin - run.first;
     visit_({part.begin, run.second + skipped, run.tensor + skipped, part.size()});
@@ -244,4 +242,4 @@ std::vector<Box> boxes_of(const Box& box, ElementRange range) {
   return boxes;
 }
 
-}  // namespace tranche::checkpoint
+}  // namespace tranche::detail
