@@ -76,6 +76,8 @@ Manifest open_manifest(FileSystem& files, const std::string& folder) {
     manifest = manifest_from_text(files.read_file(path), path);
     require_size(files, folder, manifest.master);
     for (const ShardRecord& shard : manifest.shards) require_size(files, folder, shard.file);
+    const std::string beside = join_path(folder, std::string(companion_folder));
+    for (const FileRecord& companion : manifest.companions) require_size(files, beside, companion);
   });
   return manifest;
 }
@@ -143,6 +145,14 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   }
   if (found.empty()) {
     std::string text = "there is no complete checkpoint in " + parent;
+    for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
+      if (!files.exists(join_path(parent, name))) continue;
+      text += fmt::format(
+          "; it holds {}, a model of Hugging Face's transformers: import it first, with "
+          "'tranche checkpoint import {} --to RUN', and give RUN here",
+          name, parent);
+      break;
+    }
     for (const std::string& note : notes) text += "; " + note;
     throw CheckpointError(text);
   }
@@ -252,7 +262,7 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
   });
 }
 
-std::string RunFolder::commit(Manifest manifest) {
+std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
   FileSystem& files = storage_.files;
   const std::int64_t step = manifest.run.step;
   const std::string own = temporary(step);
@@ -271,6 +281,7 @@ std::string RunFolder::commit(Manifest manifest) {
     const auto master_bytes = static_cast<std::int64_t>(master.size());
     write_synced(join_path(own, std::string(master_name)), master.data(), master_bytes);
     manifest.master = {std::string(master_name), master_bytes, master_bytes, block_digests(master)};
+    manifest.companions = write_companions(files, own, companions);
     manifest.version = format_version;
     manifest.library = std::string(version);
     manifest.hdf5 = hdf5_version();

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpoint/companions.h"
 #include "checkpoint/format.h"
 #include "checkpoint/run_lease.h"
 #include "checkpoint/storage.h"
@@ -82,10 +83,10 @@ class RunFolder {
   /// checks that `total_bytes` of all ranks are free. Refused while another process holds the lease, and
   /// where a checkpoint of this step belongs to a run that this one has nothing to do with.
   void prepare(std::int64_t step, std::int64_t total_bytes);
-  /// Rank 0. Fills in the manifest's sequence, versions, time and master record; manifest.shards are the
-  /// gathered records. Checks that all shards are there and the lease is held, writes model.h5 and the
-  /// manifest, renames. Returns the checkpoint's path.
-  std::string commit(Manifest manifest);
+  /// Rank 0. Fills in the manifest's sequence, versions, time and the records of model.h5 and of the
+  /// companions; manifest.shards are the gathered records. Checks that all shards are there and the lease is
+  /// held, writes the companions, model.h5 and the manifest, renames. Returns the checkpoint's path.
+  std::string commit(Manifest manifest, const Companions& companions = {});
   /// The failure in the last commit() once the checkpoint was there (`latest`, the removal of what it
   /// replaces): readers do not need it, and the next save does it again. Empty: nothing.
   std::string take_warning() { return std::exchange(warning_, {}); }

@@ -31,6 +31,7 @@ std::int64_t parse_step_name(std::string_view name) {
 std::int64_t Manifest::bytes() const {
   std::int64_t sum = master.bytes;
   for (const ShardRecord& shard : shards) sum += shard.file.bytes;
+  for (const FileRecord& companion : companions) sum += companion.bytes;
   return sum;
 }
 

@@ -18,6 +18,10 @@ inline constexpr std::int64_t format_version = 2, format_minor = 1;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
+/// Where a checkpoint keeps the small files that travel with it (companions.h), and their bounds.
+inline constexpr std::string_view companion_folder = "companions";
+inline constexpr std::size_t most_companions = 32;
+inline constexpr std::int64_t companion_limit = std::int64_t{64} << 20;
 /// Upper bound for reading the file `latest`; a larger one is damaged.
 inline constexpr std::int64_t small_file_bytes = 64 * 1024;
 
@@ -72,6 +76,8 @@ struct BaseRecord {
   std::string folder;  ///< the checkpoint that they were loaded from; empty: they were drawn
   std::string dtype;   ///< that they were held in, "bf16"
   std::string digest;  ///< of their values in it, 32 hexadecimal digits; empty: not known
+  /// That they were drawn from, where they were; none: of a version that did not write it.
+  std::optional<std::int64_t> seed = {};
   friend bool operator==(const BaseRecord&, const BaseRecord&) = default;
 };
 
@@ -89,8 +95,9 @@ struct Manifest {
   std::string numerics;     ///< its numerics_fingerprint
   int reduction_group = 1;  ///< of its sums over ranks
   Layout layout;
-  std::vector<ShardRecord> shards;  ///< by rank
-  FileRecord master;                ///< model.h5
+  std::vector<ShardRecord> shards;     ///< by rank
+  FileRecord master;                   ///< model.h5
+  std::vector<FileRecord> companions;  ///< files in companion_folder
   RunState run;
   std::optional<BaseRecord> base;  ///< nothing where the checkpoint holds the whole model
   friend bool operator==(const Manifest&, const Manifest&) = default;

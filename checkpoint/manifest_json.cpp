@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/companions.h"
 #include "checkpoint/digest.h"
 #include "checkpoint/format.h"
 #include "core/json.h"
@@ -170,6 +171,22 @@ ShardRecord shard_from(const JsonNode& node) {
   return shard;
 }
 
+std::vector<FileRecord> companions_from(const JsonNode& node) {
+  std::vector<FileRecord> companions;
+  for (const JsonNode& item : node.items(0, most_companions)) {
+    FileRecord file = file_from(item);
+    if (const std::string problem = problem_of_companion_name(file.name); !problem.empty())
+      item["name"].fail(fmt::format("'{}' {}", file.name, problem));
+    for (const FileRecord& before : companions) {
+      if (before.name == file.name) item["name"].fail(fmt::format("'{}' is there twice", file.name));
+    }
+    if (file.bytes > companion_limit || file.digested_bytes != file.bytes)
+      item["bytes"].fail(fmt::format("is {}: it has at most {}, all digested", file.bytes, companion_limit));
+    companions.push_back(std::move(file));
+  }
+  return companions;
+}
+
 /// Version 1: rank r stores elements [cuts[r], cuts[r + 1]).
 std::vector<StoredRange> ranges_from_cuts(const JsonNode& node, int world) {
   const std::vector<std::int64_t> cuts = node.integers();
@@ -333,8 +350,10 @@ RunState run_from(const JsonNode& node) {
 /// The sum of the files' bytes is a number.
 void check_sizes(const Manifest& manifest, const JsonNode& root) {
   std::int64_t bytes = manifest.master.bytes;
+  // The master has at most most_counted, which is half of what a number holds, and companions are small.
+  for (const FileRecord& companion : manifest.companions) bytes += companion.bytes;
   for (const ShardRecord& shard : manifest.shards) {
-    if (shard.file.bytes > most_counted - bytes) {
+    if (bytes > most_counted || shard.file.bytes > most_counted - bytes) {
       root["shards"].fail(fmt::format("hold more than {} bytes", most_counted));
     }
     bytes += shard.file.bytes;
@@ -463,8 +482,11 @@ std::string to_text(const Manifest& manifest) {
                {"master", to_json(manifest.master)},
                {"shards", shards}};
   if (!arrays.empty()) json["arrays"] = arrays;
-  if (const auto& base = manifest.base)
+  for (const FileRecord& companion : manifest.companions) json["companions"].push_back(to_json(companion));
+  if (const auto& base = manifest.base) {
     json["base"] = {{"folder", base->folder}, {"dtype", base->dtype}, {"digest", base->digest}};
+    if (base->seed) json["base"]["seed"] = *base->seed;
+  }
   for (const std::uint64_t run : manifest.lineage) json["lineage"].push_back(to_hex(run));
   std::string body;  // a line for each key, so that people can read it
   for (const auto& [key, value] : json.items()) {
@@ -512,7 +534,9 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
     }
   }
   if (const JsonNode base = root["base"]) {
-    manifest.base = BaseRecord{base["folder"].text(), base["dtype"].text(), base["digest"].text()};
+    manifest.base = BaseRecord{
+        base["folder"].text(), base["dtype"].choice({"fp32", "bf16", "fp16", ""}), base["digest"].text(), {}};
+    if (base["seed"]) manifest.base->seed = base["seed"].integer();
   }
   manifest.stage = root["stage"].integer<int>(0, 3);
   manifest.numerics = root["numerics_fingerprint"].text();
@@ -541,6 +565,7 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
     root["master"]["name"].fail(fmt::format("is '{}', not {}", manifest.master.name, master_name));
   }
   for (const JsonNode& node : root["shards"].items()) manifest.shards.push_back(shard_from(node));
+  if (root["companions"]) manifest.companions = companions_from(root["companions"]);
   check_sizes(manifest, root);
   check_shards(manifest, root);
   return manifest;

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checkpoint/companions.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
 
@@ -20,6 +21,9 @@ struct ExportOptions {
   std::string config_json;             ///< text of config.json; empty: none is written
   std::string stem = "model";          ///< of the files' names: model.safetensors
   std::string config_name = "config.json";
+  /// Small files that are written as they are. A file of such a name, or of config.json's, that is in the
+  /// folder with other contents is refused.
+  Companions beside = {};
   std::int64_t largest_file = 5'000'000'000;  ///< bytes of tensors in one file; a larger tensor has its own
   /// The name a tensor gets, or "" to leave it out; absent: its own. Tied tensors are written once, by their
   /// first name, as transformers does.
@@ -42,8 +46,9 @@ struct ExportSummary {
 };
 
 /// Writes all weights of a checkpoint. Files appear under their names when they are whole and durable, the
-/// index and config.json last. Throws CheckpointError when the folder holds safetensors files already, does
-/// not take the files, or the checkpoint is damaged; InvalidArgument for other dtypes and names used twice.
+/// index, the files beside them and config.json last; a file whose writing fails is removed. Throws
+/// CheckpointError when the folder holds safetensors files already, does not take the files, or the
+/// checkpoint is damaged; InvalidArgument for other dtypes and names used twice.
 ExportSummary export_safetensors(Reader& reader, Storage storage, const std::string& folder,
                                  const ExportOptions& options);
 /// The same of tensors from anywhere; `rename` is not asked. `what` is named in errors.

@@ -33,16 +33,16 @@ std::vector<Entry> entries_of(const std::vector<ExportTensor>& tensors, DataType
 }
 
 /// Runs of entries of at most `largest` bytes each, in order; a file has at least one tensor.
-std::vector<std::vector<Entry>> cut(std::vector<Entry> entries, std::int64_t largest) {
+std::vector<std::vector<Entry>> cut(const std::vector<Entry>& entries, std::int64_t largest) {
   std::vector<std::vector<Entry>> files(1);
   std::int64_t bytes = 0;
-  for (Entry& entry : entries) {
+  for (const Entry& entry : entries) {
     if (!files.back().empty() && bytes + entry.bytes > largest) {
       files.emplace_back();
       bytes = 0;
     }
     bytes += entry.bytes;
-    files.back().push_back(std::move(entry));
+    files.back().push_back(entry);
   }
   return files;
 }
@@ -64,6 +64,18 @@ std::string header_of(const std::vector<Entry>& entries, DataType dtype) {
   return length + text;
 }
 
+/// The folder holds nothing else under the names of small files that are to be written.
+void require_no_others(detail::FileSystem& files, const std::string& folder, const ExportOptions& options) {
+  const auto require = [&](const std::string& name, const std::string& text) {
+    const std::string path = detail::join_path(folder, name);
+    if (!files.exists(path) || files.read_file(path, companion_limit) == text) return;
+    throw CheckpointError(
+        fmt::format("it holds {} already, with other contents: name an empty folder", name));
+  };
+  for (const Companion& companion : options.beside) require(companion.name, companion.bytes);
+  if (!options.config_json.empty()) require(options.config_name, options.config_json);
+}
+
 class Exporter {
  public:
   Exporter(Storage storage, std::string folder, const ExportOptions& options)
@@ -76,28 +88,39 @@ class Exporter {
   void write(const std::string& name, const std::vector<Entry>& entries) {
     const std::string path = detail::join_path(folder_, name);
     const std::string temporary = detail::temporary_name(path);
-    {
-      const auto file = storage_.files.open(temporary, detail::OpenMode::create_new);
-      const std::string header = header_of(entries, dtype_);
-      file->write(0, header.data(), static_cast<std::int64_t>(header.size()));
-      auto at = static_cast<std::int64_t>(header.size());
-      const std::int64_t most = piece_bytes / size_of(dtype_);
-      for (const Entry& entry : entries) {
-        const std::int64_t elements = entry.tensor->shape.elements();
-        for (std::int64_t begin = 0; begin < elements; begin += most) {
-          const std::int64_t end = std::min(begin + most, elements);
-          entry.tensor->read({begin, end}, dtype_, piece_.data());
-          file->write(at, piece_.data(), (end - begin) * size_of(dtype_));
-          at += (end - begin) * size_of(dtype_);
-          if (progress_) progress_((end - begin) * size_of(dtype_));
-        }
+    auto file = storage_.files.open(temporary, detail::OpenMode::create_new);
+    try {
+      write(*file, entries);
+      file.reset();
+      storage_.files.rename(temporary, path);
+    } catch (...) {
+      try {
+        storage_.files.remove(temporary);
+      } catch (const IoError&) {  // the first failure is told
       }
-      file->sync();
+      throw;
     }
-    storage_.files.rename(temporary, path);
   }
 
  private:
+  void write(detail::File& file, const std::vector<Entry>& entries) {
+    const std::string header = header_of(entries, dtype_);
+    file.write(0, header.data(), static_cast<std::int64_t>(header.size()));
+    auto at = static_cast<std::int64_t>(header.size());
+    const std::int64_t most = piece_bytes / size_of(dtype_);
+    for (const Entry& entry : entries) {
+      const std::int64_t elements = entry.tensor->shape.elements();
+      for (std::int64_t begin = 0; begin < elements; begin += most) {
+        const std::int64_t end = std::min(begin + most, elements);
+        entry.tensor->read({begin, end}, dtype_, piece_.data());
+        file.write(at, piece_.data(), (end - begin) * size_of(dtype_));
+        at += (end - begin) * size_of(dtype_);
+        if (progress_) progress_((end - begin) * size_of(dtype_));
+      }
+    }
+    file.sync();
+  }
+
   Storage storage_;
   std::string folder_;
   DataType dtype_;
@@ -136,6 +159,7 @@ ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const
         throw CheckpointError(fmt::format("it holds {} already: name an empty folder", entry.name));
       }
     }
+    require_no_others(storage.files, folder, options);
     Exporter exporter(storage, folder, options);
     Json map = Json::object();
     for (std::size_t f = 0; f < files.size(); ++f) {
@@ -155,6 +179,10 @@ ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const
       const Json index = {{"metadata", {{"total_size", summary.bytes}}}, {"weight_map", map}};
       summary.files.push_back(options.stem + ".safetensors.index.json");
       storage.files.replace_file(detail::join_path(folder, summary.files.back()), index.dump(2) + "\n");
+    }
+    for (const Companion& companion : options.beside) {
+      summary.files.push_back(companion.name);
+      storage.files.replace_file(detail::join_path(folder, companion.name), companion.bytes);
     }
     if (!options.config_json.empty()) {
       summary.files.push_back(options.config_name);

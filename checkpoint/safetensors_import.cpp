@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "checkpoint/convert.h"
 #include "checkpoint/safetensors.h"
 #include "core/json_node.h"
+#include "core/text_file.h"
 #include "tranche/core/error.h"
 
 namespace tranche::checkpoint {
@@ -15,6 +17,10 @@ using detail::join_path;
 namespace {
 
 constexpr std::int64_t largest_header = 100'000'000;
+/// A Git LFS pointer is shorter.
+constexpr std::int64_t most_pointer = 1024;
+/// The largest models have some hundred.
+constexpr std::size_t most_files = 4096;
 
 /// Bytes of an element; 0 for what is unknown.
 std::int64_t element_bytes(std::string_view dtype) {
@@ -128,6 +134,11 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
   if (size < 8)
     throw CheckpointError(fmt::format("{} has {} bytes: no safetensors file is so short", path, size));
   file->read(0, raw.data(), 8);
+  if (size < most_pointer) {
+    std::string text(static_cast<std::size_t>(size), '\0');
+    file->read(0, text.data(), size);
+    if (detail::is_lfs_pointer(text)) throw CheckpointError(fmt::format("{} {}", path, detail::lfs_advice));
+  }
   std::uint64_t length = 0;
   for (std::size_t i = 8; i-- > 0;) length = length << 8 | raw[i];
   if (length > static_cast<std::uint64_t>(std::min(largest_header, size - 8))) {
@@ -161,13 +172,15 @@ void SafetensorsFolder::open_file(const std::string& name, const std::string& pa
 void SafetensorsFolder::open_index(const std::string& path) {
   const auto entries =
       detail::JsonNode::read<CheckpointError>(files_.read_file(path), path)["weight_map"].members();
-  std::vector<std::string> names;
+  std::set<std::string> names;
   for (const auto& [tensor, file] : entries) {
     const std::string name = file.text();
     if (name.empty() || name.find('/') != std::string::npos) file.fail("is not the name of a file beside it");
-    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+    names.insert(name);
+    if (names.size() > most_files)
+      file.fail(
+          fmt::format("is the name of one more than {} files, the most that an index may name", most_files));
   }
-  std::sort(names.begin(), names.end());
   for (const std::string& name : names) open_file(name, join_path(folder_, name));
   for (const auto& [tensor, file] : entries) {
     const SafeTensor* found = find(tensor);

@@ -152,7 +152,7 @@ std::vector<Damage> Reader::verify(const ReadProgress& progress) {
     impl.statistics.bytes_read += bytes;
     if (progress) progress(bytes);
   };
-  const auto check_blocks = [&](const FileRecord& file, File& open, int rank) {
+  const auto check_blocks = [&](const FileRecord& file, File& open, int rank, const std::string& content) {
     std::vector<std::uint64_t> leaves;
     BlocksAhead blocks(impl.storage.io, open, impl.buffer(0), file.digested_bytes);
     for (std::size_t b = 0; b < file.blocks.size(); ++b) {
@@ -173,7 +173,7 @@ std::vector<Damage> Reader::verify(const ReadProgress& progress) {
                fmt::format("the digests of bytes {} to {} are damaged (the bytes are not)", begin, end - 1)});
         }
       } else if (rank < 0) {
-        found.push_back({file.name, begin, end, "views of whole tensors; no state is stored here"});
+        found.push_back({file.name, begin, end, content});
       } else if (block_digest(table) != file.blocks[b]) {
         found.push_back({file.name, begin, end, impl.content(rank, begin, end) + ", and their digests"});
       } else {
@@ -210,15 +210,23 @@ std::vector<Damage> Reader::verify(const ReadProgress& progress) {
   for (const ShardRecord& shard : impl.manifest.shards) {
     guarded(shard.file, [&] {
       const std::shared_ptr<File> open = impl.file(shard.rank);
-      check_blocks(shard.file, *open, shard.rank);
+      check_blocks(shard.file, *open, shard.rank, {});
       check_rest(shard.file, *open);
     });
   }
   guarded(impl.manifest.master, [&] {
     const auto open =
         impl.storage.files.open(join_path(impl.folder, impl.manifest.master.name), detail::OpenMode::read);
-    check_blocks(impl.manifest.master, *open, -1);
+    check_blocks(impl.manifest.master, *open, -1, "views of whole tensors; no state is stored here");
   });
+  for (FileRecord companion : impl.manifest.companions) {
+    companion.name = join_path(std::string(companion_folder), companion.name);
+    guarded(companion, [&] {
+      const auto open =
+          impl.storage.files.open(join_path(impl.folder, companion.name), detail::OpenMode::read);
+      check_blocks(companion, *open, -1, "a file that travels with the weights");
+    });
+  }
   return found;
 }
 

@@ -39,11 +39,21 @@ std::string read_text_file(const std::string& path, const std::string& what, Pip
     const ssize_t got = ::read(descriptor, text.data() + before, block);
     if (got < 0 && errno != EINTR) refuse(std::strerror(errno));
     text.resize(before + static_cast<std::size_t>(got > 0 ? got : 0));
-    if (got == 0) return text;
+    if (got == 0) {
+      if (is_lfs_pointer(text)) refuse(std::string("it ") + lfs_advice);
+      return text;
+    }
     if (text.size() > static_cast<std::size_t>(most_bytes)) {
       refuse(fmt::format("it has more than {} bytes, the most that is read of such a file", most_bytes));
     }
   }
+}
+
+const char* const lfs_advice =
+    "is a Git LFS pointer, not the file itself: fetch it with 'git lfs pull', or download it";
+
+bool is_lfs_pointer(std::string_view text) {
+  return text.starts_with("version https://git-lfs.github.com/spec/");
 }
 
 }  // namespace tranche::detail

@@ -214,7 +214,7 @@ void CheckpointSession::start_writing() {
   work_.start([this, rank = ranks_.rank(), ranks = ranks_.size(), tiles = snapshot_.feed()] {
     const DiskSpan span(trace_, "write shard of step " + std::to_string(step_));
     const FeedCloser closer(tiles);
-    if (rank == 0) folder_->prepare(step_, plan_->file_bytes() * ranks);
+    if (rank == 0) folder_->prepare(step_, plan_->file_bytes() * ranks + checkpoint::bytes_of(companions_));
     const checkpoint::Storage storage{files_, *io_, host_memory_};
     const std::string written = folder_->temporary(step_);
     if (tiles) {
@@ -242,7 +242,7 @@ std::string CheckpointSession::advance() {
         }
         work_.start([this] {
           const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
-          std::string path = folder_->commit(std::move(manifest_));
+          std::string path = folder_->commit(std::move(manifest_), companions_);
           // The checkpoint is there: what fails from here on must not be told as its failure.
           warning_ = folder_->take_warning();
           try {

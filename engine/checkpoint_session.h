@@ -43,6 +43,8 @@ class CheckpointSession {
                    const std::function<void(checkpoint::Manifest&)>& manifest);
   /// Checkpoints that are saved from here on descend from this one.
   void goes_on_from(const checkpoint::Manifest& loaded);
+  /// The files that travel with all checkpoints that are saved from here on; only rank 0's count.
+  void carry(checkpoint::Companions companions) { companions_ = std::move(companions); }
 
   bool in_progress() const { return phase_ != Phase::none; }
   /// True when this rank's part of the phase is done.
@@ -75,6 +77,7 @@ class CheckpointSession {
   std::unique_ptr<BlockIo> io_;  ///< made for the first save
   std::uint64_t token_ = 0;      ///< the number of this run, drawn by rank 0 for the first save; 0: not yet
   std::vector<std::uint64_t> ancestors_;  ///< lineage of the checkpoint that this run goes on from
+  checkpoint::Companions companions_;     ///< on rank 0
   Snapshot snapshot_;
   std::optional<checkpoint::RunFolder> folder_;
 

@@ -1,5 +1,7 @@
 #include "engine/config_keys.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 #include "core/closest_match.h"
@@ -83,6 +85,13 @@ std::vector<std::string> keys_within(std::string_view block) {
 }
 
 std::string suggest_key(std::string_view block, std::string_view name) {
+  // Names that other programs have for keys of the same block.
+  constexpr std::pair<std::string_view, std::string_view> synonyms[] = {{"learning_rate", "lr"},
+                                                                        {"epsilon", "eps"}};
+  for (const auto& [other, ours] : synonyms) {
+    const std::string path = fmt::format("{}.{}", block, ours);
+    if (name == other && find_configuration_key(path) != nullptr) return path;
+  }
   for (const ConfigKey& key : configuration_keys()) {  // the right name in the wrong block
     const std::size_t dot = key.path.rfind('.');
     const std::string_view last = dot == std::string_view::npos ? key.path : key.path.substr(dot + 1);

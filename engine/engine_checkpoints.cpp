@@ -7,11 +7,13 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "checkpoint/digest.h"
+#include "checkpoint/companions.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "core/json.h"
+#include "engine/adapter_base.h"
 #include "engine/engine_impl.h"
+#include "engine/initial_weights.h"
 #include "engine/rank_texts.h"
 #include "engine/state_reader.h"
 #include "engine/tensor_match.h"
@@ -38,10 +40,6 @@ std::string parts_not_in(const std::string& fingerprint, const std::string& othe
     at = end + divider.size();
   }
   return parts.empty() ? fingerprint : parts;
-}
-
-std::string to_text(const kernels::Digest& digest) {
-  return checkpoint::to_hex(digest.lanes[0]) + checkpoint::to_hex(digest.lanes[1]);
 }
 
 /// So that a run which starts in another folder finds it.
@@ -88,7 +86,8 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
   manifest.run.user = options.user;
   if (config.lora.leaves_base_out()) {
     manifest.base = checkpoint::BaseRecord{base_folder, std::string(name_of(config.precision.compute)),
-                                           base_digest ? to_text(*base_digest) : ""};
+                                           base_digest ? to_text(*base_digest) : "", std::nullopt};
+    if (base_folder.empty()) manifest.base->seed = static_cast<std::int64_t>(base_seed);
   }
 }
 
@@ -219,15 +218,41 @@ std::string Engine::Impl::digest_of_base() {
   return to_text(*base_digest);
 }
 
+void Engine::Impl::draw_base(std::uint64_t seed) {
+  if (base_folder.empty() && base_seed == seed) return;
+  draw_frozen_weights(store, config, seed, runtime.device(), runtime.memory(Tier::host),
+                      {workspace_buffer.data(), workspace_buffer.bytes()});
+  base_folder.clear();
+  base_seed = seed;
+}
+
 void Engine::Impl::require_base(const checkpoint::Manifest& adapters, const std::string& chosen,
-                                std::vector<std::string>& notes) {
+                                checkpoint::Reader* base, std::vector<std::string>& notes) {
   const checkpoint::BaseRecord& wanted = *adapters.base;
-  const std::string found = digest_of_base(), dtype(name_of(config.precision.compute));
-  if (wanted.digest.empty() || found.empty()) return;
-  if (wanted.dtype != dtype) {
-    notes.push_back("the base of " + chosen + " was held in " + wanted.dtype + " and is in " + dtype +
-                    " now: its digest cannot be compared");
+  if (simulated()) return;
+  if (wanted.digest.empty()) {
+    notes.push_back(chosen +
+                    " does not say which values the base of its adapters had: they were not compared");
     return;
+  }
+  std::string found;
+  if (wanted.dtype == name_of(config.precision.compute)) {
+    found = digest_of_base();
+  } else {
+    // What the base was rounded to then is not what it is rounded to here.
+    const DataType dtype = parse_data_type(wanted.dtype);
+    const std::vector<std::string> shares = together(world, load_label, [&] {
+      const AdapterBase values = base != nullptr ? AdapterBase(model, *base) : AdapterBase(model, base_seed);
+      const kernels::Digest share = values.digest(dtype, rank, ranks);
+      return std::string(reinterpret_cast<const char*>(&share), sizeof(share));
+    });
+    kernels::Digest sum;
+    for (const std::string& text : shares) {
+      kernels::Digest share;
+      std::memcpy(&share, text.data(), sizeof(share));
+      sum += share;
+    }
+    found = to_text(sum);
   }
   if (wanted.digest == found) return;
   const std::string has = base_folder.empty() ? "that was drawn here" : base_folder;
@@ -291,6 +316,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const checkpoint::Layout own = session->whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader, base;
+  checkpoint::Companions companions;
   Part part = Part::whole;
   TensorMatch match;
   LossScalerState scale = scaler.state();
@@ -321,6 +347,11 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     };
     if (base) read(*base, Part::base, match_base(*base));
     read(*reader, part, match);
+    if (rank == 0) {
+      companions = checkpoint::read_companions(storage.files, reader->folder(), reader->manifest());
+      if (companions.empty() && base)
+        companions = checkpoint::read_companions(storage.files, base->folder(), base->manifest());
+    }
     return {};
   };
   std::vector<std::string> damaged, passed_over;
@@ -348,8 +379,13 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   base_digest.reset();
   if (part != Part::adapters) base_folder = absolute_path(chosen);
   if (base) base_folder = absolute_path(base->folder());
-  if (part == Part::adapters) require_base(manifest, chosen, result.notes);
+  if (part == Part::adapters) {
+    if (!base) draw_base(seed_of_base(manifest, chosen));
+    require_base(manifest, chosen, base.get(), result.notes);
+  }
   half_loaded.clear();
+  for (const checkpoint::Companion& companion : companions) result.companions.push_back(companion.name);
+  session->carry(std::move(companions));
   result.step = manifest.run.step;
   result.applied_steps = manifest.run.applied;
   result.samples = manifest.run.samples;

@@ -138,9 +138,12 @@ struct Engine::Impl {
   std::unique_ptr<checkpoint::Reader> open_base(const checkpoint::Reader& adapters,
                                                 const LoadOptions& options,
                                                 const checkpoint::Storage& storage);
+  /// Draws the frozen weights that adapters without a base of their own were trained beside, unless they are
+  /// there. Collective.
+  void draw_base(std::uint64_t seed);
   /// Collective. Throws CheckpointError unless the frozen weights are those that adapters were trained
-  /// beside.
-  void require_base(const checkpoint::Manifest& adapters, const std::string& chosen,
+  /// beside. `base`: the checkpoint that they were read from; null: they were drawn.
+  void require_base(const checkpoint::Manifest& adapters, const std::string& chosen, checkpoint::Reader* base,
                     std::vector<std::string>& notes);
   /// Collective. 32 hexadecimal digits.
   std::string digest_of_base();
@@ -235,6 +238,7 @@ struct Engine::Impl {
   std::vector<std::string> start_notes;
   std::string routing;      ///< Optimizer::routing()
   std::string base_folder;  ///< the checkpoint that the frozen base of adapters came from; empty: drawn
+  std::uint64_t base_seed = config.seed;       ///< that it was drawn from
   std::optional<kernels::Digest> base_digest;  ///< of the frozen weights, while it is known
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
   bool dropped_plans_noted = false;

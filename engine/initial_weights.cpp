@@ -15,10 +15,11 @@ namespace {
 
 class InitialWeights {
  public:
-  InitialWeights(StateStore& store, const Config& config, Device& device, MemoryResource& host_memory,
-                 kernels::Workspace workspace)
+  InitialWeights(StateStore& store, const Config& config, std::uint64_t seed, Device& device,
+                 MemoryResource& host_memory, kernels::Workspace workspace)
       : store_(store),
         config_(config),
+        seed_(seed),
         device_(device),
         compute_(device.compute_stream()),
         host_memory_(host_memory),
@@ -39,6 +40,7 @@ class InitialWeights {
 
   StateStore& store_;
   const Config& config_;
+  std::uint64_t seed_;
   Device& device_;
   Stream& compute_;
   MemoryResource& host_memory_;
@@ -62,7 +64,7 @@ void InitialWeights::fill(const Initializer& how, std::int64_t first, const Tens
 void InitialWeights::draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done,
                           const TensorView& target) {
   const TensorState& tensor = store_.tensor_of(flat, piece);
-  const RandomKey key{config_.seed, RandomPurpose::initialization, tensor.model_index};
+  const RandomKey key{seed_, RandomPurpose::initialization, tensor.model_index};
   const std::int64_t first = piece.tensor_begin + done;
   const Initializer& how = tensor.initializer;
   switch (how.kind) {
@@ -196,7 +198,7 @@ void InitialWeights::draw_frozen(FlatBuffer& flat) {
 
 void draw_initial_weights(StateStore& store, const Config& config, Device& device,
                           MemoryResource& host_memory, kernels::Workspace workspace) {
-  InitialWeights initial(store, config, device, host_memory, workspace);
+  InitialWeights initial(store, config, config.seed, device, host_memory, workspace);
   for (UnitState& unit : store.units()) {
     for (FlatBuffer& flat : unit.buffers) {
       if (flat.empty()) continue;
@@ -205,6 +207,16 @@ void draw_initial_weights(StateStore& store, const Config& config, Device& devic
       } else {
         initial.draw_frozen(flat);
       }
+    }
+  }
+}
+
+void draw_frozen_weights(StateStore& store, const Config& config, std::uint64_t seed, Device& device,
+                         MemoryResource& host_memory, kernels::Workspace workspace) {
+  InitialWeights initial(store, config, seed, device, host_memory, workspace);
+  for (UnitState& unit : store.units()) {
+    for (FlatBuffer& flat : unit.buffers) {
+      if (!flat.empty() && !flat.trainable) initial.draw_frozen(flat);
     }
   }
 }

@@ -15,4 +15,9 @@ namespace tranche::detail {
 void draw_initial_weights(StateStore& store, const Config& config, Device& device,
                           MemoryResource& host_memory, kernels::Workspace workspace);
 
+/// Draws the weights of frozen tensors alone, from a seed that may be another than the configuration's.
+/// Collective as above.
+void draw_frozen_weights(StateStore& store, const Config& config, std::uint64_t seed, Device& device,
+                         MemoryResource& host_memory, kernels::Workspace workspace);
+
 }  // namespace tranche::detail

@@ -3,8 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 
 #include "tranche/comm/communicator.h"
@@ -58,6 +60,7 @@ std::int64_t hash_of(Prompts prompts, const GenerationOptions& options) {
         std::int64_t{options.cache}, options.sampling.top_k}) {
     add(number);
   }
+  for (const std::int32_t token : options.end_tokens) add(token);
   add(options.sampling.seed);
   for (const double number : {options.sampling.temperature, options.sampling.top_p}) add(number * 1e15);
   return static_cast<std::int64_t>(hash >> 2);
@@ -70,6 +73,21 @@ std::int64_t largest(Communicator& ranks, std::int64_t value) {
                   {"generation", "agree", Traffic::control, Tier::host})
       .wait();
   return value;
+}
+
+/// Collective. The first weight that is not finite, in words; all ranks find the same.
+std::string non_finite_weight(Engine& engine) {
+  for (const UnitSpec& unit : engine.model().units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      const std::vector<float> values = engine.read_weight(tensor.name);
+      const auto found =
+          std::find_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
+      if (found == values.end()) continue;
+      return fmt::format("the first weight that is not finite is element {} of {} ({})",
+                         found - values.begin(), tensor.name, *found);
+    }
+  }
+  return "all weights are finite, so that a number on the way was too large: try another dtype";
 }
 
 /// A text that is being written.
@@ -96,6 +114,7 @@ class Generator {
         context_(options.context == 0 ? model.shape().positions : options.context),
         rows_(std::min(options.max_batch, divide_round_up(static_cast<std::int64_t>(prompts.size()),
                                                           std::int64_t{ranks_.size()}))),
+        ends_(options.end_tokens.begin(), options.end_tokens.end()),
         writable_(
             static_cast<std::size_t>(options.writable == 0 ? model.shape().vocabulary : options.writable)) {
     const std::int64_t hash = hash_of(prompts, options);
@@ -141,6 +160,9 @@ class Generator {
   }
 
  private:
+  /// More passes than rows can be.
+  static constexpr std::int64_t most_passes = std::int64_t{1} << 31;
+
   std::span<const std::int32_t> seen(const Text& text) const {
     return std::span(text.tokens).last(static_cast<std::size_t>(std::min(text.length(), context_)));
   }
@@ -157,7 +179,13 @@ class Generator {
       if (!text.ended) (goes_on_in_cache(text) ? next : whole).push_back(&text);
     }
     const auto mine = static_cast<std::int64_t>(whole.size() + (next.empty() ? 0 : 1));
-    const std::int64_t passes = largest(ranks_, mine);
+    // Ranks learn in the same exchange of a text whose logits were not finite: its number comes above passes.
+    const std::int64_t agreed = largest(ranks_, (not_finite_ + 1) * most_passes + mine);
+    if (agreed >= most_passes) {
+      throw NumericalError(fmt::format("generate: the logits behind prompt {} are not finite; {}",
+                                       agreed / most_passes, non_finite_weight(engine_)));
+    }
+    const std::int64_t passes = agreed;
     for (Text* text : whole) {
       const bool fits = cache_ && text->length() <= cache_->capacity();
       const std::vector<float> logits = fits ? model_.prefill(engine_, *cache_, text->row, text->tokens)
@@ -178,13 +206,19 @@ class Generator {
   }
 
   void draw(Text& text, std::span<const float> logits) {
+    const auto is_finite = [](float value) { return std::isfinite(value); };
+    if (!std::all_of(logits.begin(), logits.end(), is_finite)) {
+      not_finite_ = std::max(not_finite_, text.prompt);
+      text.ended = true;
+      return;
+    }
     const std::int64_t position = text.length() - text.length_of_prompt;
     const std::int32_t token = draw_token(logits.first(writable_), options_.sampling, position, text.prompt);
     const auto end = [&](Generation::End how) {
       text.ended = true;
       text.end = how;
     };
-    if (token == options_.end_token) return end(Generation::End::end_token);
+    if (token == options_.end_token || ends_.contains(token)) return end(Generation::End::end_token);
     text.tokens.push_back(token);
     if (options_.on_token && options_.on_token(text.prompt, token)) return end(Generation::End::stopped);
     if (position + 1 == options_.tokens) end(Generation::End::length);
@@ -225,7 +259,9 @@ class Generator {
   const GenerationOptions& options_;
   Communicator& ranks_;
   std::int64_t context_, rows_;
+  std::unordered_set<std::int32_t> ends_;
   std::size_t writable_;
+  std::int64_t not_finite_ = -1;  ///< a prompt of this rank
   std::optional<models::KeyValueCache> cache_;
   std::vector<Text> texts_;
 };

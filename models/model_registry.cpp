@@ -117,14 +117,15 @@ std::shared_ptr<const LanguageModel> ModelRegistry::from_json(std::string_view t
   }
   const std::vector<std::string> names = architecture_names();
   if (!wanted.empty()) {
-    listed.fail(fmt::format("is \"{}\"{}: another architecture than those that can be trained here: {}",
-                            wanted.front(), suggestion(wanted.front(), names), fmt::join(names, ", ")));
+    // No likeness is told: weights of another architecture are no typing error.
+    listed.fail(fmt::format("is \"{}\": another architecture than those that can be trained here: {}",
+                            wanted.front(), fmt::join(names, ", ")));
   }
   std::vector<std::string> types;
   for (const Architecture& held : architectures_) types.push_back(held.model_type);
   if (!type) type.fail(fmt::format("is missing; known are {}", fmt::join(types, ", ")));
-  type.fail(fmt::format("is \"{}\"{}: another architecture than those that can be trained here: {}",
-                        model_type, suggestion(model_type, types), fmt::join(types, ", ")));
+  type.fail(fmt::format("is \"{}\": another architecture than those that can be trained here: {}", model_type,
+                        fmt::join(types, ", ")));
 }
 
 std::shared_ptr<const LanguageModel> ModelRegistry::resolve(const std::string& preset_or_path) const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/convert.h"
 #include "core/json.h"
 #include "tools/checkpoint_source.h"
 #include "tranche/core/dtype.h"
@@ -78,30 +79,51 @@ void require_adapters(const models::LanguageModel& model, std::string_view model
                   reader.folder());
 }
 
-MergedWeights::MergedWeights(checkpoint::Storage storage, checkpoint::Reader& adapters,
-                             const models::LanguageModel& model, const std::string& base)
-    : adapters_(adapters), base_(&adapters) {
-  const checkpoint::Manifest& manifest = adapters.manifest();
-  if (manifest.base) {
-    const std::string& path = base.empty() ? manifest.base->folder : base;
-    if (path.empty()) {
-      throw CheckpointError(adapters.folder() +
-                            " holds adapters alone, and their base was drawn, not loaded: train with "
-                            "tranche.lora.save_base to have it in the checkpoint");
-    }
-    std::vector<std::string> notes;
+OpenedBase::OpenedBase(checkpoint::Storage storage, const checkpoint::Reader& adapters,
+                       const models::LanguageModel& model, const std::string& base,
+                       std::vector<std::string>& notes)
+    : spec_(model.spec(model.shape().positions)) {
+  const checkpoint::BaseRecord& record = *adapters.manifest().base;
+  const std::string& path = base.empty() ? record.folder : base;
+  std::string name = "that was drawn";
+  if (path.empty()) {
+    values_.emplace(spec_, detail::seed_of_base(adapters.manifest(), adapters.folder()));
+  } else {
     try {
-      own_base_ = std::make_unique<checkpoint::Reader>(storage, find_checkpoint(storage.files, path, notes));
-      if (own_base_->manifest().base)
-        throw CheckpointError(own_base_->folder() + " holds adapters alone; export it merged");
-      require_tensors(model, "the adapters", shapes_of(*own_base_), own_base_->folder());
+      reader_ = std::make_unique<checkpoint::Reader>(storage, find_checkpoint(storage.files, path, notes));
+      if (reader_->manifest().base)
+        throw CheckpointError(reader_->folder() + " holds adapters alone; export it merged");
+      require_tensors(model, "the adapters", shapes_of(*reader_), reader_->folder());
     } catch (const CheckpointError& problem) {
       throw CheckpointError(fmt::format("the base of the adapters in {}: {}{}", adapters.folder(),
                                         problem.message(),
                                         base.empty() ? "; where it lies elsewhere now, give --base" : ""));
     }
-    base_ = own_base_.get();
+    name = reader_->folder();
+    values_.emplace(spec_, *reader_);
   }
+  if (record.digest.empty() || record.dtype.empty()) {
+    notes.push_back(
+        fmt::format("{} does not say which values the base of its adapters had: they were not compared",
+                    adapters.folder()));
+    return;
+  }
+  const std::string found = detail::to_text(values_->digest(parse_data_type(record.dtype)));
+  if (found == record.digest) return;
+  throw CheckpointError(
+      fmt::format("{} holds adapters that were trained beside another base: its digest in {} was {} ({}), "
+                  "the base {} has "
+                  "{}; give the base that it belongs to (--base)",
+                  adapters.folder(), record.dtype, record.digest,
+                  record.folder.empty() ? "drawn, not loaded" : record.folder, name, found));
+}
+
+MergedWeights::MergedWeights(checkpoint::Storage storage, checkpoint::Reader& adapters,
+                             const models::LanguageModel& model, const std::string& base,
+                             std::vector<std::string>& notes)
+    : adapters_(adapters) {
+  const checkpoint::Manifest& manifest = adapters.manifest();
+  if (manifest.base) base_.emplace(storage, adapters, model, base, notes);
   spec_ = with_adapters(model.spec(model.shape().positions), adapters_of(manifest));
   for (const UnitSpec& unit : spec_.units()) {
     for (const LowRankAdapter& from : unit.adapters) {
@@ -144,13 +166,24 @@ void MergedWeights::add(const Adapter& adapter, detail::ElementRange elements, f
   }
 }
 
+void MergedWeights::read_base(const std::string& tensor, detail::ElementRange elements, float* values) const {
+  if (base_) return base_->read(tensor, elements, values);
+  adapters_.read_tensor(tensor, "weight", elements, DataType::float32, values);
+}
+
 std::vector<checkpoint::ExportTensor> MergedWeights::tensors() {
   std::vector<checkpoint::ExportTensor> tensors;
-  const auto plain = [this](const TensorSpec& tensor) {
+  const auto write = [](const std::vector<float>& values, DataType dtype, void* memory) {
+    checkpoint::convert(DataType::float32, values.data(), dtype, memory,
+                        static_cast<std::int64_t>(values.size()));
+  };
+  const auto plain = [this, write](const TensorSpec& tensor) {
     return checkpoint::ExportTensor{
         tensor.name, tensor.shape,
-        [this, name = tensor.name](detail::ElementRange elements, DataType dtype, void* memory) {
-          base_->read_tensor(name, "weight", elements, dtype, memory);
+        [this, write, name = tensor.name](detail::ElementRange elements, DataType dtype, void* memory) {
+          std::vector<float> values(static_cast<std::size_t>(elements.size()));
+          read_base(name, elements, values.data());
+          write(values, dtype, memory);
         }};
   };
   for (const UnitSpec& unit : spec_.units()) {
@@ -162,18 +195,14 @@ std::vector<checkpoint::ExportTensor> MergedWeights::tensors() {
       if (merged == merged_.end() || merged->second.name != tensor.name) tensors.push_back(plain(tensor));
       if (merged == merged_.end()) continue;
       const Adapter& adapter = merged->second;
-      tensors.push_back(
-          {adapter.name, tensor.shape,
-           [this, &adapter, name = tensor.name](detail::ElementRange elements, DataType dtype, void* memory) {
-             std::vector<float> values(static_cast<std::size_t>(elements.size()));
-             base_->read_tensor(name, "weight", elements, DataType::float32, values.data());
-             add(adapter, elements, values.data());
-             if (dtype == DataType::float32) {
-               std::copy(values.begin(), values.end(), static_cast<float*>(memory));
-             } else {
-               std::transform(values.begin(), values.end(), static_cast<bfloat16*>(memory), to_bfloat16);
-             }
-           }});
+      tensors.push_back({adapter.name, tensor.shape,
+                         [this, write, &adapter, name = tensor.name](detail::ElementRange elements,
+                                                                     DataType dtype, void* memory) {
+                           std::vector<float> values(static_cast<std::size_t>(elements.size()));
+                           read_base(name, elements, values.data());
+                           add(adapter, elements, values.data());
+                           write(values, dtype, memory);
+                         }});
     }
   }
   return tensors;

@@ -3,12 +3,14 @@
 /// merged.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
+#include "engine/adapter_base.h"
 #include "tranche/engine/lora.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/models/language_model.h"
@@ -34,14 +36,35 @@ ModelSpec spec_with_adapters(const models::LanguageModel& model, const checkpoin
 void require_adapters(const models::LanguageModel& model, std::string_view model_origin,
                       const checkpoint::Reader& reader);
 
+/// The frozen base of a checkpoint of adapters alone: that of its record, or of `base` in place of it.
+class OpenedBase {
+ public:
+  /// Compares the base with the digest that the adapters' checkpoint has of it, which reads all of it, and
+  /// adds a line to `notes` where there is no digest. Throws CheckpointError where there is no base, or
+  /// another one.
+  OpenedBase(checkpoint::Storage storage, const checkpoint::Reader& adapters,
+             const models::LanguageModel& model, const std::string& base, std::vector<std::string>& notes);
+  OpenedBase(const OpenedBase&) = delete;  // values_ refers to the other members
+  OpenedBase& operator=(const OpenedBase&) = delete;
+  /// Elements of one of the model's tensors in fp32.
+  void read(const std::string& tensor, detail::ElementRange elements, float* values) const {
+    values_->read(tensor, elements, values);
+  }
+
+ private:
+  std::unique_ptr<checkpoint::Reader> reader_;  ///< null: it is drawn
+  ModelSpec spec_;
+  std::optional<detail::AdapterBase> values_;
+};
+
 /// The weights of a checkpoint with adapters, W + scale B A in place of W and A and B, one piece at a time in
 /// fp64; A and B are read at once. What is read is valid while this lives.
 class MergedWeights {
  public:
   /// `base`: a checkpoint or a folder of them, in place of the one that the manifest names. Throws
-  /// CheckpointError where there is no base, or one of another model.
+  /// CheckpointError where there is no base, or another than the adapters were trained beside.
   MergedWeights(checkpoint::Storage storage, checkpoint::Reader& adapters, const models::LanguageModel& model,
-                const std::string& base);
+                const std::string& base, std::vector<std::string>& notes);
   std::vector<checkpoint::ExportTensor> tensors();
   /// True where the head is tied and has an adapter, so that it is no longer the embedding.
   bool unties_head() const { return unties_head_; }
@@ -55,10 +78,10 @@ class MergedWeights {
     std::vector<float> a, b;
   };
   void add(const Adapter& adapter, detail::ElementRange elements, float* values) const;
+  void read_base(const std::string& tensor, detail::ElementRange elements, float* values) const;
 
   checkpoint::Reader& adapters_;
-  std::unique_ptr<checkpoint::Reader> own_base_;
-  checkpoint::Reader* base_ = nullptr;
+  std::optional<OpenedBase> base_;  ///< none: the checkpoint holds it
   ModelSpec spec_;
   std::vector<std::pair<std::string, Adapter>> merged_;  ///< by the base's tensor
   bool unties_head_ = false;

@@ -2,14 +2,15 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
 
+#include "checkpoint/companions.h"
 #include "checkpoint/safetensors.h"
 #include "tools/adapters.h"
 #include "tools/checkpoint_command.h"
 #include "tools/checkpoint_source.h"
+#include "tools/model_files.h"
 #include "tools/peft.h"
 #include "tools/terminal.h"
 #include "tools/transfer_progress.h"
@@ -19,12 +20,37 @@ namespace tranche::tools {
 
 namespace {
 
-/// The model's config.json with what transformers should know besides.
-std::string config_text(const models::LanguageModel& model, DataType dtype, bool unties_head) {
-  auto json = nlohmann::json::parse(model.to_json());
-  json["torch_dtype"] = dtype == DataType::float32 ? "float32" : "bfloat16";
-  if (unties_head) json["tie_word_embeddings"] = false;
-  return json.dump(2) + "\n";
+/// A line about the files beside the weights that this export cannot write.
+void note_on_files(const checkpoint::Companions& beside, bool settings, const std::string& checkpoint,
+                   std::vector<std::string>& notes) {
+  if (have_tokenizer(beside)) return;
+  const bool lacks_settings =
+      settings && checkpoint::find_companion(beside, generation_config_name) == nullptr;
+  notes.push_back(
+      fmt::format("{} carries no tokenizer{}: checkpoints carry what checkpoint import found beside the "
+                  "weights; copy the "
+                  "files that transformers is to read into the folder",
+                  checkpoint, lacks_settings ? " and no generation settings" : ""));
+}
+
+/// Adapters alone are written without their base. It is compared where it is at hand, or was given.
+void compare_base(checkpoint::Storage storage, const checkpoint::Reader& adapters,
+                  const models::LanguageModel& model, const std::string& base,
+                  std::vector<std::string>& notes) {
+  const auto& record = adapters.manifest().base;
+  if (!record) return;
+  bool there = true;
+  try {
+    there = !base.empty() || record->folder.empty() || storage.files.exists(record->folder);
+  } catch (const IoError&) {
+    there = false;
+  }
+  if (there) {
+    (void)OpenedBase(storage, adapters, model, base, notes);
+  } else {
+    notes.push_back(
+        fmt::format("the base of the adapters is not in {} any more: it was not compared", record->folder));
+  }
 }
 
 }  // namespace
@@ -42,19 +68,26 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
   }
   checkpoint::ExportOptions how;
   how.dtype = options.dtype == "bf16" ? DataType::bfloat16 : DataType::float32;
+  std::vector<std::string> notes;
+  const checkpoint::Companions companions =
+      checkpoint::read_companions(detail::posix_file_system(), reader.folder(), reader.manifest());
+  how.beside = files_to_export(companions, /*settings=*/!options.peft);
+  note_on_files(how.beside, /*settings=*/!options.peft, reader.folder(), notes);
   std::optional<MergedWeights> merged;
   std::vector<checkpoint::ExportTensor> tensors;
   if (options.peft) {
     tensors = peft_tensors(reader);
     how.stem = peft_stem;
     how.config_name = peft_config_name;
-    how.config_json = peft_config(*model, lora);
+    how.config_json = peft_config(*model, lora, companions, notes);
+    compare_base(local, reader, *model, options.base, notes);
   } else {
     if (lora.any()) {
-      merged.emplace(local, reader, *model, options.base);
+      merged.emplace(local, reader, *model, options.base, notes);
       tensors = merged->tensors();
     }
-    how.config_json = config_text(*model, how.dtype, merged && merged->unties_head());
+    how.config_json = config_to_export(*model, options.models, companions, how.dtype,
+                                       merged && merged->unties_head(), notes);
   }
   std::int64_t elements = model->spec(model->shape().positions).parameters();
   if (!tensors.empty()) {
@@ -68,6 +101,7 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
       tensors.empty() ? checkpoint::export_safetensors(reader, local, options.to, how)
                       : checkpoint::export_safetensors(tensors, reader.folder(), local, options.to, how);
   progress.finish();
+  for (const std::string& note : notes) output.out << "note: " << note << "\n";
   output.out << fmt::format("{}: {} tensors of step {} in {}{} ({})\n", options.to, written.tensors,
                             reader.manifest().run.step, options.dtype,
                             options.peft ? ", adapters in PEFT's format"

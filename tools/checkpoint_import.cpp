@@ -3,20 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <random>
+#include <span>
 #include <utility>
 
+#include "checkpoint/companions.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/shard_writer.h"
+#include "engine/adapter_base.h"
 #include "tools/adapters.h"
 #include "tools/checkpoint_command.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
+#include "tools/model_files.h"
 #include "tools/peft.h"
 #include "tools/terminal.h"
 #include "tools/transfer_progress.h"
@@ -44,11 +49,38 @@ checkpoint::Layout layout_of(const ModelSpec& spec,
 /// Writes elements of a tensor to fp32 memory.
 using Read = std::function<void(const std::string& tensor, detail::ElementRange elements, void* memory)>;
 
+/// Weights that are infinite or no numbers.
+class NonFinite {
+ public:
+  void look_at(const std::string& tensor, std::int64_t first, std::span<const float> values) {
+    seen_ += static_cast<std::int64_t>(values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (std::isfinite(values[i])) continue;
+      if (count_++ == 0) {
+        first_ =
+            fmt::format("element {} of {} ({})", first + static_cast<std::int64_t>(i), tensor, values[i]);
+      }
+    }
+  }
+  /// A line for people; empty where there are none.
+  std::string note() const {
+    if (count_ == 0) return {};
+    return fmt::format(
+        "note: {} of {} weights {} not finite, the first one {}: training and generation end with an error\n",
+        count_, seen_, count_ == 1 ? "is" : "are", first_);
+  }
+
+ private:
+  std::int64_t seen_ = 0, count_ = 0;
+  std::string first_;
+};
+
 /// All elements of the layout's weights, in order and in pieces.
 class Copier {
  public:
-  Copier(const Read& source, checkpoint::ShardWriter& writer, TransferProgress& progress)
-      : source_(source), writer_(writer), progress_(progress), memory_(stride) {}
+  Copier(const Read& source, checkpoint::ShardWriter& writer, TransferProgress& progress,
+         NonFinite& non_finite)
+      : source_(source), writer_(writer), progress_(progress), non_finite_(non_finite), memory_(stride) {}
 
   /// `piece`: the weights of a whole flat buffer.
   void copy(checkpoint::SectionPiece piece, const checkpoint::UnitRecord& unit) {
@@ -60,6 +92,8 @@ class Copier {
       for (std::int64_t begin = 0; begin < tensor.shape.elements(); begin += stride) {
         const detail::ElementRange part{begin, std::min(begin + stride, tensor.shape.elements())};
         source_(tensor.name, part, memory_.data());
+        non_finite_.look_at(tensor.name, part.begin,
+                            std::span(memory_).first(static_cast<std::size_t>(part.size())));
         put(piece, {placed.offset + part.begin, placed.offset + part.end});
       }
       at = placed.offset + tensor.shape.elements();
@@ -85,6 +119,7 @@ class Copier {
   const Read& source_;
   checkpoint::ShardWriter& writer_;
   TransferProgress& progress_;
+  NonFinite& non_finite_;
   std::vector<float> memory_;
 };
 
@@ -101,30 +136,65 @@ void require_empty(detail::FileSystem& files, const std::string& folder) {
                   folder));
 }
 
-/// Writes the checkpoint of one rank that the manifest describes; its path, and what it took.
+/// Writes the checkpoint of one rank that the manifest describes; its path, and what it took. Says which
+/// weights are not finite.
 std::pair<std::string, std::string> write_checkpoint(checkpoint::Manifest manifest, const Read& read,
+                                                     const checkpoint::Companions& companions,
                                                      const std::string& to, const Output& output) {
   const checkpoint::LocalStorage local;
   const checkpoint::ShardPlan plan(manifest.layout, 0, 0);
   checkpoint::RunFolder folder(local, to, draw_token());
   TransferProgress progress("imported", plan.payload_bytes(), output.terminal,
                             [&](std::string_view text) { draw(output.out, text); });
-  folder.prepare(0, plan.file_bytes());
+  folder.prepare(0, plan.file_bytes() + checkpoint::bytes_of(companions));
   std::string path;
+  NonFinite non_finite;
   try {
     checkpoint::ShardWriter writer(local, plan, folder.temporary(0));
-    Copier copier(read, writer, progress);
+    Copier copier(read, writer, progress, non_finite);
     for (const checkpoint::SectionPiece& piece : plan.pieces()) {
       copier.copy(piece, manifest.layout.units[static_cast<std::size_t>(piece.unit)]);
     }
     manifest.shards.push_back(writer.finish());
-    path = folder.commit(manifest);
+    path = folder.commit(manifest, companions);
   } catch (...) {
     folder.discard(0);
     throw;
   }
   progress.finish();
+  output.out << non_finite.note();
   return {path, progress.summary()};
+}
+
+/// The base's companions, with the adapters' own configuration and, where they have a tokenizer, theirs.
+checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint::Companions own) {
+  if (have_tokenizer(own)) {
+    for (const checkpoint::Companion& old : files_to_export(base, /*settings=*/false))
+      std::erase_if(base, [&](const auto& one) { return one.name == old.name; });
+  }
+  for (checkpoint::Companion& companion : own) {
+    // Where the base came from is what adapters are asked for.
+    if (companion.name == origin_name || companion.name == config_name) continue;
+    std::erase_if(base, [&](const auto& one) { return one.name == companion.name; });
+    base.push_back(std::move(companion));
+  }
+  return base;
+}
+
+void say(const std::vector<std::string>& notes, const Output& output) {
+  for (const std::string& note : notes) output.out << "note: " << note << "\n";
+}
+
+/// The files that travel with the weights. A configuration given by --model takes the place of the folder's.
+checkpoint::Companions companions_of(const CheckpointOptions& options, const std::string& folder,
+                                     std::vector<std::string>& notes) {
+  checkpoint::Companions companions = read_model_files(detail::posix_file_system(), folder, notes);
+  if (options.model.empty() || checkpoint::find_companion(companions, config_name) == nullptr)
+    return companions;
+  std::erase_if(companions, [](const auto& one) { return one.name == config_name; });
+  notes.push_back(
+      fmt::format("{} of {} does not travel: the model is --model {}", config_name, folder, options.model));
+  return companions;
 }
 
 /// Adapters of PEFT's beside a base, as a checkpoint of adapters alone.
@@ -157,8 +227,14 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
       nlohmann::json{{"tranche", {{"lora", nlohmann::json::parse(adapters_text(config.to_json()))}}}}.dump();
   manifest.run.user = identity.to_json();
   manifest.numerics = "imported from PEFT";
-  manifest.base = checkpoint::BaseRecord{std::filesystem::absolute(base.folder()).lexically_normal().string(),
-                                         "fp32", ""};
+  const ModelSpec plain = identity.model->spec(identity.sequence);
+  manifest.base = checkpoint::BaseRecord{
+      std::filesystem::absolute(base.folder()).lexically_normal().string(), "fp32",
+      detail::to_text(detail::AdapterBase(plain, base).digest(DataType::float32)), std::nullopt};
+  std::vector<std::string> beside;
+  const checkpoint::Companions companions =
+      companions_beside(checkpoint::read_companions(files, base.folder(), base.manifest()),
+                        read_model_files(files, options.path, beside));
   const ModelSpec spec = spec_with_adapters(*identity.model, manifest);
   manifest.layout = layout_of(spec, [](const std::string&) { return true; });
   const auto [path, summary] = write_checkpoint(
@@ -166,7 +242,10 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
       [&](const std::string& tensor, detail::ElementRange elements, void* memory) {
         source.read(tensor, elements, memory);
       },
-      options.to, output);
+      companions, options.to, output);
+  say(notes, output);
+  say(beside, output);
+  say(source.notes(), output);
   output.out << fmt::format(
       "{}: adapters of {}: {} parameters ({})\ntrain on from it with "
       "--resume-weights-only {}\n",
@@ -187,10 +266,14 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
                                 {options.partial, parse_renames(options.rename)});
   require_empty(files, options.to);
   checkpoint::Manifest manifest;
-  const RunIdentity identity = identity_of(source.model());
+  RunIdentity identity = identity_of(source.model());
   const ModelSpec spec = identity.model->spec(identity.sequence);
   manifest.layout = layout_of(spec, [&](const std::string& tensor) { return source.has(tensor); });
   manifest.numerics = "imported from " + source.dtype();
+  std::vector<std::string> notes;
+  const checkpoint::Companions companions = companions_of(options, source.folder(), notes);
+  if (have_tokenizer(companions))
+    identity.tokenizer = {Tokenizer::Kind::tokens, identity.model->shape().vocabulary};
   manifest.run.user = identity.to_json();
   std::int64_t parameters = 0;
   for (const checkpoint::UnitRecord& unit : manifest.layout.units) {
@@ -201,8 +284,9 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
       [&](const std::string& tensor, detail::ElementRange elements, void* memory) {
         source.read(tensor, elements, DataType::float32, memory);
       },
-      options.to, output);
-  for (const std::string& line : source.differences()) output.out << line << "\n";
+      companions, options.to, output);
+  say(source.differences(), output);
+  say(notes, output);
   const bool whole = parameters == spec.parameters();
   output.out << fmt::format("{}: {} parameters{} ({})\ntrain on from it with --resume-weights-only {}{}\n",
                             path, parameters,

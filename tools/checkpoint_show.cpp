@@ -178,8 +178,12 @@ ordered_json json_of(const Reader& reader) {
                        {"random", object(manifest.run.random)},
                        {"user", object(manifest.run.user)},
                        {"config", object(manifest.run.config)}};
-  if (const auto& base = manifest.base)
+  for (const checkpoint::FileRecord& companion : manifest.companions)
+    json["companions"].push_back({{"name", companion.name}, {"bytes", companion.bytes}});
+  if (const auto& base = manifest.base) {
     json["base"] = {{"folder", base->folder}, {"dtype", base->dtype}, {"digest", base->digest}};
+    if (base->seed) json["base"]["seed"] = *base->seed;
+  }
   return json;
 }
 
@@ -202,7 +206,13 @@ void print_run(std::ostream& out, const Reader& reader, const models::ModelRegis
                             base->digest.empty() ? "" : ", digest " + base->digest));
   }
   if (const LoraConfig lora = adapters_of(manifest); lora.any()) row("adapters", tools::describe(lora));
-  row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()), manifest.shards.size() + 1));
+  row("size", fmt::format("{} in {} files", format_bytes(manifest.bytes()),
+                          manifest.shards.size() + 1 + manifest.companions.size()));
+  if (!manifest.companions.empty()) {
+    std::vector<std::string> names;
+    for (const checkpoint::FileRecord& companion : manifest.companions) names.push_back(companion.name);
+    row("carries", fmt::format("{}", fmt::join(names, ", ")));
+  }
   if (RunIdentity::wrote(run.user)) {
     const RunIdentity identity = RunIdentity::from_json(run.user, reader.folder(), models);
     row("model", identity.model->describe());

@@ -11,9 +11,6 @@
 
 namespace tranche::tools {
 
-namespace {
-
-/// "a, b, c and 4 more"
 std::string some_of(const std::vector<std::string>& names) {
   constexpr std::size_t most = 5;
   const std::vector<std::string> shown(
@@ -22,8 +19,6 @@ std::string some_of(const std::vector<std::string>& names) {
   if (names.size() > most) text += fmt::format(" and {} more", names.size() - most);
   return text;
 }
-
-}  // namespace
 
 std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
                             std::vector<std::string>& notes) {

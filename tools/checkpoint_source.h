@@ -12,6 +12,9 @@
 
 namespace tranche::tools {
 
+/// "a, b, c and 4 more"
+std::string some_of(const std::vector<std::string>& names);
+
 /// The checkpoint that a path means: itself, or the newest complete one of a run's folder ("x", or its file
 /// "x/latest"); `notes` get a line for each that was passed over. Throws CheckpointError.
 std::string find_checkpoint(detail::FileSystem& files, const std::string& path,

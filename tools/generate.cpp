@@ -5,17 +5,21 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <ostream>
 #include <span>
 #include <sstream>
 
+#include "checkpoint/companions.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/storage.h"
 #include "core/printable.h"
 #include "core/text_file.h"
+#include "engine/adapter_base.h"
 #include "tools/adapters.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
+#include "tools/model_files.h"
 #include "tranche/core/error.h"
 #include "tranche/data/documents.h"
 #include "tranche/data/tokenizer.h"
@@ -32,22 +36,53 @@ struct Source {
   std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
   std::unique_ptr<data::Tokenizer> encoding;       ///< of the text, when it is not bytes
   std::string tokenizer_folder;                    ///< that it was read from
+  std::string files;               ///< folder of the files that came with the weights; or empty
+  std::vector<std::int32_t> ends;  ///< tokens that end a text, beside that of the tokenizer
   LoraConfig adapters;
+  std::optional<std::uint64_t> base_seed;  ///< the base of the adapters was drawn from it
   std::vector<std::string> notes;
 };
 
-/// From --tokenizer, or from the folder that the weights are in.
+/// From --tokenizer, or from the files that came with the weights, unless these were trained on bytes.
 void open_encoding(const GenerateOptions& options, Source& source) {
   std::string folder = options.tokenizer;
-  if (folder.empty() && source.hugging_face && data::has_tokenizer(options.from)) folder = options.from;
-  if (folder.empty() || !options.prompt_tokens.empty()) return;
-  source.encoding = data::load_tokenizer(folder);
-  source.tokenizer_folder = folder;
-  if (source.encoding->vocabulary() > source.identity.model->shape().vocabulary) {
-    throw ConfigurationError(
-        fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
-                    source.encoding->vocabulary(), options.from, source.identity.model->shape().vocabulary));
+  const bool bytes = !source.hugging_face && source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
+  if (folder.empty() && !source.files.empty() && !bytes && data::has_tokenizer(source.files))
+    folder = source.files;
+  if (folder.empty()) return;
+  try {
+    source.encoding = data::load_tokenizer(folder);
+    const std::int64_t vocabulary = source.identity.model->shape().vocabulary;
+    if (source.encoding->vocabulary() > vocabulary) {
+      throw ConfigurationError(
+          fmt::format("{} has {} tokens, the model of {} only {}: they do not belong together", folder,
+                      source.encoding->vocabulary(), options.from, vocabulary));
+    }
+  } catch (const ConfigurationError& problem) {
+    if (options.prompt_tokens.empty() || !options.tokenizer.empty()) throw;
+    source.encoding.reset();
+    // Numbers need no tokenizer, but for the token that ends a text.
+    source.notes.push_back(fmt::format("the end token of the tokenizer is not known: {}", problem.message()));
+    return;
   }
+  source.tokenizer_folder = folder;
+}
+
+/// The tokens that end a text, as the files beside the weights or, where there are none, those of --tokenizer
+/// have them.
+void find_ends(const GenerateOptions& options, Source& source) {
+  const std::string& folder = source.files.empty() ? options.tokenizer : source.files;
+  if (!folder.empty()) source.ends = end_tokens_of_folder(folder);
+  if (source.encoding && source.encoding->special().end)
+    source.ends.push_back(*source.encoding->special().end);
+  const bool bytes = source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
+  if (!source.ends.empty() || bytes) return;
+  source.notes.push_back(fmt::format(
+      "no token ends a text: {} {}; each has --tokens {}", options.from,
+      folder.empty()
+          ? "carries no generation_config.json, config.json or tokenizer, which say it"
+          : "has no eos_token_id in generation_config.json or config.json and no tokenizer with an end token",
+      options.tokens));
 }
 
 Source open_source(const GenerateOptions& options) {
@@ -62,6 +97,7 @@ Source open_source(const GenerateOptions& options) {
     source.hugging_face =
         std::make_unique<HuggingFaceModel>(files, options.from, options.model, options.models);
     source.identity = identity_of(source.hugging_face->model());
+    source.files = source.hugging_face->folder();
     return source;
   }
   source.checkpoint = find_checkpoint(files, options.from, source.notes);
@@ -69,6 +105,13 @@ Source open_source(const GenerateOptions& options) {
   const checkpoint::Reader reader(local, source.checkpoint);
   source.identity = identity_of(reader.manifest(), source.checkpoint, options.model, options.models);
   source.adapters = adapters_of(reader.manifest());
+  if (!reader.manifest().companions.empty()) {
+    (void)checkpoint::read_companions(files, source.checkpoint,
+                                      reader.manifest());  // compared with their digests
+    source.files = detail::join_path(source.checkpoint, std::string(checkpoint::companion_folder));
+  }
+  if (const auto& base = reader.manifest().base; base && base->folder.empty() && options.base.empty())
+    source.base_seed = detail::seed_of_base(reader.manifest(), source.checkpoint);
   require_tensors(*source.identity.model,
                   options.model.empty() ? "its own 'user'" : "--model " + options.model, reader);
   return source;
@@ -162,8 +205,7 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, const Source& sou
 
 /// Weights only: nothing but the smallest tensor, or what adapters there are, is trainable, so that there are
 /// next to no gradients and no optimizer state.
-Config config_of(const GenerateOptions& options, const ModelSpec& spec, const LoraConfig& adapters,
-                 int ranks) {
+Config config_of(const GenerateOptions& options, const ModelSpec& spec, const Source& source, int ranks) {
   std::vector<const TensorSpec*> tensors;
   for (const UnitSpec& unit : spec.units()) {
     for (const TensorSpec& tensor : unit.tensors) tensors.push_back(&tensor);
@@ -173,7 +215,7 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const Lo
   }));
   nlohmann::json frozen = nlohmann::json::array();
   for (const TensorSpec* tensor : tensors) {
-    if (!adapters.any()) frozen.push_back(tensor->name);
+    if (!source.adapters.any()) frozen.push_back(tensor->name);
   }
   std::vector<std::string> overrides{fmt::format("zero_optimization.stage={}", options.stage),
                                      fmt::format("bf16.enabled={}", options.dtype == "bf16"),
@@ -181,12 +223,14 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const Lo
                                      "tranche.frozen=" + frozen.dump()};
   if (options.threads) overrides.push_back(fmt::format("tranche.threads={}", *options.threads));
   Config config = parse_config("{}", ranks, overrides);
-  config.lora = adapters;
+  config.lora = source.adapters;
+  if (source.base_seed) config.seed = *source.base_seed;
   return config;
 }
 
 /// The model. Each rank takes what it keeps of the weights from a folder of Hugging Face's as its engine is
-/// made; those of a checkpoint are zero until they are read, as drawing initial ones would take longer.
+/// made; those of a checkpoint are zero until they are read, as drawing initial ones would take longer,
+/// unless they are the base of adapters that was drawn.
 ModelSpec spec_of(const Source& source) {
   const ModelSpec drawn = source.identity.model->spec(source.identity.sequence);
   ModelSpec spec;
@@ -194,6 +238,7 @@ ModelSpec spec_of(const Source& source) {
   spec.flops_per_token = drawn.flops_per_token;
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {
+      if (source.base_seed) continue;
       tensor.initializer = Initializer::zeros();
       if (!source.hugging_face) continue;
       tensor.initializer = Initializer::from(
@@ -224,8 +269,10 @@ class Writer {
 
   /// There is one, and it is for people: add() is called with each of its new tokens.
   bool streams() const { return prompts_.size() == 1 && !options_.json; }
+  /// Writes the prompt before what follows it: nothing where the first token cannot be written.
   void begin() {
-    if (streams()) add(prompts_.front().tokens);
+    if (streams() && !begun_) add(prompts_.front().tokens);
+    begun_ = true;
   }
   void add(std::span<const std::int32_t> tokens) {
     for (const std::int32_t token : tokens) {
@@ -240,6 +287,8 @@ class Writer {
   }
   void finish(const generation::Generation& text) {
     const Prompt& prompt = prompts_[static_cast<std::size_t>(text.prompt)];
+    begin();
+    note_unseen(prompt, text);
     if (options_.json) return put(json_of(prompt, text) + "\n");
     if (!streams()) {
       first_ = true;
@@ -252,6 +301,28 @@ class Writer {
   }
 
  private:
+  /// Tokens of the prompt's beginning that the last new token was written without.
+  std::int64_t unseen_of(const Prompt& prompt, const generation::Generation& text) const {
+    const auto given = static_cast<std::int64_t>(prompt.tokens.size()),
+               written = static_cast<std::int64_t>(text.tokens.size());
+    // What was drawn to end the text saw all that was written.
+    const bool ended = text.end == generation::Generation::End::end_token;
+    const std::int64_t seen = given + written - (ended ? 0 : 1);
+    return std::clamp<std::int64_t>(seen - source_.identity.sequence, 0, given);
+  }
+  void note_unseen(const Prompt& prompt, const generation::Generation& text) const {
+    const std::int64_t unseen = unseen_of(prompt, text), context = source_.identity.sequence;
+    if (unseen == 0) return;
+    const auto given = static_cast<std::int64_t>(prompt.tokens.size());
+    output_.errors << fmt::format(
+        "note: the model sees {} tokens at once: {}\n", context,
+        given > context
+            ? fmt::format("prompt {} has {}, and nothing of its first {} was seen", text.prompt + 1, given,
+                          given - context)
+            : fmt::format("text and prompt {} are longer, and the last tokens were written without the "
+                          "prompt's first {}",
+                          text.prompt + 1, unseen));
+  }
   std::string json_of(const Prompt& prompt, const generation::Generation& text) const {
     nlohmann::ordered_json json;
     json["index"] = text.prompt;
@@ -264,6 +335,8 @@ class Writer {
       json["prompt"] = prompt.tokens;
     }
     json["tokens"] = text.tokens;
+    if (const std::int64_t unseen = unseen_of(prompt, text); unseen > 0)
+      json["unseen_prompt_tokens"] = unseen;
     using End = generation::Generation::End;
     json["end"] = text.end == End::length ? "length" : text.end == End::end_token ? "end_token" : "stop";
     // A text may end within a character.
@@ -281,7 +354,7 @@ class Writer {
   const GenerateOptions& options_;
   const Source& source_;
   const std::vector<Prompt>& prompts_;
-  bool first_ = true;
+  bool first_ = true, begun_ = false;
 };
 
 /// Collective.
@@ -299,10 +372,13 @@ void generate(Engine& engine, const GenerateOptions& options, const Source& sour
   // Only tokens that can be written are drawn: a model's vocabulary may be padded.
   if (options.prompt_tokens.empty())
     wanted.writable = std::min(vocabulary, source.encoding ? source.encoding->vocabulary() : 256);
-  if (source.encoding) wanted.end_token = source.encoding->special().end.value_or(-1);
+  wanted.end_tokens = source.ends;
   std::vector<std::string> texts(prompts.size());  // what is generated, where something ends it
   wanted.on_token = [&](std::int64_t prompt, std::int32_t token) {
-    if (writer != nullptr && writer->streams()) writer->add({&token, 1});
+    if (writer != nullptr && writer->streams()) {
+      writer->begin();
+      writer->add({&token, 1});
+    }
     if (options.stop.empty()) return false;
     std::string& text = texts[static_cast<std::size_t>(prompt)];
     text += bytes_of(source, token);
@@ -311,7 +387,6 @@ void generate(Engine& engine, const GenerateOptions& options, const Source& sour
   };
   std::vector<std::vector<std::int32_t>> tokens;
   for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
-  if (writer != nullptr) writer->begin();
   generation::generate(engine, *source.identity.model, tokens, wanted,
                        [&](const generation::Generation& text) {
                          if (writer != nullptr) writer->finish(text);
@@ -330,9 +405,10 @@ int run_generate(const Options& all_options, const Output& output) {
   const int status = launch.agree([&] {
     source = open_source(options);
     open_encoding(options, source);
+    find_ends(options, source);
     prompts = prompts_of(options, source);
     spec = spec_of(source);
-    config = config_of(options, spec, source.adapters, launch.size());
+    config = config_of(options, spec, source, launch.size());
   });
   if (status != 0) return status;
   std::unique_ptr<Runtime> runtime;

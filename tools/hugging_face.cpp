@@ -38,8 +38,7 @@ HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, 
                                    const models::ModelRegistry& models, const TensorsTaken& taken)
     : path_(std::move(path)), folder_(files, path_) {
   const std::string text = folder_.config();
-  const std::string folder = path_.ends_with(file_suffix) ? detail::parent_path(path_) : path_;
-  const std::string origin = model.empty() ? detail::join_path(folder, "config.json") : model;
+  const std::string origin = model.empty() ? detail::join_path(folder(), "config.json") : model;
   if (!model.empty()) {
     model_ = models.resolve(model);
   } else if (!text.empty()) {
@@ -47,7 +46,7 @@ HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, 
   } else {
     throw ConfigurationError(fmt::format(
         "there is no config.json in {}, so what model it is of is not known: give --model a preset or a file",
-        folder));
+        folder()));
   }
   take_tensors(origin, taken);
   const ModelSpec spec = model_->spec(model_->shape().positions);
@@ -60,6 +59,10 @@ HuggingFaceModel::HuggingFaceModel(detail::FileSystem& files, std::string path, 
       }
     }
   }
+}
+
+std::string HuggingFaceModel::folder() const {
+  return path_.ends_with(file_suffix) ? detail::parent_path(path_) : path_;
 }
 
 void HuggingFaceModel::take_tensors(const std::string& origin, const TensorsTaken& taken) {

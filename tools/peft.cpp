@@ -9,10 +9,13 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "core/json.h"
 #include "core/json_node.h"
 #include "core/text_file.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
+#include "tools/model_files.h"
+#include "tools/peft_layers.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/model_spec.h"
 
@@ -116,12 +119,32 @@ std::vector<checkpoint::ExportTensor> peft_tensors(checkpoint::Reader& reader) {
   return tensors;
 }
 
-std::string peft_config(const models::LanguageModel& model, const LoraConfig& lora) {
+std::string peft_config(const models::LanguageModel& model, const LoraConfig& lora,
+                        const checkpoint::Companions& companions, std::vector<std::string>& notes) {
+  const auto json_of = [&](std::string_view name) {
+    const checkpoint::Companion* found = checkpoint::find_companion(companions, name);
+    return detail::parse_json(found == nullptr ? "{}" : found->bytes);
+  };
+  nlohmann::ordered_json base = nullptr;
+  if (const auto origin = json_of(origin_name); origin.contains("folder") && origin["folder"].is_string())
+    base = origin["folder"];
+  if (auto imported = json_of(peft_config_name); imported.is_object() && !imported.empty()) {
+    imported["lora_dropout"] = lora.dropout;
+    imported["inference_mode"] = true;
+    nlohmann::ordered_json& named = imported["base_model_name_or_path"];
+    if (named.is_null()) named = base;
+    return imported.dump(2) + "\n";
+  }
+  if (base.is_null()) {
+    notes.push_back(fmt::format(
+        "{} names no base, which was not imported: write its path or name as base_model_name_or_path",
+        peft_config_name));
+  }
   // PEFT's transposed layers are Conv1D's, which store [in, out].
   const bool in_out = has_in_out(with_adapters(model.spec(model.shape().positions), lora));
   const nlohmann::ordered_json json{{"peft_type", "LORA"},
                                     {"task_type", "CAUSAL_LM"},
-                                    {"base_model_name_or_path", nullptr},
+                                    {"base_model_name_or_path", base},
                                     {"r", lora.rank},
                                     {"lora_alpha", lora.effective_alpha()},
                                     {"lora_dropout", lora.dropout},
@@ -178,16 +201,11 @@ LoraConfig lora_from_peft(std::string_view text, std::string_view file) {
   };
   lora.alpha = number("lora_alpha", 8);
   lora.dropout = number("lora_dropout", 0);
-  lora.rank_scaled = json.value("use_rslora", false);
-  lora.targets.clear();
-  if (json.contains("target_modules")) {
-    const auto& targets = json["target_modules"];
-    if (targets.is_array()) {
-      for (const auto& target : targets) {
-        if (target.is_string()) lora.targets.push_back(target.get<std::string>());
-      }
-    }
-  }
+  // A key that is null is one that was not set.
+  if (const JsonNode scaled = root["use_rslora"]) lora.rank_scaled = scaled.boolean();
+  if (const JsonNode transposed = root["fan_in_fan_out"]) (void)transposed.boolean();
+  const NamedLayers named(root);
+  lora.targets = named.targets();
   std::sort(lora.targets.begin(), lora.targets.end());
   LoraConfig checked = lora;
   checked.targets = {"all-linear"};
@@ -200,7 +218,8 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
                            const models::LanguageModel& model, checkpoint::Reader& base)
     : path_(path), folder_(files, detail::join_path(path, std::string(peft_stem) + ".safetensors")) {
   const std::string config = detail::join_path(path, peft_config_name);
-  lora_ = lora_from_peft(detail::read_text_file(config, "an adapter's configuration"), config);
+  const std::string text = detail::read_text_file(config, "an adapter's configuration");
+  lora_ = lora_from_peft(text, config);
   std::vector<NamedShape> found;
   std::set<std::string> layers;
   for (const SafeTensor& tensor : folder_.tensors()) {
@@ -238,8 +257,8 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
     }
     return names;
   };
-  // Patterns of PEFT's may be regular expressions, and layers may be left out by other keys: what counts are
-  // the adapters that there are.
+  require_named(JsonNode::read<ConfigurationError>(text, config), layers, plain);
+  // Patterns of PEFT's may be regular expressions, and layers may be left out by other keys: ours are names.
   bool same = false;
   try {
     same = !lora_.targets.empty() && adapted(lora_.targets) == layers;
@@ -258,6 +277,44 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
     throw CheckpointError(fmt::format("{}: {}", path_, problem.message()));
   }
   require_tensors(spec, "its " + std::string(peft_config_name) + " on " + base.folder(), found, path_);
+}
+
+void PeftAdapters::require_named(const JsonNode& config, const std::set<std::string>& layers,
+                                 const ModelSpec& model) {
+  const NamedLayers named(config);
+  if (!named.any()) return;
+  std::vector<std::string> missing, extra;
+  std::set<std::string> seen;
+  const auto look_at = [&](const std::string& module, bool all) {
+    if (module.empty() || !seen.insert(module).second) return;
+    const bool wanted = named.has(module, all), there = layers.contains(module);
+    if (wanted && !there) missing.push_back(module);
+    if (there && !wanted) extra.push_back(module);
+  };
+  try {
+    for (const UnitSpec& unit : model.units()) {
+      for (const TensorSpec& tensor : unit.tensors) {
+        const bool head = linear_name(tensor) == "lm_head";
+        look_at(linear_name(tensor), !head);
+        // An embedding is no linear layer, but a module that can be named.
+        if (tensor.shape.rank() == 2 && tensor.name.ends_with(weight))
+          look_at(tensor.name.substr(0, tensor.name.size() - weight.size()), false);
+      }
+    }
+  } catch (const InvalidArgument& problem) {
+    notes_.push_back(
+        fmt::format("the layers that {} of {} names were not compared with the adapters that are there: {}",
+                    peft_config_name, path_, problem.message()));
+    return;
+  }
+  if (!missing.empty()) {
+    throw CheckpointError(fmt::format("{} lacks adapters of layers that its {} names: {}", path_,
+                                      peft_config_name, some_of(missing)));
+  }
+  if (!extra.empty()) {
+    throw CheckpointError(fmt::format("{} holds adapters of layers that its {} does not name: {}", path_,
+                                      peft_config_name, some_of(extra)));
+  }
 }
 
 void PeftAdapters::require_equal(const SafeTensor& copy, const std::string& name,

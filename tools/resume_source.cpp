@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/storage.h"
 #include "tools/config_changes.h"
 #include "tranche/core/error.h"
 #include "tranche/trainer/checkpoint_schedule.h"
@@ -112,7 +113,8 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
   }
   if (path.empty()) return resume_source;
   resume_source.partial = options.partial && (resume_source.weights_only || !options.resumes_own());
-  open_at(files, path, resume_source, user);
+  checkpoint::with_reason("cannot open checkpoint " + path,
+                          [&] { open_at(files, path, resume_source, user); });
   hold_against(present, options.models, user, resume_source.folder, resume_source);
   return resume_source;
 }

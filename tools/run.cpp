@@ -1,6 +1,7 @@
 #include "tools/run.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -277,10 +278,11 @@ void Run::load_resume_source() {
                                      loaded.step, loaded.samples, loaded.world, loaded.world == 1 ? "" : "s",
                                      loaded.stage));
   }
+  if (!loaded.companions.empty()) print_row("carries", fmt::format("{}", fmt::join(loaded.companions, ", ")));
   print_row("weights", format_digest(weights));
   if (!resume_source.weights_only) print_row("weights and moments", format_digest(state));
   for (const std::string& change : changes) print_row("changed", change);
-  for (const std::string& difference : loaded.differences) print_row("difference", difference);
+  for (const std::string& difference : loaded.differences) print_row("note", difference);
   for (const std::string& note : loaded.notes) {
     const bool said =
         std::find(resume_source.notes.begin(), resume_source.notes.end(), note) != resume_source.notes.end();

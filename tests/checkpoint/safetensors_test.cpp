@@ -94,6 +94,38 @@ TEST_F(SafetensorsTest, WhatIsExportedIsImported) {
       HasSubstr("two tensors are exported as 'same'"));
 }
 
+TEST_F(SafetensorsTest, AFailureLeavesNoFileInParts) {
+  const auto read = [](detail::ElementRange elements, DataType, void*) {
+    if (elements.begin > 0) throw CheckpointError("the weights end here");
+  };
+  const std::vector<ExportTensor> tensors{{"a", Shape{3 << 20}, read}};
+  ExportOptions options;
+  options.config_json = "{}";
+  EXPECT_THAT(message_of<CheckpointError>(
+                  [&] { export_safetensors(tensors, "this", storage, folder / "out", options); }),
+              HasSubstr("cannot export this to " + (folder / "out") + ": the weights end here"));
+  EXPECT_TRUE(files.list(folder / "out").empty());
+}
+
+TEST_F(SafetensorsTest, SmallFilesAreWrittenBesideAndReplaceNothing) {
+  const std::vector<ExportTensor> none;
+  ExportOptions options;
+  options.config_json = "{}";
+  options.beside = {{"merges.txt", "a b"}, {"vocab.json", "{}"}};
+  write("out/merges.txt", "a b");
+  const ExportSummary summary = export_safetensors(none, "this", storage, folder / "out", options);
+  EXPECT_THAT(summary.files, ElementsAre("model.safetensors", "merges.txt", "vocab.json", "config.json"));
+  EXPECT_EQ(files.read_file(folder / "out/vocab.json"), "{}");
+  for (const char* name : {"merges.txt", "config.json"}) {
+    write(std::string("mine-") + name + "/" + name, "mine");
+    EXPECT_THAT(
+        message_of<CheckpointError>([&] {
+          export_safetensors(none, "this", storage, folder / (std::string("mine-") + name), options);
+        }),
+        HasSubstr(std::string("it holds ") + name + " already, with other contents: name an empty folder"));
+  }
+}
+
 TEST_F(SafetensorsTest, ReadsWhatOthersWrite) {
   // fp16 1.5 and -2, an integer tensor that is only listed, a scalar.
   const std::string header =
@@ -173,6 +205,11 @@ TEST_F(SafetensorsTest, SaysWhatIsWrongWithAFolder) {
   EXPECT_THAT(refused("index"), HasSubstr("tensor a is in another file too"));
   write("index/model.safetensors.index.json", R"({"weight_map":{"a":"m3.safetensors"}})");
   EXPECT_THAT(refused("index"), HasSubstr("m3.safetensors"));
+  std::string many;
+  for (int file = 0; file < 60'000; ++file)
+    many += (file == 0 ? "" : ",") + ("\"t" + std::to_string(file) + "\":\"f" + std::to_string(file) + "\"");
+  write("index/model.safetensors.index.json", "{\"weight_map\":{" + many + "}}");
+  EXPECT_THAT(refused("index"), HasSubstr("weight_map.t4096 is the name of one more than 4096 files"));
   write("index/model.safetensors.index.json", "{}");
   EXPECT_THAT(refused("index"), HasSubstr("weight_map is missing"));
 }

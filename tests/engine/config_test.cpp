@@ -304,6 +304,9 @@ TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
           "unknown key 'zero_optimization.overlap_com'; did you mean 'zero_optimization.overlap_comm'?"));
   EXPECT_THAT(problems(R"({"optimizer": {"params": {"beta": [0.9, 0.99]}}})"),
               HasSubstr("unknown key 'optimizer.params.beta'; did you mean 'optimizer.params.betas'?"));
+  EXPECT_THAT(problems(R"({"optimizer": {"type": "AdamW", "params": {"learning_rate": 1, "epsilon": 1}}})"),
+              AllOf(HasSubstr("'optimizer.params.learning_rate'; did you mean 'optimizer.params.lr'?"),
+                    HasSubstr("'optimizer.params.epsilon'; did you mean 'optimizer.params.eps'?")));
   EXPECT_THAT(problems(R"({"micro_batch_size": 3})"),
               HasSubstr("did you mean 'train_micro_batch_size_per_gpu'?"));
   EXPECT_THAT(problems(R"({"optimizer": {"stage": 3}})"),

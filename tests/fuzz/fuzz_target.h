@@ -21,11 +21,13 @@ struct Target {
   std::vector<ExitStatus> refusals;
 };
 
+Target adapter_config_target();
 Target bpe_target();
 Target chat_template_target();
 Target merges_target();
 Target config_target();
 Target set_target();
+Target end_tokens_target();
 Target folder_target();
 Target gpt_config_target();
 Target hugging_face_target();

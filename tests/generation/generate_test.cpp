@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
 #include <mutex>
 
 #include "tests/models/tiny_llama.h"
@@ -147,6 +149,55 @@ TEST(Generate, TextsEndEachByItself) {
       EXPECT_EQ(seen[i], static_cast<std::int64_t>(wanted.size())) << "each token is told once, on one rank";
     }
     EXPECT_EQ(texts[1].end, Generation::End::end_token);
+  }
+}
+
+TEST(Generate, AnyOfSeveralTokensEndsAText) {
+  const Llama model(models::tiny_llama(LlamaKind::llama));
+  GenerationOptions options{.tokens = 15, .sampling = {.temperature = 2, .seed = 3}};
+  const std::vector<Tokens> whole = generated(model, ragged_prompts(), options);
+  options.end_tokens = {whole[1][4], whole[0][2]};
+  const std::vector<Tokens> texts = generated(model, ragged_prompts(), options, 2, 3);
+  for (std::size_t i = 0; i < whole.size(); ++i) {
+    const auto end = std::find_first_of(whole[i].begin(), whole[i].end(), options.end_tokens.begin(),
+                                        options.end_tokens.end());
+    EXPECT_EQ(texts[i], Tokens(whole[i].begin(), end)) << i;
+  }
+  EXPECT_LE(texts[0].size(), 2u);
+}
+
+TEST(Generate, LogitsThatAreNotFiniteNameTheWeight) {
+  const Gpt model(models::tiny_gpt());
+  const float infinity = std::numeric_limits<float>::infinity();
+  const auto refusals = [&](int ranks, const std::string& tensor, std::size_t element, float value,
+                            bool cache) {
+    std::vector<std::string> told(static_cast<std::size_t>(ranks));
+    on_ranks(ranks, model.spec(8), config_of(DataType::float32, ranks, 3), [&](Engine& engine) {
+      std::vector<float> weight = engine.read_weight(tensor);
+      weight[element] = value;
+      engine.write_weight(tensor, weight);
+      try {
+        // The position is that of one prompt's last token alone.
+        (void)generate(engine, model, Prompts{{1, 2}, {1, 2, 3, 4, 5}, {3}}, {.tokens = 2, .cache = cache});
+      } catch (const NumericalError& error) {
+        told[static_cast<std::size_t>(engine.runtime().rank())] = error.message();
+      }
+    });
+    return told;
+  };
+  for (const int ranks : {1, 2}) {
+    for (const bool cache : {true, false}) {
+      // One rank alone has these logits, and all ranks say it.
+      for (const std::string& text : refusals(ranks, "transformer.wpe.weight", 4 * 24, infinity, cache)) {
+        EXPECT_EQ(
+            text,
+            "generate: the logits behind prompt 2 are not finite; the first weight that is not finite is "
+            "element 96 of transformer.wpe.weight (inf)");
+      }
+      for (const std::string& text : refusals(ranks, "transformer.ln_f.weight", 3, 3e38f, cache)) {
+        EXPECT_THAT(text, HasSubstr("all weights are finite, so that a number on the way was too large"));
+      }
+    }
   }
 }
 

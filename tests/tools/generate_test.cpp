@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -264,6 +266,99 @@ TEST_F(Generate, SaysWhatItCannotDo) {
   }
   const std::string config = folder_.write("config.json", test::tiny_gpt().to_json());
   EXPECT_EQ(generate({"--from", other, "--prompt", "a", "--tokens", "2", "--model", config}).status, 0);
+}
+
+TEST_F(Generate, EndsWhereTheModelSays) {
+  const std::string run = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {}), hf = folder_.path("hf");
+  ASSERT_EQ(test::run({"checkpoint", "export", run, "--to", hf}).status, 0);
+  const std::vector<std::int32_t> whole = expected({84, 104, 101}, 6, 24);
+  const std::int32_t end = whole[5];  // the third new token, if it is no earlier one
+  const auto first = std::find(whole.begin() + 3, whole.end(), end);
+  const std::vector<std::int32_t> cut(whole.begin() + 3, first);
+  const std::string config = test::read_file(hf + "/config.json");
+  const auto ends = [&](const std::string& from, const std::vector<std::string>& prompt) {
+    std::vector<std::string> arguments{"--from", from, "--tokens", "6", "--greedy", "--json"};
+    arguments.insert(arguments.end(), prompt.begin(), prompt.end());
+    const ProgramResult result = generate(arguments);
+    EXPECT_EQ(result.status, 0) << result.errors;
+    const auto json = nlohmann::json::parse(result.out);
+    EXPECT_EQ(json["tokens"], cut) << result.out;
+    EXPECT_EQ(json["end"], "end_token");
+  };
+  const auto everywhere = [&](const std::string& name) {
+    ASSERT_EQ(test::run({"checkpoint", "import", hf, "--to", folder_.path(name)}).status, 0);
+    for (const std::string& from : {hf, folder_.path(name)}) {
+      ends(from, {"--prompt-tokens", "84,104,101"});
+      ends(from, {"--prompt", "The"});
+    }
+  };
+  const std::string list = "{\"eos_token_id\": [300, " + std::to_string(end) + "]}";
+  folder_.write("hf/generation_config.json", list);
+  everywhere("of-generation-config");
+  // What generation_config.json says counts before config.json.
+  nlohmann::json other = nlohmann::json::parse(config);
+  other["eos_token_id"] = whole[3];
+  folder_.write("hf/config.json", other.dump());
+  everywhere("of-both");
+  std::filesystem::remove(hf + "/generation_config.json");
+  other["eos_token_id"] = end;
+  folder_.write("hf/config.json", other.dump());
+  everywhere("of-config");
+}
+
+TEST_F(Generate, SaysThatNoTokenEndsAText) {
+  const std::string tokens = test::save_gpt(folder_.path("tokens"), test::tiny_gpt(300), {});
+  const ProgramResult result = generate({"--from", tokens, "--prompt-tokens", "1", "--tokens", "2"});
+  EXPECT_EQ(result.status, 0);
+  EXPECT_THAT(result.errors, AllOf(HasSubstr("note: no token ends a text: " + tokens + " carries no"),
+                                   HasSubstr("each has --tokens 2")));
+}
+
+TEST_F(Generate, LogitsThatAreNotFiniteAreAnError) {
+  const std::string run = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {}), hf = folder_.path("hf");
+  ASSERT_EQ(test::run({"checkpoint", "export", run, "--to", hf}).status, 0);
+  std::string file = test::read_file(hf + "/model.safetensors");
+  const std::uint32_t infinity = 0x7f800000;
+  std::memcpy(file.data() + file.size() - 4, &infinity, 4);
+  folder_.write("hf/model.safetensors", file);
+  const ProgramResult imported = test::run({"checkpoint", "import", hf, "--to", folder_.path("back")});
+  EXPECT_EQ(imported.status, 0);
+  EXPECT_THAT(imported.out, HasSubstr("note: 1 of "));
+  EXPECT_THAT(
+      imported.out,
+      HasSubstr("weights is not finite, the first one element 14 of transformer.h.1.mlp.c_proj.bias (inf)"));
+  for (const std::string& from : {hf, folder_.path("back")}) {
+    const ProgramResult result =
+        generate({"--from", from, "--prompt", "a", "--prompt", "b", "--tokens", "3"});
+    EXPECT_EQ(result.status, 6) << result.errors;
+    EXPECT_THAT(result.errors, AllOf(HasSubstr("the logits behind prompt 2 are not finite"),
+                                     HasSubstr("the first weight that is not finite is element 14 of "
+                                               "transformer.h.1.mlp.c_proj.bias (inf)")));
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST_F(Generate, SaysWhatOfAPromptIsNotSeen) {
+  // Sequences of 16.
+  const std::string path = test::save_gpt(folder_.path("run"), test::tiny_gpt(), {});
+  const auto run = [&](const std::string& prompt, const std::string& tokens) {
+    const ProgramResult result = generate({"--from", path, "--prompt", prompt, "--tokens", tokens, "--json"});
+    EXPECT_EQ(result.status, 0) << result.errors;
+    return std::pair(nlohmann::json::parse(result.out), result.errors);
+  };
+  const auto [fits, nothing] = run(std::string(13, 'x'), "4");
+  EXPECT_FALSE(fits.contains("unseen_prompt_tokens"));
+  EXPECT_EQ(nothing, "");
+  const auto [longer, lost] = run(std::string(20, 'x'), "1");
+  EXPECT_EQ(longer["unseen_prompt_tokens"], 4);
+  EXPECT_EQ(lost,
+            "note: the model sees 16 tokens at once: prompt 1 has 20, and nothing of its first 4 was seen\n");
+  const auto [grown, moved] = run(std::string(13, 'x'), "6");
+  EXPECT_EQ(grown["unseen_prompt_tokens"], 2);
+  EXPECT_EQ(moved,
+            "note: the model sees 16 tokens at once: text and prompt 1 are longer, and the last tokens were "
+            "written "
+            "without the prompt's first 2\n");
 }
 
 TEST_F(Generate, DamageIsFoundBeforeAnythingIsWritten) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/folder.h"
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
 #include "tests/tools/program_fixture.h"
@@ -223,10 +224,139 @@ TEST_F(LoraProgram, ADrawnBaseIsNotSavedUnlessAsked) {
   };
   ok(drawn({"--checkpoint-dir", folder("drawn")}));
   ok(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", "4"}));  // the same seed
-  refused(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", "5", "--seed", "9"}),
-          4, "(drawn, not loaded: the seed tells which; tranche.lora.save_base saves it)");
-  refused(checkpoint_command({"export", folder("drawn"), "--to", folder("x")}), 4,
-          "their base was drawn, not loaded");
+  // With another seed the base is still that of the checkpoint, also for those that come behind it.
+  for (const char* steps : {"5", "6"}) {
+    ok(drawn({"--checkpoint-dir", folder("drawn"), "--resume", "latest", "--steps", steps, "--seed", "9"}));
+  }
+  ok(drawn({"--checkpoint-dir", folder("whole"), "--seed", "5", "--set", "tranche.lora.save_base=true"}));
+  ok(drawn({"--checkpoint-dir", folder("alone"), "--seed", "5"}));
+  EXPECT_EQ(generate("alone"), generate("whole"));
+  EXPECT_EQ(evaluate("alone")["validation_loss"], evaluate("whole")["validation_loss"]);
+  ok(checkpoint_command({"export", folder("alone"), "--to", folder("x1")}));
+  ok(checkpoint_command({"export", folder("whole"), "--to", folder("x2")}));
+  EXPECT_EQ(read_file(folder("x1") + "/model.safetensors"), read_file(folder("x2") + "/model.safetensors"));
+  // Drawn and rounded to bf16, and read in fp32.
+  ok(train({"--dtype", "bf16", "--set", "tranche.lora.rank=2", "--checkpoint-dir", folder("bf16"), "--seed",
+            "5"}));
+  EXPECT_FALSE(generate("bf16").empty());
+  ok(checkpoint_command({"export", folder("bf16"), "--to", folder("x3")}));
+  // A checkpoint of the base is another base than the drawn one.
+  refused(test::run({"generate", "--from", folder("bf16"), "--prompt", "a", "--base", folder("base")}), 4,
+          "trained beside another base");
+}
+
+TEST_F(LoraProgram, EveryReaderComparesTheBaseInTheDtypeThatItWasHeldIn) {
+  for (const std::string dtype : {"bf16", "fp16"}) {
+    const std::string run = folder(dtype);
+    ok(train({"--dtype", dtype, "--checkpoint-dir", run, "--resume-weights-only", folder("base"), "--set",
+              "tranche.lora.rank=2"}));
+    if (dtype == "bf16")
+      ok(train({"--steps", "2", "--dtype", "fp32", "--seed", "7", "--checkpoint-dir", folder("other")}));
+    const std::string another = "adapters that were trained beside another base: its digest";
+    const auto base = [&](const std::string& name) {
+      return std::vector<std::string>{"--base", folder(name)};
+    };
+    const auto with = [](std::vector<std::string> arguments, const std::vector<std::string>& more) {
+      arguments.insert(arguments.end(), more.begin(), more.end());
+      return test::run(arguments);
+    };
+    const std::vector<std::vector<std::string>> readers{
+        {"checkpoint", "export", run, "--to", run + "-x"},
+        {"checkpoint", "export", run, "--to", run + "-p", "--peft"},
+        {"generate", "--from", run, "--prompt", "a", "--tokens", "2", "--threads", "1"},
+        {"generate", "--from", run, "--prompt", "a", "--tokens", "2", "--threads", "1", "--dtype", "bf16"},
+    };
+    for (const std::vector<std::string>& reader : readers) {
+      const ProgramResult refusal = with(reader, base("other"));
+      EXPECT_EQ(refusal.status, 4) << reader[0] << refusal.errors;
+      EXPECT_THAT(refusal.errors, HasSubstr(another));
+      const ProgramResult taken = with(reader, base("base"));
+      EXPECT_EQ(taken.status, 0) << taken.errors;
+      EXPECT_THAT(taken.out + taken.errors, Not(HasSubstr("compared")));
+    }
+    // In fp32, which is not how the base was held.
+    refused(train({"--dtype", "fp32", "--resume-weights-only", run, "--base", folder("other")}), 4, another);
+    ok(train({"--dtype", "fp32", "--resume-weights-only", run, "--base", folder("base")}));
+  }
+  // Adapters of PEFT's know their base too.
+  const auto same = [](json&) {};
+  ok(checkpoint_command(
+      {"import", peft_folder("p", same), "--base", folder("base"), "--to", folder("back")}));
+  refused(checkpoint_command({"export", folder("back"), "--to", folder("x"), "--base", folder("other")}), 4,
+          "trained beside another base");
+  std::filesystem::rename(folder("base"), folder("gone"));
+  EXPECT_THAT(ok(checkpoint_command({"export", folder("back"), "--to", folder("y"), "--peft"})),
+              HasSubstr("note: the base of the adapters is not in " + folder("base")));
+}
+
+TEST_F(LoraProgram, AnAdapterFolderHasTheLayersThatItNames) {
+  const auto import = [&](const std::string& name, const std::function<void(json&)>& change) {
+    return checkpoint_command(
+        {"import", peft_folder(name, change), "--base", folder("base"), "--to", folder(name + "-run")});
+  };
+  const auto set = [](std::vector<std::pair<std::string, json>> pairs) {
+    return [pairs](json& config) {
+      for (const auto& [key, value] : pairs) config[key] = value;
+    };
+  };
+  const json all{"c_attn", "c_fc", "lm_head"}, more{"c_attn", "c_fc", "lm_head", "attn.c_proj"};
+  refused(import("a", set({{"target_modules", more}})), 4,
+          "lacks adapters of layers that its adapter_config.json names: transformer.h.0.attn.c_proj, "
+          "transformer.h.1.attn.c_proj");
+  refused(import("b", set({{"target_modules", json{"c_attn", "c_fc", "lm_head", "wte"}}})), 4,
+          "lacks adapters of layers that its adapter_config.json names: transformer.wte");
+  refused(import("c", set({{"target_modules", json{"c_attn", "lm_head"}}})), 4,
+          "holds adapters of layers that its adapter_config.json does not name: transformer.h.0.mlp.c_fc");
+  refused(import("d", set({{"target_modules", ".*(c_attn|c_fc|c_proj|lm_head)"}})), 4,
+          "lacks adapters of layers");
+  refused(import("e", set({{"target_modules", all}, {"exclude_modules", json{"lm_head"}}})), 4,
+          "does not name: lm_head");
+  refused(import("f", set({{"target_modules", all}, {"layers_to_transform", 0}})), 4,
+          "does not name: lm_head, transformer.h.1.attn.c_attn");
+  refused(import("g", set({{"target_modules", "all-linear"}})), 4, "lacks adapters of layers");
+  ok(import("h", set({{"target_modules", more}, {"exclude_modules", ".*attn\\.c_proj"}})));
+  ok(import("i", set({{"target_modules", nullptr}})));
+  EXPECT_THAT(ok(import("j", set({{"target_modules", "\\w+"}}))),
+              HasSubstr("were not compared with the adapters"));
+  // A layer's tensors that are not there.
+  const std::string lacking = peft_folder("k", [](json&) {}), file = lacking + "/adapter_model.safetensors";
+  std::string text = read_file(file);
+  const std::string name = "transformer.h.0.attn.c_attn.lora_A.weight";
+  for (std::size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1))
+    text.replace(at, name.size(), "transformer.h.0.attn.c_xttn.lora_A.weight");
+  files_.write("k/adapter_model.safetensors", text);
+  EXPECT_EQ(checkpoint_command({"import", lacking, "--base", folder("base"), "--to", folder("k-run")}).status,
+            4);
+}
+
+TEST_F(LoraProgram, ACheckpointOfAdaptersHasTheLayersThatItNames) {
+  ok(train_adapters("run"));
+  const std::string path = folder("run") + "/step-00000003";
+  checkpoint::Manifest manifest = checkpoint::open_manifest(detail::posix_file_system(), path);
+  json config = json::parse(manifest.run.config);
+  config["tranche"]["lora"]["targets"] = {"c_attn", "c_fc", "lm_head", "c_proj"};
+  manifest.run.config = config.dump();
+  files_.write("run/step-00000003/manifest.json", checkpoint::to_text(manifest));
+  const std::string lacks = "transformer.h.0.attn.c_proj.lora_A.weight";
+  refused(checkpoint_command({"export", folder("run"), "--to", folder("x")}), 4, lacks);
+  refused(checkpoint_command({"export", folder("run"), "--to", folder("y"), "--peft"}), 4, lacks);
+  refused(test::run({"generate", "--from", folder("run"), "--prompt", "a", "--threads", "1"}), 4, lacks);
+  refused(train({"--dtype", "fp32", "--resume-weights-only", folder("run")}), 4, lacks);
+}
+
+TEST_F(LoraProgram, KeysOfPeftHaveTheirTypes) {
+  const auto import = [&](const std::string& name, const char* key, const json& value) {
+    return checkpoint_command({"import", peft_folder(name, [&](json& config) { config[key] = value; }),
+                               "--base", folder("base"), "--to", folder(name + "-run")});
+  };
+  ok(import("a", "use_rslora", nullptr));
+  refused(import("b", "use_rslora", "yes"), 2,
+          "b/adapter_config.json: use_rslora is neither true nor false: \"yes\"");
+  refused(import("c", "target_modules", 5), 2, "target_modules is neither a text nor a list of texts");
+  refused(import("d", "target_modules", json{5, nullptr}), 2, "target_modules[0] is not a string: 5");
+  refused(import("e", "fan_in_fan_out", "x"), 2, "fan_in_fan_out is neither true nor false: \"x\"");
+  refused(import("f", "layers_to_transform", "x"), 2, "layers_to_transform is not an integer");
+  ok(import("g", "fan_in_fan_out", nullptr));
 }
 
 TEST_F(LoraProgram, PeftKeysThatChangeNumbersAreRefusedByName) {

@@ -376,7 +376,7 @@ TEST_F(ProgramCheckpoints, APartialResumeTakesWhatBothModelsHaveAndReportsEachDi
                   {"tensor transformer.h.1.ln_1.weight of " + from + ": renamed transformer.h.2.ln_1.weight",
                    "tensor transformer.h.1.ln_1.weight is not in " + from + ": it stays as it is"}));
   for (const auto& line : differences)
-    EXPECT_THAT(out, HasSubstr("difference             " + line.get<std::string>()));
+    EXPECT_THAT(out, HasSubstr("note                   " + line.get<std::string>()));
   EXPECT_THAT(out,
               HasSubstr("changed                the model's n_layer is 3, was 2: the command line wins"));
   EXPECT_EQ(grown["resumed"]["step"], 3);

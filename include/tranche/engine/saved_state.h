@@ -88,12 +88,15 @@ struct LoadOptions {
 struct LoadResult {
   std::string folder;  ///< the checkpoint
   std::int64_t step = 0, applied_steps = 0, samples = 0, tokens = 0;
-  int world = 1, stage = 0;              ///< of the run that saved
-  std::string user = "{}";               ///< as SaveOptions had it
-  std::vector<ArrayInfo> arrays;         ///< the arrays that load_arrays() can read
-  std::string config = "{}";             ///< the effective configuration of that run
-  std::string optimizer;                 ///< as Optimizer::describe() put it
-  std::int64_t bytes_read = 0;           ///< by this rank
+  int world = 1, stage = 0;       ///< of the run that saved
+  std::string user = "{}";        ///< as SaveOptions had it
+  std::vector<ArrayInfo> arrays;  ///< the arrays that load_arrays() can read
+  std::string config = "{}";      ///< the effective configuration of that run
+  std::string optimizer;          ///< as Optimizer::describe() put it
+  std::int64_t bytes_read = 0;    ///< by this rank
+  /// On rank 0, names of the files that came with the weights (a tokenizer's, generation settings) and go
+  /// into the checkpoints that this engine saves from here on.
+  std::vector<std::string> companions;
   std::vector<std::string> differences;  ///< a line for each tensor that is renamed, missing or passed over
   std::vector<std::string> notes;  ///< one line for each difference that changes bits or was passed over
 };

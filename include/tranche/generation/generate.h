@@ -21,8 +21,9 @@ struct GenerationOptions {
   /// + tokens) tokens (models::KeyValueCache::bytes).
   std::int64_t max_batch = 8;
   SamplingOptions sampling = {};
-  std::int32_t end_token = -1;  ///< ends a text, and is no part of it; negative: none
-  std::int64_t writable = 0;    ///< only tokens below are drawn (a vocabulary may be padded); 0: all
+  std::int32_t end_token = -1;                ///< ends a text, and is no part of it; negative: none
+  std::vector<std::int32_t> end_tokens = {};  ///< others that do
+  std::int64_t writable = 0;  ///< only tokens below are drawn (a vocabulary may be padded); 0: all
   /// Without a cache all tokens are computed again for each new one. So they are, which the log says, for
   /// models that have none.
   bool cache = true;
@@ -54,8 +55,9 @@ struct Generation {
 /// round, whether or not it has a prompt itself. Memory of passes repeats from the third token of a round on.
 ///
 /// Throws InvalidArgument on all ranks for prompts without tokens or with tokens that the vocabulary lacks,
-/// for options out of range, and where ranks were given different ones; OutOfMemory for the cache. An error
-/// that one rank alone has is to be reported with Engine::fail().
+/// for options out of range, and where ranks were given different ones; OutOfMemory for the cache;
+/// NumericalError on all ranks where the logits of a prompt are not finite, which names the first weight that
+/// is not, or says that all are. An error that one rank alone has is to be reported with Engine::fail().
 void generate(Engine& engine, const models::LanguageModel& model,
               std::span<const std::vector<std::int32_t>> prompts, const GenerationOptions& options,
               const std::function<void(const Generation&)>& finished);
