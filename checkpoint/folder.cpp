@@ -330,6 +330,9 @@ std::optional<double> number_of(const Manifest& manifest, const std::string& poi
   const auto user = detail::parse_json(manifest.run.user);
   const nlohmann::ordered_json::json_pointer place(pointer);
   if (!user.is_object() || !user.contains(place) || !user[place].is_number()) return std::nullopt;
+  // The program's earlier versions wrote a loss of 0 over no tokens.
+  const auto tokens = place.parent_pointer() / std::string("tokens");
+  if (user.contains(tokens) && user[tokens] == 0) return std::nullopt;
   return user[place].get<double>();
 }
 

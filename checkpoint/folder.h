@@ -53,7 +53,7 @@ struct Retention {
 /// Throws InvalidArgument for a text that is no JSON pointer.
 void require_pointer(const std::string& pointer);
 /// The number at a JSON pointer ("/loss") in the user's JSON of a checkpoint; none where there is no
-/// number.
+/// number, or a key "tokens" beside it is 0: a loss over no tokens.
 std::optional<double> number_of(const Manifest& manifest, const std::string& pointer);
 /// The complete one in which that number is lowest, of equal ones that of the first step; null: none has
 /// it.

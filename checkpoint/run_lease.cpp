@@ -190,10 +190,7 @@ struct RunLease::Impl {
     return std::nullopt;
   }
   [[noreturn]] void refuse(const Record& holder) const {
-    throw CheckpointError(fmt::format(
-        "{} is in use by {}: two runs cannot share a folder of checkpoints; give this one its own, or "
-        "end the other",
-        folder, describe(holder)));
+    throw CheckpointError(fmt::format("{} is in use by {}: {}", folder, describe(holder), options.advice));
   }
   [[noreturn]] void fail(std::string_view done, int error) const {
     throw CheckpointError(fmt::format("{} cannot be {}: {}", path, done, std::strerror(error)));

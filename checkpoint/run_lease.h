@@ -1,5 +1,5 @@
 #pragma once
-/// One run at a time in a folder of checkpoints.
+/// One process at a time in a folder: of checkpoints, or of other work.
 
 #include <functional>
 #include <memory>
@@ -15,6 +15,9 @@ struct LeaseOptions {
   double stale_seconds = 30;  ///< without one, after which a holder on another node counts as dead
   /// Gets a line when take() has to wait, at most stale_seconds.
   std::function<void(const std::string& line)> say;
+  /// What a refusal says behind the holder.
+  std::string advice =
+      "two runs cannot share a folder of checkpoints; give this one its own, or end the other";
 };
 
 /// The right of this process to save into a folder and to remove from it, from take() to destruction: the

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/printable.h"
+
 namespace tranche::detail {
 namespace {
 
@@ -43,7 +45,7 @@ std::string parser_message(std::string_view what) {
     what.remove_prefix(end + 2);
   }
   constexpr std::size_t longest = 200;  // it quotes the text, which may be one long word
-  return std::string(what.substr(0, longest)) + (what.size() > longest ? "..." : "");
+  return std::string(whole_characters(what, longest)) + (what.size() > longest ? "..." : "");
 }
 
 /// Receives the parser's events. The library's own receiver looks for each new key among all earlier ones of
@@ -164,7 +166,7 @@ std::string brief_json(const Json& value) {
   if (value.is_object()) return fmt::format("a block of {} keys", value.size());
   constexpr std::size_t longest = 60;
   const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace);
-  return text.size() > longest ? text.substr(0, longest - 3) + "..." : text;
+  return text.size() > longest ? std::string(whole_characters(text, longest - 3)) + "..." : text;
 }
 
 bool is_utf8(std::string_view text) {

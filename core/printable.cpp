@@ -94,6 +94,13 @@ bool PrintableBuffer::write_unchanged(std::string_view text) {
   return pass(out += text);
 }
 
+std::string_view whole_characters(std::string_view text, std::size_t most_bytes) {
+  if (text.size() <= most_bytes) return text;
+  std::size_t end = most_bytes;
+  while (end > 0 && most_bytes - end < 3 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return text.substr(0, end);
+}
+
 std::streamsize PrintableBuffer::xsputn(const char* text, std::streamsize size) {
   held_.append(text, static_cast<std::size_t>(size));
   std::string out;

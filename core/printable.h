@@ -14,6 +14,9 @@ namespace tranche::detail {
 /// no UTF-8 become "\xff".
 std::string printable(std::string_view text);
 
+/// The beginning of a text in UTF-8, of at most so many bytes, that cuts no character.
+std::string_view whole_characters(std::string_view text, std::size_t most_bytes);
+
 /// Passes text on to another buffer as printable() makes it. A character whose bytes come in several writes
 /// passes when it is whole.
 class PrintableBuffer final : public std::streambuf {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/closest_match.h"
 #include "core/json_node.h"
@@ -212,56 +213,82 @@ std::optional<std::string> read_json_prompt(std::string_view line, const ChatFor
   return text;
 }
 
+namespace {
+
+/// Which of the tokens are learned: those that begin in a segment with a target. Segments end at places in
+/// the bytes that tokens stand for. These are not the text's own where the tokenizer normalizes it or adds a
+/// space.
+std::vector<std::uint8_t> learned_tokens(const Tokenizer& tokenizer, const Document& document,
+                                         std::size_t text_bytes, const std::vector<std::int32_t>& tokens) {
+  std::size_t bytes = 0;
+  for (const std::int32_t token : tokens) bytes += tokenizer.decode(token).size();
+  std::vector<std::size_t> ends;
+  std::string before;
+  for (const Segment& segment : document.segments) {
+    before += segment.text;
+    std::size_t end = before.size();
+    if (bytes != text_bytes) {
+      end = 0;
+      for (const std::int32_t token : tokenizer.encode(before)) end += tokenizer.decode(token).size();
+    }
+    ends.push_back(end);
+  }
+  std::vector<std::uint8_t> learned;
+  learned.reserve(tokens.size());
+  std::size_t at = 0, segment = 0;
+  for (const std::int32_t token : tokens) {
+    while (segment + 1 < ends.size() && at >= ends[segment]) ++segment;
+    learned.push_back(document.segments[segment].target ? 1 : 0);
+    at += tokenizer.decode(token).size();
+  }
+  return learned;
+}
+
+}  // namespace
+
 void append_document(const Tokenizer& tokenizer, const Document& document, bool special,
                      TokenDocuments& documents) {
-  std::string text;
-  for (const Segment& segment : document.segments) text += segment.text;
   const auto add = [&](std::int32_t token, bool target) {
     documents.tokens.push_back(token);
     documents.targets.push_back(target ? 1 : 0);
   };
+  const std::size_t begin = documents.tokens.size();
   const bool around = special && !document.rendered;
   const SpecialTokens& added = tokenizer.special();
   if (around) {
     for (const std::int32_t token : added.before) add(token, document.segments.front().target);
   }
-  const std::vector<std::int32_t> tokens = tokenizer.encode(text);
+  const bool one = document.segments.size() == 1;  // which may be as large as memory
+  const std::string joined = one ? std::string() : text_of(document.segments);
+  const std::string& text = one ? document.segments.front().text : joined;
+  std::vector<std::int32_t> tokens = tokenizer.encode(text);
   const bool same = std::all_of(document.segments.begin(), document.segments.end(), [&](const Segment& each) {
     return each.target == document.segments[0].target;
   });
+  if (tokens.size() > begin) {  // grows once, also by the tokens around
+    const std::size_t all = begin + tokens.size() + added.before.size() + added.after.size() + 1;
+    documents.targets.reserve(all);
+    if (!documents.tokens.empty()) documents.tokens.reserve(all);
+  }
   if (same) {
-    for (const std::int32_t token : tokens) add(token, document.segments.front().target);
+    documents.targets.insert(documents.targets.end(), tokens.size(),
+                             document.segments.front().target ? 1 : 0);
   } else {
-    // Segments end at places in the bytes that tokens stand for. These are not the text's own where the
-    // tokenizer normalizes it or adds a space.
-    std::size_t bytes = 0;
-    for (const std::int32_t token : tokens) bytes += tokenizer.decode(token).size();
-    std::vector<std::size_t> ends;
-    std::string before;
-    for (const Segment& segment : document.segments) {
-      before += segment.text;
-      std::size_t end = before.size();
-      if (bytes != text.size()) {
-        end = 0;
-        for (const std::int32_t token : tokenizer.encode(before)) end += tokenizer.decode(token).size();
-      }
-      ends.push_back(end);
-    }
-    std::size_t at = 0, segment = 0;
-    for (const std::int32_t token : tokens) {
-      while (segment + 1 < ends.size() && at >= ends[segment]) ++segment;
-      add(token, document.segments[segment].target);
-      at += tokenizer.decode(token).size();
-    }
+    const std::vector<std::uint8_t> learned = learned_tokens(tokenizer, document, text.size(), tokens);
+    documents.targets.insert(documents.targets.end(), learned.begin(), learned.end());
+  }
+  if (documents.tokens.empty()) {
+    documents.tokens = std::move(tokens);
+  } else {
+    documents.tokens.insert(documents.tokens.end(), tokens.begin(), tokens.end());
   }
   if (around) {
     for (const std::int32_t token : added.after) add(token, document.segments.back().target);
     if (added.end && added.after.empty()) add(*added.end, document.segments.back().target);
   }
-  if (documents.tokens.size() >
-      static_cast<std::size_t>(documents.ends.empty() ? 0 : documents.ends.back())) {
+  if (document.rendered) ++documents.conversations;
+  if (documents.tokens.size() > begin)
     documents.ends.push_back(static_cast<std::int64_t>(documents.tokens.size()));
-  }
 }
 
 void require_names(const Tokenizer& tokenizer, ChatTemplate chat) {

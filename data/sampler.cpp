@@ -135,6 +135,29 @@ std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t 
   return chosen;
 }
 
+namespace {
+
+/// Whether each target of a window, the token behind its place, is learned.
+void read_learned(const Windows& windows, std::int64_t window, std::span<std::uint8_t> learned) {
+  const TokenFile& file = windows.file(window);
+  const std::int64_t start = windows.start(window);
+  file.read_targets(start + 1, learned);
+  // The first token of a document, of which the one before it tells nothing.
+  const std::span<const std::int64_t> ends = file.document_ends();
+  for (auto end = std::upper_bound(ends.begin(), ends.end(), start);
+       end != ends.end() && *end <= start + windows.sequence(); ++end) {
+    learned[static_cast<std::size_t>(*end - start - 1)] = 0;
+  }
+}
+
+}  // namespace
+
+bool has_target(const Windows& windows, std::int64_t window) {
+  std::vector<std::uint8_t> learned(static_cast<std::size_t>(windows.sequence()));
+  read_learned(windows, window, learned);
+  return std::any_of(learned.begin(), learned.end(), [](std::uint8_t each) { return each != 0; });
+}
+
 void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbers, std::int64_t vocabulary,
                   std::vector<std::int32_t>& inputs, std::vector<std::int32_t>& targets,
                   RowDocuments* documents) {
@@ -156,18 +179,19 @@ void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbe
     const std::int64_t start = windows.start(numbers[row]);
     const std::size_t first = row * sequence;
     file.read(start, window, vocabulary);
-    file.read_targets(start + 1, learned);
+    read_learned(windows, numbers[row], learned);
     std::copy_n(window.begin(), sequence, inputs.begin() + static_cast<std::ptrdiff_t>(first));
     for (std::size_t i = 0; i < sequence; ++i) {
       if (learned[i] != 0) targets[first + i] = window[i + 1];
     }
-    // Documents that end in the row, which is where the next one begins.
+    if (documents == nullptr) continue;
+    // Documents that end in the row, which is where the next one begins. One that ends with it begins none.
     const std::span<const std::int64_t> ends = file.document_ends();
-    auto end = std::upper_bound(ends.begin(), ends.end(), start);
-    for (; end != ends.end() && *end <= start + windows.sequence(); ++end) {
+    const std::int64_t last = start + windows.sequence();
+    for (auto end = std::upper_bound(ends.begin(), ends.end(), start); end != ends.end() && *end < last;
+         ++end) {
       const auto next = static_cast<std::size_t>(*end - start);
-      targets[first + next - 1] = kernels::ignored_label;
-      for (std::size_t i = next; documents != nullptr && i < sequence; ++i) {
+      for (std::size_t i = next; i < sequence; ++i) {
         documents->begin[first + i] = static_cast<std::int32_t>(next);
         documents->positions[first + i] = static_cast<std::int32_t>(i - next);
       }

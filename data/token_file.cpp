@@ -15,6 +15,7 @@
 #include "checkpoint/digest.h"
 #include "checkpoint/safetensors.h"
 #include "core/closest_match.h"
+#include "data/file_content.h"
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
 
@@ -100,19 +101,14 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   if (bytes_ == 0) fail("is empty; give a text file, or tokens as llm.c or nanoGPT write them");
   digest_ = take_digest();
 
-  std::array<std::uint8_t, 12> header{};
-  read_bytes(0, std::span(header).first(static_cast<std::size_t>(std::min<std::int64_t>(12, bytes_))));
+  std::vector<std::uint8_t> header(static_cast<std::size_t>(std::min(content_head_bytes, bytes_)));
+  read_bytes(0, header);
+  if (format_ == DataFormat::automatic) choose_format(header);
+  header.resize(std::max<std::size_t>(header.size(), 12));  // of llm.c's
   const auto* const kind = std::find_if(llmc_kinds.begin(), llmc_kinds.end(), [&](const LlmcKind& each) {
     return bytes_ >= 4 && word(header, 0) == each.magic;
   });
   const bool magic = kind != llmc_kinds.end();
-  if (format_ == DataFormat::automatic) {
-    by_ending_ = !magic && path_.ends_with(".bin");
-    format_ = magic                             ? DataFormat::llmc
-              : by_ending_                      ? DataFormat::nanogpt
-              : path_.ends_with(".safetensors") ? DataFormat::safetensors
-                                                : DataFormat::text;
-  }
   if (format_ == DataFormat::text) {
     size_ = bytes_;
   } else if (format_ == DataFormat::safetensors) {
@@ -150,6 +146,41 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
           size_, bytes_ - llmc_header_bytes));
     }
     begin_ = llmc_header_bytes;
+  }
+}
+
+void TokenFile::choose_format(std::span<const std::uint8_t> head) {
+  const FileContent content =
+      content_of(path_, {reinterpret_cast<const char*>(head.data()), head.size()}, bytes_);
+  const auto refuse = [&](std::string_view what, std::string_view remedy, std::string_view otherwise) {
+    throw ConfigurationError(fmt::format("data file '{}' is {}; {}; {}", path_, what, remedy, otherwise));
+  };
+  using Kind = FileContent::Kind;
+  by_ending_ = content.kind == Kind::numbers;
+  switch (content.kind) {
+    case Kind::text:
+      format_ = DataFormat::text;
+      break;
+    case Kind::llmc:
+      format_ = DataFormat::llmc;
+      break;
+    case Kind::numbers:
+      format_ = DataFormat::nanogpt;
+      break;
+    case Kind::safetensors:
+      format_ = DataFormat::safetensors;
+      break;
+    case Kind::json_lines:
+      refuse(
+          "JSON lines, each a document",
+          fmt::format("make tokens of them first: tranche tokenize --data '{}' --out '{}.safetensors' (and "
+                      "--tokenizer FOLDER, the model's)",
+                      path_, path_),
+          "--data-format text takes every byte of the file as a token all the same");
+      break;
+    case Kind::other:
+      refuse(content.what, content.remedy,
+             "--data-format text, nanogpt or uint32 takes its bytes as they are all the same");
   }
 }
 

@@ -5,9 +5,12 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <exception>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -15,7 +18,10 @@
 #include <thread>
 
 #include "checkpoint/digest.h"
+#include "checkpoint/run_lease.h"
+#include "core/closest_match.h"
 #include "core/text_file.h"
+#include "data/file_content.h"
 #include "data/token_parts.h"
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
@@ -24,11 +30,18 @@ namespace tranche::data {
 
 namespace {
 
+/// A file as it was when the work began.
+struct Input {
+  std::string path;
+  struct stat status {};
+  bool lines = false;  ///< of JSON
+};
+
 /// A range of a file that one thread encodes.
 struct Part {
-  std::string input, file;  ///< file: of its tokens
+  const Input* input = nullptr;
+  std::string file;  ///< of its tokens
   std::int64_t begin = 0, end = 0;
-  bool lines = false;  ///< of JSON: those that begin in the range
 };
 
 [[noreturn]] void fail(const std::string& input, const std::string& why) {
@@ -44,38 +57,78 @@ struct stat status_of(const std::string& input) {
   return status;
 }
 
-bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> endings) {
-  return std::any_of(endings.begin(), endings.end(),
-                     [&](std::string_view each) { return name.ends_with(each); });
+std::int64_t changed_at(const struct stat& status) {
+  return std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
 
-std::vector<Part> parts_of(const TokenizeOptions& options, const std::string& folder) {
-  std::vector<Part> parts;
-  for (const std::string& input : options.inputs) {
-    const std::int64_t bytes = status_of(input).st_size;
-    const bool lines = ends_with_any(input, {".jsonl", ".ndjson"});
-    if (ends_with_any(input, {".bin", ".safetensors", ".gz", ".zst", ".parquet", ".json"})) {
-      fail(input, "is neither text nor JSON lines (.jsonl)");
+/// Throws where the file is not what it was when the work began.
+void require_unchanged(const Input& input) {
+  struct stat now {};
+  const bool there = ::stat(input.path.c_str(), &now) == 0;
+  if (there && now.st_size == input.status.st_size && changed_at(now) == changed_at(input.status) &&
+      now.st_ino == input.status.st_ino && now.st_dev == input.status.st_dev) {
+    return;
+  }
+  const std::string how = !there                              ? "was removed"
+                          : now.st_ino != input.status.st_ino ? "was replaced by another file"
+                          : now.st_size != input.status.st_size
+                              ? fmt::format("went from {} to {} bytes", input.status.st_size, now.st_size)
+                              : "was written to";
+  fail(input.path,
+       how + " while it was read, so that its tokens would be a mixture; start again once it stays as it is");
+}
+
+/// Looks at the beginning of each file, and tells what its name does not.
+std::vector<Input> open_inputs(const TokenizeOptions& options) {
+  std::vector<Input> inputs;
+  const auto note = [&](const std::string& text) {
+    if (options.note) options.note(text);
+  };
+  for (const std::string& path : options.inputs) {
+    Input& input = inputs.emplace_back(Input{path, status_of(path)});
+    const std::string head = read_head("data file", path);
+    input.lines =
+        holds_json_lines("data file", path, head, input.status.st_size, options.format, "--data-format");
+    if (input.lines && !is_named_as_json_lines(path)) {
+      note(
+          fmt::format("'{}' holds JSON lines, an object a line, each a document; with --data-format text the "
+                      "whole file is one text",
+                      path));
     }
-    const std::int64_t step = lines ? options.part_bytes : bytes;
+    if (!input.lines && is_named_as_json_lines(path))
+      note(fmt::format("'{}' is taken as one text, as --data-format text says", path));
+    if (!input.lines && head.starts_with(byte_order_mark))
+      note(fmt::format("'{}' begins with a byte order mark, which is left out of its text", path));
+  }
+  return inputs;
+}
+
+std::vector<Part> parts_of(const TokenizeOptions& options, const std::vector<Input>& inputs,
+                           const std::string& folder) {
+  std::vector<Part> parts;
+  for (const Input& input : inputs) {
+    const std::int64_t bytes = input.status.st_size, step = input.lines ? options.part_bytes : bytes;
     for (std::int64_t begin = 0; begin < bytes; begin += step) {
-      parts.push_back({input, fmt::format("{}/{:08}.safetensors", folder, parts.size()), begin,
-                       std::min(bytes, begin + step), lines});
+      parts.push_back({&input, fmt::format("{}/{:08}.safetensors", folder, parts.size()), begin,
+                       std::min(bytes, begin + step)});
     }
   }
   return parts;
 }
 
 /// Everything that the tokens depend on.
-std::string fingerprint_of(const TokenizeOptions& options) {
-  nlohmann::ordered_json inputs = nlohmann::ordered_json::array();
-  for (const std::string& input : options.inputs) {
-    const struct stat status = status_of(input);
-    const std::int64_t changed = std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
-    inputs.push_back({{"file", input}, {"bytes", status.st_size}, {"changed", changed}});
+std::string fingerprint_of(const TokenizeOptions& options, const std::vector<Input>& inputs) {
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
+  for (const Input& input : inputs) {
+    files.push_back({{"file", input.path},
+                     {"bytes", input.status.st_size},
+                     {"changed", changed_at(input.status)},
+                     {"lines", input.lines}});
   }
+  constexpr int version = 2;  // of the parts' files
   const nlohmann::ordered_json all = {
-      {"inputs", inputs},
+      {"version", version},
+      {"inputs", files},
       {"tokenizer", options.tokenizer_digest},
       {"template", checkpoint::to_hex(checkpoint::digest_of(fingerprint(options.chat)))},
       {"special", options.special},
@@ -92,7 +145,8 @@ std::int64_t lines_before(const std::string& input, std::int64_t end) {
 
 void encode_lines(const Tokenizer& tokenizer, const TokenizeOptions& options, const Part& part,
                   TokenDocuments& documents) {
-  std::ifstream file(part.input, std::ios::binary);
+  const std::string& path = part.input->path;
+  std::ifstream file(path, std::ios::binary);
   std::string line;
   std::int64_t at = part.begin;
   if (part.begin > 0) {  // a line that begins before the range is the part's before
@@ -103,34 +157,73 @@ void encode_lines(const Tokenizer& tokenizer, const TokenizeOptions& options, co
   while (at < part.end && std::getline(file, line)) {
     const std::int64_t begin = at;
     at += static_cast<std::int64_t>(line.size()) + 1;
+    if (begin == 0 && line.starts_with(byte_order_mark)) line.erase(0, byte_order_mark.size());
     if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
     try {
       append_document(tokenizer, read_json_line(line, options.chat, "the line"), options.special, documents);
     } catch (const ConfigurationError&) {
-      const std::int64_t number = lines_before(part.input, begin) + 1;
-      (void)read_json_line(line, options.chat, fmt::format("data file '{}', line {}", part.input, number));
+      require_unchanged(*part.input);
+      const std::int64_t number = lines_before(path, begin) + 1;
+      try {
+        (void)read_json_line(line, options.chat, fmt::format("data file '{}', line {}", path, number));
+      } catch (const ConfigurationError& problem) {
+        if (options.format != TextFormat::automatic || is_named_as_json_lines(path)) throw;
+        throw ConfigurationError(
+            problem.message() +
+            "; the file begins as JSON lines do: --data-format text takes it as one text");
+      }
       throw;
     }
   }
-  if (file.bad() || (!file.eof() && file.fail())) fail(part.input, "cannot be read");
+  if (file.eof() && !file.bad()) return;
+  if (at >= part.end && file) return;
+  require_unchanged(*part.input);
+  fail(path, "cannot be read");
 }
 
-TokenDocuments encode(const Tokenizer& tokenizer, const TokenizeOptions& options, const Part& part) {
+/// The file as one document.
+Document read_text(const Input& input) {
+  Document document{{Segment{std::string(static_cast<std::size_t>(input.status.st_size), '\0'), true}},
+                    false};
+  std::string& text = document.segments.front().text;
+  try {
+    detail::posix_file_system()
+        .open(input.path, detail::OpenMode::read)
+        ->read(0, text.data(), input.status.st_size);
+  } catch (const IoError& problem) {
+    require_unchanged(input);
+    fail(input.path, "cannot be read: " + problem.message());
+  }
+  if (text.starts_with(byte_order_mark)) text.erase(0, byte_order_mark.size());
+  return document;
+}
+
+PartSizes encode(const Tokenizer& tokenizer, const TokenizeOptions& options, const Part& part) {
   TokenDocuments documents;
-  if (part.lines) {
+  if (part.input->lines) {
     encode_lines(tokenizer, options, part, documents);
   } else {
-    const Document whole{
-        {{detail::read_text_file(part.input, "data file", detail::Pipes::refused, INT64_MAX), true}}, false};
-    append_document(tokenizer, whole, options.special, documents);
+    append_document(tokenizer, read_text(*part.input), options.special, documents);
   }
-  return documents;
+  require_unchanged(*part.input);
+  return write_part(part.file, documents);
 }
 
-PartSizes sizes_of(const TokenDocuments& documents) {
-  return {static_cast<std::int64_t>(documents.tokens.size()),
-          static_cast<std::int64_t>(documents.ends.size()),
-          std::count(documents.targets.begin(), documents.targets.end(), std::uint8_t{1})};
+/// Removes what a process that has ended left of the output and of its parts, which nobody else writes now.
+void remove_leftovers(const TokenizeOptions& options, const std::string& folder) {
+  detail::FileSystem& files = detail::posix_file_system();
+  const auto remove = [&](const std::string& in, std::string_view name) {
+    for (const detail::DirectoryEntry& entry : files.list(in)) {
+      if (entry.is_directory || !detail::is_temporary_name(entry.name)) continue;
+      const std::string of = entry.name.substr(0, entry.name.rfind(".new-"));
+      if (!name.empty() && of != name) continue;
+      const std::string path = detail::join_path(in, entry.name);
+      files.remove(path);
+      if (options.note) options.note(fmt::format("removed '{}', which a process that has ended left", path));
+    }
+  };
+  remove(detail::parent_path(options.output), std::filesystem::path(options.output).filename().string());
+  remove(folder, "");
 }
 
 /// Takes the folder's parts where they are of the same call, and removes them otherwise.
@@ -138,34 +231,42 @@ void open_folder(const std::string& folder, const std::string& fingerprint) {
   detail::FileSystem& files = detail::posix_file_system();
   const std::string name = folder + "/inputs.json";
   if (files.exists(name) && files.read_file(name) == fingerprint) return;
-  if (files.exists(folder) && !files.exists(name)) {
-    for (const detail::DirectoryEntry& entry : files.list(folder)) {
-      if (!entry.name.ends_with(".safetensors") && !detail::is_temporary_name(entry.name)) {
-        throw ConfigurationError(fmt::format(
-            "'{}' holds '{}', which is no part of this command; move it away", folder, entry.name));
-      }
+  const bool own = files.exists(name);
+  for (const detail::DirectoryEntry& entry : files.list(folder)) {
+    if (entry.name == checkpoint::lease_name) continue;
+    if (!own && !entry.name.ends_with(".safetensors")) {
+      throw ConfigurationError(
+          fmt::format("'{}' holds '{}', which is no part of this command; move it away", folder, entry.name));
     }
   }
-  files.remove_all(folder);
-  files.create_directories(folder);
+  if (own) files.remove(name);  // first: from here on the parts are nobody's
+  for (const detail::DirectoryEntry& entry : files.list(folder)) {
+    if (entry.name != checkpoint::lease_name) files.remove_all(detail::join_path(folder, entry.name));
+  }
   files.replace_file(name, fingerprint);
 }
 
-}  // namespace
-
-TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options) {
-  const bool llmc = options.output.ends_with(".bin");
-  if (!llmc && !options.output.ends_with(".safetensors")) {
-    throw ConfigurationError(
-        fmt::format("'{}' ends neither in .safetensors nor in .bin (llm.c's)", options.output));
+/// The folder of the output's parts, for this process alone.
+checkpoint::RunLease take_folder(const TokenizeOptions& options, const std::string& folder) {
+  detail::posix_file_system().create_directories(folder);
+  checkpoint::LeaseOptions lease_options;
+  lease_options.say = options.note;
+  lease_options.advice = fmt::format(
+      "two processes cannot write '{}' at the same time; wait until that one ends, or choose another "
+      "--out",
+      options.output);
+  try {
+    checkpoint::RunLease lease = checkpoint::RunLease::take(folder, lease_options);
+    lease.require_held();  // a process that ended just now may have removed the folder
+    return lease;
+  } catch (const CheckpointError& problem) {
+    throw ConfigurationError(problem.message());
   }
-  require_names(tokenizer, options.chat.built_in);
-  const std::string folder = options.output + ".parts";
-  const std::vector<Part> parts = parts_of(options, folder);
-  open_folder(folder, fingerprint_of(options));
+}
 
-  TokenizeSummary summary;
-  summary.parts = static_cast<std::int64_t>(parts.size());
+/// Encodes the parts that are not there yet, on several threads, and counts all of them.
+PartSizes encode_parts(const Tokenizer& tokenizer, const TokenizeOptions& options,
+                       const std::vector<Part>& parts, std::int64_t& reused) {
   PartSizes sizes;
   std::mutex mutex;
   std::atomic<std::size_t> next = 0;
@@ -175,15 +276,10 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
     for (std::size_t i = next++; i < parts.size(); i = next++) {
       try {
         const bool there = detail::posix_file_system().exists(parts[i].file);
-        const TokenDocuments documents =
-            there ? read_part(parts[i].file) : encode(tokenizer, options, parts[i]);
-        if (!there) write_part(parts[i].file, documents);
-        const PartSizes own = sizes_of(documents);
+        const PartSizes own = there ? read_part_sizes(parts[i].file) : encode(tokenizer, options, parts[i]);
         const std::lock_guard lock(mutex);
-        sizes.tokens += own.tokens;
-        sizes.documents += own.documents;
-        sizes.targets += own.targets;
-        summary.reused += there ? 1 : 0;
+        sizes += own;
+        reused += there ? 1 : 0;
         if (options.progress) options.progress(parts[i].end - parts[i].begin);
       } catch (...) {
         const std::lock_guard lock(mutex);
@@ -198,8 +294,43 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   work();
   for (std::thread& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);
+  return sizes;
+}
 
+void require_conversations(const TokenizeOptions& options, std::int64_t conversations) {
+  if (!options.needs_conversations || conversations > 0) return;
+  throw ConfigurationError(fmt::format(
+      "--chat-template says how conversations are written, but the data hold none: no line of '{}'{} has "
+      "\"messages\"; "
+      "leave the flag out, or name JSON lines with conversations",
+      options.inputs.front(),
+      options.inputs.size() > 1 ? fmt::format(" and {} more files", options.inputs.size() - 1) : ""));
+}
+
+}  // namespace
+
+TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions& options) {
+  const bool llmc = options.output.ends_with(".bin");
+  if (!llmc && !options.output.ends_with(".safetensors")) {
+    throw ConfigurationError(
+        fmt::format("'{}' ends neither in .safetensors nor in .bin (llm.c's)", options.output));
+  }
+  require_names(tokenizer, options.chat.built_in);
+  const std::string folder = options.output + ".parts";
+  const std::vector<Input> inputs = open_inputs(options);
+  TokenizeSummary summary;
+  for (const Input& input : inputs) ++(input.lines ? summary.json_lines : summary.texts);
+  if (summary.json_lines == 0) require_conversations(options, 0);  // before all the work
+  const std::vector<Part> parts = parts_of(options, inputs, folder);
+  checkpoint::RunLease lease = take_folder(options, folder);
+  remove_leftovers(options, folder);
+  open_folder(folder, fingerprint_of(options, inputs));
+
+  summary.parts = static_cast<std::int64_t>(parts.size());
+  const PartSizes sizes = encode_parts(tokenizer, options, parts, summary.reused);
+  for (const Input& input : inputs) require_unchanged(input);
   if (sizes.tokens == 0) throw ConfigurationError("the data files hold no documents");
+  require_conversations(options, sizes.conversations);
   if (llmc && sizes.targets < sizes.tokens) {
     throw ConfigurationError(
         fmt::format("'{}': llm.c's files cannot tell which tokens are learned, and of {} tokens {} "
@@ -212,12 +343,24 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   // U8 says that every byte is a token; other tokenizers of so few tokens number them differently.
   const bool bytes = vocabulary == 256 && options.tokenizer_digest.empty();
   const int width = bytes && !llmc ? 1 : vocabulary <= 65536 ? 2 : 4;
+  lease.require_held();
   (llmc ? join_as_llmc : join_as_safetensors)(names, sizes, width, options.output);
   detail::posix_file_system().remove_all(folder);
   summary.documents = sizes.documents;
   summary.tokens = sizes.tokens;
   summary.targets = sizes.targets;
+  summary.conversations = sizes.conversations;
   return summary;
+}
+
+TextFormat parse_text_format(std::string_view name, std::string_view flag) {
+  constexpr std::array<std::string_view, 3> names{"auto", "text", "jsonl"};
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] == name) return static_cast<TextFormat>(i);
+  }
+  const std::string closest = detail::closest_match(name, {names.begin(), names.end()});
+  throw ConfigurationError(fmt::format("{} '{}' is not one of auto, text, jsonl{}", flag, name,
+                                       closest.empty() ? "" : "; did you mean " + closest + "?"));
 }
 
 std::string tokenizer_digest(const std::string& folder) {
@@ -231,17 +374,22 @@ std::string tokenizer_digest(const std::string& folder) {
   return checkpoint::to_hex(checkpoint::digest_of(digests));
 }
 
-std::vector<std::string> expand_pattern(const std::string& pattern) {
-  if (pattern.find_first_of("*?[") == std::string::npos || detail::posix_file_system().exists(pattern)) {
-    return {pattern};
-  }
+std::vector<std::string> files_of_pattern(const std::string& pattern) {
   glob_t found{};
   const int status = ::glob(pattern.c_str(), GLOB_ERR, nullptr, &found);
   std::vector<std::string> names;
   for (std::size_t i = 0; status == 0 && i < found.gl_pathc; ++i) names.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
-  if (names.empty()) throw ConfigurationError(fmt::format("no file matches '{}'", pattern));
   std::sort(names.begin(), names.end());  // whatever the locale
+  return names;
+}
+
+std::vector<std::string> expand_pattern(const std::string& pattern) {
+  if (pattern.find_first_of("*?[") == std::string::npos || detail::posix_file_system().exists(pattern)) {
+    return {pattern};
+  }
+  std::vector<std::string> names = files_of_pattern(pattern);
+  if (names.empty()) throw ConfigurationError(fmt::format("no file matches '{}'", pattern));
   return names;
 }
 

@@ -18,6 +18,7 @@ class ByteTokenizer : public Tokenizer {
   std::int64_t vocabulary() const override { return 256; }
   std::vector<std::int32_t> encode(std::string_view text) const override {
     std::vector<std::int32_t> tokens;
+    tokens.reserve(text.size());
     for (const char c : text) tokens.push_back(static_cast<unsigned char>(c));
     return tokens;
   }

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
+#include "core/printable.h"
 #include "engine/config_keys.h"
 
 namespace tranche::detail {
@@ -20,7 +21,7 @@ constexpr double exact_integers = 9007199254740992.0;
 
 std::string shown(const Json& value) {
   std::string text = value.dump();
-  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  if (text.size() > 60) text = std::string(whole_characters(text, 57)) + "...";
   return text;
 }
 

@@ -3,6 +3,7 @@
 #include "tranche/engine/engine.h"
 
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -342,7 +343,8 @@ EvaluationResult Engine::Impl::finish_evaluation() {
     loss += share.loss;
     result.tokens += share.tokens;
   }
-  result.loss = result.tokens > 0 ? loss.value() / static_cast<double>(result.tokens) : 0.0;
+  result.loss = result.tokens > 0 ? loss.value() / static_cast<double>(result.tokens)
+                                  : std::numeric_limits<double>::quiet_NaN();
   state = State::idle;
   micro_batches.restart();
   note_dropped_plans();

@@ -70,7 +70,8 @@ StepResult Engine::Impl::finish_step() {
   const double unscale = result.tokens > 0 ? std::ldexp(1.0, loss_exponent) /
                                                  (scaler.scale() * static_cast<double>(result.tokens))
                                            : 0.0;
-  result.loss = result.tokens > 0 ? found.loss_sum / static_cast<double>(result.tokens) : 0.0;
+  result.loss = result.tokens > 0 ? found.loss_sum / static_cast<double>(result.tokens)
+                                  : std::numeric_limits<double>::quiet_NaN();
   result.gradient_norm = std::sqrt(found.sum_of_squares) * unscale;
   if (!found.non_finite.empty()) {
     result.skipped_because = "gradient of " + found.non_finite + " is not finite";

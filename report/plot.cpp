@@ -77,11 +77,18 @@ std::string at(double value) {
   return text == "-0" ? "0" : text;
 }
 
+/// The text where it has room, else its beginning in whole characters, else nothing.
 std::string shortened(std::string_view text, double width_left) {
   const auto letters = static_cast<std::size_t>(std::max(width_left / letter, 0.0));
-  if (text.size() <= letters) return std::string(text);
+  std::size_t seen = 0, cut = 0;  // cut: behind letters - 2 characters
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if ((static_cast<unsigned char>(text[i]) & 0xc0) == 0x80) continue;
+    if (seen + 2 == letters) cut = i;
+    ++seen;
+  }
+  if (seen <= letters) return std::string(text);
   if (letters < 4) return {};
-  return std::string(text.substr(0, letters - 2)) + "..";
+  return std::string(text.substr(0, cut)) + "..";
 }
 
 /// The file as it grows.

@@ -8,6 +8,7 @@
 #include "checkpoint/renames.h"
 #include "tools/tokenize.h"
 #include "tranche/core/error.h"
+#include "tranche/data/tokenize.h"
 
 namespace tranche::tools {
 
@@ -95,9 +96,13 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
       ->type_name("TEXT")
       ->expected(1)
       ->take_all();
-  app->add_option("--prompts", options.prompts_file,
-                  "file of prompts, one a line; .jsonl: the \"prompt\" or the \"messages\" of each object")
+  app->add_option(
+         "--prompts", options.prompts_file,
+         "file of prompts, one a line; of JSON lines the \"prompt\" or the \"messages\" of each object")
       ->type_name("FILE");
+  app->add_option("--prompts-format", options.prompts_format, "of --prompts (auto: as its bytes tell)")
+      ->type_name("auto|text|jsonl")
+      ->capture_default_str();
   app->add_option("--prompt-tokens", options.prompt_tokens,
                   "numbers to go on from, like 1,2,3; numbers are printed; may be given several times")
       ->type_name("N,N...")
@@ -167,6 +172,9 @@ void check(const GenerateOptions& options) {
     throw ConfigurationError(
         "--chat-template writes the messages of --prompts FILE.jsonl, and none is given");
   }
+  (void)data::parse_text_format(options.prompts_format, "--prompts-format");
+  if (options.prompts_format != "auto" && options.prompts_file.empty())
+    throw ConfigurationError("--prompts-format is of --prompts FILE, and none is given");
   if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
   if (options.max_batch < 1) refuse("--max-batch", options.max_batch, "must be at least 1");
   if (options.stage < 0 || options.stage > 3) refuse("--stage", options.stage, "must be 0 to 3");

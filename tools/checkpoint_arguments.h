@@ -41,6 +41,7 @@ struct GenerateOptions {
   std::string tokenizer;  ///< folder that data::load_tokenizer() reads
   std::vector<std::string> prompts;
   std::string prompts_file;                ///< a prompt a line, or JSON lines with "prompt" or "messages"
+  std::string prompts_format = "auto";     ///< as data::parse_text_format() has it
   std::vector<std::string> prompt_tokens;  ///< "1,2,3" each
   std::string chat;                        ///< name or file of the template that writes messages
   std::string date;                        ///< that templates take as today's

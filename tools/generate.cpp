@@ -16,6 +16,7 @@
 #include "core/printable.h"
 #include "core/text_file.h"
 #include "engine/adapter_base.h"
+#include "data/file_content.h"
 #include "tools/adapters.h"
 #include "tools/checkpoint_source.h"
 #include "tools/hugging_face.h"
@@ -125,12 +126,23 @@ struct Prompt {
 };
 
 /// The texts of --prompts.
-std::vector<Prompt> read_prompts(const std::string& path, const data::ChatFormat& chat) {
+std::vector<Prompt> read_prompts(const std::string& path, data::TextFormat format,
+                                 const data::ChatFormat& chat, std::vector<std::string>& notes) {
   const auto refuse = [&](std::size_t line, const std::string& what) {
     throw ConfigurationError(fmt::format("--prompts {}, line {}: {}", path, line, what));
   };
-  const bool objects = path.ends_with(".jsonl");
-  std::istringstream lines(detail::read_text_file(path, "--prompts"));
+  std::string text = detail::read_text_file(path, "--prompts");
+  const auto head = std::string_view(text).substr(0, static_cast<std::size_t>(data::content_head_bytes));
+  const bool objects = data::holds_json_lines("--prompts", path, head, static_cast<std::int64_t>(text.size()),
+                                              format, "--prompts-format");
+  if (objects && !data::is_named_as_json_lines(path)) {
+    notes.push_back(
+        fmt::format("--prompts '{}' holds JSON lines, an object a line, each a prompt; with --prompts-format "
+                    "text each line is a prompt as it is",
+                    path));
+  }
+  if (text.starts_with(data::byte_order_mark)) text.erase(0, data::byte_order_mark.size());
+  std::istringstream lines(text);
   std::vector<Prompt> prompts;
   std::size_t number = 0;
   for (std::string line; std::getline(lines, line);) {
@@ -177,15 +189,25 @@ std::vector<std::int32_t> tokens_of(const std::string& text, bool rendered, cons
   return tokens;
 }
 
-std::vector<Prompt> prompts_of(const GenerateOptions& options, const Source& source) {
+std::vector<Prompt> prompts_of(const GenerateOptions& options, Source& source) {
   std::vector<Prompt> prompts;
   for (const std::string& numbers : options.prompt_tokens)
     prompts.push_back({"", parse_tokens(numbers), false});
   for (const std::string& text : options.prompts) prompts.push_back({text, {}, false});
   if (!options.prompts_file.empty()) {
     const data::ChatFormat chat = data::chat_format(options.chat, source.tokenizer_folder, options.date);
-    prompts = read_prompts(options.prompts_file, chat);
-    if (std::any_of(prompts.begin(), prompts.end(), [](const Prompt& each) { return each.rendered; })) {
+    prompts =
+        read_prompts(options.prompts_file,
+                     data::parse_text_format(options.prompts_format, "--prompts-format"), chat, source.notes);
+    const bool talks =
+        std::any_of(prompts.begin(), prompts.end(), [](const Prompt& each) { return each.rendered; });
+    if (!talks && !options.chat.empty()) {
+      throw ConfigurationError(fmt::format(
+          "--chat-template says how conversations are written, but --prompts '{}' holds none: no line of it "
+          "has \"messages\"; leave the flag out, or name JSON lines with conversations",
+          options.prompts_file));
+    }
+    if (talks) {
       const auto bytes = data::make_byte_tokenizer();
       data::require_names(source.encoding ? *source.encoding : *bytes, chat.built_in);
     }

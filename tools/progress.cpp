@@ -44,7 +44,9 @@ constexpr double seconds_between_lines = 10;
 
 /// Fewer digits for small numbers would move the columns behind them: each has its width.
 std::string figures(const StepResult& result) {
-  return fmt::format("  loss {:<7.4f}  norm {:<8.3g}  lr {:<8.3g}", result.loss, result.gradient_norm,
+  const std::string loss =
+      result.tokens > 0 || !std::isnan(result.loss) ? fmt::format("{:.4f}", result.loss) : "none";
+  return fmt::format("  loss {:<7}  norm {:<8.3g}  lr {:<8.3g}", loss, result.gradient_norm,
                      result.learning_rate);
 }
 

@@ -101,15 +101,15 @@ void Report::add_step_digest(const kernels::Digest& weights, const kernels::Dige
 
 void Report::add_validation(std::int64_t step, const EvaluationResult& result, const std::string& set) {
   if (impl_->kept) {
-    ordered_json entry{{"step", step}, {"loss", json_number(result.loss)}, {"tokens", result.tokens}};
+    ordered_json entry{{"step", step}, {"loss", trainer::loss_json(result)}, {"tokens", result.tokens}};
     if (!set.empty()) entry["set"] = set;
     impl_->kept->validation.add(entry);
   }
   ordered_json& document = impl_->document;
-  if (!set.empty()) document["validation_losses"][set] = json_number(result.loss);
+  if (!set.empty()) document["validation_losses"][set] = trainer::loss_json(result);
   // Of several sets the first.
   if (set.empty() || document["validation_losses"].begin().key() == set) {
-    document["validation_loss"] = json_number(result.loss);
+    document["validation_loss"] = trainer::loss_json(result);
   }
 }
 

@@ -8,6 +8,7 @@
 #include "checkpoint/storage.h"
 #include "tools/config_changes.h"
 #include "tranche/core/error.h"
+#include "tranche/data/tokenizer.h"
 #include "tranche/trainer/checkpoint_schedule.h"
 
 namespace tranche::tools {
@@ -55,6 +56,7 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
     return;
   }
   const RunIdentity saved = RunIdentity::from_json(user, resume_source.folder, models);
+  resume_source.tokenizer = saved.tokenizer;
   if (resume_source.partial) {
     resume_source.changes = model_changes(saved, present);
   } else {
@@ -70,6 +72,38 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
                     resume_source.folder, describe(saved.tokenizer), describe(present.tokenizer)));
   }
 }
+
+namespace {
+
+/// Bytes, and a few marks such as the end of a text.
+constexpr std::int64_t most_byte_tokens = 260;
+
+/// Refuses bytes for weights that know other tokens.
+void require_tokens(const Options& options, const RunIdentity& present, const ResumeSource& source) {
+  const bool bytes = present.tokenizer.kind == Tokenizer::Kind::bytes;
+  if (!bytes || options.data_format != "auto" || !source.tokenizer ||
+      source.tokenizer->kind == Tokenizer::Kind::bytes) {
+    return;
+  }
+  const std::string beside = std::filesystem::path(options.model).parent_path().string();
+  std::string folder;  // with the tokenizer
+  for (const std::string& place :
+       {source.folder, options.model.ends_with(".json") ? beside : std::string()}) {
+    if (folder.empty() && !place.empty() && data::has_tokenizer(place)) folder = place;
+  }
+  if (folder.empty() && source.tokenizer->vocabulary <= most_byte_tokens) return;
+  throw ConfigurationError(
+      fmt::format("--data '{}' holds bytes, but the weights of {} are of {}, whose numbers mean other text: "
+                  "make such tokens first, "
+                  "tranche tokenize --data FILE --tokenizer {} --out FILE.safetensors; or take the bytes all "
+                  "the same with "
+                  "--data-format {}",
+                  options.data, source.folder, describe(*source.tokenizer),
+                  folder.empty() ? "FOLDER" : "'" + folder + "'",
+                  options.data.ends_with(".safetensors") ? "safetensors" : "text"));
+}
+
+}  // namespace
 
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present) {
@@ -116,6 +150,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
   checkpoint::with_reason("cannot open checkpoint " + path,
                           [&] { open_at(files, path, resume_source, user); });
   hold_against(present, options.models, user, resume_source.folder, resume_source);
+  require_tokens(options, present, resume_source);
   return resume_source;
 }
 

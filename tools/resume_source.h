@@ -1,6 +1,7 @@
 #pragma once
 /// The checkpoint that a run begins from.
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,13 @@ namespace tranche::tools {
 
 /// Found, and held against the run, before an engine is made.
 struct ResumeSource {
-  std::string folder;                ///< the checkpoint; empty: none, weights are drawn
-  bool weights_only = false;         ///< the run is a new one
-  bool partial = false;              ///< tensors may be missing or too many
-  std::string config;                ///< effective configuration of the run that saved it
-  std::vector<std::string> changes;  ///< a line for each property of model and data that is not as it was
-  std::vector<std::string> notes;    ///< other lines for people
+  std::string folder;                  ///< the checkpoint; empty: none, weights are drawn
+  bool weights_only = false;           ///< the run is a new one
+  bool partial = false;                ///< tensors may be missing or too many
+  std::string config;                  ///< effective configuration of the run that saved it
+  std::vector<std::string> changes;    ///< a line for each property of model and data that is not as it was
+  std::vector<std::string> notes;      ///< other lines for people
+  std::optional<Tokenizer> tokenizer;  ///< of the run that saved it; none: not known
 };
 
 /// The checkpoint that --resume, --resume-weights-only or --from ask for. Not collective: for one rank.
@@ -29,7 +31,10 @@ struct ResumeSource {
 /// with, and its retention remove, another's.
 ///
 /// Throws CheckpointError for what is not there, not complete, or of another model or tokenizer (weights
-/// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use.
+/// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use, and for text, or bytes
+/// of tranche tokenize, where the weights are of a model with another tokenizer and --data-format does not
+/// ask for it. A model of at most 260 tokens whose folder has no tokenizer counts as one of bytes and some
+/// marks.
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present);
 

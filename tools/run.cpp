@@ -226,9 +226,14 @@ void Run::show_start() {
     return fmt::format("{} held out, {} of them evaluated", set.windows->count(), set.numbers.size());
   };
   const bool named = !data.validation.front().name.empty();
-  print_row("data", fmt::format("{} ({}): {} windows of {} tokens to train", options.data,
-                                data::name_of(data.training_files.front()->format()), data.training->count(),
-                                settings.sequence) +
+  std::string formats;
+  for (const auto& file : data.training_files) {
+    const std::string_view format = data::name_of(file->format());
+    if (formats.find(format) == std::string::npos)
+      formats += fmt::format("{}{}", formats.empty() ? "" : ", ", format);
+  }
+  print_row("data", fmt::format("{} ({}): {} windows of {} tokens to train", options.data, formats,
+                                data.training->count(), settings.sequence) +
                         (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
   for (const ValidationSet& set : data.validation) {
     if (named) print_row("held out: " + set.name, held_out(set));
@@ -241,6 +246,7 @@ void Run::show_start() {
     print_row("note", fmt::format("{} attends from one document to those before it in its sequence",
                                   settings.model->architecture()));
   }
+  for (const std::string& note : data.notes) print_row("note", note);
   const std::string documents = note_on_long_documents(data, settings.sequence);
   if (!documents.empty()) print_row("note", documents);
   const std::string cores = note_on_cores(placement);

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -178,16 +180,53 @@ struct DataSource {
   std::optional<double> weight;
 };
 
+/// Calls `read`. Where it finds no file, `other`, another reading of the flag's value, is named beside the
+/// error.
+template <typename Read>
+auto with_reading(const Read& read, std::string_view other) {
+  try {
+    return read();
+  } catch (const ConfigurationError& problem) {
+    throw ConfigurationError(fmt::format("{}; {}", problem.message(), other));
+  }
+}
+
+/// True where a file has this name, or some file matches it as a pattern.
+bool names_a_file(const std::string& text) {
+  std::error_code unknown;
+  if (std::filesystem::exists(text, unknown)) return true;
+  const bool pattern = text.find_first_of("*?[") != std::string::npos;
+  return pattern && !data::files_of_pattern(text).empty();
+}
+
+/// The files of a flag's value as a path, where no part of it can be anything else.
+std::vector<std::string> existing_files(const std::string& path) {
+  std::vector<std::string> files = data::expand_pattern(path);
+  std::error_code unknown;
+  if (!std::filesystem::exists(files.front(), unknown) && !unknown) {
+    throw ConfigurationError(fmt::format("data file '{}' cannot be opened: {}", path, std::strerror(ENOENT)));
+  }
+  return files;
+}
+
 DataSource parse_source(const std::string& text) {
   DataSource source{text, {}, std::nullopt};
   const std::size_t colon = text.rfind(':');
   double weight = 0;
-  if (colon != std::string::npos && colon > 0 && !std::filesystem::exists(text)) {
+  if (colon != std::string::npos && colon > 0 && !names_a_file(text)) {
     const char* const end = text.data() + text.size();
     const auto [at, error] = std::from_chars(text.data() + colon + 1, end, weight);
     if (error == std::errc() && at == end) source.weight = weight;
   }
-  source.files = data::expand_pattern(source.weight ? text.substr(0, colon) : text);
+  if (!source.weight) {
+    source.files = data::expand_pattern(text);
+    return source;
+  }
+  const std::string path = text.substr(0, colon);
+  source.files = with_reading([&] { return existing_files(path); },
+                              fmt::format("--data '{}' was read as the file '{}' with the weight {}, as "
+                                          "there is no file of the whole name either",
+                                          text, path, text.substr(colon + 1)));
   return source;
 }
 
@@ -209,25 +248,42 @@ struct HeldOut {
   std::vector<std::string> files;
 };
 
-HeldOut parse_held_out(const std::string& text) {
+/// NAME=FILE, or a path, which may have an equals sign too: a path that is there is one. `notes` tells where
+/// both are there.
+HeldOut parse_held_out(const std::string& text, std::vector<std::string>& notes) {
   const std::size_t equals = text.find('=');
-  if (equals == std::string::npos || std::filesystem::exists(text)) return {"", data::expand_pattern(text)};
+  if (equals == std::string::npos) return {"", data::expand_pattern(text)};
   HeldOut set{text.substr(0, equals), {}};
-  const bool plain = std::all_of(set.name.begin(), set.name.end(), [](unsigned char c) {
+  const std::string path = text.substr(equals + 1);
+  const bool plain = !set.name.empty() && std::all_of(set.name.begin(), set.name.end(), [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
   });
-  if (set.name.empty() || !plain) {
+  if (names_a_file(text)) {
+    if (plain && names_a_file(path)) {
+      notes.push_back(
+          fmt::format("--validation-data '{}' is taken as a path; the set '{}' of '{}' is meant by '{}=./{}'",
+                      text, set.name, path, set.name, path));
+    }
+    return {"", data::expand_pattern(text)};
+  }
+  if (!plain) {
     throw ConfigurationError(
-        fmt::format("--validation-data '{}': '{}' is no name of a set: letters, digits, '-', '_' and '.'",
+        fmt::format("--validation-data '{0}': there is no file '{0}', and as NAME=FILE '{1}' is no name of a "
+                    "set: letters, digits, "
+                    "'-', '_' and '.'",
                     text, set.name));
   }
-  set.files = data::expand_pattern(text.substr(equals + 1));
+  set.files = with_reading(
+      [&] { return existing_files(path); },
+      fmt::format(
+          "--validation-data '{0}' was read as the set '{1}' of '{2}', as no file matches '{0}' either", text,
+          set.name, path));
   return set;
 }
 
-std::vector<HeldOut> held_out_sets(const Options& options) {
+std::vector<HeldOut> held_out_sets(const Options& options, std::vector<std::string>& notes) {
   std::vector<HeldOut> sets;
-  for (const std::string& text : options.validation_data) sets.push_back(parse_held_out(text));
+  for (const std::string& text : options.validation_data) sets.push_back(parse_held_out(text, notes));
   for (std::size_t i = 1; i < sets.size(); ++i) {
     for (std::size_t k = 0; k < i; ++k) {
       if (sets[i].name.empty() || sets[k].name.empty()) {
@@ -261,6 +317,19 @@ std::string digest_of(const std::vector<std::unique_ptr<data::TokenFile>>& files
   return checkpoint::to_hex(checkpoint::digest_of(digests));
 }
 
+/// Throws unless some target of the windows is learned; number(i) is the i-th of `count`.
+template <typename Number>
+void require_target(const data::Windows& windows, std::int64_t count, const Number& number,
+                    std::string_view what, std::string_view remedy) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (data::has_target(windows, number(i))) return;
+  }
+  throw ConfigurationError(
+      fmt::format("{}: {} of {} tokens {} looked at, and none of the tokens is learned; {}", what,
+                  count == 1 ? "1 window" : fmt::format("{} windows", count), windows.sequence(),
+                  count == 1 ? "was" : "were", remedy));
+}
+
 }  // namespace
 
 Data open_data(const Options& options, const Settings& settings) {
@@ -273,7 +342,7 @@ Data open_data(const Options& options, const Settings& settings) {
     file.require_within(settings.model->shape().vocabulary, (std::int64_t{1} << 30) / file.width());
     return file;
   };
-  const std::vector<HeldOut> held_out_by_name = held_out_sets(options);
+  const std::vector<HeldOut> held_out_by_name = held_out_sets(options, data.notes);
   const bool tails = held_out_by_name.empty();
   std::vector<data::TokenRange> training, ends_of_files;
   std::vector<std::size_t> ends;  // of each source, among the files
@@ -294,6 +363,15 @@ Data open_data(const Options& options, const Settings& settings) {
     set.windows = std::make_unique<data::Windows>(std::move(ranges), settings.sequence,
                                                   name.empty() ? "validation" : "validation on " + name);
     set.numbers = data::evaluation_windows(set.windows->count(), held_out_windows(options, settings));
+    const auto taken = static_cast<std::int64_t>(set.numbers.size());
+    const std::int64_t all = set.windows->count();
+    require_target(
+        *set.windows, taken, [&](std::int64_t k) { return set.numbers[static_cast<std::size_t>(k)]; },
+        fmt::format("the held-out windows{} hold nothing to evaluate",
+                    name.empty() ? "" : " of '" + name + "'"),
+        taken < all
+            ? fmt::format("--eval-batches takes more of the {} windows, --validation-data other ones", all)
+            : "hold out other data with --validation-data or --validation-fraction");
   };
   if (tails) hold_out("", std::move(ends_of_files));
   for (const HeldOut& set : held_out_by_name) {
@@ -312,6 +390,15 @@ Data open_data(const Options& options, const Settings& settings) {
     }
   } else {
     mixed.push_back({options.data, data.training->count(), sources.front().weight.value_or(1)});
+  }
+  std::int64_t first = 0;
+  for (const data::Mixture::Source& source : mixed) {
+    if (options.command != Command::train) break;
+    require_target(
+        *data.training, source.windows, [first](std::int64_t i) { return first + i; },
+        fmt::format("--data '{}' holds nothing to learn", source.name),
+        "tranche tokenize marks as learned texts, completions and what the assistant says");
+    first += source.windows;
   }
   data.mixture = std::make_unique<data::Mixture>(std::move(mixed), settings.config.seed);
   if ((options.ngrams || options.sample_bytes > 0) &&

@@ -57,6 +57,7 @@ struct Data {
   std::unique_ptr<data::Windows> training;
   std::vector<ValidationSet> validation;   ///< one at least
   std::unique_ptr<data::Mixture> mixture;  ///< of the training windows
+  std::vector<std::string> notes;          ///< for the table of the start
   bool has_documents() const {
     const auto some = [](const auto& files) {
       return std::any_of(files.begin(), files.end(),
@@ -80,9 +81,9 @@ struct Data {
   }
 };
 
-/// Opens and checks the data against the model: format, length, vocabulary. Files of tokens of up to 1 GiB
-/// are looked through at once, of larger ones the first GiB (the rest as it is read). Throws
-/// ConfigurationError.
+/// Opens and checks the data against the model: format, length, vocabulary, and that there is something to
+/// learn and to evaluate. Files of tokens of up to 1 GiB are looked through at once, of larger ones the first
+/// GiB (the rest as it is read). Throws ConfigurationError.
 Data open_data(const Options& options, const Settings& settings);
 
 /// "3 of 51 documents are longer than a sequence ..."; empty where none is, or no file tells of documents.

@@ -29,11 +29,16 @@ void add_chat_flags(CLI::App& app, std::string& chat, std::string& date) {
 CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags) {
   CLI::App* app = program.add_subcommand("tokenize", "writes text and JSON lines as a file of tokens");
   app->add_option("--data", flags.data,
-                  "text file, JSON lines (.jsonl), or a pattern like 'data/*.jsonl'; may be repeated")
+                  "text file, JSON lines, or a pattern like 'data/*.jsonl'; may be repeated")
       ->type_name("FILE")
       ->required()
       ->take_all()
       ->allow_extra_args(false);
+  app->add_option(
+         "--data-format", flags.format,
+         "of --data: text, a document a file; JSON lines, a document a line (auto: as its bytes tell)")
+      ->type_name("auto|text|jsonl")
+      ->capture_default_str();
   app->add_option(
          "--tokenizer", flags.tokenizer,
          "folder with tokenizer.json, tokenizer.model, or vocab.json and merges.txt (default: bytes)")
@@ -54,6 +59,14 @@ CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags) {
   return app;
 }
 
+namespace {
+
+std::string files(std::int64_t count) {
+  return fmt::format("{} file{}", count, count == 1 ? "" : "s");
+}
+
+}  // namespace
+
 int run_tokenize(const Options& options, const Output& output) {
   const TokenizeFlags& flags = options.tokenize;
   Launch launch(output.errors, options.flags);
@@ -73,7 +86,9 @@ int run_tokenize(const Options& options, const Output& output) {
       }
     }
     how.output = flags.out;
+    how.format = data::parse_text_format(flags.format, "--data-format");
     how.chat = data::chat_format(flags.chat, flags.tokenizer, flags.date);
+    how.needs_conversations = !flags.chat.empty();
     how.special = !flags.no_special;
     how.threads = static_cast<int>(flags.threads.value_or(usable_cores()));
     if (!flags.tokenizer.empty()) how.tokenizer_digest = data::tokenizer_digest(flags.tokenizer);
@@ -81,11 +96,14 @@ int run_tokenize(const Options& options, const Output& output) {
         flags.tokenizer.empty() ? data::make_byte_tokenizer() : data::load_tokenizer(flags.tokenizer);
     TransferProgress progress("tokenized", bytes, output.terminal,
                               [&](std::string_view text) { draw(output.out, text); });
+    how.note = [&](const std::string& note) { output.out << "note: " << note << "\n" << std::flush; };
     how.progress = [&](std::int64_t more) { progress.add(more); };
     const data::TokenizeSummary summary = data::tokenize_files(*tokenizer, how);
     progress.finish();
     output.out << fmt::format("{}: {} tokens of {} documents, {} of them learned; {}\n", flags.out,
                               summary.tokens, summary.documents, summary.targets, progress.summary());
+    output.out << fmt::format("read {} of text and {} of JSON lines, with {} conversations\n",
+                              files(summary.texts), files(summary.json_lines), summary.conversations);
     if (summary.reused > 0) {
       output.out << fmt::format("{} of {} parts were there already\n", summary.reused, summary.parts);
     }

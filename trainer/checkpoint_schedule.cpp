@@ -98,8 +98,9 @@ void CheckpointSchedule::find_best() {
 std::optional<double> CheckpointSchedule::present_loss() const {
   if (evaluated_step_ != engine_.steps()) return std::nullopt;
   for (const Evaluation& evaluation : evaluations_) {
-    if (evaluation.set == options_.keep_best && std::isfinite(evaluation.result.loss))
-      return evaluation.result.loss;
+    const EvaluationResult& result = evaluation.result;
+    if (evaluation.set == options_.keep_best && result.tokens > 0 && std::isfinite(result.loss))
+      return result.loss;
   }
   return std::nullopt;
 }
@@ -162,7 +163,7 @@ std::string CheckpointSchedule::user() const {
     ordered_json& losses = user[evaluations_key] = ordered_json::object();
     for (const Evaluation& evaluation : evaluations_) {
       const EvaluationResult& result = evaluation.result;
-      losses[evaluation.set] = {{"loss", json_number(result.loss)}, {"tokens", result.tokens}};
+      losses[evaluation.set] = {{"loss", loss_json(result)}, {"tokens", result.tokens}};
     }
   }
   return user.dump(-1, ' ', false, ordered_json::error_handler_t::replace);

@@ -40,6 +40,10 @@ ordered_json json_number(double value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json(nullptr);
 }
 
+ordered_json loss_json(const EvaluationResult& result) {
+  return result.tokens > 0 ? json_number(result.loss) : ordered_json(nullptr);
+}
+
 ordered_json step_json(const StepResult& result) {
   ordered_json object{{"step", result.step},
                       {"loss", json_number(result.loss)},
@@ -79,8 +83,7 @@ std::string step_line(const StepResult& result) {
 }
 
 std::string validation_line(std::int64_t step, const EvaluationResult& result, const std::string& set) {
-  ordered_json object{
-      {"step", step}, {"validation_loss", json_number(result.loss)}, {"tokens", result.tokens}};
+  ordered_json object{{"step", step}, {"validation_loss", loss_json(result)}, {"tokens", result.tokens}};
   if (!set.empty()) object["set"] = set;
   return object.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -89,6 +92,7 @@ std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss) {
   std::vector<Scalar> scalars{{"Train/Samples/train_loss", result.loss},
                               {"Train/Samples/lr", result.learning_rate},
                               {"Train/Samples/gradient_norm", result.gradient_norm}};
+  if (result.tokens == 0 && std::isnan(result.loss)) scalars.erase(scalars.begin());  // there is no loss
   if (scales_loss) scalars.push_back({"Train/Samples/loss_scale", result.loss_scale});
   if (result.noise.measured && std::isfinite(result.noise.scale)) {
     scalars.push_back({"Train/Samples/gradient_noise_scale", result.noise.scale});

@@ -9,6 +9,8 @@ namespace tranche::trainer {
 
 /// JSON has no infinities and no NaN: null stands for them.
 nlohmann::ordered_json json_number(double value);
+/// The loss of an evaluation; null where it saw no tokens.
+nlohmann::ordered_json loss_json(const EvaluationResult& result);
 nlohmann::ordered_json step_json(const StepResult& result);
 
 }  // namespace tranche::trainer

@@ -7,12 +7,15 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <string_view>
+#include <vector>
 
 namespace tranche {
 namespace {
 
 using detail::printable;
 using detail::PrintableBuffer;
+using detail::whole_characters;
 using detail::write_unchanged;
 
 TEST(Printable, KeepsLettersOfAllWritings) {
@@ -52,6 +55,14 @@ TEST(Printable, JsonStaysTheSameJson) {
   const std::string shown = printable(value.dump());
   EXPECT_EQ(nlohmann::json::parse(shown), value);
   EXPECT_EQ(shown.find("\u202e"), std::string::npos);
+}
+
+TEST(Printable, ATextIsCutBetweenCharacters) {
+  const std::string_view text = "a\xc3\xa9\xe2\x82\xac";
+  const std::vector<std::size_t> cuts{0, 1, 1, 3, 3, 3, 6, 6};
+  for (std::size_t most = 0; most < cuts.size(); ++most)
+    EXPECT_EQ(whole_characters(text, most), text.substr(0, cuts[most])) << most;
+  EXPECT_EQ(whole_characters("\x80\x80\x80\x80\x80\x80", 5).size(), 2u) << "no UTF-8";
 }
 
 TEST(PrintableBuffer, CharactersMayComeByteByByte) {

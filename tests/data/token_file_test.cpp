@@ -198,6 +198,47 @@ TEST(TokenFile, RowsTellTheirDocuments) {
   EXPECT_THAT(documents.positions, testing::ElementsAre(0, 1, 2, 0, 0, 1, 2, 3, 0, 1, 2, 3));
 }
 
+TEST(TokenFile, WindowsTellWhetherTheyHaveATarget) {
+  const TemporaryFolder folder;
+  const TokenFile file(
+      folder.write("a.safetensors",
+                   safetensors({ends_of({4, 9}),
+                                tokens_of({10, 11, 12, 13, 20, 21, 22, 23, 24}),
+                                {"targets", "U8", 1, bytes_of<std::uint8_t>({1, 0, 0, 0, 1, 0, 0, 0, 1})}})));
+  const Windows windows({&file, 0, 9}, 2, "training");
+  EXPECT_FALSE(has_target(windows, 0));
+  EXPECT_FALSE(has_target(windows, 1)) << "the first token of a document is no target, learned or not";
+  EXPECT_FALSE(has_target(windows, 2));
+  EXPECT_TRUE(has_target(windows, 3));
+  const TokenFile text(folder.write("a.txt", "some words"));
+  EXPECT_TRUE(has_target(Windows({&text, 0, 10}, 4, "training"), 1));
+}
+
+TEST(TokenFile, AFileIsWhatItContains) {
+  const TemporaryFolder folder;
+  const auto open = [&](const std::string& name, const std::string& content,
+                        DataFormat format = DataFormat::automatic) {
+    const std::string path = folder.write(name, content);
+    return message_of<ConfigurationError>([&] { TokenFile{path, format}; });
+  };
+  const std::string gzip("\x1f\x8b\x08\0\0\0\0\0\0\x03", 10);
+  for (const char* name : {"a.txt.gz", "a.txt", "a.bin", "a.safetensors"}) {
+    EXPECT_THAT(open(name, gzip),
+                AllOf(HasSubstr(std::string(name) + "' is compressed by gzip; unpack it first: zcat"),
+                      HasSubstr("--data-format text, nanogpt or uint32 takes its bytes as they are")));
+  }
+  EXPECT_EQ(open("a.txt.gz", gzip, DataFormat::text), "");
+  EXPECT_EQ(open("a.bin", gzip, DataFormat::nanogpt), "");
+  EXPECT_THAT(
+      open("chat.txt", "{\"text\": \"a\"}\n"),
+      AllOf(HasSubstr("chat.txt' is JSON lines, each a document; make tokens of them first: tranche tokenize "
+                      "--data '"),
+            HasSubstr("--data-format text takes every byte of the file as a token all the same")));
+  EXPECT_EQ(open("chat.jsonl", "{\"text\": \"a\"}\n", DataFormat::text), "");
+  const TokenFile hidden(folder.write("tokens.txt", safetensors({tokens_of({1, 2})})));
+  EXPECT_EQ(hidden.format(), DataFormat::safetensors);
+}
+
 TEST(TokenFile, RefusesFilesThatAreNotWhatTheyShouldBe) {
   const TemporaryFolder folder;
   const auto open = [&](const std::string& path, DataFormat format = DataFormat::automatic) {
@@ -337,18 +378,18 @@ TEST(TokenFileDigest, IsOfTheSizeAndOfSpreadPagesOfLargeFiles) {
   const std::string path = folder.write("large.txt", "");
   const std::int64_t size = largest_whole_digest + 12'345;
   std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size));  // zeros that take no room
-  const std::string digest = TokenFile(path).digest();
+  const std::string digest = TokenFile(path, DataFormat::text).digest();
   const std::int64_t middle = (size - 4096) * 31 / 63;
   for (const std::int64_t seen : {std::int64_t{0}, middle, middle + 4095, size - 1}) {
     overwrite(path, seen, "x");
-    EXPECT_NE(TokenFile(path).digest(), digest) << seen;
+    EXPECT_NE(TokenFile(path, DataFormat::text).digest(), digest) << seen;
     overwrite(path, seen, std::string(1, '\0'));
   }
-  EXPECT_EQ(TokenFile(path).digest(), digest);
+  EXPECT_EQ(TokenFile(path, DataFormat::text).digest(), digest);
   overwrite(path, middle + 4096, "x");
-  EXPECT_EQ(TokenFile(path).digest(), digest) << "between two pages";
+  EXPECT_EQ(TokenFile(path, DataFormat::text).digest(), digest) << "between two pages";
   std::filesystem::resize_file(path, static_cast<std::uintmax_t>(size - 1));
-  EXPECT_NE(TokenFile(path).digest(), digest);
+  EXPECT_NE(TokenFile(path, DataFormat::text).digest(), digest);
 }
 
 TEST(DataFormat, IsReadWithTheNearestNameOnError) {

@@ -1,11 +1,22 @@
 #include "tranche/data/tokenize.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <string>
+#include <vector>
 
+#include "checkpoint/run_lease.h"
+#include "data/file_content.h"
+#include "data/token_parts.h"
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 
@@ -132,6 +143,17 @@ TEST(Documents, TokensOfAPromptAreNotLearned) {
   EXPECT_THAT(documents.ends, ElementsAre(5, 8)) << "an empty document has none";
 }
 
+/// vocab of tokenizer.json: the bytes.
+std::string byte_vocabulary() {
+  std::string json = "{";
+  int next = 256;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool visible = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+    json += fmt::format("{}\"\\u{:04x}\":{}", byte == 0 ? "" : ",", visible ? byte : next++, byte);
+  }
+  return json + "}";
+}
+
 /// Numbered lines of which every third has a prompt.
 std::string json_lines(int count) {
   std::string lines;
@@ -225,10 +247,195 @@ TEST(Tokenize, NamesFileAndLineOfWhatIsWrong) {
   EXPECT_THAT(refused("a.jsonl", json_lines(30) + "{\"text\": 1}\n", "o.safetensors"),
               HasSubstr("a.jsonl', line 37: text is not a string: 1"));
   EXPECT_THAT(refused("a.jsonl", "\n\n", "o.safetensors"), HasSubstr("the data files hold no documents"));
-  EXPECT_THAT(refused("a.parquet", "x", "o.safetensors"),
-              HasSubstr("a.parquet' is neither text nor JSON lines (.jsonl)"));
+  EXPECT_THAT(refused("a.txt", "PAR1 and more", "o.safetensors"),
+              AllOf(HasSubstr("a.txt' is a parquet file; write it as JSON lines first"),
+                    HasSubstr("--data-format text takes its bytes as text all the same")));
+  EXPECT_THAT(refused("b.txt", "{\"text\": \"a\"}\nand words\n", "o.safetensors"),
+              AllOf(HasSubstr("b.txt', line 2 is not JSON"),
+                    HasSubstr("the file begins as JSON lines do: --data-format text takes it as one text")));
   EXPECT_THAT(refused("e.txt", "", "o.safetensors"), HasSubstr("e.txt' is empty"));
   EXPECT_THAT(refused("a.txt", "x", "o.npy"), HasSubstr("o.npy' ends neither in .safetensors nor in .bin"));
+}
+
+TEST(Tokenize, AFileIsWhatItContains) {
+  const TemporaryFolder folder;
+  const auto bytes = make_byte_tokenizer();
+  TokenizeOptions options;
+  options.output = folder.path("out.safetensors");
+  std::vector<std::string> notes;
+  options.note = [&](const std::string& note) { notes.push_back(note); };
+  const auto tokenized = [&](const std::string& name, const std::string& content) {
+    options.inputs = {folder.write(name, content)};
+    notes.clear();
+    return tokenize_files(*bytes, options);
+  };
+  (void)tokenized("a.jsonl", json_lines(20));
+  const std::string expected = read_file(options.output);
+  EXPECT_THAT(notes, ElementsAre());
+  for (const char* name : {"a.JSONL", "a.jsonlines", "a.jsonl.txt", "a.json", "a.txt", "a"}) {
+    const TokenizeSummary summary = tokenized(name, "\xef\xbb\xbf" + json_lines(20));
+    EXPECT_EQ(read_file(options.output), expected) << name;
+    EXPECT_EQ(summary.json_lines, 1);
+    const bool named = is_named_as_json_lines(name);
+    EXPECT_EQ(notes.size(), named ? 0U : 1U) << name;
+    for (const std::string& note : notes) {
+      EXPECT_THAT(note, HasSubstr("holds JSON lines, an object a line, each a document"));
+    }
+  }
+  options.format = TextFormat::text;
+  EXPECT_EQ(tokenized("b.jsonl", "{\"text\": \"a\"}").tokens, 13);
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("b.jsonl' is taken as one text, as --data-format text says")));
+  options.format = TextFormat::automatic;
+  EXPECT_EQ(tokenized("b.txt",
+                      "\xef\xbb\xbf"
+                      "ab")
+                .tokens,
+            2);
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("begins with a byte order mark, which is left out of its text")));
+}
+
+TEST(Tokenize, ATemplateWithoutConversationsIsAnError) {
+  const TemporaryFolder folder;
+  const auto names = read_tokenizer_json(
+      R"({"added_tokens":[{"id":256,"content":"<|im_start|>","special":true},)"
+      R"({"id":257,"content":"<|im_end|>","special":true}],)"
+      R"("pre_tokenizer":{"type":"ByteLevel","add_prefix_space":false},"model":{"type":"BPE","vocab":)" +
+          byte_vocabulary() + R"(,"merges":[]}})",
+      "tokenizer.json");
+  TokenizeOptions options;
+  options.output = folder.path("out.safetensors");
+  options.chat = ChatTemplate::chatml;
+  options.needs_conversations = true;
+  const auto refused = [&] {
+    return message_of<ConfigurationError>([&] { (void)tokenize_files(*names, options); });
+  };
+  options.inputs = {folder.write("a.txt", "words"), folder.path("a.txt")};
+  EXPECT_THAT(refused(),
+              AllOf(HasSubstr("--chat-template says how conversations are written, but the data hold none"),
+                    HasSubstr("a.txt' and 1 more files has \"messages\"")));
+  EXPECT_FALSE(std::filesystem::exists(options.output + ".parts")) << "refused before the work";
+  options.inputs = {folder.write("a.jsonl", json_lines(5))};
+  EXPECT_THAT(refused(), HasSubstr("a.jsonl' has \"messages\""));
+  EXPECT_THAT(refused(), HasSubstr("a.jsonl' has \"messages\"")) << "parts that are there know it too";
+  EXPECT_FALSE(std::filesystem::exists(options.output));
+  options.inputs = {folder.write("a.jsonl", json_lines(5) +
+                                                R"({"messages": [{"role": "user", "content": "Hi"},)"
+                                                R"({"role": "assistant", "content": "Yes"}]})")};
+  EXPECT_EQ(tokenize_files(*names, options).conversations, 1);
+}
+
+TEST(Tokenize, AnInputThatChangesIsAnError) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.output = folder.path("out.safetensors");
+  options.part_bytes = 300;
+  const auto bytes = make_byte_tokenizer();
+  // Each change happens behind the first part.
+  const auto refused = [&](const std::function<void(const std::string&)>& change) {
+    options.inputs = {folder.write("a.jsonl", json_lines(100))};
+    int parts = 0;
+    options.progress = [&](std::int64_t) {
+      if (++parts == 1) change(options.inputs.front());
+    };
+    return message_of<ConfigurationError>([&] { (void)tokenize_files(*bytes, options); });
+  };
+  const auto later = [](const std::string& path) {
+    using namespace std::chrono_literals;
+    std::filesystem::last_write_time(path, std::filesystem::last_write_time(path) + 1s);
+  };
+  EXPECT_THAT(refused(later),
+              HasSubstr("a.jsonl' was written to while it was read, so that its tokens would be a mixture"));
+  EXPECT_THAT(refused([](const std::string& path) { std::filesystem::resize_file(path, 2000); }),
+              HasSubstr(" to 2000 bytes while it was read"));
+  EXPECT_THAT(refused([&](const std::string& path) {
+                std::filesystem::rename(folder.write("b", json_lines(100)), path);
+              }),
+              HasSubstr("was replaced by another file while it was read"));
+  EXPECT_THAT(refused([](const std::string& path) { std::filesystem::remove(path); }),
+              HasSubstr("was removed while it was read"));
+  EXPECT_FALSE(std::filesystem::exists(options.output));
+  options.part_bytes = 1 << 20;  // one part: what changes behind it is seen at the end
+  EXPECT_THAT(refused(later), HasSubstr("was written to while it was read"));
+}
+
+TEST(Tokenize, OneProcessAtATimeWritesAnOutput) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.inputs = {folder.write("a.txt", "ab")};
+  options.output = folder.path("out.safetensors");
+  const auto bytes = make_byte_tokenizer();
+  std::array<int, 2> held{}, end{};
+  ASSERT_EQ(::pipe(held.data()), 0);
+  ASSERT_EQ(::pipe(end.data()), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {  // works until it is told to end
+    std::filesystem::create_directories(options.output + ".parts");
+    const auto lease =
+        std::make_unique<checkpoint::RunLease>(checkpoint::RunLease::take(options.output + ".parts"));
+    char byte = 'x';
+    if (::write(held[1], &byte, 1) != 1 || ::read(end[0], &byte, 1) != 1) ::_exit(1);
+    ::_exit(0);
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(held[0], &byte, 1), 1);
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)tokenize_files(*bytes, options); }),
+              AllOf(HasSubstr("out.safetensors.parts is in use by process " + std::to_string(child)),
+                    HasSubstr("two processes cannot write '" + options.output + "' at the same time")));
+  ASSERT_EQ(::write(end[1], &byte, 1), 1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  for (const int descriptor : {held[0], held[1], end[0], end[1]}) ::close(descriptor);
+  EXPECT_EQ(tokenize_files(*bytes, options).tokens, 2) << "a process that has ended holds nothing";
+}
+
+TEST(Tokenize, LeftoversOfProcessesThatHaveEndedAreRemoved) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.inputs = {folder.write("a.txt", "ab")};
+  options.output = folder.path("out.safetensors");
+  const std::string left = folder.write("out.safetensors.new-0123456789abcdef", "x");
+  const std::string other = folder.write("other.safetensors.new-0123456789abcdef", "x");
+  std::filesystem::create_directories(options.output + ".parts");
+  const std::string part =
+      folder.write("out.safetensors.parts/00000000.safetensors.new-0123456789abcdef", "x");
+  std::vector<std::string> notes;
+  options.note = [&](const std::string& note) { notes.push_back(note); };
+  (void)tokenize_files(*make_byte_tokenizer(), options);
+  EXPECT_FALSE(std::filesystem::exists(left));
+  EXPECT_TRUE(std::filesystem::exists(other)) << "of another output";
+  EXPECT_FALSE(std::filesystem::exists(part));
+  EXPECT_THAT(notes, ElementsAre(HasSubstr("removed '" + left), HasSubstr("removed '" + part)));
+
+  const std::string foreign = folder.path("out.safetensors.parts");
+  std::filesystem::create_directories(foreign);
+  folder.write("out.safetensors.parts/letter.txt", "x");
+  EXPECT_THAT(message_of<ConfigurationError>([&] { (void)tokenize_files(*make_byte_tokenizer(), options); }),
+              HasSubstr("holds 'letter.txt', which is no part of this command; move it away"));
+}
+
+TEST(TokenParts, AreJoinedOnlyWithTheCountsThatWereWritten) {
+  const TemporaryFolder folder;
+  TokenDocuments documents;
+  append_document(*make_byte_tokenizer(), read(R"({"text": "abc"})"), true, documents);
+  const std::vector<std::string> parts{folder.path("0.safetensors"), folder.path("1.safetensors")};
+  PartSizes sizes = write_part(parts[0], documents);
+  EXPECT_EQ(sizes, read_part_sizes(parts[0]));
+  sizes += write_part(parts[1], documents);
+  const std::string output = folder.path("out.safetensors");
+  join_as_safetensors(parts, sizes, 1, output);
+  append_document(*make_byte_tokenizer(), read(R"({"text": "d"})"), true, documents);
+  (void)write_part(parts[1], documents);
+  std::filesystem::remove(output);
+  for (const auto join : {join_as_safetensors, join_as_llmc}) {
+    EXPECT_THAT(message_of<ConfigurationError>([&] { join(parts, sizes, 2, output); }),
+                HasSubstr("hold 7 tokens of 3 documents, but 6 tokens of 2 documents were written there"));
+  }
+  EXPECT_FALSE(std::filesystem::exists(output));
+  const std::filesystem::path target = folder.path("taken.safetensors");
+  std::filesystem::create_directories(target / "x");
+  EXPECT_THROW((void)write_part(target.string(), documents), IoError);
+  for (const std::string& name : folder.names()) EXPECT_THAT(name, testing::Not(HasSubstr(".new-")));
 }
 
 TEST(Tokenize, PatternsAreSortedNames) {

@@ -26,6 +26,7 @@ Target bpe_target();
 Target chat_template_target();
 Target merges_target();
 Target config_target();
+Target content_target();
 Target set_target();
 Target end_tokens_target();
 Target folder_target();

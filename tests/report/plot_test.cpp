@@ -16,6 +16,7 @@ namespace tranche::plot {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -92,6 +93,20 @@ TEST(Plot, TextThatIsNoUtf8IsReplaced) {
   chart.title = "h\xff.0 \xc3\xa9 \xe2\x82";
   const std::string svg = to_svg(chart);
   EXPECT_THAT(svg, HasSubstr("h?.0 \xc3\xa9 ??"));
+}
+
+TEST(Plot, LabelsAreCutBetweenCharacters) {
+  BarChart chart;
+  std::string letters;
+  for (int i = 0; i < 100; ++i) letters += "\xc3\xa9\xe2\x82\xac";  // two and three bytes
+  chart.labels = {letters, "x" + letters};
+  chart.series = {{"one", std::string(color(Palette::category, 1)), {5.0, 5.0}}};
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(problem_of(svg), "");
+  EXPECT_THAT(svg, AnyOf(HasSubstr("\xc3\xa9..<"), HasSubstr("\xe2\x82\xac..<")));
+  EXPECT_THAT(svg, Not(HasSubstr("?..")));
+  chart.labels = {"\xc3\xa9\xe2\x82\xac", "b"};
+  EXPECT_THAT(to_svg(chart), HasSubstr(">\xc3\xa9\xe2\x82\xac<"));
 }
 
 TEST(Plot, BarsSideBySideAndStacked) {

@@ -145,6 +145,13 @@ TEST_F(Generate, SeveralPromptsAreWrittenInTheirOrder) {
       folder_.write("prompts.jsonl", "{\"prompt\": \"The\"}\n{\"prompt\": \"A long time ago\", \"id\": 7}\n");
   EXPECT_EQ(written({"--prompts", objects, "--greedy", "--max-batch", "1"}), both);
   EXPECT_EQ(written({"--prompts", objects, "--greedy", "--no-cache"}), both);
+  const std::string named_otherwise = folder_.write("objects.txt", "\xef\xbb\xbf" + test::read_file(objects));
+  EXPECT_EQ(written({"--prompts", named_otherwise, "--greedy"}), both);
+  EXPECT_THAT(generate({"--from", path, "--tokens", "1", "--prompts", named_otherwise}).errors,
+              HasSubstr("note: --prompts '" + named_otherwise +
+                        "' holds JSON lines, an object a line, each a prompt"));
+  EXPECT_THAT(written({"--prompts", named_otherwise, "--prompts-format", "text", "--greedy"}),
+              HasSubstr("==> prompt 1 of 2 <==\n{\"prompt\": \"The\"}"));
   const std::string numbers =
       written({"--prompt-tokens", "84,104,101", "--prompt-tokens", "65", "--temperature", "2"});
   EXPECT_THAT(numbers,
@@ -209,6 +216,8 @@ TEST_F(Generate, SaysWhatItCannotDo) {
     std::string text;
   };
   const std::string talk = R"({"messages": [{"role": "user", "content": "a"}]})";
+  folder_.write("p.txt", "a");
+  folder_.write("t.jinja", "{% for m in messages %}{{ m.content }}{% endfor %}");
   const std::vector<Case> cases{
       {{"--from", tokens, "--prompt", "a"},
        2,
@@ -245,6 +254,22 @@ TEST_F(Generate, SaysWhatItCannotDo) {
       {{"--from", bytes, "--prompts", folder_.path("m.jsonl"), "--chat-date", "today"},
        2,
        "--chat-date is 'today'"},
+      {{"--from", bytes, "--prompts", folder_.path("p.txt"), "--chat-template", folder_.path("t.jinja")},
+       2,
+       "--chat-template says how conversations are written, but --prompts '" + folder_.path("p.txt") +
+           "' holds none"},
+      {{"--from", bytes, "--prompts", folder_.write("g.txt", std::string("\x1f\x8b\x08\0", 4))},
+       2,
+       "g.txt' is compressed by gzip; unpack it first: zcat"},
+      {{"--from", bytes, "--prompts", folder_.write("l.json", "[{\"prompt\": \"a\"}]")},
+       2,
+       "l.json' is one array of JSON; write it as JSON lines first, an object a line: jq -c '.[]'"},
+      {{"--from", bytes, "--prompts", folder_.path("p.txt"), "--prompts-format", "json"},
+       2,
+       "--prompts-format 'json' is not one of auto, text, jsonl; did you mean jsonl?"},
+      {{"--from", bytes, "--prompt", "a", "--prompts-format", "text"},
+       2,
+       "--prompts-format is of --prompts FILE"},
       {{"--from", bytes, "--prompt", "a", "--chat-template", "own"},
        2,
        "--chat-template writes the messages of"},

@@ -358,6 +358,32 @@ TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {
   EXPECT_THAT(out, HasSubstr("the same numbers mean other text"));
 }
 
+TEST_F(ProgramCheckpoints, TextIsRefusedForWeightsOfAnotherTokenizer) {
+  const std::string model = files_.write(
+      "config.json",
+      R"({"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 300, "n_positions": 64})");
+  std::vector<std::uint16_t> tokens;
+  for (int i = 0; i < 2000; ++i) tokens.push_back(static_cast<std::uint16_t>(i * i % 299));
+  const std::string data = files_.write("n.bin", test::nanogpt_tokens(tokens));
+  report({"--model", model, "--checkpoint-dir", folder(), "--data", data});
+  const std::string text = files_.path("tiny.txt"),
+                    weights = "but the weights of " + folder() + "/step-00000003 are of";
+  refused(
+      2, {"--model", model, "--resume-weights-only", folder()},
+      {"--data '" + text + "' holds bytes, " + weights + " tokens below 300, whose numbers mean other text",
+       "tranche tokenize --data FILE --tokenizer FOLDER --out FILE.safetensors", "--data-format text"});
+  files_.write("tokenizer.json", "{}");
+  refused(2, {"--model", model, "--resume-weights-only", folder()},
+          {"--tokenizer '" + std::filesystem::path(model).parent_path().string() + "' --out"});
+  std::string out;
+  report({"--model", model, "--resume-weights-only", folder(), "--data-format", "text"}, &out);
+  EXPECT_THAT(out, HasSubstr("the same numbers mean other text"));
+  const ProgramResult evaluated = test::run({"evaluate", "--model", model, "--data", text, "--sequence", "16",
+                                             "--threads", "1", "--from", folder()});
+  EXPECT_EQ(evaluated.status, 2);
+  EXPECT_THAT(evaluated.errors, HasSubstr("holds bytes, " + weights));
+}
+
 TEST_F(ProgramCheckpoints, APartialResumeTakesWhatBothModelsHaveAndReportsEachDifference) {
   const json first = report({"--checkpoint-dir", folder()});
   const std::string other = files_.write(

@@ -2,6 +2,8 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
@@ -195,16 +197,112 @@ TEST(Settings, SeveralHeldOutSetsHaveNames) {
   EXPECT_EQ(refused({"a=" + a, b}), "--validation-data 'a=" + a + "' and --validation-data '" + b +
                                         "': several sets need names, NAME=FILE each");
   EXPECT_EQ(refused({"a=" + a, "b=" + b, "a=" + b}), "--validation-data names two sets 'a'");
-  EXPECT_EQ(refused({"a b=" + a}), "--validation-data 'a b=" + a +
-                                       "': 'a b' is no name of a set: letters, digits, '-', '_' and '.'");
+  EXPECT_EQ(refused({"a b=" + a}),
+            "--validation-data 'a b=" + a + "': there is no file 'a b=" + a +
+                "', and as NAME=FILE 'a b' is no name of a set: letters, digits, '-', '_' and '.'");
   EXPECT_THAT(refused({"=" + a}), HasSubstr("'' is no name of a set"));
-  EXPECT_EQ(refused({"a=" + folder.path("*.bin")}), "no file matches '" + folder.path("*.bin") + "'");
+  const std::string none = folder.path("*.bin");
+  EXPECT_EQ(refused({"a=" + none}), "no file matches '" + none + "'; --validation-data 'a=" + none +
+                                        "' was read as the set 'a' of '" + none +
+                                        "', as no file matches 'a=" + none + "' either");
   EXPECT_THAT(refused({"a=" + a, "tiny=" + folder.write("tiny.txt", "tiny")}),
               HasSubstr("tokens for validation on tiny"));
   EXPECT_EQ(refused({"a=" + a, "b=" + b}, {"--ngrams"}),
             "--ngrams compares with one held-out text; give one --validation-data");
   EXPECT_EQ(refused({"a=" + a}, {"--keep-best", "--checkpoint-dir", "c", "--best-by", "b"}),
             "--best-by 'b' is no set that --validation-data names");
+}
+
+TEST(Settings, PathsMayHoldEqualsSignsAndColons) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directories(folder.path("date=2024-01-01"));
+  const std::string a = folder.write("date=2024-01-01/a.txt", test::some_text(2000)),
+                    time = folder.path("log_12:30");
+  const auto open = [&](const std::string& data, const std::string& held_out) {
+    const Options options = train({"--data", data, "--sequence", "10", "--validation-data", held_out});
+    return open_data(options, resolve_settings(options, 1));
+  };
+  const auto refused = [&](const std::string& data, const std::string& held_out) {
+    return test::message_of<ConfigurationError>([&] { (void)open(data, held_out); });
+  };
+  const std::string pattern = folder.path("date=2024-01-01/*.txt");
+  EXPECT_EQ(open(pattern, pattern).validation.front().name, "");
+  EXPECT_EQ(open(a, "day=" + pattern).validation.front().name, "day");
+  // A pattern of the working folder's, where what stands before the sign could be a name.
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path("."));
+  const Data data = open(a, "date=2024-01-01/*.txt");
+  std::filesystem::create_directories("2024-01-01");
+  std::filesystem::copy_file(a, "2024-01-01/b.txt");
+  const Data both = open(a, "date=2024-01-01/*.txt");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(data.validation.front().name, "");
+  EXPECT_EQ(data.validation_files.front()->path(), "date=2024-01-01/a.txt");
+  EXPECT_THAT(data.notes, ElementsAre());
+  EXPECT_EQ(both.validation.front().name, "");
+  EXPECT_THAT(both.notes,
+              ElementsAre("--validation-data 'date=2024-01-01/*.txt' is taken as a path; the set 'date' of "
+                          "'2024-01-01/*.txt' is meant by 'date=./2024-01-01/*.txt'"));
+  EXPECT_EQ(refused(a, "date=2025/*.txt"),
+            "no file matches '2025/*.txt'; --validation-data 'date=2025/*.txt' was read as the set 'date' of "
+            "'2025/*.txt', as no file matches 'date=2025/*.txt' either");
+  EXPECT_EQ(refused("log_12:30", a),
+            "data file 'log_12' cannot be opened: No such file or directory; --data 'log_12:30' was read as "
+            "the file "
+            "'log_12' with the weight 30, as there is no file of the whole name either");
+  folder.write("log_12:30", test::some_text(500));
+  EXPECT_EQ(open(time, a).training_files.front()->path(), time);
+  EXPECT_EQ(open(folder.path("log_1?:30"), a).training_files.front()->path(), time)
+      << "a pattern is no weight";
+}
+
+TEST(Settings, DataWithoutAnythingToLearnAreRefused) {
+  const TemporaryFolder folder;
+  // Nine prompts of 40 bytes with one letter each, and a text of 200.
+  std::string prompts;
+  for (int i = 0; i < 9; ++i)
+    prompts += R"({"prompt": ")" + std::string(39, 'p') + R"(", "completion": "c"})" + "\n";
+  const auto tokens = [&](const std::string& name, const std::string& lines) {
+    data::TokenizeOptions how;
+    how.inputs = {folder.write("lines.jsonl", lines)};
+    how.output = folder.path(name);
+    (void)data::tokenize_files(*data::make_byte_tokenizer(), how);
+    return how.output;
+  };
+  const std::string text = R"({"text": ")" + std::string(200, 't') + "\"}\n",
+                    learned = tokens("text.safetensors", text);
+  const auto refused = [&](std::vector<std::string> flags, const char* command = "train") {
+    flags.insert(flags.begin(), {command, "--model", "gpt-nano", "--sequence", "10"});
+    const Options options = parse_arguments(flags);
+    return test::message_of<ConfigurationError>(
+        [&] { (void)open_data(options, resolve_settings(options, 1)); });
+  };
+  const std::string first = tokens("first.safetensors", prompts + text);
+  EXPECT_EQ(refused({"--data", first, "--validation-data", first}), "");
+  // One empty completion: nothing but prompts.
+  const std::string none = tokens(
+      "none.safetensors", R"({"prompt": ")" + std::string(300, 'p') + R"(", "completion": ""})" + "\n");
+  EXPECT_EQ(refused({"--data", none, "--validation-data", learned}),
+            "--data '" + none +
+                "' holds nothing to learn: 29 windows of 10 tokens were looked at, and none of the tokens is "
+                "learned; "
+                "tranche tokenize marks as learned texts, completions and what the assistant says");
+  EXPECT_THAT(refused({"--data", learned + ":0.5", "--data", none + ":0.5", "--validation-data", learned}),
+              HasSubstr("--data '" + none + ":0.5' holds nothing to learn"));
+  EXPECT_EQ(refused({"--data", learned, "--data", none, "--validation-data", learned}), "")
+      << "one set of windows";
+  EXPECT_EQ(refused({"--data", learned, "--validation-data", "far=" + none}),
+            "the held-out windows of 'far' hold nothing to evaluate: 29 windows of 10 tokens were looked at, "
+            "and none of "
+            "the tokens is learned; hold out other data with --validation-data or --validation-fraction");
+  EXPECT_EQ(refused({"--data", learned, "--validation-data", first, "--eval-batches", "1"}),
+            "the held-out windows hold nothing to evaluate: 1 window of 10 tokens was looked at, and none of "
+            "the tokens "
+            "is learned; --eval-batches takes more of the 55 windows, --validation-data other ones");
+  EXPECT_THAT(refused({"--data", none}, "evaluate"),
+              HasSubstr("the held-out windows hold nothing to evaluate"));
+  EXPECT_EQ(refused({"--data", none, "--validation-data", learned}, "evaluate"), "")
+      << "which trains on nothing";
 }
 
 TEST(Settings, ManyFilesAndMixtures) {

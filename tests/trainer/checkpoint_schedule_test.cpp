@@ -243,6 +243,25 @@ TEST(CheckpointSchedule, AFailedSaveIsToldAndTheNextBestIsKept) {
   EXPECT_THAT(steps_in(path), ElementsAre(2));
 }
 
+TEST(CheckpointSchedule, ALossOverNoTokensIsNeverTheBest) {
+  const TemporaryFolder folder;
+  on_ranks(1, [&](const Trained& trained) {
+    {
+      CheckpointSchedule schedule(trained.engine, best_of(folder.path("run")));
+      schedule.evaluated({{"a/b", {0, 0}}});
+      schedule.save();
+      schedule.finish();
+      EXPECT_FALSE(schedule.best().has_value());
+      EXPECT_EQ(best_checkpoint(folder.path("run")), std::nullopt);
+    }
+    // A loss of 0 over no tokens, as earlier versions wrote it.
+    const std::string user = R"({"keep_best": "a/b", "evaluations": {"a/b": {"loss": 0.0, "tokens": 0}}})";
+    (void)trained.engine.save(folder.path("older"), {.user = user});
+    (void)trained.engine.finish_saving();
+    EXPECT_EQ(best_checkpoint(folder.path("older")), std::nullopt);
+  });
+}
+
 TEST(CheckpointSchedule, RefusesWhatItCannotKeep) {
   const TemporaryFolder folder;
   on_ranks(1, [&](const Trained& trained) {

@@ -50,6 +50,16 @@ TEST(MetricsFile, HasALineAsSoonAsItIsAdded) {
             R"({"step":2,"validation_loss":1.5,"tokens":8,"set":"code"})");
 }
 
+TEST(MetricsFile, ALossOverNoTokensIsNull) {
+  EXPECT_EQ(validation_line(2, {.loss = 0, .tokens = 0}), R"({"step":2,"validation_loss":null,"tokens":0})");
+  StepResult result;
+  result.loss = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(json::parse(step_line(result))["loss"], nullptr);
+  EXPECT_EQ(step_scalars(result).front().tag, "Train/Samples/lr") << "a curve has no point there";
+  result.tokens = 1;
+  EXPECT_EQ(step_scalars(result).front().tag, "Train/Samples/train_loss") << "of a loss that is none";
+}
+
 TEST(Scalars, HaveDeepSpeedsNames) {
   StepResult result;
   result.loss = 2;

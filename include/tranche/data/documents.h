@@ -41,6 +41,7 @@ struct TokenDocuments {
   std::vector<std::int32_t> tokens;
   std::vector<std::int64_t> ends;     ///< of each document: the index after its last token
   std::vector<std::uint8_t> targets;  ///< a token of 1 is learned; as many as tokens
+  std::int64_t conversations = 0;     ///< of the documents
 };
 /// Encodes a document as one text. A token that begins in a segment without target is not learned. With
 /// `special` the tokenizer's tokens around a text are added, and the one that ends a document, unless the

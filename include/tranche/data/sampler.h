@@ -104,6 +104,10 @@ std::int64_t window_of_sample(std::int64_t sample, std::int64_t windows, std::ui
 /// the held-out windows are the same in every evaluation and for every number of ranks.
 std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t wanted);
 
+/// True where some target of a window is learned: by what the file says, and not the first token of a
+/// document. Reads the window. Throws what TokenFile::read_targets() throws.
+bool has_target(const Windows& windows, std::int64_t window);
+
 /// Documents within the rows of a batch, an element a token.
 struct RowDocuments {
   std::vector<std::int32_t> begin;      ///< index in the row at which the token's document begins

@@ -15,8 +15,8 @@ class File;
 
 namespace tranche::data {
 
-/// automatic: llm.c by its magic numbers, nanoGPT and safetensors by the endings .bin and .safetensors, else
-/// text.
+/// automatic: by the file's bytes; nanoGPT's, which no bytes tell, by the ending .bin. What is neither text
+/// nor tokens is refused by name, JSON lines too.
 enum class DataFormat : std::uint8_t { automatic, text, llmc, nanogpt, uint32, safetensors };
 std::string_view name_of(DataFormat format);
 /// "auto", "text", "llmc", "nanogpt", "uint32", "safetensors"; throws ConfigurationError naming them.
@@ -39,7 +39,9 @@ inline constexpr std::int64_t largest_whole_digest = std::int64_t{64} << 20;
 ///   (I64) and "targets" (U8), of which the last two may be missing.
 class TokenFile {
  public:
-  /// Throws ConfigurationError naming the file when it is missing, empty, cut off, or not of the format.
+  /// Throws ConfigurationError naming the file when it is missing, empty, cut off, or not of the format; with
+  /// DataFormat::automatic also for what is neither text nor tokens (compressed files, parquet, JSON lines,
+  /// text in UTF-16, ...), saying what to do.
   explicit TokenFile(const std::string& path, DataFormat format = DataFormat::automatic);
 
   const std::string& path() const noexcept { return path_; }
@@ -70,6 +72,7 @@ class TokenFile {
                  const std::function<void(std::span<const std::uint8_t>)>& visit) const;
 
  private:
+  void choose_format(std::span<const std::uint8_t> head);
   void open_safetensors();
   void check_range(std::int64_t first, std::int64_t count) const;
   [[noreturn]] void refuse_cut(std::int64_t missing) const;

@@ -21,8 +21,9 @@ struct StepResult {
   std::int64_t step = 0;        ///< 1 for the first call of step(), counts skipped steps too
   bool applied = false;         ///< true when weights were updated
   std::string skipped_because;  ///< empty when applied; names the first non-finite element of the gradient
-  double loss = 0;              ///< sum of losses / tokens, over all ranks and micro-batches
-  double gradient_norm = 0;     ///< global L2 norm of the mean gradient, before clipping
+  double loss =
+      0;  ///< sum of losses / tokens, over all ranks and micro-batches; NaN where there are no tokens
+  double gradient_norm = 0;  ///< global L2 norm of the mean gradient, before clipping
   GradientNoise noise;
   double clip_coefficient = 1;  ///< factor of the gradients for clipping
   double learning_rate = 0;
@@ -44,8 +45,8 @@ struct StepResult {
 };
 
 struct EvaluationResult {
-  double loss = 0;
-  std::int64_t tokens = 0;
+  double loss = 0;          ///< of a token; NaN where there are none
+  std::int64_t tokens = 0;  ///< over all ranks and micro-batches
 };
 
 }  // namespace tranche
