@@ -213,39 +213,6 @@ std::optional<std::string> read_json_prompt(std::string_view line, const ChatFor
   return text;
 }
 
-namespace {
-
-/// Which of the tokens are learned: those that begin in a segment with a target. Segments end at places in
-/// the bytes that tokens stand for. These are not the text's own where the tokenizer normalizes it or adds a
-/// space.
-std::vector<std::uint8_t> learned_tokens(const Tokenizer& tokenizer, const Document& document,
-                                         std::size_t text_bytes, const std::vector<std::int32_t>& tokens) {
-  std::size_t bytes = 0;
-  for (const std::int32_t token : tokens) bytes += tokenizer.decode(token).size();
-  std::vector<std::size_t> ends;
-  std::string before;
-  for (const Segment& segment : document.segments) {
-    before += segment.text;
-    std::size_t end = before.size();
-    if (bytes != text_bytes) {
-      end = 0;
-      for (const std::int32_t token : tokenizer.encode(before)) end += tokenizer.decode(token).size();
-    }
-    ends.push_back(end);
-  }
-  std::vector<std::uint8_t> learned;
-  learned.reserve(tokens.size());
-  std::size_t at = 0, segment = 0;
-  for (const std::int32_t token : tokens) {
-    while (segment + 1 < ends.size() && at >= ends[segment]) ++segment;
-    learned.push_back(document.segments[segment].target ? 1 : 0);
-    at += tokenizer.decode(token).size();
-  }
-  return learned;
-}
-
-}  // namespace
-
 void append_document(const Tokenizer& tokenizer, const Document& document, bool special,
                      TokenDocuments& documents) {
   const auto add = [&](std::int32_t token, bool target) {
@@ -261,10 +228,11 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
   const bool one = document.segments.size() == 1;  // which may be as large as memory
   const std::string joined = one ? std::string() : text_of(document.segments);
   const std::string& text = one ? document.segments.front().text : joined;
-  std::vector<std::int32_t> tokens = tokenizer.encode(text);
   const bool same = std::all_of(document.segments.begin(), document.segments.end(), [&](const Segment& each) {
     return each.target == document.segments[0].target;
   });
+  std::vector<std::size_t> begins;
+  std::vector<std::int32_t> tokens = same ? tokenizer.encode(text) : tokenizer.encode(text, begins);
   if (tokens.size() > begin) {  // grows once, also by the tokens around
     const std::size_t all = begin + tokens.size() + added.before.size() + added.after.size() + 1;
     documents.targets.reserve(all);
@@ -274,8 +242,13 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
     documents.targets.insert(documents.targets.end(), tokens.size(),
                              document.segments.front().target ? 1 : 0);
   } else {
-    const std::vector<std::uint8_t> learned = learned_tokens(tokenizer, document, text.size(), tokens);
-    documents.targets.insert(documents.targets.end(), learned.begin(), learned.end());
+    std::size_t segment = 0, end = document.segments[0].text.size();
+    for (const std::size_t token_begin : begins) {
+      while (segment + 1 < document.segments.size() && token_begin >= end) {
+        end += document.segments[++segment].text.size();
+      }
+      documents.targets.push_back(document.segments[segment].target ? 1 : 0);
+    }
   }
   if (documents.tokens.empty()) {
     documents.tokens = std::move(tokens);

@@ -35,7 +35,13 @@ std::pair<utf8proc_int32_t, std::size_t> first_character(std::string_view text) 
   return {character, static_cast<std::size_t>(bytes)};
 }
 
-/// The byte of "<0x0A>"; -1: another text.
+/// True when `a` comes after `b`: the heap's front is the earliest merge, and of equals the leftmost.
+bool later(const PairEncoding::Scratch::Candidate& a, const PairEncoding::Scratch::Candidate& b) {
+  return a.rank != b.rank ? a.rank > b.rank : a.place > b.place;
+}
+
+}  // namespace
+
 int byte_of_name(std::string_view text) {
   int byte = -1;
   if (text.size() != 6 || !text.starts_with("<0x") || text.back() != '>') return -1;
@@ -52,13 +58,6 @@ std::string with_spaces(std::string_view text) {
   }
   return spaced;
 }
-
-/// True when `a` comes after `b`: the heap's front is the earliest merge, and of equals the leftmost.
-bool later(const PairEncoding::Scratch::Candidate& a, const PairEncoding::Scratch::Candidate& b) {
-  return a.rank != b.rank ? a.rank > b.rank : a.place > b.place;
-}
-
-}  // namespace
 
 bool to_bytes(std::string_view visible, std::string& bytes) {
   static const std::array<int, 324> by_character = bytes_by_character();
@@ -78,10 +77,12 @@ bool PairEncoding::add_token(std::string_view text, std::int32_t token) {
   if (token >= vocabulary()) bytes_.resize(static_cast<std::size_t>(token) + 1);
   std::string& place = bytes_[static_cast<std::size_t>(token)];
   if (!place.empty()) return false;
+  ++base_;
   std::string bytes;
   if (symbols_ == Symbols::bytes) {
     if (!to_bytes(text, bytes)) {
       place = text;  // as added tokens are written; no word is this one
+      never_words_.emplace(text, token);
       return true;
     }
     if (bytes.size() == 1) of_byte_[static_cast<unsigned char>(bytes[0])] = token;
@@ -110,6 +111,15 @@ bool PairEncoding::add_special(std::string_view text, std::int32_t token) {
 std::optional<std::int32_t> PairEncoding::find(std::string_view text) const {
   const auto found = tokens_.find(text);
   if (found == tokens_.end()) return std::nullopt;
+  return found->second;
+}
+
+std::optional<std::int32_t> PairEncoding::token_of(std::string_view text) const {
+  std::string bytes;
+  if (symbols_ == Symbols::characters) return find(text);
+  if (to_bytes(text, bytes)) return find(bytes);
+  const auto found = never_words_.find(text);
+  if (found == never_words_.end()) return std::nullopt;
   return found->second;
 }
 

@@ -20,6 +20,11 @@ inline constexpr std::string_view visible_space = "\u2581";
 /// in order. False when a character stands for no byte.
 bool to_bytes(std::string_view visible, std::string& bytes);
 
+/// The byte of "<0x0A>"; -1: another text.
+int byte_of_name(std::string_view text);
+/// The text with a space for each U+2581.
+std::string with_spaces(std::string_view text);
+
 /// A vocabulary and the merges of its tokens.
 class PairEncoding {
  public:
@@ -50,6 +55,11 @@ class PairEncoding {
   /// The first byte that cannot be encoded; -1: none.
   int byte_without_token() const;
 
+  /// The token of a text as the vocabulary was given it; nothing where there is none.
+  std::optional<std::int32_t> token_of(std::string_view text) const;
+  /// How many tokens add_token() took.
+  std::int64_t base() const noexcept { return base_; }
+
   std::int64_t vocabulary() const noexcept { return static_cast<std::int64_t>(bytes_.size()); }
   std::string_view bytes_of(std::int32_t token) const;
   /// Encodes a word, of which no part is merged with the next. With `whole`, a word that is a token is that
@@ -72,7 +82,10 @@ class PairEncoding {
   std::vector<std::string> bytes_;           ///< by token
   std::array<std::int32_t, 256> of_byte_{};  ///< by byte
   std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>>
-      tokens_;                                       ///< by what encode() is given
+      tokens_;  ///< by what encode() is given
+  std::unordered_map<std::string, std::int32_t, Hash, std::equal_to<>>
+      never_words_;  ///< tokens whose texts stand for no bytes
+  std::int64_t base_ = 0;
   std::unordered_map<std::uint64_t, Merge> merges_;  ///< by a pair of tokens
   std::int32_t next_rank_ = 0;
 };

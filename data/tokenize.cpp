@@ -366,7 +366,8 @@ TextFormat parse_text_format(std::string_view name, std::string_view flag) {
 std::string tokenizer_digest(const std::string& folder) {
   std::string digests;
   for (const char* name :
-       {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json"}) {
+       {"tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json",
+        "special_tokens_map.json", "added_tokens.json", "config.json"}) {
     const std::string path = folder + "/" + name;
     if (!detail::posix_file_system().exists(path)) continue;
     digests += checkpoint::to_hex(checkpoint::digest_of(detail::read_text_file(path, "tokenizer file")));

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
-#include "core/json_node.h"
 #include "core/text_file.h"
+#include "data/sentencepiece_tokenizer.h"
+#include "data/tokenizer_json.h"
 #include "tranche/core/error.h"
 
 namespace tranche::data {
@@ -46,30 +46,24 @@ bool is_there(const std::string& path) {
   return std::filesystem::exists(path, none);
 }
 
-/// The token that ends a document: "eos_token" of tokenizer_config.json, or a usual name. That file also says
-/// for SentencePiece which tokens are added.
-void complete(const std::string& folder, bool sentencepiece, Tokenizer& tokenizer) {
-  SpecialTokens special = tokenizer.special();
-  const std::string path = folder + "/tokenizer_config.json";
-  if (is_there(path)) {
-    const auto root = detail::JsonNode::read<ConfigurationError>(detail::read_text_file(path, what), path);
-    if (const detail::JsonNode end = root["eos_token"]) {
-      const std::string name = end.json().is_object() ? end["content"].text() : end.text();
-      special.end = tokenizer.find(name);
-      if (!special.end) end.fail(fmt::format("is '{}', which the tokenizer does not have", name));
-    }
-    const auto off = [&](const char* key) { return root[key] && !root[key].boolean(); };
-    const auto on = [&](const char* key) { return root[key] && root[key].boolean(); };
-    if (sentencepiece && off("add_bos_token")) special.before.clear();
-    if (sentencepiece && on("add_eos_token") && special.end) special.after = {*special.end};
-  }
-  for (const char* name : {"<|endoftext|>", "<|end_of_text|>", "</s>"}) {
-    if (!special.end) special.end = tokenizer.find(name);
-  }
-  tokenizer.set_special(std::move(special));
+/// Pipes and devices are refused.
+std::optional<std::string> read_if_there(const std::string& path) {
+  if (!is_there(path)) return std::nullopt;
+  return detail::read_text_file(path, what);
 }
 
 }  // namespace
+
+std::vector<std::int32_t> Tokenizer::encode(std::string_view text, std::vector<std::size_t>& begins) const {
+  std::vector<std::int32_t> tokens = encode(text);
+  begins.clear();
+  std::size_t at = 0;
+  for (const std::int32_t token : tokens) {
+    begins.push_back(at);
+    at += decode(token).size();
+  }
+  return tokens;
+}
 
 std::unique_ptr<Tokenizer> make_byte_tokenizer() {
   return std::make_unique<ByteTokenizer>();
@@ -80,24 +74,40 @@ bool has_tokenizer(const std::string& folder) {
          (is_there(folder + "/vocab.json") && is_there(folder + "/merges.txt"));
 }
 
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
-  // Pipes and devices are refused by read_text_file().
-  const std::string json = folder + "/tokenizer.json", model = folder + "/tokenizer.model";
-  std::unique_ptr<Tokenizer> tokenizer;
-  if (is_there(json)) {
-    tokenizer = read_tokenizer_json(detail::read_text_file(json, what), json);
-  } else if (is_there(model)) {
-    tokenizer = read_sentencepiece(detail::read_text_file(model, what), model);
-  } else if (is_there(folder + "/vocab.json")) {
-    tokenizer = read_vocabulary_and_merges(detail::read_text_file(folder + "/vocab.json", what),
-                                           detail::read_text_file(folder + "/merges.txt", what), folder);
-  } else {
-    throw ConfigurationError(fmt::format(
-        "'{}' has no tokenizer: neither tokenizer.json nor tokenizer.model, nor vocab.json with merges.txt",
-        folder));
+std::unique_ptr<Tokenizer> read_tokenizer(const TokenizerFiles& files, const std::string& folder) {
+  if (files.tokenizer_json) return read_tokenizer_json(files, folder);
+  if (files.tokenizer_model) {
+    return read_sentencepiece(*files.tokenizer_model, folder + "/tokenizer.model",
+                              read_layout(files, folder, {}, false));
   }
-  complete(folder, !is_there(json) && is_there(model), *tokenizer);
-  return tokenizer;
+  if (files.vocabulary && files.merges) return read_vocabulary_and_merges(files, folder);
+  throw ConfigurationError(fmt::format(
+      "'{}' has no tokenizer: neither tokenizer.json nor tokenizer.model, nor vocab.json with merges.txt",
+      folder));
+}
+
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+  const auto read = [&](const char* name) { return read_if_there(folder + "/" + name); };
+  TokenizerFiles files;
+  files.tokenizer_json = read("tokenizer.json");
+  if (!files.tokenizer_json) files.tokenizer_model = read("tokenizer.model");
+  if (!files.tokenizer_json && !files.tokenizer_model && is_there(folder + "/vocab.json")) {
+    files.vocabulary = read("vocab.json");
+    files.merges = detail::read_text_file(folder + "/merges.txt", what);
+  }
+  if (!files.tokenizer_json && !files.tokenizer_model && !files.vocabulary &&
+      is_there(folder + "/tekken.json")) {
+    throw ConfigurationError(
+        fmt::format("'{}' has no tokenizer that can be read: tekken.json is Mistral's own format; put the "
+                    "tokenizer.json of the "
+                    "model's Hugging Face folder beside it",
+                    folder));
+  }
+  files.tokenizer_config = read("tokenizer_config.json");
+  files.special_tokens_map = read("special_tokens_map.json");
+  files.added_tokens = read("added_tokens.json");
+  files.model_config = read("config.json");
+  return read_tokenizer(files, folder);
 }
 
 }  // namespace tranche::data

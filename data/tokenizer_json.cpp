@@ -7,9 +7,8 @@
 
 #include "core/json.h"
 #include "core/json_node.h"
-#include "data/bpe_tokenizer.h"
+#include "data/tokenizer_json.h"
 #include "tranche/core/error.h"
-#include "tranche/data/tokenizer.h"
 
 namespace tranche::data {
 
@@ -18,7 +17,8 @@ namespace {
 using detail::JsonNode;
 using Symbols = PairEncoding::Symbols;
 
-constexpr std::int32_t largest_token = (1 << 24) - 1;
+/// More tokens around a text are nobody's.
+constexpr std::size_t most_tokens_around = 1024;
 
 /// Throws "ORIGIN: pre_tokenizer.type is "Digits", which is not supported: REASON".
 [[noreturn]] void refuse(const JsonNode& node, std::string_view reason) {
@@ -43,27 +43,83 @@ std::vector<JsonNode> steps_of(const JsonNode& node, std::string_view list) {
   return node[list].items();
 }
 
+/// What a class of transformers does with a vocabulary of its kind.
+void set_class(TokenizerClass kind, bool prefix_space, bool legacy, BpeDefinition& parts) {
+  using Prefix = BpeDefinition::Prefix;
+  if (kind == TokenizerClass::llama) {
+    parts.space_before = !prefix_space ? Prefix::never : legacy ? Prefix::always : Prefix::first;
+    parts.space_once = true;
+    parts.visible_spaces = true;
+    parts.strips_space = prefix_space;
+    return;
+  }
+  parts.composes = kind == TokenizerClass::qwen2;
+  parts.patterns.emplace_back(parts.composes ? qwen2_pattern : gpt2_pattern);
+  parts.blank_before = prefix_space;
+}
+
+BaseVocabulary vocabulary_of(const PairEncoding& pairs) {
+  return {pairs.base(), [&pairs](std::string_view text) { return pairs.token_of(text); }};
+}
+
+/// Added tokens are written as they are.
+void mark_added(BpeDefinition& parts) {
+  for (const AddedToken& token : parts.added.tokens()) {
+    if (!parts.pairs.add_special(token.text, token.token)) {
+      throw ConfigurationError(
+          fmt::format("added token '{}' gets the number {}, which is another token of the vocabulary",
+                      token.text, token.token));
+    }
+  }
+}
+
 class Reader {
  public:
   Reader(std::string_view text, std::string_view origin)
       : origin_(origin), root_(JsonNode::read<ConfigurationError>(text, origin)) {}
 
-  std::unique_ptr<Tokenizer> read() {
+  std::vector<NamedToken> added_tokens() const {
+    std::vector<NamedToken> tokens;
+    if (!root_["added_tokens"]) return tokens;
+    for (const JsonNode& entry : root_["added_tokens"].items()) {
+      entry.allow({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
+      (void)entry["id"].integer<std::int32_t>(0, largest_token);
+      tokens.push_back(read_named_token(entry));
+      tokens.back().normalized = entry["normalized"] && entry["normalized"].boolean();
+    }
+    return tokens;
+  }
+
+  /// Refuses normalized added tokens where a normalizer would put a space before them.
+  void require_raw(const TokenizerLayout& layout) const {
+    layout.require_raw([this](const std::string&) { return prepends_; }, "with a Prepend normalizer");
+  }
+
+  BpeDefinition read(TokenizerClass kind, bool prefix_space, bool legacy) {
     // Truncation and padding are for the caller of the tokenizer to choose; here nothing asks for them.
     root_.allow({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                  "post_processor", "decoder", "model"});
     const JsonNode model = root_["model"];
     if (model["type"] && model["type"].text() != "BPE") {
-      refuse(model["type"], "BPE is, and SentencePiece's own tokenizer.model");
+      refuse(model["type"], "only \"BPE\" is");
     }
-    read_normalizer();
-    read_pre_tokenizer();
+    // A class of its own takes vocabulary, merges and the tokens around a text from the file, and no more.
+    const bool own = kind != TokenizerClass::generic && kind != TokenizerClass::unnamed;
+    if (own) {
+      byte_level_ = kind != TokenizerClass::llama;
+      set_class(kind, prefix_space, legacy, parts_);
+    } else {
+      read_normalizer();
+      read_pre_tokenizer();
+    }
     parts_.pairs = PairEncoding(byte_level_ ? Symbols::bytes : Symbols::characters);
-    read_model(model);
-    read_added();
+    read_model(model, own);
+    if (!own) {
+      read_added();
+      read_decoder();
+    }
     read_post_processor();
-    read_decoder();
-    return std::make_unique<BpeTokenizer>(std::move(parts_));
+    return std::move(parts_);
   }
 
  private:
@@ -100,7 +156,9 @@ class Reader {
       if (byte_level_) refuse(step["type"], "nothing may follow ByteLevel");
       if (type == "ByteLevel") {
         step.allow({"type", "add_prefix_space", "trim_offsets", "use_regex"});
-        require_off(step["add_prefix_space"], "only false is");
+        parts_.blank_before = step["add_prefix_space"] && step["add_prefix_space"].boolean();
+        if (parts_.blank_before && !parts_.patterns.empty())
+          refuse(step["add_prefix_space"], "only false is behind Split");
         if (!step["use_regex"] || step["use_regex"].boolean()) parts_.patterns.emplace_back(gpt2_pattern);
         byte_level_ = true;
       } else if (type == "Split") {
@@ -151,25 +209,29 @@ class Reader {
     parts_.visible_spaces = true;
   }
 
-  void read_model(const JsonNode& model) {
+  void read_model(const JsonNode& model, bool own) {
     model.allow({"type", "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix",
                  "fuse_unk", "byte_fallback", "ignore_merges", "vocab", "merges"});
     if (model["dropout"]) refuse(model["dropout"], "only null is");
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       if (model[key]) require_text(model[key], "");
     }
-    if (!byte_level_ && (!model["byte_fallback"] || !model["byte_fallback"].boolean())) {
-      model.fail("has no \"byte_fallback\": true, which is not supported without ByteLevel");
+    if (!own) {
+      if (!byte_level_ && (!model["byte_fallback"] || !model["byte_fallback"].boolean())) {
+        model.fail("has no \"byte_fallback\": true, which is not supported without ByteLevel");
+      }
+      if (byte_level_) require_off(model["byte_fallback"], "not with ByteLevel");
+      parts_.whole_words = model["ignore_merges"] && model["ignore_merges"].boolean();
+      if (parts_.whole_words && !byte_level_) refuse(model["ignore_merges"], "not without ByteLevel");
     }
-    if (byte_level_) require_off(model["byte_fallback"], "not with ByteLevel");
-    parts_.whole_words = model["ignore_merges"] && model["ignore_merges"].boolean();
-    if (parts_.whole_words && !byte_level_) refuse(model["ignore_merges"], "not without ByteLevel");
     for (const auto& [text, number] : model["vocab"].members()) {
       const auto token = number.integer<std::int32_t>(0, largest_token);
       if (!parts_.pairs.add_token(text, token)) number.fail(fmt::format("is {}, as another token's", token));
     }
     if (const int byte = parts_.pairs.byte_without_token(); byte >= 0) {
-      model["vocab"].fail(fmt::format("has no token for byte {}", byte));
+      model["vocab"].fail(
+          fmt::format("has no token for byte {}{}", byte,
+                      own ? ", which the class of the tokenizer (tokenizer_class, model_type) needs" : ""));
     }
     for (const JsonNode& merge : model["merges"].items()) read_merge(merge);
   }
@@ -193,18 +255,11 @@ class Reader {
   }
 
   void read_added() {
-    if (!root_["added_tokens"]) return;
-    for (const JsonNode& entry : root_["added_tokens"].items()) {
-      entry.allow({"id", "content", "single_word", "lstrip", "rstrip", "normalized", "special"});
-      for (const char* flag : {"single_word", "lstrip", "rstrip"}) require_off(entry[flag], "only false is");
-      AddedToken token{entry["content"].text(), entry["id"].integer<std::int32_t>(0, largest_token),
-                       entry["normalized"] && entry["normalized"].boolean()};
-      if (token.normalized && prepends_) refuse(entry["normalized"], "not with a Prepend normalizer");
-      if (!parts_.pairs.add_special(token.text, token.token)) {
-        entry["id"].fail(fmt::format("is {}, which is another token of the vocabulary", token.token));
-      }
-      parts_.added.push_back(std::move(token));
-    }
+    TokenizerLayout layout;
+    layout.listed = added_tokens();
+    require_raw(layout);
+    (void)add_tokens(layout, vocabulary_of(parts_.pairs), parts_.added);
+    mark_added(parts_);
   }
 
   void read_post_processor() {
@@ -222,8 +277,10 @@ class Reader {
         const std::string name = piece["SpecialToken"]["id"].text();
         for (const JsonNode& id : step["special_tokens"][name]["ids"].items()) {
           auto& tokens = behind ? parts_.special.after : parts_.special.before;
-          tokens.push_back(
-              id.integer<std::int32_t>(0, static_cast<std::int32_t>(parts_.pairs.vocabulary()) - 1));
+          if (tokens.size() == most_tokens_around)
+            id.fail(
+                fmt::format("is one token too many: at most {} may be around a text", most_tokens_around));
+          tokens.push_back(id.integer<std::int32_t>(0, largest_token));
         }
       }
     }
@@ -257,30 +314,46 @@ class Reader {
   bool byte_level_ = false, prepends_ = false;
 };
 
-}  // namespace
-
-std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, std::string_view origin) {
-  return Reader(text, origin).read();
+/// Every number is that of a token.
+void require_tokens(const std::vector<std::int32_t>& tokens, const BpeDefinition& parts,
+                    std::string_view origin) {
+  for (const std::int32_t token : tokens) {
+    if (parts.pairs.bytes_of(token).empty()) {
+      throw ConfigurationError(
+          fmt::format("{}: post_processor puts {} around texts, which is no token", origin, token));
+    }
+  }
 }
 
-std::unique_ptr<Tokenizer> read_vocabulary_and_merges(std::string_view vocabulary_json,
-                                                      std::string_view merges, std::string_view origin) {
+std::unique_ptr<Tokenizer> finish(BpeDefinition parts, std::string_view origin) {
+  require_tokens(parts.special.before, parts, origin);
+  require_tokens(parts.special.after, parts, origin);
+  return std::make_unique<BpeTokenizer>(std::move(parts));
+}
+
+/// Adds a layout's tokens. What tokenizer.json says is around a text counts.
+void add_layout(const TokenizerLayout& layout, bool has_json, BpeDefinition& parts) {
+  SpecialTokens special = add_tokens(layout, vocabulary_of(parts.pairs), parts.added);
+  mark_added(parts);
+  if (has_json) {
+    parts.special.end = special.end;
+  } else {
+    parts.special = std::move(special);
+  }
+}
+
+BpeDefinition read_two_files(std::string_view vocabulary_json, std::string_view merges,
+                             std::string_view origin) {
   const auto refuse_files = [&](const std::string& what) {
     throw ConfigurationError(fmt::format("{}: {}", origin, what));
   };
-  constexpr std::string_view end_of_text = "<|endoftext|>";
   BpeDefinition parts;
-  parts.patterns.emplace_back(gpt2_pattern);
   const JsonNode vocabulary =
       JsonNode::read<ConfigurationError>(vocabulary_json, fmt::format("{}: vocab.json", origin));
   for (const auto& [text, number] : vocabulary.members()) {
     const auto token = number.integer<std::int32_t>(0, largest_token);
     if (!parts.pairs.add_token(text, token)) {
       refuse_files(fmt::format("vocab.json: two tokens have the number {}", token));
-    }
-    if (text == end_of_text) {
-      parts.added.push_back({text, token, false});
-      parts.special.end = token;
     }
   }
   if (const int byte = parts.pairs.byte_without_token(); byte >= 0) {
@@ -290,7 +363,7 @@ std::unique_ptr<Tokenizer> read_vocabulary_and_merges(std::string_view vocabular
   std::string line;
   for (int number = 1; std::getline(lines, line); ++number) {
     if (line.ends_with('\r')) line.pop_back();
-    if (line.empty() || (number == 1 && line.starts_with("#version"))) continue;
+    if (line.empty() || line.starts_with("#version")) continue;
     const std::size_t blank = line.find(' ');
     if (blank == std::string::npos || !parts.pairs.add_merge(std::string_view(line).substr(0, blank),
                                                              std::string_view(line).substr(blank + 1))) {
@@ -298,6 +371,60 @@ std::unique_ptr<Tokenizer> read_vocabulary_and_merges(std::string_view vocabular
                                number, line));
     }
   }
+  return parts;
+}
+
+}  // namespace
+
+std::unique_ptr<Tokenizer> read_tokenizer_json(std::string_view text, std::string_view origin) {
+  return finish(Reader(text, origin).read(TokenizerClass::generic, false, false), origin);
+}
+
+std::unique_ptr<Tokenizer> read_tokenizer_json(const TokenizerFiles& files, const std::string& folder) {
+  const std::string origin = folder + "/tokenizer.json";
+  Reader reader(*files.tokenizer_json, origin);
+  const TokenizerLayout layout = read_layout(
+      files, folder, reader.added_tokens(), files.tokenizer_json->find("\"ByteLevel\"") != std::string::npos);
+  BpeDefinition parts =
+      reader.read(layout.kind, layout.prefix_space.value_or(layout.kind == TokenizerClass::llama),
+                  layout.legacy.value_or(false));
+  reader.require_raw(layout);
+  add_layout(layout, true, parts);
+  return finish(std::move(parts), origin);
+}
+
+std::unique_ptr<Tokenizer> read_vocabulary_and_merges(std::string_view vocabulary_json,
+                                                      std::string_view merges, std::string_view origin) {
+  BpeDefinition parts = read_two_files(vocabulary_json, merges, origin);
+  parts.patterns.emplace_back(gpt2_pattern);
+  constexpr const char* end = "<|endoftext|>";
+  if (const auto token = parts.pairs.token_of(end)) {
+    (void)parts.added.add(end, false, token, parts.pairs.base());
+    parts.special.end = *token;
+  }
+  return std::make_unique<BpeTokenizer>(std::move(parts));
+}
+
+std::unique_ptr<Tokenizer> read_vocabulary_and_merges(const TokenizerFiles& files,
+                                                      const std::string& folder) {
+  TokenizerLayout layout = read_layout(files, folder, {}, false);
+  BpeDefinition parts = read_two_files(*files.vocabulary, *files.merges, folder);
+  if (layout.kind == TokenizerClass::unnamed && parts.pairs.token_of("<|endoftext|>")) {
+    layout.kind = TokenizerClass::gpt2;
+    layout.set_default("bos_token", "<|endoftext|>");
+    layout.set_default("eos_token", "<|endoftext|>");
+  }
+  if (layout.kind != TokenizerClass::gpt2 && layout.kind != TokenizerClass::qwen2) {
+    throw ConfigurationError(fmt::format(
+        "{}: vocab.json and merges.txt do not say how text is split in words{}: put a tokenizer.json beside "
+        "them, or "
+        "name GPT2Tokenizer or Qwen2Tokenizer as tokenizer_class of tokenizer_config.json",
+        folder,
+        layout.kind == TokenizerClass::unnamed ? ""
+                                               : fmt::format(", and {} does not know", layout.kind_name)));
+  }
+  set_class(layout.kind, layout.prefix_space.value_or(false), false, parts);
+  add_layout(layout, false, parts);
   return std::make_unique<BpeTokenizer>(std::move(parts));
 }
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <optional>
 
 #include "tranche/core/error.h"
 
@@ -62,6 +63,7 @@ std::string translated(std::string_view pattern) {
 
 }  // namespace
 
+/// A compiled pattern. A match begins at the byte that is asked for, or nowhere.
 struct WordPattern::Code {
   explicit Code(pcre2_code* compiled) : code(compiled) {}
   ~Code() { pcre2_code_free(code); }
@@ -76,7 +78,7 @@ WordPattern::WordPattern(std::string_view pattern) {
   PCRE2_SIZE at = 0;
   pcre2_code* const code =
       pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_ANCHORED, &error, &at, nullptr);
   if (code == nullptr) throw InvalidArgument(message_of(error));
   code_ = std::make_shared<Code>(code);
   std::uint32_t empty = 0;
@@ -85,21 +87,88 @@ WordPattern::WordPattern(std::string_view pattern) {
   (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // it is interpreted where that fails
 }
 
-void WordPattern::split(std::string_view text, const std::function<void(std::string_view)>& visit) const {
-  const std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> match(
-      pcre2_match_data_create(1, nullptr), pcre2_match_data_free);
-  if (!match) throw std::bad_alloc();
-  const PCRE2_SIZE* const range = pcre2_get_ovector_pointer(match.get());
+namespace {
+
+/// One split(): matches under a budget. PCRE2 counts steps anew at each start, so each start is a call of its
+/// own. It does not say how many steps it took, either: a call is charged with its limit, which begins small
+/// and grows where it was too small.
+class Matcher {
+ public:
+  Matcher(const pcre2_code* code, std::string_view text, WordPattern::Budget& budget)
+      : code_(code),
+        text_(text),
+        budget_(budget),
+        match_(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
+        context_(pcre2_match_context_create(nullptr), pcre2_match_context_free),
+        stack_(nullptr, pcre2_jit_stack_free) {
+    if (!match_ || !context_) throw std::bad_alloc();
+  }
+
+  /// The end of the match that begins at a byte; nothing where none does.
+  std::optional<std::size_t> end_of_match(std::size_t from) {
+    for (std::int64_t limit = first_limit;;) {
+      const std::int64_t allowed = std::min(limit, budget_.steps);
+      if (allowed <= 0) throw InvalidArgument("it takes too many steps for a text of this length");
+      pcre2_set_match_limit(context_.get(), static_cast<std::uint32_t>(allowed));
+      const int found = pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text_.data()), text_.size(), from,
+                                    PCRE2_NO_UTF_CHECK, match_.get(), context_.get());
+      budget_.steps -= allowed;
+      if (found == PCRE2_ERROR_NOMATCH) return std::nullopt;
+      if (found >= 0) return pcre2_get_ovector_pointer(match_.get())[1];
+      if (found == PCRE2_ERROR_JIT_STACKLIMIT && !stack_) {
+        give_stack();
+      } else if (found == PCRE2_ERROR_MATCHLIMIT) {
+        limit = std::min<std::int64_t>(limit * 8, largest_limit);
+      } else {
+        throw InvalidArgument(message_of(found));
+      }
+    }
+  }
+
+ private:
+  static constexpr std::int64_t first_limit = 128, largest_limit = 1'000'000'000;
+
+  /// Some patterns push a place to come back to for each character of a match. Pages that are not used are
+  /// not taken.
+  void give_stack() {
+    const std::size_t largest =
+        std::min<std::size_t>((std::size_t{1} << 20) + 256 * text_.size(), std::size_t{1} << 31);
+    stack_.reset(pcre2_jit_stack_create(std::size_t{1} << 16, largest, nullptr));
+    if (!stack_) throw InvalidArgument(message_of(PCRE2_ERROR_JIT_STACKLIMIT));
+    pcre2_jit_stack_assign(context_.get(), nullptr, stack_.get());
+  }
+
+  const pcre2_code* code_;
+  std::string_view text_;
+  WordPattern::Budget& budget_;
+  std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> match_;
+  std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> context_;
+  std::unique_ptr<pcre2_jit_stack, void (*)(pcre2_jit_stack*)> stack_;
+};
+
+}  // namespace
+
+WordPattern::Budget WordPattern::budget_for(std::size_t bytes) noexcept {
+  return {10'000'000 + 512 * static_cast<std::int64_t>(bytes)};
+}
+
+void WordPattern::split(std::string_view text, Budget& budget,
+                        const std::function<void(std::string_view)>& visit) const {
+  Matcher matcher(code_->code, text, budget);
   std::size_t done = 0, from = 0;
   while (from < text.size()) {
-    const int found = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
-                                  PCRE2_NO_UTF_CHECK, match.get(), nullptr);
-    if (found == PCRE2_ERROR_NOMATCH) break;
-    if (found < 0) throw InvalidArgument(message_of(found));
-    if (range[0] > done) visit(text.substr(done, range[0] - done));
-    if (range[1] > range[0]) visit(text.substr(range[0], range[1] - range[0]));
-    done = range[1];
-    from = std::max(range[1], from + 1);  // forward in any case: lookbehinds may match nothing
+    const auto end = matcher.end_of_match(from);
+    if (end && *end > from) {
+      if (from > done) visit(text.substr(done, from - done));
+      visit(text.substr(from, *end - from));
+      done = from = *end;
+      continue;
+    }
+    if (end && from > done) {  // lookbehinds may match nothing
+      visit(text.substr(done, from - done));
+      done = from;
+    }
+    ++from;
     while (from < text.size() && (static_cast<unsigned char>(text[from]) & 0xc0) == 0x80) ++from;
   }
   if (done < text.size()) visit(text.substr(done));
@@ -135,6 +204,43 @@ std::string normalization_form_c(std::string_view text) {
   const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(composed, std::free);
   if (bytes < 0) return std::string(text);
   return {reinterpret_cast<const char*>(composed), static_cast<std::size_t>(bytes)};
+}
+
+namespace {
+
+/// True for characters that no character before them composes with or is ordered behind. Marks may, and the
+/// vowels and final consonants of Hangul.
+bool begins_anew(utf8proc_int32_t character) {
+  const utf8proc_category_t category = utf8proc_category(character);
+  const bool mark = category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||
+                    category == UTF8PROC_CATEGORY_ME;
+  return !mark && (character < 0x1160 || character > 0x11ff);
+}
+
+}  // namespace
+
+std::vector<Place> places_of_form_c(std::string_view text) {
+  std::vector<Place> places;
+  std::size_t normalized = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    std::size_t end = begin;
+    while (end < text.size()) {
+      utf8proc_int32_t character = 0;
+      const utf8proc_ssize_t bytes =
+          utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data() + end),
+                           static_cast<utf8proc_ssize_t>(text.size() - end), &character);
+      if (end > begin && (bytes <= 0 || begins_anew(character))) break;
+      end += bytes <= 0 ? 1 : static_cast<std::size_t>(bytes);
+    }
+    const std::size_t bytes = normalization_form_c(text.substr(begin, end - begin)).size();
+    if (bytes != end - begin) {
+      places.push_back({normalized, begin});
+      places.push_back({normalized + bytes, end});
+    }
+    normalized += bytes;
+    begin = end;
+  }
+  return places;
 }
 
 }  // namespace tranche::data

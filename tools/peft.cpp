@@ -57,7 +57,8 @@ constexpr std::array<Refused, 14> refused_keys{{
 }};
 
 bool asks_for_nothing(const nlohmann::json& value) {
-  return value.is_null() || value == false || value == 0 || value == "" ||
+  return value.is_null() || value == false || value == 0 ||
+         (value.is_string() && value.get_ref<const std::string&>().empty()) ||
          ((value.is_object() || value.is_array()) && value.empty());
 }
 

@@ -130,7 +130,8 @@ TEST(Tokenizer, ALongWordIsNoSlowerThanItsLengthTimesItsLogarithm) {
 
 std::string words(const WordPattern& pattern, std::string_view text) {
   std::string joined;
-  pattern.split(text, [&](std::string_view word) { joined += "[" + std::string(word) + "]"; });
+  WordPattern::Budget budget = WordPattern::budget_for(text.size());
+  pattern.split(text, budget, [&](std::string_view word) { joined += "[" + std::string(word) + "]"; });
   return joined;
 }
 
@@ -182,14 +183,11 @@ TEST(TokenizerJson, FeaturesThatAreNotSupportedAreNamedWithTheirValue) {
     return message_of<ConfigurationError>([&] { (void)read_tokenizer_json(document.dump(), "t.json"); });
   };
   EXPECT_EQ(refused([](json& d) { d["model"]["type"] = "Unigram"; }),
-            "t.json: model.type is \"Unigram\", which is not supported: BPE is, and SentencePiece's own "
-            "tokenizer.model");
+            "t.json: model.type is \"Unigram\", which is not supported: only \"BPE\" is");
   EXPECT_EQ(refused([](json& d) {
               d["normalizer"] = {{"type", "NFKC"}};
             }),
             "t.json: normalizer.type is \"NFKC\", which is not supported: NFC, Prepend and Replace are");
-  EXPECT_EQ(refused([](json& d) { d["pre_tokenizer"]["add_prefix_space"] = true; }),
-            "t.json: pre_tokenizer.add_prefix_space is true, which is not supported: only false is");
   EXPECT_EQ(
       refused([](json& d) { d["pre_tokenizer"]["type"] = "Digits"; }),
       "t.json: pre_tokenizer.type is \"Digits\", which is not supported: ByteLevel, Split and Metaspace are");
@@ -250,13 +248,20 @@ TEST(TokenizerJson, FilesThatContradictThemselves) {
             "t.json: model.merges[8] is not two tokens whose union is one: 'x' and 'y'");
   EXPECT_EQ(refused([](json& d) { d["model"]["merges"].push_back("xy"); }),
             "t.json: model.merges[8] is not two tokens whose union is one: 'xy' and ''");
-  EXPECT_EQ(refused([](json& d) { d["added_tokens"][0]["id"] = 97; }),
-            "t.json: added_tokens[0].id is 97, which is another token of the vocabulary");
+  EXPECT_EQ(
+      refused([](json& d) { d["added_tokens"][0]["id"] = 97; }),
+      "t.json: added_tokens[0] gives '<|endoftext|>' the number 97, but it is token 264, and transformers "
+      "takes that one: correct the number, or remove the token");
+  EXPECT_EQ(refused([](json& d) {
+              d["added_tokens"].push_back({{"id", 300}, {"content", "<|x|>"}});
+            }),
+            "t.json: added_tokens[1] gives '<|x|>' the number 300, but the next free number is 265, "
+            "and transformers takes that one: correct the number, or remove the token");
 }
 
 TEST(TokenizerJson, AddedTokensAndTheTokensAroundAText) {
   json document = Files().document();
-  for (const auto& [id, text] : {std::pair{300, "<|x|>"}, {301, "<|x|>y"}, {302, "hello!"}}) {
+  for (const auto& [id, text] : {std::pair{265, "<|x|>"}, {266, "<|x|>y"}, {267, "hello!"}}) {
     document["added_tokens"].push_back({{"id", id}, {"content", text}, {"normalized", false}});
   }
   document["post_processor"] = {
@@ -265,13 +270,13 @@ TEST(TokenizerJson, AddedTokensAndTheTokensAroundAText) {
        {{{"SpecialToken", {{"id", "<|x|>"}, {"type_id", 0}}}},
         {{"Sequence", {{"id", "A"}, {"type_id", 0}}}}}},
       {"pair", json::array()},
-      {"special_tokens", {{"<|x|>", {{"id", "<|x|>"}, {"ids", {300}}, {"tokens", {"<|x|>"}}}}}}};
+      {"special_tokens", {{"<|x|>", {{"id", "<|x|>"}, {"ids", {265}}, {"tokens", {"<|x|>"}}}}}}};
   const auto tokenizer = read_tokenizer_json(document.dump(), "t.json");
-  EXPECT_EQ(tokenizer->vocabulary(), 303);
-  EXPECT_THAT(tokenizer->encode("<|x|>y<|x|>z"), ElementsAre(301, 300, 'z')) << "the longest first";
-  EXPECT_THAT(tokenizer->encode("hello!hello<|x|"), ElementsAre(302, 259, '<', '|', 'x', '|'));
-  EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{301, 259}), "<|x|>yhello");
-  EXPECT_THAT(tokenizer->special().before, ElementsAre(300));
+  EXPECT_EQ(tokenizer->vocabulary(), 268);
+  EXPECT_THAT(tokenizer->encode("<|x|>y<|x|>z"), ElementsAre(266, 265, 'z')) << "the longest first";
+  EXPECT_THAT(tokenizer->encode("hello!hello<|x|"), ElementsAre(267, 259, '<', '|', 'x', '|'));
+  EXPECT_EQ(tokenizer->decode(std::vector<std::int32_t>{266, 259}), "<|x|>yhello");
+  EXPECT_THAT(tokenizer->special().before, ElementsAre(265));
   EXPECT_THAT(tokenizer->special().after, ElementsAre());
 }
 
@@ -321,11 +326,11 @@ TEST(Tokenizer, IsLoadedFromAFolder) {
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)load_tokenizer(path); }),
               AllOf(HasSubstr("tokenizer.model"), HasSubstr("is not a SentencePiece model")));
   json document = Files().document();
-  document["added_tokens"].push_back({{"id", 270}, {"content", "<|im_end|>"}, {"normalized", false}});
+  document["added_tokens"].push_back({{"id", 265}, {"content", "<|im_end|>"}, {"normalized", false}});
   folder.write("tokenizer.json", document.dump());
   EXPECT_EQ(load_tokenizer(path)->special().end, 264) << "the usual name";
   folder.write("tokenizer_config.json", R"({"eos_token": "<|im_end|>"})");
-  EXPECT_EQ(load_tokenizer(path)->special().end, 270);
+  EXPECT_EQ(load_tokenizer(path)->special().end, 265);
   folder.write("tokenizer_config.json", R"({"eos_token": {"content": "<|endoftext|>"}})");
   EXPECT_EQ(load_tokenizer(path)->special().end, 264);
   folder.write("tokenizer_config.json", R"({"eos_token": "<|none|>"})");

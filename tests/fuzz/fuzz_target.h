@@ -39,7 +39,9 @@ Target manifest_target();
 Target network_target();
 Target planted_target();
 Target safetensors_target();
+Target sentencepiece_target();
 Target tokenizer_target();
+Target tokenizer_folder_target();
 Target tokens_target();
 Target units_target();
 
