@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/digest.h"
@@ -29,6 +31,35 @@ bool is_stale_folder(std::string_view name) {
          name.ends_with(stale_suffix);
 }
 
+/// What a run leaves before its first complete save: partial files, its lock, and what people and programs
+/// write beside a run: logs, reports, tables, plots, and folders of them.
+bool is_of_a_run(FileSystem& files, const std::string& parent, const DirectoryEntry& entry, int depth = 0) {
+  const std::string& name = entry.name;
+  if (name.starts_with('.') || name == "lost+found") return true;
+  if (entry.is_directory) {
+    if (is_stale_folder(name)) return true;
+    constexpr int deepest = 4;
+    const std::string path = join_path(parent, name);
+    const std::vector<DirectoryEntry> inner = files.list(path);
+    return depth < deepest && std::all_of(inner.begin(), inner.end(), [&](const DirectoryEntry& one) {
+             return is_of_a_run(files, path, one, depth + 1);
+           });
+  }
+  if (name.starts_with(lease_name) || detail::is_temporary_name(name)) return true;
+  constexpr std::array<std::string_view, 4> models{"config.json", "generation_config.json", "tokenizer.json",
+                                                   "tokenizer_config.json"};
+  if (std::find(models.begin(), models.end(), name) != models.end() || name.ends_with(".index.json") ||
+      name == manifest_name) {
+    return false;
+  }
+  constexpr std::array<std::string_view, 14> endings{".log",   ".out", ".err", ".txt",  ".json",
+                                                     ".jsonl", ".csv", ".md",  ".svg",  ".sh",
+                                                     ".yaml",  ".yml", ".pid", ".trace"};
+  return name == "log" || name.find(".tfevents.") != std::string::npos ||
+         std::any_of(endings.begin(), endings.end(),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
 /// step-N.old: what a checkpoint of the same step replaces; it counts until that one is there.
 bool is_replaced(std::string_view name) {
   return name.ends_with(replaced_suffix) &&
@@ -52,6 +83,13 @@ std::vector<std::uint64_t> lineage_of(const Manifest& manifest) {
 
 bool contains(const std::vector<std::uint64_t>& runs, std::uint64_t run) {
   return std::find(runs.begin(), runs.end(), run) != runs.end();
+}
+
+std::string doubt_of(const Manifest& manifest) {
+  const std::int64_t skipped = manifest.run.skipped;
+  if (skipped == 0) return "they gave a loss that is not finite";
+  return skipped == 1 ? "the last step before it was skipped"
+                      : fmt::format("the last {} steps before it were skipped", skipped);
 }
 
 }  // namespace
@@ -116,6 +154,15 @@ std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& paren
   return found;
 }
 
+bool in_doubt(const Listed& listed, const std::vector<Listed>& found) {
+  return std::any_of(found.begin(), found.end(), [&](const Listed& other) {
+    // Skipped steps change no weights, so that as many updates of one run are the same weights.
+    return other.complete() && other.manifest->run.in_doubt &&
+           other.manifest->run.applied == listed.manifest->run.applied &&
+           contains(lineage_of(*other.manifest), lineage_of(*listed.manifest).back());
+  });
+}
+
 Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes,
                          const std::vector<std::string>& except) {
   std::vector<Listed> found = list_checkpoints(files, parent);
@@ -126,9 +173,26 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   for (const Listed& listed : found) {
     if (!listed.complete()) notes.push_back("passed over: " + listed.problem);
   }
+  const std::vector<Listed> all = found;
   std::erase_if(found, [&](const Listed& listed) {
     return !listed.complete() || std::find(except.begin(), except.end(), listed.path) != except.end();
   });
+  const auto good =
+      std::find_if(found.begin(), found.end(), [&](const Listed& listed) { return !in_doubt(listed, all); });
+  if (good == found.end() && !found.empty()) {
+    notes.push_back(
+        found.front().path +
+        " may have ruined weights, which gave a loss or gradient that is not finite, and there is "
+        "no other checkpoint");
+  } else if (good != found.end()) {
+    for (auto passed = found.begin(); passed != good; ++passed) {
+      notes.push_back(
+          fmt::format("passed over: {}: its weights may be ruined: {}; to take it all the same, "
+                      "name that folder",
+                      passed->path, doubt_of(*passed->manifest)));
+    }
+    found.erase(found.begin(), good);
+  }
   const std::string path = join_path(parent, std::string(latest_name));
   // It only says what the folders show, so that nothing depends on its being readable.
   try {
@@ -157,6 +221,38 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
     throw CheckpointError(text);
   }
   return std::move(found.front());
+}
+
+std::vector<std::string> strangers_in(FileSystem& files, const std::string& parent,
+                                      const std::vector<std::string>& own) {
+  std::vector<std::string> strangers;
+  with_reason("cannot list checkpoints in " + parent, [&] {
+    if (!files.exists(parent)) return;
+    for (const DirectoryEntry& entry : files.list(parent)) {
+      const std::string path = join_path(parent, entry.name);
+      const bool known = std::any_of(own.begin(), own.end(), [&](const std::string& one) {
+        std::error_code ignored;
+        return std::filesystem::equivalent(one, path, ignored);
+      });
+      if (known || is_of_a_run(files, parent, entry)) continue;
+      std::string what = entry.name;
+      try {
+        if (entry.is_directory) {
+          const std::int64_t step = open_manifest(files, path).run.step;
+          what += fmt::format(": a checkpoint of step {} under another name; rename it to {}", step,
+                              step_name(step));
+        } else if (entry.name == latest_name) {
+          const std::string name = parse_latest(files.read_file(path, small_file_bytes));
+          what += name.empty() ? ": not written by this program" : fmt::format(": it names {}", name);
+        }
+      } catch (const Error&) {
+        // Something else; its name has to do.
+      }
+      strangers.push_back(std::move(what));
+    }
+  });
+  std::sort(strangers.begin(), strangers.end());
+  return strangers;
 }
 
 RunFolder::RunFolder(Storage storage, std::string parent, std::uint64_t run,
@@ -265,6 +361,7 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
 std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
   FileSystem& files = storage_.files;
   const std::int64_t step = manifest.run.step;
+  const bool in_doubt = manifest.run.in_doubt;
   const std::string own = temporary(step);
   const std::string target = final_path(step);
   with_reason("cannot complete the checkpoint " + target + " (those before it are untouched)", [&] {
@@ -304,7 +401,10 @@ std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
     files.rename(own, target);
     files.sync_directory(parent_);
     try {
-      files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(step_name(step)));
+      // Who reads only this file gets weights that are not in doubt.
+      if (!in_doubt) {
+        files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(step_name(step)));
+      }
       if (replaces) remove_folder(step_name(step) + std::string(replaced_suffix));
     } catch (const IoError& problem) {
       warning_ = target + " is complete, but: " + problem.message();
@@ -361,12 +461,18 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
       return !listed.complete() || !contains(lineage_, lineage_of(*listed.manifest).back());
     });
     const Listed* const best = rule.keep_lowest.empty() ? nullptr : lowest(own, rule.keep_lowest);
+    const auto proven = [&](const Listed& listed) {
+      const RunState& run = listed.manifest->run;
+      return run.skipped == 0 && run.applied < own.front().manifest->run.applied && !in_doubt(listed, own);
+    };
+    const auto good = rule.newest_is_proven ? own.end() : std::find_if(own.begin(), own.end(), proven);
     int rank = 0;
     for (const Listed& listed : own) {
       const bool newest = rank == 0;
       const bool recent = rank++ < rule.keep_last;
       const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;
       if (newest || recent || milestone || &listed == best) continue;
+      if (good != own.end() && &listed == &*good) continue;
       removed.push_back(listed.path.substr(listed.path.rfind('/') + 1));
       remove_folder(removed.back());
     }

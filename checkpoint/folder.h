@@ -30,10 +30,21 @@ struct Listed {
 std::vector<Listed> list_checkpoints(detail::FileSystem& files, const std::string& parent);
 
 /// The newest complete checkpoint whose path is not among `except`, and in `notes` a line for each that was
-/// passed over and when `latest` is damaged or names another. Throws CheckpointError, with these lines, when
-/// there is none.
+/// passed over and when `latest` is damaged or names another. One whose weights may be ruined (in_doubt()) is
+/// taken only where there is no other. Throws CheckpointError, with these lines, when there is none.
 Listed newest_checkpoint(detail::FileSystem& files, const std::string& parent,
                          std::vector<std::string>& notes, const std::vector<std::string>& except = {});
+
+/// True when the weights of `listed` may be ruined: the last loss or gradient that they gave was not finite,
+/// as its manifest says or that of another checkpoint of the same weights among `found`.
+bool in_doubt(const Listed& listed, const std::vector<Listed>& found);
+
+/// What lies in `parent` beside checkpoints, run by run: each name that no run of ours leaves there before
+/// its first complete save, with what it is where that is known ("step-6: a checkpoint of step 6 under
+/// another name"). Logs, reports and tables (files named so) are a run's, too, and so are the paths `own`.
+/// Sorted; empty for an absent folder. Throws CheckpointError when the folder cannot be read.
+std::vector<std::string> strangers_in(detail::FileSystem& files, const std::string& parent,
+                                      const std::vector<std::string>& own);
 
 /// Reads and checks the manifest of one checkpoint and the sizes of its files. Throws CheckpointError.
 Manifest open_manifest(detail::FileSystem& files, const std::string& folder);
@@ -48,6 +59,9 @@ struct Retention {
   std::int64_t keep_every = 0;  ///< beside them, those whose step is a multiple
   std::string keep_lowest{};    ///< and the one with the lowest number_of() this
                                 ///< pointer; empty: none
+  /// The weights of the newest are known to give finite losses and gradients. Where they are not, the newest
+  /// one before it stays too whose last step was taken, and from which a later step was.
+  bool newest_is_proven = true;
 };
 
 /// Throws InvalidArgument for a text that is no JSON pointer.

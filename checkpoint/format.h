@@ -61,6 +61,8 @@ struct RunState {
   std::int64_t applied = 0;  ///< updates applied (what Adam's bias correction counts)
   std::int64_t samples = 0;  ///< global samples consumed: the next step starts with this number
   std::int64_t tokens = 0;   ///< tokens consumed
+  std::int64_t skipped = 0;  ///< steps in a row at its end that were skipped; 0: the last one was taken
+  bool in_doubt = false;     ///< the last loss or gradient that these weights gave was not finite
   std::string random = "{}";
   std::string loss_scaler = "{}";
   std::string schedule = "{}";

@@ -133,16 +133,19 @@ Json object_text(const std::string& text, std::string_view key) {
 }
 
 Json to_json(const RunState& run) {
-  return {{"step", run.step},
-          {"applied", run.applied},
-          {"samples", run.samples},
-          {"tokens", run.tokens},
-          {"random", object_text(run.random, "random")},
-          {"loss_scaler", object_text(run.loss_scaler, "loss_scaler")},
-          {"schedule", object_text(run.schedule, "schedule")},
-          {"optimizer", object_text(run.optimizer, "optimizer")},
-          {"config", object_text(run.config, "config")},
-          {"user", object_text(run.user, "user")}};
+  Json json = {{"step", run.step},
+               {"applied", run.applied},
+               {"samples", run.samples},
+               {"tokens", run.tokens},
+               {"random", object_text(run.random, "random")},
+               {"loss_scaler", object_text(run.loss_scaler, "loss_scaler")},
+               {"schedule", object_text(run.schedule, "schedule")},
+               {"optimizer", object_text(run.optimizer, "optimizer")},
+               {"config", object_text(run.config, "config")},
+               {"user", object_text(run.user, "user")}};
+  if (run.skipped > 0) json["skipped"] = run.skipped;
+  if (run.in_doubt) json["in_doubt"] = true;
+  return json;
 }
 
 FileRecord file_from(const JsonNode& node) {
@@ -338,6 +341,8 @@ RunState run_from(const JsonNode& node) {
   run.applied = node["applied"].integer(0, most_counted);
   run.samples = node["samples"].integer(0, most_counted);
   run.tokens = node["tokens"].integer(0, most_counted);
+  run.skipped = node["skipped"].integer_or(0, 0, most_counted);
+  run.in_doubt = node["in_doubt"] ? node["in_doubt"].boolean() : false;
   run.random = node["random"].object();
   run.loss_scaler = node["loss_scaler"].object();
   run.schedule = node["schedule"].object();

@@ -14,6 +14,7 @@
 #include "comm/device/device_exchange.h"
 #include "comm/device/device_watch.h"
 #include "comm/nccl/nccl_exchange.h"
+#include "comm/peer_inquiry.h"
 #include "comm/transport/operation.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
@@ -33,6 +34,7 @@ class DeviceCommunicator : public CommunicatorBase {
       : device_(device),
         options_(options),
         host_(std::move(host)),
+        inquiry_(dynamic_cast<PeerInquiry*>(host_.get())),
         failure_(std::make_shared<DeviceFailure>(job_ranks[static_cast<std::size_t>(host_->rank())],
                                                  options.rank_names)),
         exceptions_(std::uncaught_exceptions()),
@@ -261,6 +263,13 @@ class DeviceCommunicator : public CommunicatorBase {
   }
 
   Event enqueue(DeviceCall&& the_call, std::span<const Event> ready) {
+    if (inquiry_ != nullptr && the_call.name != "send" && the_call.name != "recv") {
+      const std::uint64_t number = calls_++;
+      inquiry_->note_device_call(the_call.name, the_call.unit, number);
+      the_call.ask = [inquiry = inquiry_, name = the_call.name, unit = the_call.unit, number] {
+        inquiry->ask_peers(name, unit, number);
+      };
+    }
     const auto call = std::make_shared<const DeviceCall>(std::move(the_call));
     const std::string what = call->what();
     for (const Event& event : ready) {
@@ -279,7 +288,7 @@ class DeviceCommunicator : public CommunicatorBase {
     auto done = std::make_shared<GuardedEvent>(std::move(issued.done), failure_, what, started,
                                                std::move(issued.peers), issued.abortable);
     Event event(done);
-    if (watch_) watch_->add({std::move(done), issued.sending});
+    if (watch_) watch_->add({std::move(done), issued.sending, call->ask});
     std::erase_if(pending_, [](const Event& each) { return each.query(); });
     pending_.push_back(event);
     return event;
@@ -288,6 +297,8 @@ class DeviceCommunicator : public CommunicatorBase {
   Device& device_;
   DeviceCommunicatorOptions options_;
   std::unique_ptr<Communicator> host_;
+  PeerInquiry* inquiry_;     ///< `host_`, if it can ask; else null
+  std::uint64_t calls_ = 0;  ///< collective ones that the device was given
   std::shared_ptr<DeviceFailure> failure_;
   int exceptions_;  ///< in flight at construction; more at destruction means unwinding
   std::string name_;

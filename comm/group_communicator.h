@@ -1,17 +1,22 @@
 #pragma once
 /// The communicator of host memory: turns calls into operations of a progress engine. Private to comm/.
 
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
+#include "comm/call_signature.h"
 #include "comm/communicator_base.h"
 #include "comm/node/window_algorithms.h"
+#include "comm/peer_inquiry.h"
 #include "comm/transport/progress_engine.h"
 
 namespace tranche::comm {
 
-class GroupCommunicator : public CommunicatorBase {
+class GroupCommunicator : public CommunicatorBase, public PeerInquiry {
  public:
   /// `members`: job ranks in group order. `context` tells its messages from those of other groups.
   GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std::vector<int> members, int context);
@@ -56,6 +61,14 @@ class GroupCommunicator : public CommunicatorBase {
     engine_->post_failure(where, ExitStatus::communication, seconds, /*cause_follows=*/true);
   }
   void check_health() override { engine_->require_healthy({}); }
+  void note_device_call(std::string_view name, std::string_view unit, std::uint64_t number) override {
+    engine_->note_call(device_call(name, unit, number));
+  }
+  void ask_peers(std::string_view name, std::string_view unit, std::uint64_t number) noexcept override {
+    std::vector<int> others = members_;
+    std::erase(others, engine_->transport().rank());
+    engine_->tell_peers(device_call(name, unit, number), std::move(others));
+  }
   void abort_job(int status) noexcept override { engine_->abort_job(status); }
 
  private:
@@ -65,6 +78,13 @@ class GroupCommunicator : public CommunicatorBase {
     void* data;
     std::int64_t bytes;
   };
+  /// Device calls are a sequence of their own.
+  CallSignature device_call(std::string_view name, std::string_view unit, std::uint64_t number) const {
+    Tag tag;
+    tag.context = context_ | 1 << 20;
+    tag.sequence = number;
+    return make_call_signature(engine_->transport().rank(), tag, 0, name, unit);
+  }
   OperationInfo open(std::string_view name, std::span<const Event> ready, const OperationLabel& label);
   Event move(OperationInfo info, std::function<void()> local, const std::vector<Part>& sends,
              const std::vector<Part>& receives, std::int64_t message_bytes);

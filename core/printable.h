@@ -4,6 +4,7 @@
 #include <ios>
 #include <ostream>
 #include <streambuf>
+#include <cstddef>
 #include <string>
 #include <string_view>
 

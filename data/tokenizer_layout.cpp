@@ -105,16 +105,15 @@ class LayoutReader {
                       whole));
     }
     TokenizerClass kind = node ? known->second : TokenizerClass::unnamed;
-    const bool by_bytes =
-        kind == TokenizerClass::llama && bytes;  // Llama 3 under the name of Llama 2's class
+    const bool mistral = type == "mistral" || type == "mixtral";
+    const bool llama3 =
+        kind == TokenizerClass::llama && bytes;  // it has the name of Llama 2's class at times
     if (type == "qwen2" || (kind == TokenizerClass::unnamed && type == "qwen3")) {
       kind = TokenizerClass::qwen2;
-    } else if (type == "mistral" || type == "mixtral") {
+    } else if (mistral || llama3) {
       kind = TokenizerClass::generic;
     } else if (kind == TokenizerClass::unnamed && type == "gpt2") {
       kind = TokenizerClass::gpt2;
-    } else if (by_bytes) {
-      kind = TokenizerClass::generic;
     }
     layout_.kind = kind;
     layout_.kind_name = kind == TokenizerClass::llama   ? "LlamaTokenizer"

@@ -150,7 +150,7 @@ checkpoint::Layout CheckpointSession::saved_layout() const {
 }
 
 std::string CheckpointSession::save(const std::string& directory, const SaveOptions& options,
-                                    std::int64_t step,
+                                    std::int64_t step, bool proven,
                                     const std::function<void(checkpoint::Manifest&)>& manifest) {
   checkpoint::require_pointer(options.keep_lowest);
   (void)finish();
@@ -171,6 +171,8 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   }
   directory_ = directory;
   step_ = step;
+  proven_ = proven;
+  retention_waits_ = false;
   try {
     (void)together(ranks_, save_label, [&]() -> std::string {
       if (!io_) io_ = make_block_io();
@@ -178,7 +180,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
         folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
       }
       plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
-      retention_ = {options.keep_last, options.keep_every, options.keep_lowest};
+      retention_ = {options.keep_last, options.keep_every, options.keep_lowest, false};
       manifest_ = {};
       if (ranks_.rank() == 0) {
         manifest_.layout = plan_->layout();
@@ -240,20 +242,18 @@ std::string CheckpointSession::advance() {
           manifest_.shards.push_back(
               checkpoint::shard_record_from_text(results[r], "record of rank " + std::to_string(r)));
         }
+        retention_.newest_is_proven = proven_;
         work_.start([this] {
           const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
           std::string path = folder_->commit(std::move(manifest_), companions_);
           // The checkpoint is there: what fails from here on must not be told as its failure.
           warning_ = folder_->take_warning();
-          try {
-            (void)folder_->retain(retention_);
-          } catch (const std::exception& error) {
-            warning_ += (warning_.empty() ? "" : "; ") + std::string(error.what());
-          }
+          retain();
           return path;
         });
         return {};
       });
+      retention_waits_ = !proven_ && retention_.keep_last > 0;
       phase_ = Phase::committing;
       return {};
     }
@@ -285,6 +285,27 @@ std::string CheckpointSession::advance() {
   return results[0];
 }
 
+void CheckpointSession::retain() {
+  try {
+    (void)folder_->retain(retention_);
+  } catch (const std::exception& error) {
+    warning_ += (warning_.empty() ? "" : "; ") + std::string(error.what());
+  }
+}
+
+void CheckpointSession::settle() {
+  if (phase_ != Phase::none || !retention_waits_ || !proven_) return;
+  retention_waits_ = false;
+  retention_.newest_is_proven = true;
+  phase_ = Phase::retaining;
+  if (ranks_.rank() != 0) return;
+  work_.start([this] {
+    const DiskSpan span(trace_, "remove checkpoints that are older than step " + std::to_string(step_));
+    retain();
+    return std::string();
+  });
+}
+
 bool CheckpointSession::at_rest() const {
   return phase_ == Phase::none || work_.at_rest();
 }
@@ -305,7 +326,10 @@ void CheckpointSession::throw_failure() {
 
 std::string CheckpointSession::finish() {
   throw_failure();
-  return drain();
+  std::string path = drain();
+  settle();
+  (void)drain();
+  return path;
 }
 
 std::string CheckpointSession::drain() {
@@ -334,7 +358,7 @@ void CheckpointSession::close(bool together) noexcept {
       // Alone, a save can be finished at any moment; peers may be gone or somewhere else.
       if (ranks_.size() == 1 || together) {
         (void)drain();
-      } else if (phase_ == Phase::committing && ranks_.rank() == 0) {
+      } else if (phase_ != Phase::writing && ranks_.rank() == 0) {
         (void)work_.take();  // throws when it has not become a checkpoint
       } else {
         // Files that were written without the others are no checkpoint, and the next save clears them.

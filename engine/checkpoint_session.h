@@ -20,7 +20,8 @@
 namespace tranche::detail {
 
 /// The save in progress. All ranks agree on its phase, which changes in collective calls only: none -> (every
-/// rank writes its file) writing -> (rank 0 makes it a checkpoint) committing -> none.
+/// rank writes its file) writing -> (rank 0 makes it a checkpoint) committing -> none. Where the weights were
+/// not known to be good by then, none -> (rank 0 removes older checkpoints) retaining -> none once they are.
 class CheckpointSession {
  public:
   /// All arguments outlive it; calls marked collective are so over `ranks`. `log` and `trace` (which may be
@@ -39,12 +40,18 @@ class CheckpointSession {
   checkpoint::Layout saved_layout() const;
   /// Collective. Ends the save before, copies the state and begins to write it; the path that the checkpoint
   /// will have. `manifest` says what rank 0 adds about the run. Throws CheckpointError on all ranks.
-  std::string save(const std::string& directory, const SaveOptions& options, std::int64_t step,
+  /// `proven`: these weights gave a finite loss or gradient.
+  std::string save(const std::string& directory, const SaveOptions& options, std::int64_t step, bool proven,
                    const std::function<void(checkpoint::Manifest&)>& manifest);
   /// Checkpoints that are saved from here on descend from this one.
   void goes_on_from(const checkpoint::Manifest& loaded);
   /// The files that travel with all checkpoints that are saved from here on; only rank 0's count.
   void carry(checkpoint::Companions companions) { companions_ = std::move(companions); }
+
+  /// The weights that were saved last gave a finite loss or gradient since, or those did that came of them.
+  void prove() { proven_ = true; }
+  /// Begins the removal of older checkpoints that waited for prove(). On all ranks alike, between calls.
+  void settle();
 
   bool in_progress() const { return phase_ != Phase::none; }
   /// True when this rank's part of the phase is done.
@@ -60,7 +67,8 @@ class CheckpointSession {
   void close(bool together) noexcept;
 
  private:
-  enum class Phase { none, writing, committing };
+  enum class Phase { none, writing, committing, retaining };
+  void retain();
   std::string text() const;
   void start_writing();
   std::string advance();
@@ -87,6 +95,8 @@ class CheckpointSession {
   std::unique_ptr<checkpoint::ShardPlan> plan_;
   checkpoint::Manifest manifest_;  ///< complete but for the shards' records and what commit() fills in
   checkpoint::Retention retention_;
+  bool proven_ = false;           ///< what was saved last; see prove()
+  bool retention_waits_ = false;  ///< for prove()
 
   std::string failure_;  ///< to be thrown by the next call that may
   std::string warning_;  ///< of rank 0, written by `work_`: what failed once the checkpoint was there

@@ -193,6 +193,11 @@ void read_optimizer(const Values& values, Config& config, Problems& problems) {
   for (const std::string& name : values.names_within("scheduler.params")) {
     parameters[name] = *values.json("scheduler.params." + name);
   }
+  // Hugging Face's trainer fills in its warmup_steps, 0 where nobody sets it, which a schedule takes as 2.
+  if (config.schedule.type.starts_with("Warmup") &&
+      values.is_automatic("scheduler.params.warmup_num_steps")) {
+    parameters["warmup_num_steps"] = 2;
+  }
   config.schedule.parameters_json = parameters.dump();
 }
 
@@ -361,6 +366,8 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   config.debug.poison_memory =
       values.boolean("tranche.debug.poison_memory").value_or(config.debug.poison_memory);
   config.debug.plan_memory = values.boolean("tranche.debug.plan_memory").value_or(config.debug.plan_memory);
+  config.debug.compare_calls =
+      values.boolean("tranche.debug.compare_calls").value_or(config.debug.compare_calls);
   config.debug.ranks_per_host =
       small_integer(values, "tranche.debug.ranks_per_host", config.debug.ranks_per_host, problems);
 }

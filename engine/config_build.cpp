@@ -220,6 +220,64 @@ std::unique_ptr<Schedule> make_schedule(const Config& config) {
   return schedule;
 }
 
+std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps) {
+  detail::Problems problems;
+  const detail::Values values = detail::schedule_values(config.schedule, problems);
+  problems.raise("configuration");
+  const std::string& type = config.schedule.type;
+  const auto given = [&](const char* name, std::int64_t otherwise) {
+    return values.integer(detail::key(name)).value_or(otherwise);
+  };
+  std::vector<std::string> notes;
+  const auto run_of = [](std::int64_t count) {
+    return fmt::format("{} step{}", count, count == 1 ? "" : "s");
+  };
+  const auto beyond = [&](const std::string& what, std::int64_t end) {
+    if (end > steps) {
+      notes.push_back(fmt::format("{} ends with step {}, and the run with step {}", what, end, steps));
+    }
+  };
+  if (type.starts_with("Warmup")) {
+    const std::int64_t warmup = given("warmup_num_steps", 1000), total = given("total_num_steps", steps);
+    const std::string rise =
+        fmt::format("scheduler.params.warmup_num_steps{}: the warm-up",
+                    values.has(detail::key("warmup_num_steps")) ? "" : ", not given, is 1000");
+    beyond(rise, warmup);
+    if (total != steps) {
+      notes.push_back(
+          fmt::format("scheduler.params.total_num_steps: the schedule is for {}, and the run has {}",
+                      run_of(total), run_of(steps)));
+    }
+    if (warmup > total && warmup <= steps) {
+      notes.push_back(
+          fmt::format("{} ends with step {}, and the schedule with step {}", rise, warmup, total));
+    }
+  } else if (type == "OneCycle") {
+    const std::int64_t first = given("cycle_first_step_size", 2000);
+    const std::int64_t cycle = first + given("cycle_second_step_size", first);
+    beyond("scheduler.params.cycle_first_step_size: the rise of the cycle", first);
+    if (first <= steps) beyond("scheduler.params.cycle_second_step_size: the cycle", cycle);
+  } else if (type == "LRRangeTest") {
+    const std::int64_t interval = given("lr_range_test_step_size", 2000);
+    beyond("scheduler.params.lr_range_test_step_size: the first interval", interval);
+  } else if (type == "WSD") {
+    const std::int64_t warmup = given("num_warmup_steps", 0), decay = given("num_decay_steps", 0);
+    const std::int64_t total = given("total_num_steps", steps);
+    const std::int64_t stable = given("num_stable_steps", std::max<std::int64_t>(0, total - warmup - decay));
+    const std::int64_t end = warmup + stable + decay;
+    beyond("scheduler.params.num_warmup_steps: the warm-up", warmup);
+    if (warmup <= steps) beyond("scheduler.params.num_decay_steps: the decay", end);
+    if (end < steps) {
+      notes.push_back(fmt::format(
+          "scheduler.params.num_decay_steps: the decay ends with step {}, and the run with step {}", end,
+          steps));
+    }
+  } else if (type == "InverseSquareRoot") {
+    beyond("scheduler.params.num_warmup_steps: the warm-up", given("num_warmup_steps", 0));
+  }
+  return notes;
+}
+
 std::unique_ptr<Optimizer> make_optimizer(const Config& config) {
   const OptimizerConfig& from = config.optimizer;
   if (find_rule(from.type) == nullptr) {

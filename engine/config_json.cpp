@@ -190,6 +190,7 @@ Json tranche_keys(const Config& config) {
   json["debug"]["poison_memory"] = config.debug.poison_memory;
   json["debug"]["plan_memory"] = config.debug.plan_memory;
   json["debug"]["ranks_per_host"] = config.debug.ranks_per_host;
+  if (config.debug.compare_calls) json["debug"]["compare_calls"] = true;
   return json;
 }
 

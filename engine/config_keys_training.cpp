@@ -235,6 +235,8 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.debug.plan_memory", boolean, "true", "pack the step's buffers after it was recorded"),
     honoured("tranche.debug.ranks_per_host", integer, "0",
              "so many consecutive ranks are taken to share a node, and others not; 0 is as they do"),
+    honoured("tranche.debug.compare_calls", boolean, "false",
+             "compare the order of the ranks' gathers and reductions in every step; stages 0 to 2 allow any, as they send nothing for a gather, and stage 3 does not"),
 };
 // clang-format on
 

@@ -28,6 +28,23 @@ std::string value_of(const std::string& given, const Json& effective) {
   return std::string(find_configuration_key(path)->default_value);
 }
 
+/// What the trainer takes from arguments of its own, which are not known here, and whose usual value is
+/// another than the one taken.
+void note_unknown(const Values& values, Config& config) {
+  const auto note = [&](const char* path, const std::string& taken, const char* argument, const char* way) {
+    if (!values.is_automatic(path)) return;
+    config.notes.push_back(fmt::format("{}: \"auto\" is {}, as the trainer's {} is not known here; {}", path,
+                                       taken, argument, way));
+  };
+  note("optimizer.params.lr", fmt::format("{}", config.optimizer.learning_rate), "learning_rate",
+       "write the rate, or give --lr");
+  note("scheduler.params.warmup_num_steps", "no warm-up", "warmup_steps or warmup_ratio", "write the steps");
+  if (!values.has("train_batch_size")) {
+    note("train_micro_batch_size_per_gpu", fmt::format("{}", config.micro_batch_size),
+         "per_device_train_batch_size", "write the samples, or give --micro-batch");
+  }
+}
+
 void note_automatic(const Values& values, Config& config) {
   std::string text;
   const Json effective = Json::parse(config.to_json());
@@ -40,6 +57,7 @@ void note_automatic(const Values& values, Config& config) {
   }
   if (text.empty()) return;
   config.notes.push_back("\"auto\", which Hugging Face's trainer fills in, is " + text);
+  note_unknown(values, config);
 }
 
 void note_precision(const Values& values, Config& config) {

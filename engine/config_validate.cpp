@@ -317,6 +317,9 @@ void check_fields(Config& config, int ranks, Problems& problems) {
   at_least(config.debug.ranks_per_host, 0, "tranche.debug.ranks_per_host", problems);
   at_least(config.depth, 1, "tranche.depth", problems);
   at_least(config.threads, 0, "tranche.threads", problems);
+  if (config.threads > most_threads) {
+    problems.add(fmt::format("tranche.threads: {} is not between 0 and {}", config.threads, most_threads));
+  }
   at_least(config.checkpoint_every, 1, "tranche.checkpoint_every", problems);
   at_least<std::int64_t>(config.vocabulary_chunk, 0, "tranche.vocabulary_chunk", problems);
   at_least<std::int64_t>(config.maximum_consecutive_skips, 1, "tranche.maximum_consecutive_skips", problems);

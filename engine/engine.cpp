@@ -347,6 +347,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
                                   : std::numeric_limits<double>::quiet_NaN();
   state = State::idle;
   micro_batches.restart();
+  judge_evaluation(result);
   note_dropped_plans();
   (void)gatherer.take_gathered_elements();
   recorder.clear_times();
@@ -454,6 +455,12 @@ std::int64_t Engine::steps() const {
 }
 std::int64_t Engine::applied_steps() const {
   return impl_->applied_steps;
+}
+std::int64_t Engine::skipped_at_end() const {
+  return impl_->skipped_at_end;
+}
+bool Engine::in_doubt() const {
+  return impl_->in_doubt;
 }
 std::int64_t Engine::samples() const {
   return impl_->samples_done;

@@ -70,6 +70,8 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
   manifest.numerics = runtime.numerics_fingerprint();
   manifest.reduction_group = std::max(reducer.reduction_group(), 1);
   manifest.run.applied = applied_steps;
+  manifest.run.skipped = skipped_at_end;
+  manifest.run.in_doubt = in_doubt;
   manifest.run.samples = samples_done;
   manifest.run.tokens = tokens_done;
   manifest.run.random = ordered_json{{"seed", config.seed}}.dump();
@@ -98,9 +100,9 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
   set_phase("save");
   if (config.lora.leaves_base_out()) (void)digest_of_base();
   try {
-    std::string path = session->save(directory, options, steps_done, [&](checkpoint::Manifest& manifest) {
-      describe_run(manifest, options);
-    });
+    std::string path =
+        session->save(directory, options, steps_done, proven,
+                      [&](checkpoint::Manifest& manifest) { describe_run(manifest, options); });
     set_phase("idle");
     return path;
   } catch (...) {
@@ -386,6 +388,10 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   half_loaded.clear();
   for (const checkpoint::Companion& companion : companions) result.companions.push_back(companion.name);
   session->carry(std::move(companions));
+  if (manifest.run.in_doubt && chosen == path) {
+    result.notes.push_back("the weights of " + chosen +
+                           " may be ruined: the last loss or gradient that they gave was not finite");
+  }
   result.step = manifest.run.step;
   result.applied_steps = manifest.run.applied;
   result.samples = manifest.run.samples;
@@ -411,6 +417,9 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     noise_averages = {};  // of the run that this engine leaves
     steps_done = manifest.run.step;
     applied_steps = manifest.run.applied;
+    skipped_at_end = manifest.run.skipped;
+    in_doubt = manifest.run.in_doubt;
+    proven = false;
     samples_done = manifest.run.samples;
     tokens_done = manifest.run.tokens;
     take_saved_rule(manifest.run.schedule, result.notes);

@@ -15,6 +15,13 @@ void Engine::Impl::acquire(int unit) {
   set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);
   gatherer.acquire(unit);
   if (!in_inference()) micro_batches.hold(micro_batches.current(), unit);
+  note_call(unit, false);
+}
+
+void Engine::Impl::note_call(int unit, bool reduces) {
+  if (!config.debug.compare_calls || in_evaluation()) return;
+  const auto call = static_cast<std::uint64_t>(unit) * 2 + (reduces ? 1 : 0);
+  call_order = (call_order ^ (call + 1)) * 1099511628211ull;  // FNV-1a
 }
 
 void Engine::Impl::release(std::int64_t micro_batch, int unit, bool unwinding) noexcept {
@@ -45,6 +52,7 @@ void Engine::Impl::open_gradients(int unit) {
 
 void Engine::Impl::submit_gradients(std::int64_t micro_batch, int unit) {
   reducer.submit(micro_batch, unit, /*last=*/micro_batch + 1 == config.accumulation_steps);
+  note_call(unit, true);
 }
 
 void Engine::Impl::drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept {

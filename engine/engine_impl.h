@@ -230,6 +230,14 @@ struct Engine::Impl {
   std::int64_t applied_steps = 0;
   std::int64_t samples_done = 0, tokens_done = 0;
   std::int64_t consecutive_skips = 0;
+  std::uint64_t call_order = 0;  ///< with debug.compare_calls: hash of the units gathered and reduced so far
+  void note_call(int unit, bool reduces);
+  std::int64_t skipped_at_end = 0;  ///< steps in a row that were skipped, those by the hook not counted
+  bool in_doubt = false;            ///< the last loss or gradient of the present weights was not finite
+  bool proven = false;              ///< the present weights gave a finite loss, and no step was skipped since
+  /// Takes down what a step or an evaluation has shown of the weights that it began with.
+  void judge_step(const StepResult& result, bool by_hook);
+  void judge_evaluation(const EvaluationResult& result);
   std::string failure;                          ///< set when a gradient handle was dropped
   int exceptions = std::uncaught_exceptions();  ///< in flight when the engine was made
   std::exception_ptr broken;                    ///< thrown by every call after break_down()

@@ -94,6 +94,35 @@ void Engine::Impl::check_host_memory() const {
       "; use a higher stage or more nodes, move the optimizer to nvme, or lower offload_optimizer.ratio");
 }
 
+namespace {
+
+/// Collective. The first line of ModelSpec::describe() in which the model of `other` is not rank 0's.
+std::string difference_of_models(Communicator& ranks, const ModelSpec& model, int other) {
+  const OperationLabel label{"start", "models", Traffic::control, Tier::host};
+  const auto text_of = [&](int root) {
+    std::string text;
+    if (ranks.rank() == root) {
+      for (const std::string& line : model.describe()) text += line + "\n";
+    }
+    auto size = static_cast<std::int64_t>(text.size());
+    ranks.broadcast(&size, 1, DataType::int64, root, {}, label).wait();
+    text.resize(static_cast<std::size_t>(size));
+    ranks.broadcast(text.data(), size, DataType::uint8, root, {}, label).wait();
+    return text;
+  };
+  const std::string first = text_of(0), second = text_of(other);
+  const auto begin = static_cast<std::size_t>(
+      std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first - first.begin());
+  const std::size_t before = begin == 0 ? std::string::npos : first.rfind('\n', begin - 1);
+  const std::size_t line = before == std::string::npos ? 0 : before + 1;
+  const auto line_of = [&](const std::string& text) {
+    return line >= text.size() ? std::string("nothing") : text.substr(line, text.find('\n', line) - line);
+  };
+  return "it has " + line_of(second) + " where rank 0 has " + line_of(first);
+}
+
+}  // namespace
+
 void Engine::Impl::agree_on_start() {
   // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
   struct Start {
@@ -112,15 +141,21 @@ void Engine::Impl::agree_on_start() {
       .all_gather(&mine, starts.data(), sizeof(Start), DataType::uint8, 0, {},
                   OperationLabel{"start", "agree", Traffic::control, Tier::host})
       .wait();
+  constexpr const char* of_model = "model";
   for (std::size_t r = 0; r < starts.size(); ++r) {
     const char* differs = starts[r].version != starts[0].version               ? "library version"
                           : starts[r].configuration != starts[0].configuration ? "configuration"
                           : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
                           : starts[r].schedule != starts[0].schedule           ? "schedule"
-                          : starts[r].model_hash != starts[0].model_hash       ? "model"
+                          : starts[r].model_hash != starts[0].model_hash       ? of_model
                           : starts[r].fingerprint != starts[0].fingerprint
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
                               : nullptr;
+    if (differs == of_model) {
+      throw ConfigurationError(name_of_rank(r) + " started with another model than rank 0: " +
+                               difference_of_models(world, model, static_cast<int>(r)) +
+                               "; start all ranks with the same program, files and flags");
+    }
     if (differs != nullptr) {
       throw ConfigurationError(name_of_rank(r) + " started with another " + differs +
                                " than rank 0; start all ranks with the same program, files and flags");

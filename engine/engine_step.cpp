@@ -28,6 +28,33 @@ GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, doubl
   return noise;
 }
 
+void Engine::Impl::judge_step(const StepResult& result, bool by_hook) {
+  if (result.applied || by_hook) {
+    session->prove();
+    proven = by_hook;  // an update may ruin what it changes
+    in_doubt = false;
+    skipped_at_end = 0;
+    return;
+  }
+  ++skipped_at_end;
+  proven = false;
+  // An overflow of scaled gradients is ordinary; what has no finite loss is not.
+  const bool ordinary = config.loss_scaling && std::isfinite(result.loss);
+  if (result.tokens > 0 && !ordinary) in_doubt = true;
+}
+
+void Engine::Impl::judge_evaluation(const EvaluationResult& result) {
+  if (result.tokens <= 0) return;
+  if (!std::isfinite(result.loss)) {
+    in_doubt = true;
+    proven = false;
+  } else if (skipped_at_end == 0) {
+    in_doubt = false;
+    proven = true;
+    session->prove();
+  }
+}
+
 StepResult Engine::Impl::finish_step() {
   require(!in_pass(), "step() inside a micro-batch; call end_micro_batch() first");
   require(!in_evaluation(), "step() inside an evaluation; call end_evaluation() first");
@@ -57,6 +84,7 @@ StepResult Engine::Impl::finish_step() {
   mine.stop_requested = stop_wanted.load(std::memory_order_relaxed) ? 1 : 0;
   mine.learning_rate = optimizer_step.learning_rate;
   mine.momentum = optimizer_step.momentum;
+  mine.group_hash = call_order;
   mine.has_hook = gradient_hook ? 1 : 0;
   const StepBoundary::Agreement found =
       boundary.agree(mine, config.micro_batch_size * model.tokens_per_sample, result.step);
@@ -114,6 +142,7 @@ StepResult Engine::Impl::finish_step() {
   }
   applied_steps += result.applied ? 1 : 0;
   consecutive_skips = result.applied || by_hook ? 0 : consecutive_skips + 1;
+  judge_step(result, by_hook);
   ++steps_done;
   samples_done += config.train_batch_size;
   tokens_done += result.tokens;
@@ -138,6 +167,7 @@ StepResult Engine::Impl::finish_step() {
     all_at_rest = all_at_rest && record.save_at_rest != 0;
   }
   if (session->in_progress() && all_at_rest) result.saved = session->advance_quietly();
+  session->settle();
   recorder.stamp(result, std::isfinite(arrived) ? arrived : issued);
   set_phase("idle");
   const bool too_many = consecutive_skips >= config.maximum_consecutive_skips;

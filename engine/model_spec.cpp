@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <unordered_set>
 
@@ -153,6 +154,34 @@ std::uint64_t ModelSpec::hash() const {
     }
   }
   return hash.value();
+}
+
+std::vector<std::string> ModelSpec::describe() const {
+  constexpr std::array<const char*, 4> kinds{"constant", "normal", "uniform", "custom"};
+  std::vector<std::string> lines{fmt::format("samples of {} tokens", tokens_per_sample)};
+  for (const UnitSpec& unit : units_) {
+    lines.push_back(fmt::format("unit {} ({} uses a micro-batch)", unit.name, unit.uses_per_micro_batch));
+    for (const TensorSpec& tensor : unit.tensors) {
+      const Initializer& initial = tensor.initializer;
+      std::string line = fmt::format("tensor {} {} of unit {}, initialized {}({}, {})", tensor.name,
+                                     tensor.shape.to_string(), unit.name,
+                                     kinds[static_cast<std::size_t>(initial.kind)], initial.a, initial.b);
+      if (!initial.name.empty()) line += fmt::format(" by '{}'", initial.name);
+      for (const std::string& alias : tensor.aliases) line += fmt::format(", also named {}", alias);
+      if (tensor.matrices != 0) {
+        line +=
+            fmt::format(", {} matrices (linear layout {})", tensor.matrices, static_cast<int>(tensor.linear));
+      }
+      lines.push_back(std::move(line));
+    }
+    for (const LowRankAdapter& adapter : unit.adapters) {
+      lines.push_back(fmt::format("adapter of unit {} on its tensor {} by {} and {} (scale {}, dropout {})",
+                                  unit.name, adapter.weight, adapter.a, adapter.b, adapter.scale,
+                                  adapter.dropout));
+    }
+  }
+  lines.emplace_back("no more units");
+  return lines;
 }
 
 }  // namespace tranche

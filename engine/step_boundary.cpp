@@ -81,7 +81,6 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   // Ranks that hold the same buffers make the same calls in each of their groups, and all make those of all
   // ranks.
   mine.sequence_hash = ranks_.sequence_hash();
-  mine.group_hash = 0;
   std::vector<const Communicator*> hashed{&ranks_, nullptr};
   for (const FlatBuffer* flat : trainable) {
     for (const Communicator* of_flat :

@@ -6,7 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 
 #include "core/closest_match.h"
@@ -58,7 +61,7 @@ void add_model_flags(CLI::App& app, Options& options) {
   add(app, "--model", options.model, "NAME|FILE", "preset or Hugging Face config.json")
       ->capture_default_str();
   add_number(app, "--sequence", options.sequence,
-             "tokens of a sequence (default: all the model has positions for)");
+             "tokens of a sequence (default: all the model has positions for, at most 1024)");
   add(app, "--dtype", options.dtype, "fp32|bf16|fp16",
       "compute dtype (default: --config's, without one bf16)");
   add_number(app, "--seed", options.seed, "of initial weights, order of samples, dropout (default: 1234)");
@@ -222,7 +225,8 @@ void add_train_flags(CLI::App& app, Options& options) {
              "steps between validations (default 0: at the end only)");
   heading(app, "Checkpoints");
   add(app, "--checkpoint-dir", options.checkpoint_dir, "DIR",
-      "folder of checkpoints, one that all ranks share; saves at the end, and on SIGUSR1 or SIGTERM, "
+      "folder of checkpoints, one that all ranks share; saves at the end, and on SIGUSR1, SIGUSR2, SIGTERM "
+      "or SIGHUP, "
       "after which the run ends with status 0 (docs/guides/preemption.md)");
   add_number(app, "--save-every", options.save_every,
              "steps between checkpoints (default 0: at the end only)");
@@ -398,6 +402,34 @@ std::string plain_text(const CLI::ParseError& error) {
                                        fmt::join(known, ", ")));
 }
 
+/// Has every number of `app` and its commands looked at before CLI11 reads it, which takes what is too large
+/// for the largest number there is, and "nan".
+void check_numbers(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
+    const std::string type = option->get_type_name(), flag = option->get_name();
+    if (type == "INT") {
+      option->check([flag](const std::string& text) {
+        std::int64_t number = 0;
+        const char* const begin = text.data() + (text.starts_with('+') ? 1 : 0);
+        const auto [end, error] = std::from_chars(begin, text.data() + text.size(), number);
+        if (error != std::errc::result_out_of_range || end != text.data() + text.size()) return std::string();
+        throw ConfigurationError(
+            fmt::format("{} is {}, but must be between {} and {}", flag, text,
+                        text.starts_with('-') ? std::numeric_limits<std::int64_t>::min() : 0,
+                        std::numeric_limits<std::int64_t>::max()));
+      });
+    } else if (type == "FLOAT") {
+      option->check([flag](const std::string& text) {
+        char* end = nullptr;
+        const double number = std::strtod(text.c_str(), &end);
+        if (end == text.c_str() || *end != '\0' || std::isfinite(number)) return std::string();
+        throw ConfigurationError(fmt::format("{} is {}, but must be a finite number", flag, text));
+      });
+    }
+  }
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) check_numbers(*command);
+}
+
 /// Throws when arguments were left over; CLI11 keeps what it does not know.
 void refuse_unknown(const CLI::App& app) {
   for (const std::string& word : app.remaining()) {
@@ -418,30 +450,40 @@ void refuse_unknown(const CLI::App& app) {
   }
 }
 
+/// Counts beyond this are typing errors, and products of two of them would overflow.
+constexpr std::int64_t largest_count = 1'000'000'000;
+/// Likewise steps: products with a batch fit.
+constexpr std::int64_t most_steps = 1'000'000'000'000;
+
 void check(const Options& options) {
-  const auto at_least = [](const char* flag, auto value, auto least) {
-    if (value && *value < least)
-      throw ConfigurationError(fmt::format("{} is {}, but must be at least {}", flag, *value, least));
+  const auto within = [](const char* flag, const auto& value, auto least, auto most) {
+    if (value && !(*value >= least && *value <= most)) {
+      throw ConfigurationError(
+          fmt::format("{} is {}, but must be between {} and {}", flag, *value, least, most));
+    }
   };
-  at_least("--steps", options.steps, 1);
-  at_least("--micro-batch", options.micro_batch, 1);
-  at_least("--accumulate", options.accumulate, 1);
-  at_least("--sequence", options.sequence, 1);
-  at_least("--seed", options.seed, 0);
-  at_least("--threads", options.threads, 1);
-  at_least("--ranks", std::optional(options.ranks), 1);
-  at_least("--ranks-per-node", std::optional(options.ranks_per_node), 0);
-  at_least("--rank", std::optional(options.rank), 0);
+  within("--steps", options.steps, 1, most_steps);
+  within("--micro-batch", options.micro_batch, 1, largest_count);
+  within("--accumulate", options.accumulate, 1, largest_count);
+  within("--sequence", options.sequence, 1, largest_count);
+  within("--seed", options.seed, 0, std::numeric_limits<std::int64_t>::max());
+  within("--threads", options.threads, 1, most_threads);
+  within("--ranks", std::optional(options.ranks), 1, largest_count);
+  within("--ranks-per-node", std::optional(options.ranks_per_node), 0, largest_count);
+  within("--rank", std::optional(options.rank), 0, largest_count);
   for (const auto& [flag, value] :
-       {std::pair("--eval-every", options.eval_every),
-        std::pair("--eval-batches", options.eval_batches.value_or(0)),
-        std::pair("--digest-every", options.digest_every), std::pair("--log-every", options.log_every),
-        std::pair("--sample-bytes", options.sample_bytes), std::pair("--min-steps", options.min_steps),
-        std::pair("--save-every", options.save_every), std::pair("--keep-last", options.keep_last),
-        std::pair("--keep-every", options.keep_every)}) {
-    at_least(flag, std::optional(value), 0);
+       {std::pair("--eval-every", options.eval_every), std::pair("--digest-every", options.digest_every),
+        std::pair("--log-every", options.log_every), std::pair("--min-steps", options.min_steps),
+        std::pair("--save-every", options.save_every), std::pair("--keep-every", options.keep_every)}) {
+    within(flag, std::optional(value), 0, most_steps);
   }
-  at_least("--max-seconds", std::optional(options.max_seconds), 0.0);
+  for (const auto& [flag, value] :
+       {std::pair("--eval-batches", options.eval_batches.value_or(0)),
+        std::pair("--sample-bytes", options.sample_bytes), std::pair("--keep-last", options.keep_last)}) {
+    within(flag, std::optional(value), 0, largest_count);
+  }
+  constexpr double century = 100 * 365.25 * 86400;
+  within("--max-seconds", std::optional(options.max_seconds), 0.0, century);
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
     throw ConfigurationError(
         fmt::format("--validation-fraction is {}, but must be between 0 and 1", options.validation_fraction));
@@ -537,6 +579,7 @@ Exit status:
   for (CLI::App* command :
        {&app, train, evaluate, plan, config, calibrate, scale, info, checkpoint, generate, tokenize})
     command->allow_extras()->prefix_command(false);
+  check_numbers(app);
 
   std::vector<std::string> own = arguments;
   options.scale.launcher_arguments = take_launcher_arguments(own);

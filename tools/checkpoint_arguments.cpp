@@ -9,6 +9,7 @@
 #include "tools/tokenize.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
+#include "tranche/engine/config.h"
 
 namespace tranche::tools {
 
@@ -178,7 +179,10 @@ void check(const GenerateOptions& options) {
   if (options.seed < 0) refuse("--seed", options.seed, "must not be negative");
   if (options.max_batch < 1) refuse("--max-batch", options.max_batch, "must be at least 1");
   if (options.stage < 0 || options.stage > 3) refuse("--stage", options.stage, "must be 0 to 3");
-  if (options.threads && *options.threads < 1) refuse("--threads", *options.threads, "must be at least 1");
+  if (options.threads && (*options.threads < 1 || *options.threads > most_threads)) {
+    throw ConfigurationError(
+        fmt::format("--threads is {}, but must be between 1 and {}", *options.threads, most_threads));
+  }
   if (options.dtype != "fp32" && options.dtype != "bf16" && options.dtype != "fp16")
     throw ConfigurationError(fmt::format("--dtype {} is not one of fp32, bf16, fp16", options.dtype));
   const int kinds = static_cast<int>(!options.prompts.empty()) +

@@ -56,7 +56,7 @@ std::vector<std::string> saves_under_way(FileSystem& files, const std::string& f
   return names;
 }
 
-ordered_json json_of(const Listed& listed) {
+ordered_json json_of(const Listed& listed, const std::vector<Listed>& found) {
   ordered_json json = {{"name", base_name(listed.path)},
                        {"path", listed.path},
                        {"step", listed.step},
@@ -70,6 +70,7 @@ ordered_json json_of(const Listed& listed) {
                              {"bytes", manifest.bytes()}});
   }
   if (!listed.complete()) json["problem"] = listed.problem;
+  if (listed.complete() && checkpoint::in_doubt(listed, found)) json["in_doubt"] = true;
   return json;
 }
 
@@ -98,7 +99,7 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
   const std::string newest = !found.empty() && found.front().complete() ? base_name(found.front().path) : "";
   if (options.json) {
     ordered_json list = ordered_json::array();
-    for (const Listed& listed : found) list.push_back(json_of(listed));
+    for (const Listed& listed : found) list.push_back(json_of(listed, found));
     const auto name_or_null = [](const std::string& name) {
       return name.empty() ? ordered_json() : ordered_json(name);
     };
@@ -130,13 +131,15 @@ int checkpoint_list(const CheckpointOptions& options, const Output& output) {
       continue;
     }
     const checkpoint::Manifest& manifest = *listed.manifest;
-    output.out << fmt::format("{:<10} {:>8}  {:<19}  {:>5} {:>5}  {:>10}  complete{}{}{}\n", listed.step,
-                              manifest.sequence, format_time(manifest.created), manifest.layout.world,
-                              manifest.stage, format_bytes(manifest.bytes()),
-                              name == newest ? ", the newest" : "", name == latest.name ? ", 'latest'" : "",
-                              best && listed.path == best->path
-                                  ? fmt::format(", the best: loss {:.4f} on {}", best->loss, best->set)
-                                  : "");
+    output.out << fmt::format(
+        "{:<10} {:>8}  {:<19}  {:>5} {:>5}  {:>10}  complete{}{}{}{}\n", listed.step, manifest.sequence,
+        format_time(manifest.created), manifest.layout.world, manifest.stage, format_bytes(manifest.bytes()),
+        name == newest ? ", the newest" : "",
+        checkpoint::in_doubt(listed, found) ? ", in doubt: the weights may be ruined" : "",
+        name == latest.name ? ", 'latest'" : "",
+        best && listed.path == best->path
+            ? fmt::format(", the best: loss {:.4f} on {}", best->loss, best->set)
+            : "");
   }
   for (const std::string& name : unfinished) {
     output.out << name << ": a save under way, or what is left of one\n";

@@ -180,6 +180,8 @@ ordered_json json_of(const Reader& reader) {
                        {"config", object(manifest.run.config)}};
   for (const checkpoint::FileRecord& companion : manifest.companions)
     json["companions"].push_back({{"name", companion.name}, {"bytes", companion.bytes}});
+  if (manifest.run.skipped > 0) json["skipped"] = manifest.run.skipped;
+  if (manifest.run.in_doubt) json["in_doubt"] = true;
   if (const auto& base = manifest.base) {
     json["base"] = {{"folder", base->folder}, {"dtype", base->dtype}, {"digest", base->digest}};
     if (base->seed) json["base"]["seed"] = *base->seed;
@@ -194,7 +196,8 @@ void print_run(std::ostream& out, const Reader& reader, const models::ModelRegis
     out << fmt::format("  {:<14} {}\n", name, value);
   };
   out << reader.folder() << "\n";
-  row("step", fmt::format("{} ({} updates applied)", run.step, run.applied));
+  row("step", fmt::format("{} ({} updates applied{})", run.step, run.applied,
+                          run.in_doubt ? "; in doubt: the weights may be ruined" : ""));
   row("consumed", fmt::format("{} samples, {} tokens", run.samples, run.tokens));
   row("saved", fmt::format("{} UTC, sequence {}, by tranche {} with HDF5 {}", format_time(manifest.created),
                            manifest.sequence, manifest.library, manifest.hdf5));

@@ -30,6 +30,23 @@ namespace {
 
 constexpr double patience_seconds = 10;
 
+/// Where SIGCHLD is ignored, as some supervisors start programs, the kernel throws a child's status away.
+/// While this lives it is kept.
+class ChildrenLeaveStatus {
+ public:
+  ChildrenLeaveStatus() {
+    struct sigaction usual {};
+    usual.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &usual, &before_);
+  }
+  ~ChildrenLeaveStatus() { ::sigaction(SIGCHLD, &before_, nullptr); }
+  ChildrenLeaveStatus(const ChildrenLeaveStatus&) = delete;
+  ChildrenLeaveStatus& operator=(const ChildrenLeaveStatus&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
 std::vector<char*> pointers_to(std::vector<std::string>& texts) {
   std::vector<char*> pointers;
   for (std::string& text : texts) pointers.push_back(text.data());
@@ -63,6 +80,7 @@ ChildResult run_child(const ChildCommand& command, trainer::StopSignals& signals
   sigset_t none;
   sigemptyset(&none);
   const double start = seconds_now();
+  const ChildrenLeaveStatus leave_status;
   const pid_t child = ::fork();
   if (child == 0) {
     ::setpgid(0, 0);
@@ -94,7 +112,11 @@ ChildResult run_child(const ChildCommand& command, trainer::StopSignals& signals
   int state = 0;
   for (double pause = 0.005;; pause = std::min(pause * 1.5, 0.1)) {
     const pid_t ended = ::waitpid(child, &state, WNOHANG);
-    if (ended == child || (ended < 0 && errno != EINTR)) break;
+    if (ended == child) break;
+    if (ended < 0 && errno != EINTR) {
+      throw Error(fmt::format("how {} ended cannot be found out: {}", command.arguments.front(),
+                              std::strerror(errno)));
+    }
     const double now = seconds_now();
     if (std::isinf(end_at) && command.timeout > 0 && now - start > command.timeout) {
       result.timed_out = true;

@@ -137,8 +137,7 @@ planner::PlanRequest plan_request(const Options& options) {
                     request.model.language ? request.model.language->architecture() : options.model));
   }
   if (request.model.language) {
-    request.sequence = options.sequence.value_or(request.model.language->shape().positions);
-    request.model.language->require_sequence(request.sequence);
+    request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);
   } else if (options.sequence) {
     throw ConfigurationError(fmt::format(
         "--sequence: {} is a list of units, which has no sequences; write tokens_per_sample in it",

@@ -3,10 +3,17 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <iostream>
+#include <string>
+#include <string_view>
+#include <system_error>
 
 #include "core/printable.h"
 #include "tools/program.h"
@@ -16,6 +23,12 @@
 namespace tranche::tools {
 
 namespace {
+
+/// Some 20 us: as long as threads of a kernel mostly wait for each other where each has a core. With more a
+/// thread uses up what the system would let it run at once when it is woken, and two threads become slower
+/// than one; with fewer the small kernels pay for a wake-up each
+/// (bench/results/2026-11-27-threads-beside-others.md).
+constexpr const char* turns_of_a_wait = "1000";
 
 /// The next file to be opened would take the number of a standard descriptor that is closed, and what is
 /// printed would go into that file. Files that are opened here instead refuse what a standard stream would
@@ -27,9 +40,27 @@ void occupy_standard_descriptors() {
   }
 }
 
+/// GNU's OpenMP has threads that wait for others turn for milliseconds before they sleep. Where another
+/// program takes a core, that is time which the thread that they wait for does not get. How long they turn is
+/// read from the environment when the program is loaded, before main(), so this starts it once more, in the
+/// same process, unless the user has chosen. Returns where that cannot be done, or has been.
+void start_with_short_waits(char** argv) {
+  constexpr std::array<std::string_view, 5> computing{"train", "evaluate", "generate", "scale", "calibrate"};
+  if (argv[0] == nullptr || argv[1] == nullptr) return;
+  if (std::find(computing.begin(), computing.end(), argv[1]) == computing.end()) return;
+  for (const char* const chosen : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}) {
+    if (std::getenv(chosen) != nullptr) return;
+  }
+  std::error_code unknown;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", unknown);
+  if (unknown || ::setenv("GOMP_SPINCOUNT", turns_of_a_wait, 0) != 0) return;
+  ::execv(program.c_str(), argv);
+}
+
 }  // namespace
 
 int program_main(int argc, char** argv, const models::ModelRegistry& models) {
+  start_with_short_waits(argv);
   occupy_standard_descriptors();
   // A file that grows beyond `ulimit -f` is an error of the write, with a text, and no end without one.
   std::signal(SIGXFSZ, SIG_IGN);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "checkpoint/folder.h"
@@ -25,6 +26,23 @@ std::filesystem::path canonical(const std::string& path) {
 bool lies_in(const std::string& path, const std::string& folder) {
   const std::filesystem::path inner = canonical(path), outer = canonical(folder);
   return inner == outer || inner.parent_path() == outer;
+}
+
+/// Refuses to begin anew in a folder that holds what a run of its own would not have left there.
+void require_no_strangers(detail::FileSystem& files, const std::string& folder, const Options& options) {
+  const std::vector<std::string> strangers = checkpoint::strangers_in(
+      files, folder,
+      {options.report, options.metrics, options.trace, options.memory_profile, options.config});
+  if (strangers.empty()) return;
+  constexpr std::size_t most = 5;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(most, strangers.size()); ++i) text += "\n  " + strangers[i];
+  if (strangers.size() > most) text += fmt::format("\n  and {} more", strangers.size() - most);
+  throw CheckpointError(fmt::format(
+      "--resume {}: there is no checkpoint named step-NNNNNNNN in {}, but the folder is not empty, "
+      "and the run does not begin anew beside what it cannot use:{}\nrename or move these, give "
+      "--resume the path of a checkpoint, or leave --resume out to begin anew",
+      options.resume, folder, text));
 }
 
 void open_at(detail::FileSystem& files, const std::string& path, ResumeSource& resume_source,
@@ -105,6 +123,13 @@ void require_tokens(const Options& options, const RunIdentity& present, const Re
 
 }  // namespace
 
+std::int64_t sequence_of_source(detail::FileSystem& files, const Options& options) {
+  ResumeSource source;
+  std::string user;
+  open_at(files, options.from, source, user);
+  return RunIdentity::wrote(user) ? RunIdentity::from_json(user, source.folder, options.models).sequence : 0;
+}
+
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present) {
   ResumeSource resume_source;
@@ -117,6 +142,7 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
         throw CheckpointError("--resume-strict: " + listed.problem);
     }
     if (found.empty()) {
+      require_no_strangers(files, path, options);
       path.clear();
       resume_source.notes.push_back(fmt::format("no checkpoint in {} yet: {}", options.checkpoint_dir,
                                                 options.resume_weights_only.empty()

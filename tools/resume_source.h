@@ -26,9 +26,10 @@ struct ResumeSource {
 ///
 /// `--resume latest` finds nothing in a folder without checkpoints, which a note says, so that the command
 /// line that starts a run continues it after it was killed, too; but it is refused where checkpoints are
-/// there and all of them damaged. `--resume best` takes the one that --keep-best keeps, likewise. A run
-/// that is not a continuation of what lies in its --checkpoint-dir is refused: its checkpoints would mix
-/// with, and its retention remove, another's.
+/// there and all of them damaged, and where the folder holds anything else than what a run leaves before its
+/// first complete save (checkpoint::strangers_in()). `--resume best` takes the one that --keep-best keeps,
+/// likewise. A run that is not a continuation of what lies in its --checkpoint-dir is refused: its
+/// checkpoints would mix with, and its retention remove, another's.
 ///
 /// Throws CheckpointError for what is not there, not complete, or of another model or tokenizer (weights
 /// alone may take a new tokenizer); ConfigurationError for a --checkpoint-dir in use, and for text, or bytes
@@ -37,6 +38,10 @@ struct ResumeSource {
 /// marks.
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present);
+
+/// Tokens of the sequences that the checkpoint of `--from` was trained on; 0: it does not say. Not
+/// collective. Throws CheckpointError for what is not there or not complete.
+std::int64_t sequence_of_source(detail::FileSystem& files, const Options& options);
 
 /// Holds the user's JSON of another checkpoint against the run, instead of the one that find_resume_source()
 /// found, which turned out to be damaged: fills in folder and changes. Throws as find_resume_source() does.

@@ -70,8 +70,25 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
 
 }  // namespace
 
+int Run::take_sequence() {
+  if (options.command != Command::evaluate || options.from.empty() || options.sequence) return 0;
+  std::int64_t saved = 0;
+  const int status = launch.agree([&] {
+    if (is_root()) saved = sequence_of_source(detail::posix_file_system(), options);
+    // Of another model than --model, which is refused once both are known.
+    if (saved > options.models.resolve(options.model)->shape().positions) saved = 0;
+  });
+  if (status != 0) return status;
+  saved = launch.broadcast_from_root(saved);
+  if (saved > 0) options.sequence = saved;
+  took_sequence = saved > 0;
+  return 0;
+}
+
 int Run::prepare() {
-  int status = launch.agree([this] {
+  int status = take_sequence();
+  if (status != 0) return status;
+  status = launch.agree([this] {
     settings = resolve_settings(options, launch.size());
     data = open_data(options, settings);
     for (const Fault& fault : {options.fail, options.hang, options.out_of_memory}) {
@@ -237,6 +254,10 @@ void Run::show_start() {
                         (named ? "" : fmt::format(", {}", held_out(data.validation.front()))));
   for (const ValidationSet& set : data.validation) {
     if (named) print_row("held out: " + set.name, held_out(set));
+  }
+  if (took_sequence) {
+    print_row("note", fmt::format("--sequence: not given: {}, as {} was trained with", settings.sequence,
+                                  resume_source.folder));
   }
   if (data.bytes() && settings.model->shape().vocabulary > 256) {
     print_row("note", fmt::format("text is read as bytes: {} of the model's {} tokens are used", 256,

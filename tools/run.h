@@ -73,6 +73,9 @@ struct Run {
   /// Collective. Keeps the settings that a resumed run was saved with where its configuration leaves out keys
   /// that had another default in earlier versions. Returns the exit status.
   int keep_earlier_defaults();
+  /// Collective. `evaluate --from` without --sequence takes the one of the training. 0, or the exit status.
+  int take_sequence();
+  bool took_sequence = false;  ///< by take_sequence()
   /// Collective. Takes the adapters of the checkpoint that the run begins from where the configuration gives
   /// none; refuses others. Returns the exit status.
   int take_adapters();

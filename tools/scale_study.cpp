@@ -236,8 +236,7 @@ void ScaleStudy::plan_points() {
     const Options options = at(ranks, stage, mesh);
     request.config = read_config(options, ranks);
     if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
-    request.sequence = options.sequence.value_or(request.model.language->shape().positions);
-    request.model.language->require_sequence(request.sequence);
+    request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);
     request.ranks = ranks;
     const std::string& hostfile = options_.scale.hostfile;
     const std::optional<int> per_node = tools::ranks_per_node(

@@ -155,16 +155,32 @@ Config read_config(const Options& options, int ranks) {
   return config;
 }
 
+std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::LanguageModel& model,
+                         std::vector<std::string>& notes) {
+  const std::int64_t positions = model.shape().positions;
+  const std::int64_t sequence = asked.value_or(std::min(default_sequence, positions));
+  model.require_sequence(sequence);
+  if (!asked && sequence < positions) {
+    notes.push_back(fmt::format(
+        "--sequence: not given: sequences of {} tokens, of the {} that the model has positions for", sequence,
+        positions));
+  }
+  return sequence;
+}
+
 Settings resolve_settings(const Options& options, int ranks) {
   Settings settings;
   settings.config = read_config(options, ranks);
   Config& config = settings.config;
   settings.model = options.models.resolve(options.model);
-  settings.sequence = options.sequence.value_or(settings.model->shape().positions);
-  settings.model->require_sequence(settings.sequence);
+  settings.sequence = sequence_of(options.sequence, *settings.model, config.notes);
   settings.steps = options.steps.value_or(config.total_steps_hint > 0 ? config.total_steps_hint : 100);
   if (config.total_steps_hint == 0) config.total_steps_hint = settings.steps;
   (void)make_schedule(config);
+  if (options.command == Command::train) {
+    const std::vector<std::string> notes = schedule_notes(config, settings.steps);
+    config.notes.insert(config.notes.end(), notes.begin(), notes.end());
+  }
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
   // Made and let go: a device that is not there is told before anything else is started.
   if (options.device == "cuda") (void)make_device({DeviceKind::cuda, 0, 1});

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,13 @@ struct Settings {
   std::int64_t steps = 0;
   data::BatchShape batch;
 };
+
+/// Tokens of a sequence where nobody says how many; fewer where the model has not as many positions.
+inline constexpr std::int64_t default_sequence = 1024;
+/// The tokens of a sequence: `asked`, else the default, with a note where the model has positions for more.
+/// Throws ConfigurationError for more than there are.
+std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::LanguageModel& model,
+                         std::vector<std::string>& notes);
 
 /// Throws ConfigurationError for whatever does not fit.
 Settings resolve_settings(const Options& options, int ranks);

@@ -12,6 +12,7 @@
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
 #include "tranche/device/device.h"
+#include "tranche/engine/config.h"
 
 namespace tranche::tools {
 
@@ -72,8 +73,9 @@ int run_tokenize(const Options& options, const Output& output) {
   Launch launch(output.errors, options.flags);
   return launch.agree([&] {
     if (launch.rank() != 0) return;
-    if (flags.threads && *flags.threads < 1) {
-      throw ConfigurationError(fmt::format("--threads is {}, but must be at least 1", *flags.threads));
+    if (flags.threads && (*flags.threads < 1 || *flags.threads > most_threads)) {
+      throw ConfigurationError(
+          fmt::format("--threads is {}, but must be between 1 and {}", *flags.threads, most_threads));
     }
     data::TokenizeOptions how;
     std::int64_t bytes = 0;

@@ -61,7 +61,7 @@ class Training {
       : run_(run),
         signals_(signals),
         progress_(progress_options(run), writer(run)),
-        checkpoints_(*run.engine, checkpoint_options(run),
+        checkpoints_(*run.engine, checkpoint_options(),
                      [this](const trainer::CompletedCheckpoint& checkpoint) { completed(checkpoint); }) {
     last_.step = begin_ = run.engine->steps();
     if (run.is_root() && !run.options.metrics.empty())
@@ -140,8 +140,10 @@ class Training {
   static Progress::Writer writer(const Run& run) {
     return [&out = run.output.out](std::string_view text) { draw(out, text); };
   }
-  static trainer::CheckpointScheduleOptions checkpoint_options(const Run& run) {
+  trainer::CheckpointScheduleOptions checkpoint_options() {
+    const Run& run = run_;
     trainer::CheckpointScheduleOptions options;
+    if (run.is_root()) options.say = [this](const std::string& line) { progress_.say("note: " + line); };
     options.folder = run.options.checkpoint_dir;
     options.every = run.options.save_every;
     options.user = run.identity;

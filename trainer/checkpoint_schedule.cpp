@@ -110,7 +110,20 @@ void CheckpointSchedule::evaluated(std::vector<Evaluation> evaluations) {
   evaluated_step_ = engine_.steps();
   if (options_.folder.empty()) return;
   if (!options_.keep_best.empty()) save_best();
-  if (is_due()) save();
+  // The checkpoint is to say what was found out about its weights since.
+  if (last_step_ == engine_.steps() && engine_.in_doubt() && !saved_in_doubt_ && !newest_.empty()) save_now();
+  if (is_due()) save_if_sound();
+}
+
+void CheckpointSchedule::save_if_sound() {
+  if (last_step_ == engine_.steps()) return;
+  if (engine_.skipped_at_end() == 0 && !engine_.in_doubt()) return save();
+  if (!owed_ && options_.say) {
+    options_.say(
+        fmt::format("the checkpoint that is due at step {} waits for a step that is taken{}", engine_.steps(),
+                    engine_.in_doubt() ? ": the weights may be ruined" : ", as this one was skipped"));
+  }
+  owed_ = true;
 }
 
 void CheckpointSchedule::save_best() {
@@ -130,7 +143,7 @@ void CheckpointSchedule::save_best() {
 void CheckpointSchedule::after_step(const StepResult& result, bool evaluation_follows) {
   if (options_.folder.empty()) return;
   if (!result.saved.empty()) complete(result.saved);
-  if (is_due() && !evaluation_follows) save();
+  if (is_due() && !evaluation_follows) save_if_sound();
 }
 
 void CheckpointSchedule::save() {
@@ -152,6 +165,17 @@ void CheckpointSchedule::save_now() {
   pending_.path = engine_.save(options_.folder, options);
   pending_.pause_seconds = detail::seconds_now() - begun;
   last_step_ = pending_.step;
+  owed_ = false;
+  saved_in_doubt_ = engine_.in_doubt();
+  if (saved_in_doubt_ && options_.say) {
+    options_.say(
+        fmt::format("the weights of {} may be ruined: {}; older checkpoints stay, and --resume latest "
+                    "prefers the newest that is not in doubt",
+                    pending_.path,
+                    engine_.skipped_at_end() == 0
+                        ? std::string("they gave a loss that is not finite")
+                        : fmt::format("{} steps in a row were skipped", engine_.skipped_at_end())));
+  }
 }
 
 std::string CheckpointSchedule::user() const {

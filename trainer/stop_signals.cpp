@@ -47,6 +47,14 @@ int take(const sigset_t& set) {
   return signal > 0 ? signal : 0;
 }
 
+std::vector<int> without_ignored_hangup() {
+  std::vector<int> taken(StopSignals::signals.begin(), StopSignals::signals.end());
+  struct sigaction hangup {};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler == SIG_IGN) std::erase(taken, SIGHUP);
+  return taken;
+}
+
 }  // namespace
 
 sigset_t StopSignals::set() const {
@@ -67,6 +75,10 @@ StopSignals::StopSignals(std::vector<int> which) : which_(std::move(which)), act
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
   for (std::size_t i = 0; i < which_.size(); ++i) sigaction(which_[i], &action, &actions_before_[i]);
+}
+
+StopSignals::StopSignals() : StopSignals(without_ignored_hangup()) {
+  take_first_interrupt();
 }
 
 void StopSignals::take_first_interrupt() {

@@ -1,8 +1,10 @@
 #pragma once
 /// The interface of the ways in which device memory travels between ranks. Private to comm/.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -29,6 +31,9 @@ struct DeviceCall {
   int other = 0;                              ///< root, or the peer of send and recv
   /// Of an all_to_all and an all_to_all_v, by rank: elements of `from` and of `to`.
   std::vector<RankElements> sends, receives;
+  /// Asks the peers whether they come, once where the call takes long; empty where nobody can be asked. From
+  /// any thread.
+  std::function<void()> ask;
 
   std::string what() const;
   OperationLabel label() const { return {unit, phase, Traffic::data, Tier::host}; }
@@ -51,6 +56,12 @@ struct DeviceCall {
     return receives.empty() ? bytes() : received_from(rank).count * size_of(dtype);
   }
 };
+
+/// Seconds after which DeviceCall::ask is called: more than a transfer takes, less than people wait.
+inline double patience_of(double timeout_seconds) {
+  constexpr double longest = 1;
+  return timeout_seconds > 0 ? std::min(longest, timeout_seconds / 4) : longest;
+}
 
 /// The group that a communicator, which outlives its strategy, hands to it.
 struct DeviceGroup {

@@ -8,6 +8,7 @@
 
 #include <fmt/format.h>
 
+#include "comm/device/device_exchange.h"
 #include "comm/transport/operation.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
@@ -18,10 +19,11 @@ struct DeviceWatch::Impl {
   struct Entry {
     WatchedOperation operation;
     double since = -1;  ///< when `started` was first seen passed
+    bool asked = false;
   };
 
   std::shared_ptr<DeviceFailure> failure;
-  const double timeout;
+  const double timeout, patience;
   const std::function<void()> check, abort;
   std::mutex mutex;
   std::condition_variable changed;
@@ -34,6 +36,7 @@ struct DeviceWatch::Impl {
        std::function<void()> abort_function)
       : failure(std::move(the_failure)),
         timeout(seconds),
+        patience(patience_of(seconds)),
         check(std::move(check_function)),
         abort(std::move(abort_function)) {}
 
@@ -44,11 +47,15 @@ struct DeviceWatch::Impl {
       done->wait_inner(0);
       return true;
     }
-    if (timeout <= 0) return false;
     if (entry.since < 0) {
       if (done->started().query()) entry.since = now;
       return false;
     }
+    if (!entry.asked && now - entry.since > patience) {
+      entry.asked = true;
+      if (entry.operation.ask) entry.operation.ask();
+    }
+    if (timeout <= 0) return false;
     if (now - entry.since < timeout) return false;
     PendingPeers pending;
     pending.sending = entry.operation.sending;

@@ -16,6 +16,7 @@ namespace tranche::comm {
 struct WatchedOperation {
   std::shared_ptr<GuardedEvent> done;  ///< with its start and the peers it waits for
   bool sending = false;                ///< the peers have to take our data
+  std::function<void()> ask;           ///< called once where it takes long: tells the peers; may be empty
 };
 
 /// A thread that sleeps while nothing is under way and checks a hundred times a second otherwise.

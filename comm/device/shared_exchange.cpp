@@ -112,10 +112,15 @@ class SharedExchange : public DeviceExchange {
   /// Sleeps until `come` holds; throws when the group fails or the time-out has passed.
   template <typename Come, typename Absent>
   void wait_until(std::unique_lock<std::mutex>& lock, const DeviceCall& call, Come&& come, Absent&& absent) {
-    const double limit = detail::seconds_now() + group_.timeout_seconds;
+    const double begin = detail::seconds_now(), limit = begin + group_.timeout_seconds;
+    bool asked = false;
     constexpr std::chrono::milliseconds slice{20};
     while (!meeting_->changed.wait_for(lock, slice, come)) {
       lock.unlock();
+      if (!asked && call.ask && detail::seconds_now() - begin > patience_of(group_.timeout_seconds)) {
+        asked = true;
+        call.ask();
+      }
       group_.failure->check(call.what());
       try {
         group_.host->check_health();

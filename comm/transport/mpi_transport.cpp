@@ -106,7 +106,7 @@ class MpiMessage : public Message {
 
 /// In front of the text of a report.
 struct ReportHead {
-  int rank, status, cause_follows;
+  int rank, status, cause_follows, ended;
 };
 
 /// A signature that may be on its way still.
@@ -212,6 +212,7 @@ class MpiTransport : public Transport {
       report.rank = head.rank;
       report.status = static_cast<ExitStatus>(head.status);
       report.cause_follows = head.cause_follows != 0;
+      report.ended = head.ended != 0;
     }
     if (report.cause_follows) listen();
     return failure_ = std::move(report);
@@ -220,7 +221,8 @@ class MpiTransport : public Transport {
   bool post_failure(const FailureReport& report) override {
     OutgoingReport& outgoing = outgoing_[report.cause_follows ? 0 : 1];
     if (outgoing.posts.empty()) {
-      const ReportHead head{report.rank, static_cast<int>(report.status), report.cause_follows ? 1 : 0};
+      const ReportHead head{report.rank, static_cast<int>(report.status), report.cause_follows ? 1 : 0,
+                            report.ended ? 1 : 0};
       outgoing.text.assign(reinterpret_cast<const char*>(&head), sizeof(head));
       outgoing.text += report.cause.substr(0, heard_.size() - outgoing.text.size());
       for (int peer = 0; peer < size_; ++peer) {
@@ -327,7 +329,19 @@ class MpiTransport : public Transport {
     }
   }
 
-  /// A barrier that gives up after `seconds` or when a peer reports a failure.
+  /// Tells the peers that this rank has ended, if one of them waits in a call that it will never issue.
+  bool answers_in_vain(double limit) {
+    for (CallSignature theirs; farewell() && poll_signature(theirs);) {
+      const std::optional<FailureReport> report = farewell()(theirs);
+      if (!report) continue;
+      const double end = std::min(limit, seconds_now() + longest_parting_seconds);
+      while (!post_failure(*report) && seconds_now() < end) std::this_thread::yield();
+      return true;
+    }
+    return false;
+  }
+
+  /// A barrier that gives up after `seconds`, when a peer reports a failure, or when one waits for this rank.
   bool in_step(double seconds) noexcept {
     MPI_Request barrier = MPI_REQUEST_NULL;
     if (MPI_Ibarrier(comm_, &barrier) != MPI_SUCCESS) return false;
@@ -337,7 +351,7 @@ class MpiTransport : public Transport {
       if (MPI_Test(&barrier, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS) return false;
       if (done != 0) return true;
       try {
-        if (poll_failure()) return false;
+        if (poll_failure() || answers_in_vain(limit)) return false;
       } catch (...) {
         return false;
       }

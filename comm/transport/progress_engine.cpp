@@ -58,10 +58,37 @@ ProgressEngine::~ProgressEngine() {
   const bool clean = !failed_ && !abandoned_ && std::uncaught_exceptions() == 0;
   const auto close = [&] {
     active_.clear();
-    transport_->close(clean, options_.timeout_seconds);
+    const bool in_step = clean && (transport_->size() == 1 || bid_farewell());
+    transport_->close(in_step, options_.timeout_seconds);
     transport_.reset();
   };
   execute(close, -1);
+}
+
+bool ProgressEngine::bid_farewell() noexcept {
+  try {
+    transport_->set_farewell([rank = transport_->rank(), operations = next_order_ + noted_,
+                              record = record_](const CallSignature& theirs) -> std::optional<FailureReport> {
+      if (!record.comes(theirs)) return std::nullopt;
+      FailureReport report;
+      report.rank = rank;
+      report.cause = fmt::format(
+          "has ended its engine after {} operations: all ranks have to take the same number of steps",
+          operations);
+      report.ended = true;
+      return report;
+    });
+    for (const CallSignature& theirs : early_signatures_) {
+      const auto report = transport_->farewell()(theirs);
+      if (!report) continue;
+      const double limit = seconds_now() + longest_unwinding_seconds;
+      while (!transport_->post_failure(*report) && seconds_now() < limit) std::this_thread::yield();
+      return false;
+    }
+  } catch (...) {
+    // Out of memory: the peers' time-outs end them.
+  }
+  return true;
 }
 
 Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
@@ -144,6 +171,28 @@ std::exception_ptr ProgressEngine::error_for(const std::string& what) const {
   return peer_status_ ? make(PeerFailure(text, *peer_status_)) : make(CommunicationError(text));
 }
 
+void ProgressEngine::note_call(const CallSignature& mine) {
+  if (transport_->size() == 1) return;
+  const std::lock_guard lock(inbox_mutex_);
+  record_.add(mine);
+  ++noted_;
+}
+
+void ProgressEngine::tell_peers(const CallSignature& mine, std::vector<int> ranks) noexcept {
+  try {
+    if (!attached_) return;
+    const auto tell = [engine = weak_from_this(), mine, ranks = std::move(ranks)] {
+      const auto self = engine.lock();
+      if (!self) return;
+      const std::lock_guard progress(self->progress_mutex_);
+      for (const int rank : ranks) self->transport_->send_signature(mine, rank);
+    };
+    thread_->run(tell, 0);
+  } catch (...) {
+    // Nobody is asked: the time-out remains.
+  }
+}
+
 void ProgressEngine::require_healthy(const std::string& what) {
   if (!thread_) poll(nullptr);
   const std::lock_guard lock(inbox_mutex_);
@@ -209,7 +258,9 @@ bool ProgressEngine::poll_peer_failure(double now) {
   }
   cause_awaited_ = 0;
   heard_ = *report;
-  fail_all(fmt::format("{} failed: {}", transport_->rank_names().of(report->rank), report->cause),
+  const std::string who = transport_->rank_names().of(report->rank);
+  fail_all(report->ended ? fmt::format("{} {}", who, report->cause)
+                         : fmt::format("{} failed: {}", who, report->cause),
            report->status);
   return true;
 }

@@ -46,6 +46,10 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   /// Hands over an operation whose info().done is still unset; returns its done event. Throws
   /// CommunicationError when the rank has failed.
   Event submit(std::unique_ptr<Operation> operation);
+  /// Takes a call down that sends no messages of its own, so that peers can be told of it.
+  void note_call(const CallSignature& mine);
+  /// Tells `ranks` of the job which call this rank waits in. From any thread; never blocks.
+  void tell_peers(const CallSignature& mine, std::vector<int> ranks) noexcept;
   /// Throws what ended the rank's communication, if anything did.
   void require_healthy(const std::string& what);
   /// Waits for the pending operations of a communicator, bounded by the time-out (not at all when
@@ -75,6 +79,9 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   void expire(Operation& operation, double now);
   /// Ends this rank if a peer has failed; returns whether it did.
   bool poll_peer_failure(double now);
+  /// Sets what the transport answers peers that ask from now on. False when one has asked already, and was
+  /// told that this rank has ended.
+  bool bid_farewell() noexcept;
   /// Tells the peers that an operation waits for which one it is.
   void send_signature(Operation& operation);
   /// Ends this rank if a peer has issued another call in the place of one of its own.
@@ -111,6 +118,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::map<int, int> pending_;  ///< by context, inbox included
   CallRecord record_;
   std::uint64_t next_order_ = 0;
+  std::uint64_t noted_ = 0;                ///< calls of note_call()
   std::string failure_;                    ///< "rank 2 failed: disk full"; empty while all is well
   std::optional<ExitStatus> peer_status_;  ///< of a failure that a peer reported; none of this rank's own
   std::optional<FailureReport>

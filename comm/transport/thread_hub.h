@@ -60,6 +60,7 @@ struct ThreadHub {
         channels(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks)),
         wakers(static_cast<std::size_t>(ranks)),
         signatures(static_cast<std::size_t>(ranks)),
+        farewells(static_cast<std::size_t>(ranks)),
         made(static_cast<std::size_t>(ranks)) {}
 
   ThreadChannel& channel(int from, int to) { return channels[static_cast<std::size_t>(from * size + to)]; }
@@ -114,7 +115,9 @@ struct ThreadHub {
   std::map<std::int64_t, Registered> registered;
   std::vector<ThreadChannel> channels;
   std::vector<ThreadWaker> wakers;
-  std::vector<std::deque<CallSignature>> signatures;  ///< by whom they are for; guarded by `mutex`
+  /// By whom they are for, or of a rank that has ended; guarded by `mutex`.
+  std::vector<std::deque<CallSignature>> signatures;
+  std::vector<Farewell> farewells;
   std::atomic<bool> failed{false};
   std::mutex mutex;
   std::optional<FailureReport> failure;

@@ -43,7 +43,19 @@ class ThreadTransport : public Transport {
   std::string_view backend() const override { return "threads"; }
   int node_of(int) const override { return 0; }
   bool needs_polling() const override { return false; }
-  void close(bool, double) noexcept override {}
+  void close(bool clean, double) noexcept override {
+    if (!clean || !farewell()) return;
+    std::optional<FailureReport> report;
+    {
+      const std::lock_guard lock(hub_->mutex);
+      const auto self = static_cast<std::size_t>(rank_);
+      hub_->farewells[self] = farewell();
+      for (const CallSignature& theirs : hub_->signatures[self]) {
+        if (!report) report = farewell()(theirs);
+      }
+    }
+    if (report) hub_->post_failure(*report);
+  }
 
   bool reads(int) const override { return true; }
   std::optional<MemoryRegistration> register_memory(const void* data, std::int64_t bytes) override {
@@ -76,10 +88,14 @@ class ThreadTransport : public Transport {
     return true;
   }
   void send_signature(const CallSignature& signature, int peer) override {
+    std::optional<FailureReport> ended;
     {
       const std::lock_guard lock(hub_->mutex);
       hub_->signatures[static_cast<std::size_t>(peer)].push_back(signature);
+      const Farewell& farewell = hub_->farewells[static_cast<std::size_t>(peer)];
+      if (farewell) ended = farewell(signature);
     }
+    if (ended) hub_->post_failure(*ended);
     hub_->wakers[static_cast<std::size_t>(peer)].wake();
   }
   bool poll_signature(CallSignature& signature) override {

@@ -3,6 +3,7 @@
 /// comm/.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,6 +25,8 @@ struct FailureReport {
   ExitStatus status = ExitStatus::communication;  ///< of the cause
   /// An exception is unwinding there, and nobody knows yet what it says: another report follows.
   bool cause_follows = false;
+  /// The rank has not failed: it has ended, while a peer waits in a call that it will never issue.
+  bool ended = false;
 };
 
 /// Memory of a rank that its peers on the node may read, as the rank names it to them.
@@ -32,6 +35,10 @@ struct MemoryRegistration {
 };
 
 struct CallSignature;
+
+/// What a rank that has ended answers a peer that tells it of a call: nothing where it has issued that call,
+/// else the report that ends the peers' wait.
+using Farewell = std::function<std::optional<FailureReport>(const CallSignature&)>;
 
 /// All calls but register_memory() come from one thread at a time: the communication thread, or the caller
 /// with inline progress.
@@ -79,13 +86,17 @@ class Transport {
   /// Ends the job, if the transport can.
   virtual void abort_job(int status) noexcept = 0;
   /// Called once, last. `clean` says that nothing failed and nothing was abandoned; then peers may be waited
-  /// for `seconds` at most.
+  /// for `seconds` at most, and those that ask have their answer from farewell().
   virtual void close(bool clean, double seconds) noexcept = 0;
   /// Names of the job's ranks in error texts, set before the first message.
   const RankNames& rank_names() const { return rank_names_; }
   void set_rank_names(RankNames names) { rank_names_ = std::move(names); }
+  /// Set before close(); empty until then.
+  const Farewell& farewell() const { return farewell_; }
+  void set_farewell(Farewell farewell) { farewell_ = std::move(farewell); }
 
  private:
+  Farewell farewell_;
   RankNames rank_names_;
 };
 

@@ -30,6 +30,12 @@ CASES = {
     "hang-two": (2, ["hang"], 5, ["rank 0 ends: [rank 0] " + NO_DATA], ["is done"], 20),
     # Either may be the first to see it.
     "differ": (2, ["differ"], 5, ["rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: ", DIFFER], ["is done", "no data"], 20),
+    # The rank that left waits for its peers in its destructor, and answers those that ask for it. mpirun's status is 5, of those, or 1, as that
+    # rank has returned 0 without MPI_Finalize: whichever ends first.
+    "leave": (2, ["leave"], None, ["rank 1 is done", "rank 0 ends: [rank 0] reduce_scatter of unit h.3 in backward: rank 1 has ended its engine "
+                                "after 3 operations"], ["rank 0 is done", "no data"], 20),
+    "window-leave": (3, ["leave", "shared"], None, ["rank 1 has ended its engine after 3 operations"],
+                     ["rank 0 is done", "rank 2 is done", "no data"], 20),
     "kill": (3, ["kill"], None, ["signal 9 (Killed)"], ["is done"], 20),
     "window-none": (3, ["none", "shared"], 0, ["rank 0 is done", "rank 1 is done", "rank 2 is done"], ["ends:"], 20),
     "window-throw": (3, ["throw", "shared"], 6, [

@@ -22,6 +22,7 @@ using test::OnDevice;
 using test::Rank;
 using test::run_device_ranks;
 using test::transports;
+using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;
 
@@ -90,6 +91,24 @@ TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
                   "entered the operation, or hangs)"));
   }
   EXPECT_LT(watch.seconds(), 10);
+}
+
+TEST_P(DeviceFailures, ARankThatEndsBeforeItsPeersTellsThem) {
+  const detail::Stopwatch watch;
+  constexpr double timeout = 60;
+  std::string text;
+  run_device_ranks(
+      2, GetParam(),
+      [&](int rank, Rank& mine) {
+        Sum sum(mine);
+        sum(*mine.comm).wait();
+        if (rank == 1) return;
+        text = failure_of([&] { sum(*mine.comm).wait(); });
+      },
+      timeout);
+  EXPECT_THAT(text, AllOf(HasSubstr("reduce_scatter of unit h.3 in backward: "),
+                          HasSubstr("rank 1 has ended its engine after ")));
+  EXPECT_LT(watch.seconds(), timeout / 2);
 }
 
 TEST_P(DeviceFailures, APeerWhoseComputeNeverGetsThereIsATimeOutToo) {

@@ -60,6 +60,56 @@ std::string failure_of(const std::function<void()>& work, ExitStatus status = Ex
   return "no CommunicationError";
 }
 
+/// Rank 1 issues two sums and ends, `after` seconds later; rank 0 waits in its third.
+std::string text_of_the_one_left(const CommunicatorOptions& options, double after) {
+  const ThreadGroup group(2);
+  std::string text;
+  std::thread leaver([&] {
+    const auto comm = group.communicator(1, options);
+    std::vector<float> full(200), out(100);
+    for (int i = 0; i < 2; ++i) sum(*comm, full, out).wait();
+    std::this_thread::sleep_for(std::chrono::duration<double>(after));
+  });
+  {
+    const auto comm = group.communicator(0, options);
+    std::vector<float> full(200), out(100);
+    for (int i = 0; i < 2; ++i) sum(*comm, full, out).wait();
+    text = failure_of([&] { sum(*comm, full, out).wait(); });
+  }
+  leaver.join();
+  return text;
+}
+
+TEST_P(Failures, ARankThatEndsBeforeItsPeersTellsThemAtOnce) {
+  constexpr double timeout = 300;
+  // Its end may come before a peer asks, and behind.
+  for (const double after : {0.0, 0.4}) {
+    const Stopwatch watch;
+    EXPECT_THAT(
+        text_of_the_one_left(with_timeout(timeout), after),
+        HasSubstr("[rank 0] reduce_scatter of unit h.3 in backward: rank 1 has ended its engine after 2 "
+                  "operations"));
+    EXPECT_LT(watch.seconds(), timeout / 2);
+  }
+}
+
+TEST_P(Failures, RanksThatEndInOrderSayNothingHoweverLateOneIs) {
+  const ThreadGroup group(2);
+  std::thread late([&] {
+    const auto comm = group.communicator(1, with_timeout(60));
+    std::vector<float> full(200), out(100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // its peer asks meanwhile
+    sum(*comm, full, out).wait();
+    comm->check_health();
+  });
+  {
+    const auto comm = group.communicator(0, with_timeout(60));
+    std::vector<float> full(200), out(100);
+    EXPECT_NO_THROW(sum(*comm, full, out).wait());
+  }
+  late.join();
+}
+
 TEST_P(Failures, ATimeOutNamesOperationUnitPhaseAndTheMissingRank) {
   const ThreadGroup group(3);
   std::string texts[2];
@@ -533,7 +583,8 @@ TEST_P(Failures, ASplitGroupFailsWithItsParentsRanks) {
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_THAT(text, HasSubstr("no data from rank 2 after 0.3 s"));
+  EXPECT_THAT(text,
+              AnyOf(HasSubstr("no data from rank 2 after 0.3 s"), HasSubstr("rank 2 has ended its engine")));
 }
 
 std::string refusal_of(const std::function<void()>& work) {

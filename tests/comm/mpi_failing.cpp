@@ -1,7 +1,8 @@
 /// A job in which rank 1 fails in the way of the first argument: throw, hang (hang-2: rank 2 does), kill,
-/// differ (it issues another call), or none; with a second argument the ranks read each other's memory:
-/// "shared" on one node, "nodes" on several of two ranks, which are declared. What every rank does with an
-/// error is what a program of the library's users would do: tell the peers, say it, end the job.
+/// differ (it issues another call), leave (it ends in order before the others), or none; with a second
+/// argument the ranks read each other's memory: "shared" on one node, "nodes" on several of two ranks, which
+/// are declared. What every rank does with an error is what a program of the library's users would do: tell
+/// the peers, say it, end the job.
 #include <csignal>
 #include <cstdio>
 #include <stdexcept>
@@ -22,6 +23,7 @@ void work(tranche::Communicator& comm, const std::string& way, const tranche::Re
     if (step == 3 && way == "hang-2" && comm.rank() == 2) std::this_thread::sleep_for(std::chrono::hours(1));
     if (step == 3 && comm.rank() == 1) {
       if (way == "throw") throw tranche::NumericalError("loss is not finite in step 3");
+      if (way == "leave") return;
       if (way == "kill") std::raise(SIGKILL);
       if (way == "differ") {
         // As many bytes as the others send.

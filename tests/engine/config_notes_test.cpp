@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tranche/engine/config.h"
+#include "tranche/optim/schedule.h"
 
 namespace tranche {
 namespace {
@@ -11,6 +12,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 /// A file to which none of the differences applies, with overrides.
 std::vector<std::string> notes(const std::vector<std::string>& overrides) {
@@ -93,7 +95,10 @@ TEST(ConfigNotes, WhatAutoStandsForIsOneLine) {
       ElementsAre(
           "\"auto\", which Hugging Face's trainer fills in, is bf16.enabled true, gradient_clipping 1.0, "
           "optimizer.params.lr 0.001, optimizer.params.betas [0.9,0.999], fp16.enabled false, "
-          "train_batch_size 2"));
+          "train_batch_size 2",
+          "optimizer.params.lr: \"auto\" is 0.001, as the trainer's learning_rate is not known here; write "
+          "the "
+          "rate, or give --lr"));
   EXPECT_THAT(notes({"bf16=null", "bfloat16.enabled=auto"}),
               ElementsAre("\"auto\", which Hugging Face's trainer fills in, is bfloat16.enabled true"));
   EXPECT_THAT(
@@ -103,6 +108,78 @@ TEST(ConfigNotes, WhatAutoStandsForIsOneLine) {
   EXPECT_THAT(notes({"bf16.enabled=false", "fp16={\"enabled\": true, \"hysteresis\": \"auto\"}"}),
               Contains(HasSubstr("fills in, is fp16.hysteresis 2")));
   EXPECT_THAT(notes({"zero_optimization.reduce_bucket_size=auto"}), IsEmpty()) << "no result depends on it";
+  EXPECT_THAT(notes({"train_micro_batch_size_per_gpu=auto"}),
+              Contains("train_micro_batch_size_per_gpu: \"auto\" is 1, as the trainer's "
+                       "per_device_train_batch_size is not known here; write the samples, or give "
+                       "--micro-batch"));
+  EXPECT_THAT(notes({"train_micro_batch_size_per_gpu=auto", "train_batch_size=8"}),
+              Not(Contains(HasSubstr("per_device_train_batch_size"))))
+      << "it follows from the batch";
+}
+
+TEST(ConfigNotes, AnAutomaticWarmUpIsNone) {
+  const auto warmup = [](const char* type) {
+    return std::vector<std::string>{std::string("scheduler.type=") + type, "optimizer.params.lr=1",
+                                    "scheduler.params.warmup_num_steps=auto", "tranche.total_steps=20"};
+  };
+  for (const char* type : {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR"}) {
+    const Config config = parse_config("{}", 1, warmup(type));
+    EXPECT_GT(make_schedule(config)->learning_rate(3), 0.8) << type << ": the trainer's own default has none";
+    EXPECT_THAT(config.notes, Contains("scheduler.params.warmup_num_steps: \"auto\" is no warm-up, as the "
+                                       "trainer's warmup_steps or warmup_ratio is not known here; write the "
+                                       "steps"));
+    EXPECT_THAT(schedule_notes(config, 20), IsEmpty());
+  }
+}
+
+TEST(ConfigNotes, SchedulesAndRunsOfAnotherLength) {
+  const auto lines = [](const std::string& scheduler, std::int64_t steps) {
+    return schedule_notes(parse_config("{}", 1, {"scheduler=" + scheduler}), steps);
+  };
+  EXPECT_THAT(lines(R"({"type": "constant"})", 20), IsEmpty());
+  EXPECT_THAT(
+      lines(R"({"type": "WarmupLR"})", 20),
+      ElementsAre("scheduler.params.warmup_num_steps, not given, is 1000: the warm-up ends with step 1000, "
+                  "and the run with step 20"));
+  EXPECT_THAT(lines(R"({"type": "WarmupLR", "params": {"warmup_num_steps": 20}})", 20), IsEmpty());
+  EXPECT_THAT(
+      lines(R"({"type": "WarmupCosineLR", "params": {"warmup_num_steps": 100, "total_num_steps": 50}})", 20),
+      ElementsAre(
+          "scheduler.params.warmup_num_steps: the warm-up ends with step 100, and the run with step "
+          "20",
+          "scheduler.params.total_num_steps: the schedule is for 50 steps, and the run has 20 steps"));
+  EXPECT_THAT(
+      lines(R"({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100, "total_num_steps": 50}})", 200),
+      ElementsAre("scheduler.params.total_num_steps: the schedule is for 50 steps, and the run has 200 steps",
+                  "scheduler.params.warmup_num_steps: the warm-up ends with step 100, and the schedule with "
+                  "step 50"));
+  EXPECT_THAT(lines(R"({"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10}})", 20), IsEmpty());
+  const std::string cycle = R"({"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1,
+      "cycle_first_step_size": 15}})";
+  EXPECT_THAT(lines(cycle, 10),
+              ElementsAre("scheduler.params.cycle_first_step_size: the rise of the cycle ends with "
+                          "step 15, and the run with step 10"));
+  EXPECT_THAT(lines(cycle, 20),
+              ElementsAre("scheduler.params.cycle_second_step_size: the cycle ends with step 30, "
+                          "and the run with step 20"));
+  EXPECT_THAT(lines(cycle, 30), IsEmpty());
+  const std::string stable = R"({"type": "WSD", "params": {"num_warmup_steps": 5, "num_stable_steps": 10,
+      "num_decay_steps": 10}})";
+  EXPECT_THAT(lines(stable, 20),
+              ElementsAre("scheduler.params.num_decay_steps: the decay ends with step 25, and the "
+                          "run with step 20"));
+  EXPECT_THAT(lines(stable, 25), IsEmpty());
+  EXPECT_THAT(lines(stable, 30),
+              ElementsAre("scheduler.params.num_decay_steps: the decay ends with step 25, and the "
+                          "run with step 30"));
+  EXPECT_THAT(
+      lines(R"({"type": "InverseSquareRoot", "params": {"num_warmup_steps": 30}})", 20),
+      ElementsAre("scheduler.params.num_warmup_steps: the warm-up ends with step 30, and the run with step "
+                  "20"));
+  EXPECT_THAT(
+      lines(R"({"type": "LRRangeTest"})", 20),
+      ElementsAre("scheduler.params.lr_range_test_step_size: the first interval ends with step 2000, and the "
+                  "run with step 20"));
 }
 
 }  // namespace

@@ -170,23 +170,78 @@ TEST(FailuresHalfWay, OptimizersThatDifferAreNamed) {
               HasSubstr("rank 1 started with another optimizer than rank 0"));
 }
 
+TEST(FailuresHalfWay, ARankThatLeavesItsLoopEarlyEndsItsPeersWait) {
+  for (const int stage : {0, 3}) {
+    OddRun run;
+    run.ranks = 2;
+    run.stage = stage;
+    std::string text;
+    on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+      const auto train = [&](int steps) {
+        for (int step = 0; step < steps; ++step) {
+          whole_step(engine, runtime, step);
+          engine.step();
+        }
+      };
+      // Rank 0 returns from here, and its engine and its runtime end in order.
+      if (runtime.rank() == 0) return train(2);
+      text = message_of<CommunicationError>([&] { train(3); });
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 0 has ended its engine after "),
+                            HasSubstr(" operations: all ranks have to take the same number of steps")))
+        << "stage " << stage;
+  }
+}
+
+TEST(FailuresHalfWay, AnotherOrderOfGathersIsFoundWhereNothingIsSentIfAskedFor) {
+  const auto text_of = [](int stage, bool compares) {
+    OddRun run;
+    run.ranks = 2;
+    run.stage = stage;
+    std::string text;
+    on_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          engine.begin_micro_batch();
+          const int first = runtime.rank() == 0 ? 0 : 1;
+          (void)engine.gather({first});
+          (void)engine.gather({1 - first});
+          for (const int unit : {0, 1, 2, 3}) engine.skip_gradients({unit});
+          end_with(engine, 1, 1);
+          std::string mine = message_of<CommunicationError>([&] { engine.step(); });
+          if (runtime.rank() == 0) text = std::move(mine);
+        },
+        [&](Config& config, RuntimeOptions&) { config.debug.compare_calls = compares; });
+    return text;
+  };
+  for (const int stage : {0, 1, 2}) {
+    EXPECT_THAT(text_of(stage, true),
+                HasSubstr("rank 1 issued another sequence of collective calls than rank 0"))
+        << "stage " << stage;
+    EXPECT_EQ(text_of(stage, false), nothing_thrown) << "stage " << stage;
+  }
+}
+
 TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
   for (const bool model : {true, false}) {
     OddRun run;
     run.ranks = 2;
     run.frozen = false;
-    EXPECT_THAT(message_of<ConfigurationError>([&] {
-                  run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
-                    Config config = odd_config(run);
-                    RuntimeOptions options = RuntimeOptions::from(config);
-                    if (!model && rank == 1) options.threads = 2;
-                    config.threads = 0;  // so that the engine takes whatever the runtime has
-                    Runtime runtime(options, factory);
-                    Engine engine(runtime, odd_model(model && rank == 1), config);
-                  });
-                }),
-                HasSubstr(model ? "rank 1 started with another model than rank 0"
-                                : "rank 1 started with another numerics fingerprint"));
+    EXPECT_THAT(
+        message_of<ConfigurationError>([&] {
+          run_thread_ranks(run.ranks, [&](int rank, const CommunicatorFactory& factory) {
+            Config config = odd_config(run);
+            RuntimeOptions options = RuntimeOptions::from(config);
+            if (!model && rank == 1) options.threads = 2;
+            config.threads = 0;  // so that the engine takes whatever the runtime has
+            Runtime runtime(options, factory);
+            Engine engine(runtime, odd_model(model && rank == 1), config);
+          });
+        }),
+        HasSubstr(
+            model ? "rank 1 started with another model than rank 0: it has no more units where rank 0 has "
+                    "unit prime (1 uses a micro-batch)"
+                  : "rank 1 started with another numerics fingerprint"));
   }
 }
 

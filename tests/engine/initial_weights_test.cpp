@@ -161,7 +161,8 @@ TEST_F(InitialWeights, RanksAgreeOnTheNameOfWhatTheyCall) {
           const Engine engine(runtime, own_model(rank, asked, rank == 1 ? "table 2" : "table 1"), config);
         });
       }),
-      HasSubstr("rank 1 started with another model than rank 0"));
+      AllOf(HasSubstr("rank 1 started with another model than rank 0: it has tensor "),
+            HasSubstr("by 'table 2' where rank 0 has tensor "), HasSubstr("by 'table 1'; start all ranks")));
 }
 
 TEST_F(InitialWeights, AnExceptionOfTheCallersIsTheEngines) {

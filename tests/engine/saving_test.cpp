@@ -7,6 +7,8 @@
 #include <fstream>
 #include <mutex>
 
+#include "checkpoint/folder.h"
+#include "offload/file_system.h"
 #include "on_ranks.h"
 #include "saving_fixture.h"
 #include "tests/core/rounds.h"
@@ -180,6 +182,8 @@ TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
     (void)engine.load(path("step-00000002"));
     step_to(engine, runtime, 4);
     engine.save(path(), one);
+    step_to(engine, runtime, 5);  // which proves that its weights are good
+    engine.finish_saving();
   });
   EXPECT_THAT(checkpoints(), UnorderedElementsAre("step-00000003", "step-00000004"));
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {  // which only takes weights
@@ -189,6 +193,56 @@ TEST_F(Saving, ARunRemovesAndReplacesOnlyWhatItAndItsAncestorsWrote) {
   });
   EXPECT_THAT(checkpoints(), UnorderedElementsAre("step-00000001", "step-00000003", "step-00000004"))
       << "weights alone begin a new run";
+}
+
+TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
+  OddRun run = setup(2, 3, DataType::bfloat16);
+  const auto steps = [&] {
+    std::vector<std::int64_t> found;
+    for (const auto& listed : checkpoint::list_checkpoints(detail::posix_file_system(), path()))
+      found.push_back(listed.step);
+    return found;
+  };
+  const SaveOptions one{.keep_last = 1, .wait = true};
+  on_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    const auto step = [&](const std::string& poison = {}) {
+      for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
+        odd_micro_batch(engine, engine.samples() + runtime.rank() * 12, 12, poison);
+      }
+      return engine.step();
+    };
+    const auto expect = [&](std::vector<std::int64_t> wanted, const char* why) {
+      runtime.all().barrier({"", "test"}).wait();
+      if (runtime.rank() == 0) {
+        EXPECT_EQ(steps(), wanted) << why;
+      }
+      runtime.all().barrier({"", "test"}).wait();
+    };
+    EXPECT_TRUE(step().applied);
+    engine.save(path(), one);
+    EXPECT_TRUE(step().applied);
+    engine.save(path(), one);
+    expect({2, 1}, "nothing has been computed from the weights of step 2 yet");
+    EXPECT_FALSE(step("prime.c").applied);
+    engine.finish_saving();
+    expect({2, 1}, "a step that is skipped shows nothing good of them");
+    EXPECT_EQ(engine.skipped_at_end(), 1);
+    EXPECT_TRUE(engine.in_doubt()) << "a gradient that is not finite, without loss scaling";
+    EXPECT_TRUE(step().applied);
+    EXPECT_EQ(engine.skipped_at_end(), 0);
+    EXPECT_FALSE(engine.in_doubt());
+    engine.finish_saving();
+    expect({2}, "a step has been taken from them");
+    EXPECT_FALSE(step("prime.c").applied);
+    engine.save(path(), {.keep_last = 1, .wait = true});
+    expect({5, 2}, "one whose last step was skipped takes the place of none");
+    EXPECT_EQ(engine.load(path()).step, 2) << "and of a folder the newest that is not in doubt is taken";
+    const LoadResult named = engine.load(path("step-00000005"));
+    EXPECT_EQ(named.step, 5);
+    EXPECT_THAT(named.notes, ::testing::Contains(HasSubstr("may be ruined")));
+    EXPECT_TRUE(engine.in_doubt());
+    EXPECT_EQ(engine.skipped_at_end(), 1);
+  });
 }
 
 TEST_F(Saving, WeightsAloneStartAnew) {

@@ -579,7 +579,7 @@ TEST(PlanCommand, Refusals) {
   EXPECT_THAT(refused({"--host-link", "fast"}), HasSubstr("--host-link: 'fast' is not a size"));
   EXPECT_THAT(refused({"--nvme-bandwidth", "0"}), HasSubstr("--nvme-bandwidth is 0, but must be above 0"));
   EXPECT_THAT(refused({"--host-update", "-1"}), HasSubstr("--host-update '-1' is no rate"));
-  EXPECT_THAT(refused({"--ranks", "0"}), HasSubstr("--ranks is 0, but must be at least 1"));
+  EXPECT_THAT(refused({"--ranks", "0"}), HasSubstr("--ranks is 0, but must be between 1 and 1000000000"));
   EXPECT_THAT(refused({"--ranks", "65537"}), HasSubstr("at most 65536"));
   EXPECT_THAT(refused({"--ranks", "2", "--rank", "2"}), HasSubstr("--rank 2 is not below --ranks 2"));
   EXPECT_THAT(refused({"--documents"}),

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -281,7 +282,7 @@ TEST(Arguments, WhereStateLives) {
     EXPECT_THAT(error_of({"train", flag, "disk"}),
                 HasSubstr(std::string(flag) + " 'disk' is not one of none, cpu, nvme"));
   }
-  for (const char* wrong : {"1.5", "-0.5", "nan"}) {
+  for (const char* wrong : {"1.5", "-0.5"}) {
     EXPECT_THAT(error_of({"train", "--offload-ratio", wrong}),
                 HasSubstr(std::string("--offload-ratio is ") + wrong + ", but must be between 0 and 1"));
   }
@@ -317,7 +318,33 @@ TEST(Arguments, ValuesThatAreNone) {
             "--ranks '1.5' is no whole number; see tranche plan --help");
   EXPECT_EQ(error_of({"train", "--stage"}), "--stage needs a value behind it; see tranche train --help");
   EXPECT_EQ(error_of({"checkpoint", "export", "a"}), "--to is missing; see tranche checkpoint export --help");
-  EXPECT_THAT(error_of({"train", "--steps", "0"}), HasSubstr("--steps is 0, but must be at least 1"));
+  EXPECT_THAT(error_of({"train", "--steps", "0"}),
+              HasSubstr("--steps is 0, but must be between 1 and 1000000000000"));
+  // Numbers that the parser would take as others.
+  const std::string seeds = "but must be between 0 and 9223372036854775807";
+  EXPECT_THAT(error_of({"train", "--seed", "9223372036854775999"}),
+              HasSubstr("--seed is 9223372036854775999, " + seeds));
+  EXPECT_THAT(error_of({"train", "--seed", "99999999999999999999"}), HasSubstr(seeds));
+  EXPECT_THAT(error_of({"train", "--seed", "-1"}), HasSubstr("--seed is -1, " + seeds));
+  EXPECT_EQ(parse_arguments({"train", "--seed", "9223372036854775807"}).seed,
+            std::numeric_limits<std::int64_t>::max());
+  EXPECT_THAT(error_of({"generate", "--from", "a", "--prompt", "b", "--seed", "99999999999999999999"}),
+              HasSubstr("--seed is 99999999999999999999, " + seeds));
+  for (const char* value : {"nan", "inf", "-inf", "1e999"}) {
+    EXPECT_THAT(error_of({"train", "--max-seconds", value}),
+                HasSubstr(std::string("--max-seconds is ") + value + ", but must be a finite number"));
+  }
+  EXPECT_THAT(error_of({"train", "--max-seconds", "-1"}),
+              HasSubstr("--max-seconds is -1, but must be between 0 "));
+  EXPECT_THAT(error_of({"train", "--lr", "nan"}), HasSubstr("--lr is nan, but must be a finite number"));
+  EXPECT_THAT(error_of({"generate", "--from", "a", "--prompt", "b", "--temperature", "nan"}),
+              HasSubstr("--temperature is nan, but must be a finite number"));
+  for (const char* command : {"train", "plan"}) {
+    EXPECT_THAT(error_of({command, "--threads", "100000"}),
+                HasSubstr("--threads is 100000, but must be between 1 and 1024"));
+  }
+  EXPECT_THAT(error_of({"train", "--keep-last", "4294967297"}),
+              HasSubstr("--keep-last is 4294967297, but must be between 0 and 1000000000"));
   EXPECT_THAT(error_of({"train", "--micro-batch", "-1"}), HasSubstr("--micro-batch is -1"));
   EXPECT_THAT(error_of({"train", "--validation-fraction", "1"}), HasSubstr("must be between 0 and 1"));
   EXPECT_THAT(error_of({"train", "--device", "tpu"}), HasSubstr("'tpu' is not one of cpu, cuda"));
@@ -355,7 +382,7 @@ TEST(Arguments, HelpNamesTypesValuesAndDefaultsInGroups) {
         "  --device-memory SIZE        most memory of a rank, like 512MiB\n",
         "  --steps N                   step to reach", "  --lr X                      learning rate",
         "  --checkpoint-dir DIR        folder of checkpoints", " saves at the end, and\n",
-        "\n                              on SIGUSR1 or SIGTERM"}) {
+        "\n                              on SIGUSR1, SIGUSR2, SIGTERM or SIGHUP"}) {
     EXPECT_THAT(help, HasSubstr(line));
   }
   const std::string program = parse_arguments({"--help"}).text;

@@ -34,6 +34,19 @@ TEST(Child, EndsWithItsStatusAndBothOutputsInTheLog) {
   EXPECT_EQ(run_child(shell(folder, "kill -KILL $$"), signals).status, 128 + SIGKILL);
 }
 
+TEST(Child, HasAStatusWhereSigchldIsIgnored) {
+  const TemporaryFolder folder;
+  trainer::StopSignals signals({SIGINT, SIGTERM});
+  struct sigaction ignore {
+  }, before{}, after{};
+  ignore.sa_handler = SIG_IGN;
+  ::sigaction(SIGCHLD, &ignore, &before);
+  const ChildResult result = run_child(shell(folder, "exit 7"), signals);
+  ::sigaction(SIGCHLD, &before, &after);
+  EXPECT_EQ(result.status, 7);
+  EXPECT_EQ(after.sa_handler, SIG_IGN) << "what was there is put back";
+}
+
 TEST(Child, GetsVariablesThatTheUserHasNotSet) {
   const TemporaryFolder folder;
   trainer::StopSignals signals({SIGINT, SIGTERM});

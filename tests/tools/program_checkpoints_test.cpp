@@ -100,6 +100,94 @@ TEST_F(ProgramCheckpoints, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   EXPECT_THAT(names(), testing::Contains("step-00000005"));
 }
 
+TEST_F(ProgramCheckpoints, ResumingBeginsAnewOnlyWhereNothingElseLies) {
+  const std::vector<std::string> resumed{"--steps", "4", "--checkpoint-dir", folder(), "--resume", "latest"};
+  ASSERT_EQ(test::run(tiny_train(files_, {"--steps", "2", "--checkpoint-dir", folder()})).status, 0);
+  std::filesystem::rename(folder() + "/step-00000002", folder() + "/step-2");
+  const ProgramResult renamed = test::run(tiny_train(files_, resumed));
+  EXPECT_EQ(renamed.status, 4);
+  EXPECT_THAT(
+      renamed.errors,
+      AllOf(HasSubstr("--resume latest: there is no checkpoint named step-NNNNNNNN in " + folder()),
+            HasSubstr("step-2: a checkpoint of step 2 under another name; rename it to step-00000002"),
+            HasSubstr("latest: it names step-00000002")));
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-2")) << "and nothing has changed";
+  // What a run leaves before it has saved, and what people keep beside one, is no obstacle.
+  std::filesystem::remove_all(folder());
+  std::filesystem::create_directories(folder() + "/step-00000002.0123456789abcdef.tmp");
+  std::filesystem::create_directories(folder() + "/curves");
+  for (const char* name :
+       {"run.lock", "slurm-17.out", "report.json", "curves/events.out.tfevents.1.host.2"}) {
+    (void)files_.write("ckpt/" + std::string(name), "");
+  }
+  std::string out;
+  (void)report(resumed, &out);
+  EXPECT_THAT(out, HasSubstr("no checkpoint in " + folder() + " yet: training starts from the beginning"));
+  // Another program's model is.
+  std::filesystem::remove_all(folder());
+  std::filesystem::create_directories(folder());
+  (void)files_.write("ckpt/model.safetensors", "x");
+  const ProgramResult foreign = test::run(tiny_train(files_, resumed));
+  EXPECT_EQ(foreign.status, 4);
+  EXPECT_THAT(foreign.errors, HasSubstr("\n  model.safetensors"));
+}
+
+TEST_F(ProgramCheckpoints, RuinedWeightsTakeNoGoodOnesPlace) {
+  // With and without a checkpoint at the very step that ruins them, and after which nothing is known yet.
+  for (const char* every : {"3", "1"}) {
+    std::filesystem::remove_all(folder());
+    const std::vector<std::string> flags{"--checkpoint-dir", folder(), "--keep-last", "1",
+                                         "--save-every",     every,    "--resume",    "latest"};
+    const auto with = [&](std::vector<std::string> more) {
+      more.insert(more.end(), flags.begin(), flags.end());
+      return more;
+    };
+    const json good = report(with({"--steps", "6"}));
+    ASSERT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000006"));
+    std::string out;
+    (void)report(with({"--steps", "12", "--lr", "1e30", "--set", "gradient_clipping=0"}), &out);
+    EXPECT_THAT(
+        out, HasSubstr("note: the checkpoint that is due at step " + std::string(*every == '1' ? "8" : "9") +
+                       " waits for a step that is taken: the weights may be ruined"));
+    EXPECT_THAT(out,
+                AllOf(HasSubstr("SKIPPED"), HasSubstr("note: the weights of " + folder() +
+                                                      "/step-00000012 may be ruined: 5 steps in a row were "
+                                                      "skipped; older checkpoints stay")));
+    EXPECT_THAT(out, Not(HasSubstr("due at step 12"))) << "the last step is saved all the same";
+    EXPECT_THAT(names(), AllOf(testing::Contains("step-00000006"), testing::Contains("step-00000012")));
+    const json next = report(with({"--steps", "14", "--lr", "0.001"}), &out);
+    EXPECT_EQ(next["resumed"]["step"], 6);
+    EXPECT_EQ(next["resumed"]["weights_digest"], good["weights_digest"]);
+    EXPECT_THAT(out, AllOf(HasSubstr("note"),
+                           HasSubstr("passed over: " + folder() +
+                                     "/step-00000012: its weights may be ruined: the last 5 "
+                                     "steps before it were skipped"),
+                           Not(HasSubstr("SKIPPED"))));
+    EXPECT_THAT(names(), testing::Contains("step-00000014"));
+    EXPECT_EQ(report(with({"--steps", "15", "--lr", "0.001"}))["resumed"]["step"], 14);
+  }
+}
+
+TEST_F(ProgramCheckpoints, StepsThatTheLossScalerSkipsLeaveNoDoubt) {
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), {"--checkpoint-dir", folder(), "--save-every", "1", "--resume", "latest",
+                             "--dtype", "fp16", "--set", "fp16.initial_scale_power=40"});
+    return more;
+  };
+  std::string out;
+  (void)report(with({"--steps", "4"}), &out);
+  EXPECT_THAT(
+      out, AllOf(HasSubstr("the checkpoint that is due at step 1 waits for a step that is taken, as this one "
+                           "was skipped"),
+                 Not(HasSubstr("ruined"))));
+  EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-00000004"))
+      << "with the scale that has fallen";
+  const json rest = report(with({"--steps", "40"}), &out);
+  EXPECT_EQ(rest["resumed"]["step"], 4);
+  EXPECT_THAT(out, AllOf(HasSubstr("SKIPPED"), Not(HasSubstr("ruined"))));
+  EXPECT_THAT(names(), AllOf(Not(testing::Contains("step-00000005")), testing::Contains("step-00000040")));
+}
+
 TEST_F(ProgramCheckpoints, TheBestIsKeptMarkedAndResumed) {
   const std::vector<std::string> sets{
       "--validation-data", "near=" + files_.write("near.txt", test::some_text(700)),
@@ -338,6 +426,14 @@ TEST_F(ProgramCheckpoints, EvaluateTakesWeightsFromACheckpoint) {
   EXPECT_EQ(evaluated["validation_loss"], trained["validation_loss"]);
   EXPECT_EQ(evaluated["weights_digest"], trained["weights_digest"]);
   EXPECT_EQ(evaluated["resumed"]["step"], 3);
+  // Without --sequence the one of the training counts, so that the loss is the run's own.
+  const ProgramResult without = test::run(
+      {"evaluate", "--model", "gpt-nano", "--data", files_.path("tiny.txt"), "--from", folder(), "--threads",
+       "1", "--dtype", "fp32", "--debug-peak-seconds", "0.01", "--report", files_.path("e2.json")});
+  ASSERT_EQ(without.status, 0) << without.errors;
+  EXPECT_EQ(json::parse(read_file(files_.path("e2.json")))["validation_loss"], trained["validation_loss"]);
+  EXPECT_THAT(without.out,
+              HasSubstr("--sequence: not given: 16, as " + folder() + "/step-00000003 was trained with"));
 }
 
 TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {

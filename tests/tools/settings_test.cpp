@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "tests/tools/temporary.h"
@@ -145,6 +146,23 @@ TEST(Settings, StepsAndSequenceHaveDefaults) {
   EXPECT_EQ(given.steps, 7);
   EXPECT_EQ(given.sequence, 9);
   EXPECT_EQ(given.config.total_steps_hint, 7) << "schedules end with the run";
+}
+
+TEST(Settings, TheDefaultSequenceIsNoMoreThanPeopleTrainOn) {
+  const auto of = [](const std::string& model, std::vector<std::string> more = {}) {
+    more.insert(more.begin(), {"train", "--model", model});
+    const Settings settings = resolve_settings(parse_arguments(more), 1);
+    const auto& notes = settings.config.notes;
+    const auto said = std::find_if(notes.begin(), notes.end(),
+                                   [](const std::string& note) { return note.starts_with("--sequence"); });
+    return std::pair(settings.sequence, said == notes.end() ? std::string() : *said);
+  };
+  EXPECT_EQ(
+      of("llama-3.1-8b"),
+      std::pair(std::int64_t{1024}, std::string("--sequence: not given: sequences of 1024 tokens, of the "
+                                                "131072 that the model has positions for")));
+  EXPECT_EQ(of("llama-3.1-8b", {"--sequence", "8192"}), std::pair(std::int64_t{8192}, std::string()));
+  EXPECT_EQ(of("gpt2"), std::pair(std::int64_t{1024}, std::string()));
 }
 
 TEST(Settings, HeldOutTextIsTheTailOrASecondFile) {

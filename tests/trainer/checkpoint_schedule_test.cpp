@@ -161,7 +161,7 @@ TEST(CheckpointSchedule, ARunGoesOnFromTheBestSoFarOnOtherRanks) {
   run(2, {3, 1, 2});
   EXPECT_THAT(steps_in(path), ElementsAre(3, 2));
   run(3, {1.5, 1.25});
-  EXPECT_THAT(steps_in(path), ElementsAre(5, 2));
+  EXPECT_THAT(steps_in(path), ElementsAre(5, 3, 2)) << "3, as no step has been taken from the weights of 5";
   EXPECT_THAT(saved, ElementsAre(5)) << "at its end alone: none of its losses is below the first run's";
   run(1, {0.5, 0.75});
   EXPECT_THAT(steps_in(path), ElementsAre(7, 6));

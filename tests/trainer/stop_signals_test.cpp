@@ -88,6 +88,23 @@ TEST(StopSignals, EndAProcessThatDoesNotTakeThem) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
 }
 
+TEST(StopSignals, AHangUpThatIsIgnoredStaysIgnored) {
+  struct sigaction ignore {
+  }, before{}, during{};
+  ignore.sa_handler = SIG_IGN;  // as nohup starts a program
+  ::sigaction(SIGHUP, &ignore, &before);
+  {
+    StopSignals signals;
+    ::sigaction(SIGHUP, nullptr, &during);
+    ::raise(SIGHUP);
+    EXPECT_EQ(signals.poll(), 0);
+    ::raise(SIGUSR2);
+    EXPECT_EQ(signals.poll(), SIGUSR2) << "the others are taken all the same";
+  }
+  ::sigaction(SIGHUP, &before, nullptr);
+  EXPECT_EQ(during.sa_handler, SIG_IGN);
+}
+
 TEST(StopSignals, TheFirstInterruptIsARequest) {
   StopSignals signals;
   EXPECT_EQ(signals.poll(), 0);

@@ -64,6 +64,8 @@ struct DebugConfig {
       0;                    ///< the CPU device's copies between device and host tier; 0: as fast as they go
   bool plan_memory = true;  ///< pack the step after it was recorded
   int ranks_per_host = 0;   ///< declared nodes of so many consecutive ranks; 0: as they are
+  /// Compare the order of gathers and reductions over the ranks in every step, also where nothing is sent.
+  bool compare_calls = false;
 };
 
 /// A key that was accepted without effect, and the reason.
@@ -227,6 +229,12 @@ std::unique_ptr<Optimizer> make_optimizer(const Config& config);
 /// Throws ConfigurationError when the type or a parameter is not possible, or when the schedule must know
 /// where the run ends and neither total_num_steps nor total_steps_hint says it.
 std::unique_ptr<Schedule> make_schedule(const Config& config);
+/// Where a run of `steps` steps ends before the schedule's warm-up, cycle or decay does, or the schedule
+/// before the run: a line for each, empty where they fit. For a schedule that make_schedule() takes.
+std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps);
+
+/// The most that `threads` takes: more are a typing error, and would start for minutes.
+inline constexpr int most_threads = 1024;
 
 /// "1024", "32MiB", "1.5 GiB", "2GB" in bytes (K, M, G, T and KiB ... are powers of 1024, KB ... of 1000).
 /// Throws ConfigurationError naming the accepted forms.

@@ -153,6 +153,14 @@ class Engine {
   /// Number of step() calls so far, and of applied updates.
   std::int64_t steps() const;
   std::int64_t applied_steps() const;
+  /// Steps in a row, up to the present one, that were skipped, other than by the gradient hook; a load() goes
+  /// on counting where the checkpoint ended.
+  std::int64_t skipped_at_end() const;
+  /// True when the last loss or gradient that the present weights gave, in a step or an evaluation, was not
+  /// finite, so that the update before may have ruined them. An overflow under loss scaling with a finite
+  /// loss is none; a step that is taken ends the doubt. A checkpoint records it: of several, load() of a
+  /// folder takes the newest that is not in doubt.
+  bool in_doubt() const;
   /// Global samples consumed by step() calls so far, those before a load() included.
   std::int64_t samples() const;
   /// Asks for an orderly stop: all ranks find StepResult::stop_requested set in the same step. From any

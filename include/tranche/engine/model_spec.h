@@ -119,6 +119,8 @@ class ModelSpec {
   /// Hash of names, shapes, initializers, matrices, order, uses, adapters and tokens_per_sample; equal on all
   /// ranks, checked at start.
   std::uint64_t hash() const;
+  /// What hash() is of, in words: a line for the samples, and one for each unit and tensor, in order.
+  std::vector<std::string> describe() const;
 
  private:
   std::vector<UnitSpec> units_;

@@ -20,6 +20,9 @@ struct CheckpointScheduleOptions {
   /// A held-out set: the checkpoint of the lowest loss on it is saved and stays, whatever else goes; empty:
   /// none.
   std::string keep_best;
+  /// Takes a line for people where a save is put off or what it saves is in doubt; on every rank that has
+  /// one.
+  std::function<void(const std::string&)> say;
 };
 
 /// The loss of one step on a held-out set.
@@ -52,7 +55,9 @@ struct BestCheckpoint {
 std::optional<BestCheckpoint> best_checkpoint(const std::string& folder, std::string set = {});
 
 /// Saves every so many steps and when it is told to, one checkpoint at a time, in the background; older
-/// ones go as the options say. Without a folder it does nothing. A save that failed is a CheckpointError of
+/// ones go as the options say. A save that is due behind a skipped step, or while the weights are in doubt
+/// (Engine::in_doubt()), waits for the next step that is taken; save() waits for nothing. Without a folder it
+/// does nothing. A save that failed is a CheckpointError of
 /// the call that follows it, here or of the engine; earlier checkpoints are as before then. The engine must
 /// outlive it.
 class CheckpointSchedule {
@@ -83,7 +88,9 @@ class CheckpointSchedule {
   const std::optional<BestCheckpoint>& best() const noexcept { return best_; }
 
  private:
-  bool is_due() const { return options_.every > 0 && engine_.steps() % options_.every == 0; }
+  bool is_due() const { return owed_ || (options_.every > 0 && engine_.steps() % options_.every == 0); }
+  /// Saves what is due, unless it has to wait for a step that is taken.
+  void save_if_sound();
   void save_now();
   void save_best();
   void complete(const std::string& path);
@@ -99,6 +106,8 @@ class CheckpointSchedule {
   CompletedCheckpoint pending_;
   std::optional<double> pending_loss_;  ///< of the save in progress, or of one that failed
   double begun_ = 0;
+  bool owed_ = false;            ///< a save that was due waits for a step that is taken
+  bool saved_in_doubt_ = false;  ///< the step that was saved last
   std::string newest_;
   std::vector<Evaluation> evaluations_;
   std::int64_t evaluated_step_ = -1;

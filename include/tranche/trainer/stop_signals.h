@@ -1,7 +1,7 @@
 #pragma once
-/// Signals as requests: SIGUSR1 and SIGTERM to save and end, the way batch systems send them before they take
-/// a node away, and SIGINT, the way people do; SIGINT and SIGTERM to a study, which ends its run and tells
-/// what is there.
+/// Signals as requests: SIGUSR1, SIGUSR2 and SIGTERM to save and end, the way batch systems send them before
+/// they take a node away; SIGHUP, which comes when the terminal closes; and SIGINT, the way people do. SIGINT
+/// and SIGTERM ask a study to end its run and to tell what is there.
 
 #include <signal.h>
 
@@ -16,12 +16,12 @@ namespace tranche::trainer {
 /// are not for them, and those that libraries had started before pass them on to the main thread.
 class StopSignals {
  public:
-  static constexpr std::array<int, 2> signals{SIGUSR1, SIGTERM};
+  static constexpr std::array<int, 4> signals{SIGUSR1, SIGUSR2, SIGTERM, SIGHUP};
 
-  /// SIGUSR1 and SIGTERM; and SIGINT, of which only the first is a request: a second one ends the process at
-  /// once, whatever it does, as people expect. Where SIGINT is ignored (nohup, a script's background job) it
-  /// stays so. Throws LogicError on another thread than the process's first.
-  StopSignals() : StopSignals({signals.begin(), signals.end()}) { take_first_interrupt(); }
+  /// Takes `signals`; and SIGINT, of which only the first is a request: a second one ends the process at
+  /// once, whatever it does, as people expect. A SIGHUP that is ignored (nohup) stays ignored, and so does a
+  /// SIGINT (a script's background job). Throws LogicError on another thread than the process's first.
+  StopSignals();
   /// None of the signals `which` ends the process from now on.
   explicit StopSignals(std::vector<int> which);
   /// Forgets signals that have come and were not asked for; then signals do what they did before.
