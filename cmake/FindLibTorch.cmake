@@ -1,12 +1,20 @@
 # Finds LibTorch in an unpacked libtorch or a wheel of PyPI, both of CPU or CUDA: LibTorch_FOUND, LibTorch_VERSION,
 # LibTorch_CUDA (its CUDA parts compile here) and the target LibTorch::torch. It is looked for where TRANCHE_TORCH (a variable of
-# CMake or of the environment) says and nowhere else, or where Torch_DIR (its share/cmake/Torch) or Torch_ROOT say, then in
-# CMAKE_PREFIX_PATH and the system. Torch's own package file is not read: that of a CUDA wheel is a fatal error without a CUDA
+# CMake or of the environment) says and nowhere else, or where Torch_DIR (its share/cmake/Torch), Torch_ROOT or a CMAKE_PREFIX_PATH
+# of torch.utils.cmake_prefix_path (its share/cmake) say, then in CMAKE_PREFIX_PATH and the system. Torch's own package file is not read: that of a CUDA wheel is a fatal error without a CUDA
 # toolkit. LibTorch_reason says why none was found. LibTorch_root is set where one lies, also where it is of no use: older than
 # 2.1, built for the C++ ABI of before GCC 5, or not to be linked, as where a library that it asks for is missing.
 # The libraries are linked as flags: CMake would warn that the wheel's folder hides the system's libgomp, and a program has to have
 # one OpenMP, the wheel's, where both have the same name.
-set(LibTorch_reason "no LibTorch was found: -DTRANCHE_TORCH=FOLDER says where one lies, the folder torch of a wheel of PyPI or an \
+string(REPLACE ":" ";" LibTorch_prefixes "$ENV{CMAKE_PREFIX_PATH}")
+list(PREPEND LibTorch_prefixes ${CMAKE_PREFIX_PATH})
+set(LibTorch_seen_there)
+if(LibTorch_prefixes)
+  list(JOIN LibTorch_prefixes ", " LibTorch_seen_there)
+  string(PREPEND LibTorch_seen_there ", CMAKE_PREFIX_PATH (" )
+  string(APPEND LibTorch_seen_there ") and the system holding no include/torch/csrc/api/include/torch/torch.h")
+endif()
+set(LibTorch_reason "no LibTorch was found${LibTorch_seen_there}: -DTRANCHE_TORCH=FOLDER says where one lies, the folder torch of a wheel of PyPI or an \
 unpacked libtorch")
 set(LibTorch_named "${TRANCHE_TORCH}")
 if(NOT LibTorch_named)
@@ -16,6 +24,11 @@ set(LibTorch_hints "${Torch_ROOT}")
 if(Torch_DIR)
   list(APPEND LibTorch_hints "${Torch_DIR}/../../..")
 endif()
+foreach(prefix ${LibTorch_prefixes})
+  if(EXISTS "${prefix}/Torch/TorchConfig.cmake")
+    list(APPEND LibTorch_hints "${prefix}/../..")
+  endif()
+endforeach()
 list(FILTER LibTorch_hints EXCLUDE REGEX "^$")
 set(LibTorch_scope)
 if(LibTorch_named)

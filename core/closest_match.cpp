@@ -37,12 +37,20 @@ std::string closest_match(std::string_view text, const std::vector<std::string>&
   const std::string wanted = lower(text);
   std::string best, holder;
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
+  bool best_keeps = false;  // every letter of the shorter name
   for (const std::string& candidate : candidates) {
     const std::size_t distance = edit_distance(wanted, candidate);
+    const auto [shorter, longer] = std::minmax({wanted.size(), candidate.size()});
+    const bool keeps = distance == longer - shorter;
+    // Of names that are equally far, one where letters are missing alone is meant: "llama-3-8b" is
+    // "llama-3.1-8b", not "llama-2-7b".
+    const bool closer =
+        distance < best_distance || (distance == best_distance && keeps && !best_keeps && !best.empty());
     // Two short words without a common letter have a small distance, too: ask for some likeness.
-    if (distance < best_distance && distance < std::max(wanted.size(), candidate.size())) {
+    if (closer && distance < longer) {
       best = candidate;
       best_distance = distance;
+      best_keeps = keeps;
     }
     const bool holds = wanted.size() >= 4 && lower(candidate).find(wanted) != std::string::npos;
     if (holds && (holder.empty() || candidate.size() < holder.size())) holder = candidate;

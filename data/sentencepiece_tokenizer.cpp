@@ -18,7 +18,7 @@ namespace tranche::data {
 
 namespace {
 
-using Kind = SentencePieceModel::Kind;
+using PieceKind = SentencePieceModel::Kind;
 
 [[noreturn]] void refuse(std::string_view origin, const std::string& why) {
   throw ConfigurationError(fmt::format("{} {}", origin, why));
@@ -26,8 +26,8 @@ using Kind = SentencePieceModel::Kind;
 
 /// The bytes of a piece, whose U+2581 is a space.
 std::string bytes_of(const SentencePieceModel::Piece& piece) {
-  if (piece.kind == Kind::control) return piece.text;
-  if (piece.kind == Kind::byte) {  // <0x0A>
+  if (piece.kind == PieceKind::control) return piece.text;
+  if (piece.kind == PieceKind::byte) {  // <0x0A>
     const int byte = byte_of_name(piece.text);
     return byte < 0 ? piece.text : std::string(1, static_cast<char>(byte));
   }
@@ -117,7 +117,7 @@ BaseVocabulary vocabulary_of(const SentencePieceModel& model, const TokenizerLay
       const SentencePieceModel::Piece& piece = model.pieces[static_cast<std::size_t>(*token.token)];
       const auto other = tokens.find(token.text);
       if (piece.text == token.text || other != tokens.end()) continue;
-      if (piece.kind != Kind::control && piece.kind != Kind::unused) {
+      if (piece.kind != PieceKind::control && piece.kind != PieceKind::unused) {
         token.fail(fmt::format("gives '{}' the number {}, which is the piece '{}' of {}", token.text,
                                *token.token, piece.text, origin));
       }
@@ -147,7 +147,7 @@ void add_merges(const SentencePieceModel& model, bool by_score, const BaseVocabu
   };
   std::vector<Merge> merges;
   const auto normal = [&](std::int32_t token) {
-    return !by_score || model.pieces[static_cast<std::size_t>(token)].kind == Kind::normal;
+    return !by_score || model.pieces[static_cast<std::size_t>(token)].kind == PieceKind::normal;
   };
   for (std::size_t token = 0; token < model.pieces.size(); ++token) {
     const SentencePieceModel::Piece& piece = model.pieces[token];
@@ -196,7 +196,7 @@ std::unique_ptr<Tokenizer> make_pair_encoding(const SentencePieceModel& model, c
     const SentencePieceModel::Piece& piece = model.pieces[token];
     if (piece.text.size() > longest_added_token)
       refuse(origin, fmt::format("has a piece of {} bytes", piece.text.size()));
-    if (!llama && piece.kind == Kind::user_defined)
+    if (!llama && piece.kind == PieceKind::user_defined)
       refuse(origin,
              fmt::format("has the user-defined piece '{}', which is not supported {}", piece.text, who));
     (void)parts.pairs.add_token(piece.text, static_cast<std::int32_t>(token));
@@ -236,7 +236,7 @@ std::unique_ptr<Tokenizer> read_sentencepiece(std::string_view bytes, std::strin
     layout.extra.clear();
     for (const SentencePieceModel::Piece& piece : model.pieces) {
       // The library finds user-defined pieces itself.
-      if (piece.kind == Kind::control || (llama && piece.kind == Kind::user_defined))
+      if (piece.kind == PieceKind::control || (llama && piece.kind == PieceKind::user_defined))
         layout.extra.push_back({piece.text, false, std::nullopt, std::nullopt});
     }
   }

@@ -15,6 +15,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 namespace {
 
 LossScalerOptions scaler_options(const Config& config) {

@@ -7,6 +7,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 void Engine::Impl::set_nominal_tokens() {
   const double nominal =
       static_cast<double>(config.train_batch_size) * static_cast<double>(model.tokens_per_sample);

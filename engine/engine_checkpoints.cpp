@@ -21,6 +21,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 using nlohmann::ordered_json;
 
 namespace {

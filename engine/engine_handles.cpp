@@ -7,6 +7,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 void Engine::Impl::acquire(int unit) {
   const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
   require(in_pass(), "gather(" + name + ") outside a micro-batch");

@@ -31,8 +31,6 @@
 
 namespace tranche {
 
-using namespace detail;
-
 struct Engine::Impl {
   Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, EngineOptions options);
   static Config checked(Config config, const Runtime& runtime);
@@ -68,8 +66,10 @@ struct Engine::Impl {
   bool in_evaluation() const { return state == State::evaluating || in_inference(); }
   /// Units may be gathered.
   bool in_pass() const { return micro_batches.any_open() || in_inference(); }
-  Program program() const {
-    return in_inference() ? Program::infer : in_evaluation() ? Program::evaluate : Program::train;
+  detail::Program program() const {
+    return in_inference()    ? detail::Program::infer
+           : in_evaluation() ? detail::Program::evaluate
+                             : detail::Program::train;
   }
   /// `beside`: others may be open.
   std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
@@ -110,12 +110,12 @@ struct Engine::Impl {
   void allocate_on_all(const std::function<void()>& work);
 
   // --- engine_state.cpp ---
-  TensorAccess access();
+  detail::TensorAccess access();
   /// From the main gradient to the mean gradient so far, or to what the update takes while the hook runs;
   /// collective.
   double gradient_scale();
   int find_trainable(std::string_view name) const;
-  void require_size(const TensorState& tensor, std::size_t given, const char* call) const;
+  void require_size(const detail::TensorState& tensor, std::size_t given, const char* call) const;
   std::vector<float> read_gradient(std::string_view name);
   void write_gradient(std::string_view name, std::span<const float> values);
 
@@ -133,7 +133,7 @@ struct Engine::Impl {
   /// Throws CheckpointError where the model has no use for what it holds.
   Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;
   /// Its frozen tensors. Throws CheckpointError where one is missing or of another shape.
-  TensorMatch match_base(const checkpoint::Reader& base) const;
+  detail::TensorMatch match_base(const checkpoint::Reader& base) const;
   /// Collective. The checkpoint of the base; null where that was drawn.
   std::unique_ptr<checkpoint::Reader> open_base(const checkpoint::Reader& adapters,
                                                 const LoadOptions& options,
@@ -153,7 +153,7 @@ struct Engine::Impl {
   /// Number, rate and momentum of the update that the next step makes if it is applied.
   OptimizerStep next_update() const;
   /// All ranks would update alike, and with numbers.
-  void check_rule(const std::vector<StepRecord>& records);
+  void check_rule(const std::vector<detail::StepRecord>& records);
   /// JSON text for a checkpoint, and back.
   std::string rule_to_save() const;
   void take_saved_rule(const std::string& saved_text, std::vector<std::string>& notes);
@@ -164,17 +164,17 @@ struct Engine::Impl {
   /// Elements and bytes that this rank sends to its group of the axis in a step, by the formula.
   TrafficCount formula_traffic(MeshAxis axis) const;
   /// How often a step reduces a flat buffer's gradients.
-  std::int64_t reductions(const FlatBuffer& flat) const {
+  std::int64_t reductions(const detail::FlatBuffer& flat) const {
     return store.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
   }
   /// How often this rank sends gradients of it.
-  std::int64_t sent_reductions(const FlatBuffer& flat) const {
+  std::int64_t sent_reductions(const detail::FlatBuffer& flat) const {
     return store.residency().policy(flat) == ReductionPolicy::boundary
                ? 1
                : config.micro_batches_of(data_rank, data_ranks);
   }
   /// How often the replicas add up their sums of it.
-  std::int64_t replica_reductions(const FlatBuffer& flat) const {
+  std::int64_t replica_reductions(const detail::FlatBuffer& flat) const {
     return store.residency().sums_replicas_once(flat) ? 1 : reductions(flat);
   }
 
@@ -209,21 +209,21 @@ struct Engine::Impl {
 
   // The parts, each after those that it uses.
   std::unique_ptr<StepArena> arena;
-  StepRecorder recorder;
-  StateStore store;
-  StateFormulas formulas;
+  detail::StepRecorder recorder;
+  detail::StateStore store;
+  detail::StateFormulas formulas;
   std::unique_ptr<HostCopies> host_copies;  ///< null: activations stay on the device
   Buffer workspace_buffer;
-  StepScalars scalars;
-  FlatUpdater updater;
-  WholeMatrices matrices;
-  ParameterGatherer gatherer;
-  GradientReducer reducer;
-  StepBoundary boundary;
-  std::unique_ptr<CheckpointSession> session;
+  detail::StepScalars scalars;
+  detail::FlatUpdater updater;
+  detail::WholeMatrices matrices;
+  detail::ParameterGatherer gatherer;
+  detail::GradientReducer reducer;
+  detail::StepBoundary boundary;
+  std::unique_ptr<detail::CheckpointSession> session;
 
   State state = State::idle;
-  MicroBatches micro_batches;
+  detail::MicroBatches micro_batches;
   bool one_sequence =
       false;  ///< the step's micro-batches are one sequence of gathers: several were open at once
   std::int64_t steps_done = 0;
@@ -241,7 +241,7 @@ struct Engine::Impl {
   std::string failure;                          ///< set when a gradient handle was dropped
   int exceptions = std::uncaught_exceptions();  ///< in flight when the engine was made
   std::exception_ptr broken;                    ///< thrown by every call after break_down()
-  LossTotal evaluation_loss;
+  detail::LossTotal evaluation_loss;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
   std::string routing;      ///< Optimizer::routing()

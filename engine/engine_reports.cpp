@@ -13,6 +13,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 using nlohmann::ordered_json;
 
 namespace {

@@ -15,6 +15,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 using nlohmann::ordered_json;
 
 OptimizerStep Engine::Impl::next_update() const {

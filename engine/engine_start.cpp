@@ -13,6 +13,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 namespace {
 
 std::uint64_t hash_text(std::string_view text) {

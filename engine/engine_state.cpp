@@ -7,6 +7,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 TensorAccess Engine::Impl::access() {
   return {store,
           config,

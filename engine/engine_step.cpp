@@ -10,6 +10,8 @@
 
 namespace tranche {
 
+using namespace detail;
+
 GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, double unscale) {
   // Of sums s over t tokens each, E |s|^2 / t is t |G|^2 + V, with V the variance of a token's gradient.
   const auto tokens = static_cast<double>(found.tokens);
@@ -92,6 +94,7 @@ StepResult Engine::Impl::finish_step() {
   // A device has passed the point by now: agree() has synchronized.
   const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
   result.tokens = found.tokens;
+  result.positions = config.train_batch_size * model.tokens_per_sample;
 
   // The main gradient is loss_scale * 2^-k times the gradient of the summed loss; the mean divides by the
   // tokens seen.

@@ -22,7 +22,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
   const auto multiply = [&](kernels::MatmulOptions how, ConstTensorView a, ConstTensorView b, TensorView c) {
     kernels::matmul(stream, how, a, b, c, engine.workspace());
   };
-  for (std::int64_t step = 0; step < 300; ++step) {
+  const auto micro_batch = [&](std::int64_t step) {
     for (std::int64_t i = 0; i < rows * 2; ++i) {  // the same points for every number of ranks
       x[i] = random_normal({.seed = 1}, (step * batch + runtime.rank() * rows) * 2 + i);
     }
@@ -48,6 +48,11 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
     multiply({.transpose_a = true, .accumulate = true}, view(x), view(d_sum), gradients.tensor(0));
     std::move(gradients).reduce();
     engine.end_micro_batch({&loss, DataType::float64, {}}, {&rows, DataType::int64, {}});
+  };
+  const GradientCheck check = check_gradients(engine, [&] { micro_batch(0); });
+  if (runtime.rank() == 0) std::printf("%s", check.text().c_str());
+  for (std::int64_t step = 0; step < 300; ++step) {
+    micro_batch(step);
     const StepResult result = engine.step();
     if (runtime.rank() == 0 && step % 100 == 99) std::printf("step %ld loss %.4f\n", step + 1, result.loss);
   }

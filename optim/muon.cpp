@@ -65,7 +65,15 @@ class Muon final : public Optimizer {
     if (tensor.matrices == 0) return adam_->state(tensor);
     return {{"momentum_buffer", state_format(moments_, values_.rule().states[0], tensor.shape), 0}};
   }
-  void check_group(const GroupOptions& group) const override { adam_->check_group(group); }
+  void check_group(const GroupOptions& group) const override {
+    try {
+      adam_->check_group(group);  // which has the same options
+    } catch (const InvalidArgument& error) {
+      std::string text = error.message();
+      if (text.starts_with(adam_->name())) text.replace(0, adam_->name().size(), name());
+      throw InvalidArgument(text);
+    }
+  }
   bool needs_whole_matrices(const TrainableTensor& tensor) const override { return tensor.matrices > 0; }
 
   std::string routing(std::span<const TrainableTensor> tensors) const override {

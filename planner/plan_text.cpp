@@ -171,16 +171,17 @@ std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
   const auto line = [&](const char* name, const std::string& count, double seconds, const std::string& at) {
     text += fmt::format("  {:<20}{:>14}{:>14}  {}\n", name, count, milliseconds(seconds), at);
   };
-  const std::string link = link_speed(rates.host_link) + ", --host-link";
+  const auto from = [&](const char* flag) { return ", " + (rates.machine.empty() ? flag : rates.machine); };
+  const std::string link = link_speed(rates.host_link) + from("--host-link");
   line("device to host", format_bytes(bytes.to_host), cost.busy.to_host, link);
   line("host to device", format_bytes(bytes.from_host), cost.busy.from_host, link);
   if (cost.busy.host_update > 0) {
     line("update on the host", "", cost.busy.host_update,
-         fmt::format("{:.3g} G parameters/s, --host-update", rates.host_update / 1e9));
+         fmt::format("{:.3g} G parameters/s", rates.host_update / 1e9) + from("--host-update"));
   }
   if (bytes.nvme_read + bytes.nvme_written > 0) {
     line("read from nvme", format_bytes(bytes.nvme_read), static_cast<double>(bytes.nvme_read) / rates.nvme,
-         link_speed(rates.nvme) + ", --nvme-bandwidth");
+         link_speed(rates.nvme) + from("--nvme-bandwidth"));
     line("written to nvme", format_bytes(bytes.nvme_written),
          static_cast<double>(bytes.nvme_written) / rates.nvme, "reads and writes share it");
   }
@@ -188,7 +189,7 @@ std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
     return text + "  nothing is said of compute (flops_per_token), so not whether it hides this\n";
   }
   line("compute", grouped(result.tokens) + " tok", cost.compute,
-       operations_text(rates.operations) + "/s, --flops");
+       operations_text(rates.operations) + "/s" + from("--flops"));
   const double of_compute = 100 * cost.exposed / cost.compute;
   text += fmt::format("  {:<20}{:>14}{:>14}  {:.3g}% of compute\n", "exposed", "", milliseconds(cost.exposed),
                       of_compute);
@@ -284,7 +285,10 @@ std::string traffic_rows(const PlanRequest& request, const PlanResult& result) {
   line("control", sum_of(result.control));
   if (request.ranks > 1 && request.ranks_per_node > 0) {
     text += row("data to other nodes",
-                (result.crossing_exact ? "" : "at most ") + format_bytes(result.crossing_bytes));
+                result.crossing_exact
+                    ? format_bytes(result.crossing_bytes)
+                    : fmt::format("at most {}: less where what is meant for all ranks of a node crosses once",
+                                  format_bytes(result.crossing_bytes)));
   }
   if (const std::optional<OtherGathering>& other = result.other_gathering) {
     const auto change = [](std::int64_t there, std::int64_t here, const std::string& text) {
@@ -488,8 +492,10 @@ std::string describe(const FitTrial& trial) {
 
 std::string fit_text(const FitRequest& request, const FitResult& result) {
   const CostModel& rates = request.rates;
-  std::string text = fmt::format("a rank sends {} and computes {}/s", link_speed(rates.network),
-                                 operations_text(rates.operations));
+  const bool simulated = static_cast<bool>(request.seconds);
+  std::string text =
+      fmt::format("a rank{} sends {} and computes {}/s", rates.machine.empty() ? "" : " of " + rates.machine,
+                  link_speed(rates.network), operations_text(rates.operations));
   const bool offload = std::any_of(result.ladder.begin(), result.ladder.end(),
                                    [](const FitTrial& trial) { return tiers_text(trial) != "-"; });
   if (offload) {
@@ -502,20 +508,29 @@ std::string fit_text(const FitRequest& request, const FitResult& result) {
   text += fmt::format("; cheapest first, each with the largest micro-batch that fits in {}",
                       format_bytes(request.budget));
   if (request.nvme_budget > 0) text += fmt::format(", {} on nvme", format_bytes(request.nvme_budget));
+  if (simulated) {
+    text +=
+        "\nseconds: the simulated step of what fits, as below; a formula with these rates gives the order";
+  }
   text += "\nhost memory: " + describe(request.plan.host_memory) + "\n";
   if (offload)
     text +=
         "offload: where optimizer state and parameters live, +inputs: the kept inputs of blocks on the host; "
         "- is the device\n";
   const auto when = [&](const std::string& cell) { return offload ? cell : std::string(); };
-  text += fmt::format("\n{:>5} {:<12}{:<14}{:<12}{}{:>13}{:>14}{}  {:<6}{:>10} = {:>9} +{:>10} +{:>9}{}\n",
-                      "stage", "reduction", "checkpointing", "head", when(fmt::format("{:<18}", "offload")),
-                      "micro-batch", "peak", when(fmt::format("{:>13}", "host memory")), "fits", "s a step",
-                      "computing", "again", "waiting", when(fmt::format(" +{:>9}", "offload")));
+  const auto last = [&](const std::string& cell) {
+    return simulated ? fmt::format(" +{:>9}", cell) : std::string();
+  };
+  text +=
+      fmt::format("\n{:>5} {:<12}{:<14}{:<12}{}{:>13}{:>14}{}  {:<6}{:>10} = {:>9} +{:>10} +{:>9}{}{}\n",
+                  "stage", "reduction", "checkpointing", "head", when(fmt::format("{:<18}", "offload")),
+                  "micro-batch", "peak", when(fmt::format("{:>13}", "host memory")), "fits", "s a step",
+                  "computing", "again", "waiting", when(fmt::format(" +{:>9}", "offload")), last("other"));
   for (std::size_t i = 0; i < result.ladder.size(); ++i) {
     const FitTrial& trial = result.ladder[i];
+    const auto seconds = [&](double value) { return simulated && !trial.fits ? "-" : seconds_text(value); };
     text += fmt::format(
-        "{:>5} {:<12}{:<14}{:<12}{}{:>13}{:>14}{}  {:<6}{:>10} = {:>9} +{:>10} +{:>9}{}{}\n", trial.stage,
+        "{:>5} {:<12}{:<14}{:<12}{}{:>13}{:>14}{}  {:<6}{:>10} = {:>9} +{:>10} +{:>9}{}{}{}\n", trial.stage,
         name_of(trial.reduction), trial.state_alone ? "any" : checkpointing_text(trial.checkpoint_every),
         trial.state_alone            ? "any"
         : trial.vocabulary_chunk > 0 ? fmt::format("by {}", trial.vocabulary_chunk)
@@ -524,9 +539,9 @@ std::string fit_text(const FitRequest& request, const FitResult& result) {
         trial.state_alone ? "any" : fmt::format("{} x {}", trial.micro_batch, trial.accumulation),
         (trial.state_alone ? "> " : "") + format_bytes(trial.peak),
         when(fmt::format("{:>13}", trial.state_alone ? "?" : format_bytes(trial.host))),
-        trial.fits ? "yes" : "no", seconds_text(trial.cost.total()), seconds_text(trial.cost.compute),
-        seconds_text(trial.cost.recompute), seconds_text(trial.cost.exposed),
-        when(fmt::format(" +{:>9}", seconds_text(trial.cost.offload))),
+        trial.fits ? "yes" : "no", seconds(trial.cost.total()), seconds(trial.cost.compute),
+        seconds(trial.cost.recompute), seconds(trial.cost.exposed),
+        when(fmt::format(" +{:>9}", seconds(trial.cost.offload))), last(seconds(trial.cost.other)),
         i == result.chosen && result.fits ? "  <- chosen" : "");
   }
   const FitTrial& chosen = result.ladder[result.chosen];
@@ -563,6 +578,9 @@ std::string fit_json(const FitRequest& request, const FitResult& result) {
   ordered_json ladder = ordered_json::array();
   for (std::size_t i = 0; i < result.ladder.size(); ++i) {
     const FitTrial& trial = result.ladder[i];
+    const auto seconds = [&](double value) {
+      return request.seconds && !trial.fits ? ordered_json(nullptr) : ordered_json(value);
+    };
     ladder.push_back({{"stage", trial.stage},
                       {"reduction", name_of(trial.reduction)},
                       {"checkpoint_every", trial.checkpoint_every},
@@ -577,11 +595,12 @@ std::string fit_json(const FitRequest& request, const FitResult& result) {
                       {"nvme_bytes", trial.nvme},
                       {"state_alone", trial.state_alone},
                       {"fits", trial.fits},
-                      {"seconds", trial.cost.total()},
-                      {"compute_seconds", trial.cost.compute},
-                      {"recompute_seconds", trial.cost.recompute},
-                      {"exposed_seconds", trial.cost.exposed},
-                      {"offload_seconds", trial.cost.offload},
+                      {"seconds", seconds(trial.cost.total())},
+                      {"compute_seconds", seconds(trial.cost.compute)},
+                      {"recompute_seconds", seconds(trial.cost.recompute)},
+                      {"exposed_seconds", seconds(trial.cost.exposed)},
+                      {"offload_seconds", seconds(trial.cost.offload)},
+                      {"other_seconds", seconds(trial.cost.other)},
                       {"chosen", i == result.chosen && result.fits}});
   }
   document["ladder"] = std::move(ladder);

@@ -61,8 +61,9 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
         group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
     result.crossing_bytes += sent.bytes_to_other_nodes();
     const bool alone = sent.elsewhere == sent.group - 1;
-    const bool by_window = request.device != DeviceKind::cuda && config.collectives != "messages";
-    if (sent.elsewhere > 0 && !alone && by_window) result.crossing_exact = false;
+    // Ranks of a node share what crosses: in the node's memory on CPUs, in NCCL's rings on GPUs.
+    const bool shared = request.device == DeviceKind::cuda || config.collectives != "messages";
+    if (sent.elsewhere > 0 && !alone && shared) result.crossing_exact = false;
   }
 }
 

@@ -331,11 +331,12 @@ class Search {
       const std::tuple key(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
       if (hopeless.count(key) > 0) continue;
       result.ladder.push_back(attempt(levers));
-      const FitTrial& trial = result.ladder.back();
+      FitTrial& trial = result.ladder.back();
       // State that lives beside the device is the same with any micro-batch, checkpointing and head.
       const Peaks beside{0, trial.host, trial.nvme};
       if (trial.state_alone || (!levers.activations && !within(beside))) hopeless.insert(key);
       if (trial.fits) least_found = std::min(least_found, trial.cost.total());
+      if (request_.seconds) trial.cost = trial.fits ? seconds_of(trial) : StepCost{};
     }
     // Whole steps of the choice have the last word, as many as it takes.
     for (;;) {
@@ -466,6 +467,13 @@ class Search {
 
   StepCost cost(const Config& config) const {
     return cost_of(request_.plan, config, spec_, sizes_, request_.rates);
+  }
+
+  /// What FitRequest::seconds says of a trial.
+  StepCost seconds_of(const FitTrial& trial) const {
+    PlanRequest candidate = request_.plan;
+    candidate.config = config_of(levers_of(trial), trial.micro_batch);
+    return request_.seconds(candidate);
   }
 
   /// With at most so many micro-batches to a step.

@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 
+#include "planner/collective_cost.h"
 #include "planner/planned_run.h"
 #include "planner/record_steps.h"
 #include "planner/simulation.h"
@@ -47,41 +48,6 @@ const char* role_text(Role role) {
   return "other";
 }
 
-const CollectiveTable* nearest_table(const Machine& machine, const std::string& operation, int ranks,
-                                     int element_bytes) {
-  const CollectiveTable* best = nullptr;
-  double least = std::numeric_limits<double>::infinity();
-  for (const CollectiveTable& table : machine.collectives) {
-    if (table.operation != operation) continue;
-    const double distance = 4 * std::abs(std::log2(static_cast<double>(table.ranks) / ranks)) +
-                            std::abs(std::log2(static_cast<double>(table.element_bytes) / element_bytes));
-    if (distance < least) {
-      least = distance;
-      best = &table;
-    }
-  }
-  return best;
-}
-
-/// Inside a node.
-double node_seconds(const Machine& machine, const std::string& operation, int ranks, int element_bytes,
-                    double full_bytes) {
-  if (ranks < 2) return 0;
-  const CollectiveTable* table = nearest_table(machine, operation, ranks, element_bytes);
-  if (table == nullptr) {
-    throw ConfigurationError(
-        fmt::format("the machine file of {} has no times of {}, which {} ranks on a node need; calibrate "
-                    "under mpirun with as many ranks",
-                    machine.name, operation, ranks));
-  }
-  const double seconds = table->time.seconds(full_bytes);
-  if (table->ranks == ranks) return seconds;
-  const double share = (ranks - 1.0) / ranks, measured = (table->ranks - 1.0) / table->ranks;
-  // CPUs' ranks move their bytes through one memory; GPUs each have a link of their own.
-  const double crowd = machine.device == DeviceKind::cpu ? static_cast<double>(ranks) / table->ranks : 1.0;
-  return seconds * std::max(1e-3, share / measured * crowd);
-}
-
 /// Recorded work in seconds of the machine.
 class Costs {
  public:
@@ -114,6 +80,14 @@ class Costs {
                       "network between nodes",
                       request.plan.ranks, ranks_per_node_, machine_.name));
     }
+  }
+
+  /// Bytes of data that the rank's node sends to others for a collective.
+  double node_bytes(const RecordedWork& work) const {
+    if (work.kind != WorkKind::collective || work.ranks < 2) return 0;
+    const auto [operation, inside, groups] = placed(work);
+    return crossing_bytes(machine_, operation, work.ranks, inside, static_cast<int>(size_of(work.dtype)),
+                          work.full_bytes, config_.collectives == "nccl", groups);
   }
 
   double core_capacity() const { return on_cpu_ ? cores_ : 1; }
@@ -199,14 +173,24 @@ class Costs {
     return seconds;
   }
 
+  struct Placed {
+    std::string operation;
+    int inside;  ///< ranks of the group on a node
+    int groups;  ///< that do the same at the same time on it
+  };
+  Placed placed(const RecordedWork& work) const {
+    const bool all = work.ranks == ranks_;
+    const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
+    // Barriers are small; what every rank sends to every other is gathered and scattered at once. The other
+    // ranks of the node are in groups of their own.
+    return {work.name == "barrier" || work.name == "all_to_all" ? "all_gather" : work.name, inside,
+            all ? 1 : std::max(1, ranks_per_node_ / inside)};
+  }
+
   double collective(const RecordedWork& work, std::vector<Claim>& claims) {
     if (work.ranks < 2) return 0;
     const auto element = static_cast<int>(size_of(work.dtype));
-    // Barriers are small; what every rank sends to every other is gathered and scattered at once.
-    const std::string operation =
-        work.name == "barrier" || work.name == "all_to_all" ? "all_gather" : work.name;
-    const bool all = work.ranks == ranks_;
-    const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
+    const auto [operation, inside, groups] = placed(work);
     if (on_cpu_) {
       if (const CollectiveTable* table = nearest_table(machine_, operation, inside, element)) {
         claims.push_back({cores, std::min(table->cores, 1.0)});
@@ -216,8 +200,6 @@ class Costs {
         }
       }
     }
-    // The other ranks of the node are in groups of their own, which do the same at the same time.
-    const int groups = all ? 1 : std::max(1, ranks_per_node_ / inside);
     return collective_seconds(machine_, network_, operation, work.ranks, inside, element, work.full_bytes,
                               config_.collectives == "nccl", groups);
   }
@@ -252,6 +234,7 @@ struct Graph {
   std::vector<SimulatedTask> tasks;
   std::vector<const RecordedWork*> work;  ///< by task; null: a launch
   std::vector<double> launch;             ///< by task: seconds of it that only start a kernel
+  std::vector<double> node_bytes;         ///< by task: data that the node sends to others
   std::vector<bool> ordered;
   int compute_lane = 0;
 };
@@ -294,12 +277,14 @@ Graph graph_of(const WorkRecorder& recorder, Costs& costs) {
         graph.tasks.push_back(std::move(issue));
         graph.work.push_back(nullptr);
         graph.launch.push_back(0);
+        graph.node_bytes.push_back(0);
       }
     }
     task_of[i] = static_cast<int>(graph.tasks.size());
     graph.tasks.push_back(std::move(task));
     graph.work.push_back(&work);
     graph.launch.push_back(launch);
+    graph.node_bytes.push_back(costs.node_bytes(work));
   }
   return graph;
 }
@@ -340,6 +325,7 @@ class Analysis {
       behind = work->name == boundary_mark;
       if (work->name == end_mark) {
         begin_ = end_;
+        begin_task_ = end_task_;
         end_ = spans[i].end;
         end_task_ = static_cast<int>(i);
       }
@@ -347,6 +333,16 @@ class Analysis {
   }
 
   double seconds() const { return end_ - begin_; }
+
+  /// Of gathers and reductions that the last step issued.
+  double node_bytes() const {
+    double bytes = 0;
+    for (int i = begin_task_ + 1; i < end_task_; ++i) {
+      const Role of = role(i);
+      if (of == Role::gather || of == Role::reduce) bytes += graph_.node_bytes[static_cast<std::size_t>(i)];
+    }
+    return bytes;
+  }
 
   StepBreakdown breakdown() const {
     StepBreakdown step;
@@ -448,11 +444,12 @@ class Analysis {
   const std::vector<SimulatedSpan>& spans_;
   double begin_ = 0, end_ = 0;
   std::vector<bool> behind_boundary_;  ///< by task: issued by Engine::step()
-  int end_task_ = -1;
+  int begin_task_ = -1, end_task_ = -1;
 };
 
 struct Simulated {
   StepBreakdown step;
+  double node_bytes = 0;
   std::vector<std::pair<std::string, double>> critical_path;
   std::vector<std::string> notes;
 };
@@ -468,7 +465,10 @@ Simulated simulate_step(const ProjectionRequest& request, TraceRecorder* trace) 
   const std::vector<SimulatedSpan> spans = simulate(graph.tasks, graph.ordered, capacities);
   const Analysis analysis(*recorder, graph, spans);
   if (trace != nullptr) analysis.record(*trace);
-  return {analysis.breakdown(), analysis.critical_path(), {costs.notes().begin(), costs.notes().end()}};
+  return {analysis.breakdown(),
+          analysis.node_bytes(),
+          analysis.critical_path(),
+          {costs.notes().begin(), costs.notes().end()}};
 }
 
 /// The same with another number of micro-batches, and of ranks.
@@ -509,36 +509,17 @@ Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
   if (micro_batches > run) {
     const Simulated fewer = simulate_step(with(request, run - 1, request.plan.ranks), nullptr);
     const StepBreakdown one = sum(simulated.step, fewer.step, -1);
-    simulated.step = sum(simulated.step, one, static_cast<double>(micro_batches - run));
+    const auto more = static_cast<double>(micro_batches - run);
+    simulated.step = sum(simulated.step, one, more);
+    simulated.node_bytes += more * (simulated.node_bytes - fewer.node_bytes);
     simulated.notes.push_back(
         fmt::format("{} micro-batches from the simulation of {} and {}", micro_batches, run, run - 1));
   }
   return simulated;
 }
 
-}  // namespace
-
-double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
-                          int ranks, int ranks_per_node, int element_bytes, double full_bytes,
-                          bool by_library, int groups_on_node) {
-  const int inside = std::max(1, std::min(ranks, ranks_per_node));
-  double seconds = node_seconds(machine, operation, inside, element_bytes, full_bytes);
-  // CPUs' groups move their bytes through one memory; GPUs each have a link of their own.
-  if (machine.device == DeviceKind::cpu) seconds *= groups_on_node;
-  const int nodes = (ranks + inside - 1) / inside;
-  if (nodes > 1) {
-    double sent = full_bytes * (nodes - 1) / nodes * groups_on_node;
-    if (operation == "all_reduce") sent *= 2;
-    if (operation == "reduce_scatter" && inside > 1 && !by_library) {
-      // Partial sums of a node's CPUs travel in fp32; of GPUs every piece travels, and none is added before.
-      sent *= machine.device == DeviceKind::cuda ? inside : std::max(1.0, 4.0 / element_bytes);
-    }
-    seconds += network.latency_seconds * std::ceil(std::log2(nodes)) + sent / network.bytes_per_second;
-  }
-  return seconds;
-}
-
-Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
+/// Throws ConfigurationError where the machine has no figures for the request.
+void require_projectable(const ProjectionRequest& request) {
   if (!request.plan.model.language) {
     throw ConfigurationError(
         fmt::format("--machine: {} is a list of units, of whose kernels nothing is known; the step time of "
@@ -551,11 +532,23 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
                     name_of(request.plan.device), request.machine.name, name_of(request.machine.device),
                     name_of(request.machine.device)));
   }
+}
+
+}  // namespace
+
+StepBreakdown project_step(const ProjectionRequest& request) {
+  require_projectable(request);
+  return whole_step(request, nullptr).step;
+}
+
+Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
+  require_projectable(request);
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
   Simulated simulated = whole_step(request, trace);
   Projection projection;
   projection.step = simulated.step;
+  projection.node_bytes = simulated.node_bytes;
   projection.critical_path = std::move(simulated.critical_path);
   projection.notes = std::move(simulated.notes);
   const std::int64_t sequence = request.plan.model.sequence_or_longest(request.plan.sequence);
@@ -566,8 +559,9 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
     ProjectionRequest alone = with(request, config.accumulation_steps, 1);
     const int on_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
     alone.sharing = std::min(on_node, request.plan.ranks);
-    const double seconds = whole_step(alone, nullptr).step.total();
-    projection.efficiency = seconds / projection.step.total();
+    const StepBreakdown step = whole_step(alone, nullptr).step;
+    projection.efficiency = step.total() / projection.step.total();
+    projection.alone_optimizer = step.optimizer;
   }
   return projection;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -42,8 +43,17 @@ std::string projection_text(const ProjectionRequest& request, const Projection& 
     text += row(name, fmt::format("{:<10} {:5.1f} %", seconds_text(seconds), 100 * seconds / step.total()));
   }
   text += row("tokens a second", fmt::format("{:.4g}", projection.tokens_per_second));
+  if (projection.node_bytes > 0) {
+    text += row("sent between nodes",
+                fmt::format("{} of a node, for all its ranks: what is gathered crosses once for them",
+                            format_bytes(std::llround(projection.node_bytes))));
+  }
   if (request.plan.ranks > 1) {
-    text += row("efficiency", fmt::format("{:.1f} % of a rank that is alone", 100 * projection.efficiency));
+    text += row("efficiency",
+                fmt::format("{:.1f} % of a rank that is alone, which updates all of the state in {} "
+                            "(here: a rank's part in {})",
+                            100 * projection.efficiency, seconds_text(projection.alone_optimizer),
+                            seconds_text(step.optimizer)));
   }
   std::string path;
   for (std::size_t i = 0; i < std::min(listed_parts, projection.critical_path.size()); ++i) {
@@ -73,7 +83,9 @@ std::string with_projection(const std::string& plan_json, const ProjectionReques
                             {"optimizer_seconds", step.optimizer},
                             {"other_seconds", step.other},
                             {"tokens_per_second", projection.tokens_per_second},
+                            {"node_bytes", projection.node_bytes},
                             {"efficiency", projection.efficiency},
+                            {"alone_optimizer_seconds", projection.alone_optimizer},
                             {"critical_path", std::move(path)},
                             {"notes", projection.notes}};
   return document.dump(1) + "\n";

@@ -38,7 +38,7 @@ CMAKE = [f"-DTRANCHE_{part}=OFF" for part in ("CUDA", "TESTS", "BENCHES", "EXAMP
 SHAPES = {"odd": {"n_layer": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257}, "wide": {"n_layer": 3, "n_embd": 64, "n_inner": 256, "vocab_size": 5000},
           "gpt-nano": {"n_layer": 2, "n_embd": 32, "n_inner": 128, "vocab_size": 257}}
 # Times, speeds and places in a report are not compared; its memory and traffic count as bytes, all else as bits.
-UNSTEADY = re.compile(r"(^|\.)(\w*seconds|version|placement|matmul_peak_\w+|tokens_per_second|path|changes)(\[|\.|$)")
+UNSTEADY = re.compile(r"(^|\.)(\w*seconds|version|placement|matmul_peak_\w+|(learned_)?tokens_per_second|path|changes)(\[|\.|$)")
 BYTES = re.compile(r"^(memory|traffic)\b|offload_bytes")
 # Plans beside those of the drawn configurations: searches, and projections on a machine whose file is part of the program.
 PLANS = ["--model gpt2-xl --ranks 8 --fit 16GiB", "--model gpt2 --ranks 2 --fit 1GiB",

@@ -155,13 +155,14 @@ void add_plan_flags(CLI::App& app, Options& options) {
   add(app, "--write", options.write, "FILE", "with --fit: file for the configuration that was chosen");
   heading(app, "Speeds");
   add(app, "--machine", options.machine, "NAME|FILE",
-      "step time on this machine: a file of tranche calibrate, or one that comes with the program, "
-      "like dgx-h100 (docs/reference/plan-files.md)");
-  add(app, "--network", options.network, "SIZE",
-      "with --fit: bytes that a rank sends in a second, like 12.5GB; with --machine: of a node, and "
-      "a message's latency, like 50GB/s,5us")
-      ->capture_default_str();
-  add(app, "--flops", options.flops, "RATE", "operations of a rank in a second, like 100T")
+      "step time on this machine, which --fit then compares: a file of tranche calibrate, or one that "
+      "comes with the program, like dgx-h100 (docs/reference/plan-files.md)");
+  add(app, "--network", options.network, "RATE",
+      "with --machine: bytes that a node sends in a second, and a message's latency, like 50GB/s,5us "
+      "(default: the machine's); with --fit alone: bytes that a rank sends in a second, like 12.5GB "
+      "[12.5GB]");
+  add(app, "--flops", options.flops, "RATE",
+      "operations of a rank in a second, like 100T; as those below, without --machine, which has its own")
       ->capture_default_str();
   add(app, "--host-link", options.host_link, "SIZE",
       "bytes between device and host memory in a second, each way, of a rank")

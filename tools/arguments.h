@@ -113,9 +113,10 @@ struct Options {
 
   // plan
   std::int64_t ranks = 1, ranks_per_node = 0, rank = 0;
-  std::optional<std::string> fit;  ///< most device memory of a rank
-  std::string write;               ///< path for the configuration that was chosen
-  std::string network = "12.5GB", flops = "100T", host_link = "50GB", nvme_bandwidth = "5GB";
+  std::optional<std::string> fit;      ///< most device memory of a rank
+  std::string write;                   ///< path for the configuration that was chosen
+  std::optional<std::string> network;  ///< of a rank with --fit, RATE,LATENCY of a node with --machine
+  std::string flops = "100T", host_link = "50GB", nvme_bandwidth = "5GB";
   std::string machine;      ///< file or name of a description; empty: no step time
   std::string host_update;  ///< empty: core_update_rate for each of --threads
 

@@ -37,7 +37,7 @@ int run_evaluate(const Options& options, const Output& output) {
     if (!run.options.report.empty()) {
       run.report.set_engine(memory, run.engine->traffic_report(), run.engine->model_report());
       run.report.set_digests(weights, state);
-      run.report.set_speed(0, run.peak_flops, 0);
+      run.report.set_speed({}, run.peak_flops, 0);
       run.report.write();
       out << "report: " << run.options.report << "\n";
     }

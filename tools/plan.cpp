@@ -52,10 +52,33 @@ std::int64_t parse_size(const std::string& text, const char* flag) {
   return bytes;
 }
 
+/// Refuses a flag that would say nothing, or something else than the machine does.
+void check_speeds(const Options& options) {
+  if (options.network && options.machine.empty() && !options.fit) {
+    throw ConfigurationError("--network is for --fit SIZE or --machine FILE; give one of them");
+  }
+  for (const auto& [name, value] : options.flags) {
+    const bool is_rate =
+        name == "--flops" || name == "--host-link" || name == "--nvme-bandwidth" || name == "--host-update";
+    if (is_rate && value != "not given" && !options.machine.empty()) {
+      throw ConfigurationError(
+          fmt::format("{} {} is not for --machine {}, whose own rates are taken; leave one of them out", name,
+                      value, options.machine));
+    }
+  }
+}
+
+/// The rates of flags; those of a --machine take their place where there is one.
 planner::CostModel rates_of(const Options& options, const Config& config) {
   planner::CostModel rates;
-  if (options.machine.empty() || options.network.find(',') == std::string::npos) {
-    rates.network = static_cast<double>(parse_size(options.network, "--network"));
+  if (options.network && options.machine.empty()) {
+    if (options.network->find(',') != std::string::npos) {
+      throw ConfigurationError(fmt::format(
+          "--network '{}' is RATE,LATENCY of a node, which goes with --machine; without it give the bytes "
+          "that a rank sends in a second, like 12.5GB",
+          *options.network));
+    }
+    rates.network = static_cast<double>(parse_size(*options.network, "--network"));
   }
   rates.operations = parse_rate(options.flops, "--flops");
   rates.host_link = static_cast<double>(parse_size(options.host_link, "--host-link"));
@@ -72,8 +95,7 @@ std::optional<planner::ProjectionRequest> projection_request(const Options& opti
   planner::ProjectionRequest request;
   request.plan = plan;
   request.machine = planner::load_machine(options.machine);
-  if (options.network != Options().network)
-    request.network = planner::parse_network(options.network, "--network");
+  if (options.network) request.network = planner::parse_network(*options.network, "--network");
   return request;
 }
 
@@ -82,15 +104,15 @@ struct Projected {
   planner::Projection projection;
 };
 
-std::optional<Projected> projected(const Options& options, const planner::PlanRequest& plan) {
-  std::optional<planner::ProjectionRequest> request = projection_request(options, plan);
+std::optional<Projected> projected(const Options& options,
+                                   const std::optional<planner::ProjectionRequest>& request) {
   if (!request) return std::nullopt;
   std::unique_ptr<TraceRecorder> trace;
   if (!options.trace.empty()) {
     require_writable(options.trace, "--trace");
-    trace = std::make_unique<TraceRecorder>(plan.rank);
+    trace = std::make_unique<TraceRecorder>(request->plan.rank);
   }
-  Projected result{std::move(*request), {}};
+  Projected result{*request, {}};
   result.projection = planner::project(result.request, trace.get());
   if (trace) trace->save(options.trace);
   return result;
@@ -175,10 +197,15 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
 }
 
 int run_plan(const Options& options, const Output& output) {
-  const planner::PlanRequest request = plan_request(options);
+  check_speeds(options);
+  planner::PlanRequest request = plan_request(options);
+  std::optional<planner::ProjectionRequest> projection = projection_request(options, request);
+  if (projection && (options.fit || request.config.offload.any())) {
+    request.rates = planner::machine_rates(*projection);
+  }
   const std::int64_t limit = request.config.device_memory_limit;
   if (!options.fit) {
-    const std::optional<Projected> step = projected(options, request);
+    const std::optional<Projected> step = projected(options, projection);
     planner::PlanResult result = planner::plan_run(request);
     result.other_gathering = planner::plan_other_gathering(request, result);
     if (options.json) {
@@ -195,6 +222,12 @@ int run_plan(const Options& options, const Output& output) {
   fit.plan = request;
   fit.budget = parse_size(*options.fit, "--fit");
   fit.rates = request.rates;
+  if (projection) {
+    fit.seconds = [at = *projection](const planner::PlanRequest& candidate) mutable {
+      at.plan = candidate;
+      return planner::projected_cost(at);
+    };
+  }
   fit.keep_optimizer_tier = options.offload_optimizer.has_value();
   fit.keep_parameters_tier = options.offload_parameters.has_value();
   fit.nvme_budget = request.config.offload.nvme_limit;
@@ -204,7 +237,8 @@ int run_plan(const Options& options, const Output& output) {
   const planner::FitResult result = planner::find_fit(fit);
   planner::PlanRequest chosen = request;
   chosen.config = result.config;
-  const std::optional<Projected> step = projected(options, chosen);
+  if (projection) projection->plan = chosen;
+  const std::optional<Projected> step = projected(options, projection);
   if (options.json) {
     const std::string text = planner::fit_json(fit, result);
     output.out << (step ? planner::with_projection(text, step->request, step->projection) : text);

@@ -52,18 +52,22 @@ std::string figures(const StepResult& result) {
 
 }  // namespace
 
-std::string Progress::line(const StepResult& result, double tokens_per_second, double remaining,
-                           const std::string& remark) const {
+std::string format_rate(const TokenRate& rate, int width) {
+  std::string text = fmt::format("{:>{}.0f} tokens/s", rate.positions, width);
+  if (std::llround(rate.learned) != std::llround(rate.positions)) {
+    text += fmt::format(" ({:.0f} learned)", rate.learned);
+  }
+  return text;
+}
+
+std::string Progress::line(const StepResult& result, double remaining, const std::string& remark) const {
   std::string text =
       fmt::format("step {:>{}}/{}", result.step, fmt::formatted_size("{}", options_.steps), options_.steps);
   text += figures(result);
   if (result.loss_scale != 1) text += fmt::format("  scale {:g}", result.loss_scale);
   if (result.noise.measured) text += fmt::format("  noise {:<9.4g}", result.noise.scale);
-  text += fmt::format("  {:>7.0f} tokens/s", tokens_per_second);
-  if (options_.peak_flops > 0) {
-    text += fmt::format("  {:>3.0f}% of peak",
-                        100 * tokens_per_second * options_.flops_per_token / options_.peak_flops);
-  }
+  text += "  " + format_rate(recent_, 7);
+  if (options_.peak_flops > 0) text += fmt::format("  {:>3.0f}% of peak", 100 * peak_share(recent_));
   text += fmt::format("  {} to go", format_duration(remaining));
   if (!result.applied) {
     text += fmt::format("  SKIPPED: {}", result.skipped_because);
@@ -102,16 +106,16 @@ bool Progress::due(std::int64_t step) const {
 }
 
 void Progress::step(const StepResult& result, double elapsed) {
-  const auto tokens = static_cast<double>(result.tokens);
+  const TokenRate tokens{static_cast<double>(result.positions), static_cast<double>(result.tokens)};
   if (++counted_steps_ <= 2) {
-    first_tokens_ += tokens;
+    first_ = first_ + tokens;
     first_seconds_ += result.seconds;
   } else {
-    counted_tokens_ += tokens;
+    counted_ = counted_ + tokens;
     counted_seconds_ += result.seconds;
   }
-  const double now = tokens / std::max(result.seconds, 1e-9);
-  recent_ = counted_steps_ <= 3 ? now : 0.9 * recent_ + 0.1 * now;
+  const TokenRate now = tokens * (1 / std::max(result.seconds, 1e-9));
+  recent_ = counted_steps_ <= 3 ? now : recent_ * 0.9 + now * 0.1;
 
   const double per_step =
       elapsed / static_cast<double>(std::max<std::int64_t>(result.step - options_.begin, 1));
@@ -121,7 +125,7 @@ void Progress::step(const StepResult& result, double elapsed) {
     remaining = std::min(remaining, std::max(options_.maximum_seconds - elapsed, least));
   }
   const std::string remark = unusual(result);
-  const std::string text = line(result, recent_, remaining, remark);
+  const std::string text = line(result, remaining, remark);
   const bool stays = !result.applied || !remark.empty();
   if (options_.terminal) {
     redraw(text);
@@ -166,14 +170,17 @@ void Progress::finish() {
   drawn_ = 0;
 }
 
-double Progress::mean_tokens_per_second() const {
-  if (counted_seconds_ > 0) return counted_tokens_ / counted_seconds_;
-  return first_seconds_ > 0 ? first_tokens_ / first_seconds_ : 0;
+TokenRate Progress::mean_rate() const {
+  if (counted_seconds_ > 0) return counted_ * (1 / counted_seconds_);
+  return first_seconds_ > 0 ? first_ * (1 / first_seconds_) : TokenRate{};
+}
+
+double Progress::peak_share(const TokenRate& rate) const {
+  return options_.peak_flops > 0 ? rate.positions * options_.flops_per_token / options_.peak_flops : 0;
 }
 
 double Progress::mean_peak_share() const {
-  if (options_.peak_flops <= 0) return 0;
-  return mean_tokens_per_second() * options_.flops_per_token / options_.peak_flops;
+  return peak_share(mean_rate());
 }
 
 }  // namespace tranche::tools

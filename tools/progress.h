@@ -18,10 +18,22 @@ struct ProgressOptions {
   double maximum_seconds = 0;      ///< of training; 0: no bound
   std::int64_t minimum_steps = 0;  ///< steps that are taken even beyond maximum_seconds
   std::int64_t log_every = 0;      ///< in a file: steps between lines; 0: chosen so that about 50 are written
-  double flops_per_token = 0;
-  double peak_flops = 0;  ///< of all ranks together; 0: not measured, the share is left out
-  bool terminal = false;  ///< redraw one line instead of writing one at intervals
+  double flops_per_token = 0;      ///< of a position, learned or not
+  double peak_flops = 0;           ///< of all ranks together; 0: not measured, the share is left out
+  bool terminal = false;           ///< redraw one line instead of writing one at intervals
 };
+
+/// Tokens in a second of all ranks. Fewer are learned than are computed where some are no targets: those of
+/// prompts, say. Work, and so shares of a peak, goes by the positions.
+struct TokenRate {
+  double positions = 0, learned = 0;
+  TokenRate operator*(double factor) const { return {positions * factor, learned * factor}; }
+  TokenRate operator+(const TokenRate& other) const {
+    return {positions + other.positions, learned + other.learned};
+  }
+};
+/// "   2000 tokens/s", and " (310 learned)" behind it where it is another figure.
+std::string format_rate(const TokenRate& rate, int width = 0);
 
 /// Shows steps on rank 0. Writes through a function, so that tests see what people see.
 class Progress {
@@ -37,17 +49,17 @@ class Progress {
   void say(std::string_view line);
   /// Ends a redrawn line.
   void finish();
-  /// Tokens per second over the steps so far but the first two, which plan memory; over all when there are
+  /// Tokens in a second over the steps so far but the first two, which plan memory; over all when there are
   /// fewer.
-  double mean_tokens_per_second() const;
+  TokenRate mean_rate() const;
   /// Share of the peak at that speed.
   double mean_peak_share() const;
   /// True when this step has a line where lines are written at intervals.
   bool due(std::int64_t step) const;
 
  private:
-  std::string line(const StepResult& result, double tokens_per_second, double remaining,
-                   const std::string& remark) const;
+  std::string line(const StepResult& result, double remaining, const std::string& remark) const;
+  double peak_share(const TokenRate& rate) const;
   /// "norm is 11x its recent median": of a step that people should look at; else empty. Remembers the norm.
   std::string unusual(const StepResult& result);
   void redraw(const std::string& text);
@@ -55,9 +67,9 @@ class Progress {
   Writer write_;
   std::size_t drawn_ = 0;  ///< characters of the redrawn line
   std::int64_t counted_steps_ = 0;
-  double counted_tokens_ = 0, counted_seconds_ = 0;  ///< without the first two steps
-  double first_tokens_ = 0, first_seconds_ = 0;
-  double recent_ = 0;           ///< smoothed tokens per second
+  TokenRate counted_, first_;  ///< sums: without the first two steps, and of these
+  double counted_seconds_ = 0, first_seconds_ = 0;
+  TokenRate recent_;            ///< smoothed
   std::vector<double> norms_;   ///< of the last steps, a ring
   std::size_t next_norm_ = 0;   ///< where the next one goes
   double written_seconds_ = 0;  ///< of the validation, at the last line in a file

@@ -135,8 +135,9 @@ void Report::set_digests(const kernels::Digest& weights, const kernels::Digest& 
   impl_->document["state_digest"] = format_digest(state);
 }
 
-void Report::set_speed(double tokens_per_second, double peak_flops, double peak_share) {
-  impl_->document["tokens_per_second"] = json_number(tokens_per_second);
+void Report::set_speed(const TokenRate& rate, double peak_flops, double peak_share) {
+  impl_->document["tokens_per_second"] = json_number(rate.positions);
+  impl_->document["learned_tokens_per_second"] = json_number(rate.learned);
   impl_->document["matmul_peak_flops"] = json_number(peak_flops);
   impl_->document["matmul_peak_share"] = json_number(peak_share);
 }

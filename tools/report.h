@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tools/ngrams.h"
+#include "tools/progress.h"
 #include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
@@ -59,7 +60,7 @@ class Report {
   /// JSON objects of the Engine's reports.
   void set_engine(const std::string& memory, const std::string& traffic, const std::string& model);
   void set_digests(const kernels::Digest& weights, const kernels::Digest& state);
-  void set_speed(double tokens_per_second, double peak_flops, double peak_share);
+  void set_speed(const TokenRate& rate, double peak_flops, double peak_share);
   /// Processor seconds of all ranks in each of the oldest steps that have none yet, in their order.
   void add_processor_seconds(const std::vector<double>& steps);
   void set_placement(const Placement& placement);

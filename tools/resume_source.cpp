@@ -84,7 +84,16 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
     require_same_tokenizer(saved, present, resume_source.folder);
     const std::vector<std::string> more = identity_changes(saved, present);
     resume_source.changes.insert(resume_source.changes.end(), more.begin(), more.end());
-  } else if (!(saved.tokenizer == present.tokenizer)) {
+    return;
+  }
+  // Weights that were imported have no data of their own, and no length that they were trained at.
+  if (!saved.data.empty() && saved.sequence != present.sequence) {
+    resume_source.notes.push_back(fmt::format(
+        "{} was trained on sequences of {} tokens, this run has {}: its losses are those of another "
+        "length; --sequence {} compares",
+        resume_source.folder, saved.sequence, present.sequence, saved.sequence));
+  }
+  if (!(saved.tokenizer == present.tokenizer)) {
     resume_source.notes.push_back(
         fmt::format("{} was trained on {}, --data holds {}: the same numbers mean other text",
                     resume_source.folder, describe(saved.tokenizer), describe(present.tokenizer)));

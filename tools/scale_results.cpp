@@ -77,7 +77,7 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
     const auto number = [&](const char* key) { return steps[i][key].number(); };
     const double own = number("seconds"), between = number("between_seconds");
     timed += 1;
-    tokens += number("tokens");
+    tokens += number("positions");
     seconds += own + between;
     processor += number("cpu_seconds");
     run.step.gather += number("exposed_gather_seconds");

@@ -34,7 +34,7 @@ struct StepParts {
 struct RunFigures {
   int ranks = 1, stage = 0, repeat = 1;
   std::string mesh;  ///< as the study has it; of a report alone, in full, or empty where it says none
-  double tokens_per_second = 0;
+  double tokens_per_second = 0;  ///< of positions, learned or not, as all figures of tokens here
   StepParts step;
   double tokens_per_step = 0;
   double cpu_seconds_per_token = 0;

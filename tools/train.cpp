@@ -307,7 +307,7 @@ class Training {
     run_.report.set_engine(memory, run_.engine->traffic_report(), run_.engine->model_report());
     run_.report.set_digests(weights, state);
     if (checkpoints_.best()) run_.report.set_best(*checkpoints_.best());
-    run_.report.set_speed(progress_.mean_tokens_per_second(), run_.peak_flops, progress_.mean_peak_share());
+    run_.report.set_speed(progress_.mean_rate(), run_.peak_flops, progress_.mean_peak_share());
   }
 
   void write_report() {
@@ -361,9 +361,8 @@ class Training {
                          held_out[i].result.loss, held_out[i].result.tokens);
     }
     out << "\n" << best_line();
-    out << fmt::format("{:.0f} tokens/s, {:.1f}% of the matmul peak; weights {}\n",
-                       progress_.mean_tokens_per_second(), 100 * progress_.mean_peak_share(),
-                       format_digest(weights));
+    out << fmt::format("{}, {:.1f}% of the matmul peak; weights {}\n", format_rate(progress_.mean_rate()),
+                       100 * progress_.mean_peak_share(), format_digest(weights));
     if (run_.options.ngrams) {
       const NgramEntropies entropies = run_.ngrams();
       report.set_ngrams(entropies);

@@ -54,6 +54,7 @@ ordered_json step_json(const StepResult& result) {
                       {"lr", json_number(result.learning_rate)},
                       {"loss_scale", json_number(result.loss_scale)},
                       {"tokens", result.tokens},
+                      {"positions", result.positions},
                       {"seconds", json_number(result.seconds)},
                       {"between_seconds", json_number(result.between_seconds)},
                       {"update_seconds", json_number(result.update_seconds)},
@@ -98,8 +99,12 @@ std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss) {
     scalars.push_back({"Train/Samples/gradient_noise_scale", result.noise.scale});
   }
   if (result.seconds > 0) {
+    if (result.tokens != result.positions) {
+      scalars.push_back(
+          {"Train/Samples/learned_tokens_per_second", static_cast<double>(result.tokens) / result.seconds});
+    }
     scalars.push_back(
-        {"Train/Samples/tokens_per_second", static_cast<double>(result.tokens) / result.seconds});
+        {"Train/Samples/tokens_per_second", static_cast<double>(result.positions) / result.seconds});
   }
   return scalars;
 }

@@ -3,6 +3,7 @@
 /// an MPI_Comm: <tranche/comm/mpi.h>.
 
 #include "tranche/core/random.h"
+#include "tranche/engine/check_gradients.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/model_spec.h"

@@ -21,5 +21,11 @@ TEST(ClosestMatch, FindsTypingErrorsAndNothingFarAway) {
   EXPECT_EQ(closest_match("stage", {}), "");
 }
 
+TEST(ClosestMatch, OfEquallyFarNamesIsTheOneThatKeepsAllLetters) {
+  EXPECT_EQ(closest_match("llama-3-8b", {"llama-2-7b", "llama-3.1-8b", "llama-2-13b"}), "llama-3.1-8b");
+  EXPECT_EQ(closest_match("llama-3-8b", {"llama-3.1-8b", "llama-2-7b"}), "llama-3.1-8b");
+  EXPECT_EQ(closest_match("llama-3-7b", {"llama-2-7b", "llama-3.1-8b"}), "llama-2-7b") << "the nearest first";
+}
+
 }  // namespace
 }  // namespace tranche

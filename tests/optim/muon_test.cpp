@@ -191,6 +191,17 @@ TEST(Muon, SaysWhatItDoesWithWhichTensors) {
             R"("adam_lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-08, "moments": "fp32"})");
 }
 
+TEST(Muon, NamesItselfWhereAGroupsOptionsAreRefused) {
+  const auto optimizer = make_rule_optimizer("Muon", {});
+  GroupOptions group;
+  group.betas = std::array<double, 2>{1.5, 0.9};
+  const std::string text = message_of<InvalidArgument>([&] { optimizer->check_group(group); });
+  EXPECT_TRUE(text.starts_with("Muon: ")) << text;
+  EXPECT_EQ(text.find("AdamW"), std::string::npos) << text;
+  group.betas = std::array<double, 2>{0.8, 0.9};
+  EXPECT_NO_THROW(optimizer->check_group(group));
+}
+
 /// One step of AdamW's part from zero moments moves each weight by the rate.
 TEST(Muon, HasARateOfItsOwnForAdamW) {
   const auto device = make_device({});

@@ -249,6 +249,27 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
   EXPECT_NEAR(exposed(2, LinkRate{1e8, 0}), 15 * 1e-4 + sent / 1e8, 1e-4 + 0.01 * sent / 1e8);
 }
 
+TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
+  // Of a rank's data 8 of 15 parts are for the other node. Each rank of a node sends them of what is reduced;
+  // of what is gathered one ring carries them for all eight.
+  PlanRequest request = request_of(16, 3, true);
+  request.ranks_per_node = 8;
+  request.device = DeviceKind::cuda;
+  for (const std::int64_t micro_batches : {1, 6}) {
+    request.config.accumulation_steps = micro_batches;
+    request.config.train_batch_size = 2 * 16 * micro_batches;
+    const PlanResult plan = plan_run(request);
+    const auto crossing = [&](const char* operation) {
+      return static_cast<double>(plan.data.at(operation).bytes) * 8 / 15;
+    };
+    const double sent = project({request, load_machine("dgx-h100"), std::nullopt, 0}).node_bytes;
+    EXPECT_NEAR(sent, 8 * crossing("reduce_scatter") + crossing("all_gather"), 1e-6 * sent) << micro_batches;
+    EXPECT_NEAR(static_cast<double>(plan.crossing_bytes), crossing("reduce_scatter") + crossing("all_gather"),
+                16);
+    EXPECT_FALSE(plan.crossing_exact);
+  }
+}
+
 TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
   // Of the collectives at stage 3, only the sums over the two copies cross the network.
   Machine machine = machine_of(1e-4);
@@ -328,9 +349,9 @@ std::vector<std::string> plan_arguments(const std::vector<std::string>& more) {
 TEST(PlanMachine, SaysTheStepTimeAndWhereItsFiguresAreFrom) {
   const ProgramResult text = tools::test::run(plan_arguments({}));
   EXPECT_EQ(text.status, 0) << text.errors;
-  EXPECT_THAT(text.out,
-              AllOf(HasSubstr("step time on DGX H100"), HasSubstr("datasheet figures, not measured"),
-                    HasSubstr("exposed gather"), HasSubstr("efficiency")));
+  EXPECT_THAT(text.out, AllOf(HasSubstr("step time on DGX H100"),
+                              HasSubstr("datasheet figures, not measured"), HasSubstr("exposed gather"),
+                              HasSubstr(" % of a rank that is alone, which updates all of the state in ")));
   const ProgramResult document = tools::test::run(plan_arguments({"--json", "--network", "50GB/s,5us"}));
   ASSERT_EQ(document.status, 0) << document.errors;
   const json projection = json::parse(document.out)["projection"];
@@ -358,6 +379,41 @@ TEST(PlanMachine, NetworkAndRanksOfANodeCount) {
   EXPECT_GT(seconds("400GB/s,5us", "4"), fast) << "four nodes";
 }
 
+TEST(PlanMachine, ASearchAndItsPlanHaveOneStepTime) {
+  const auto fit = [](const std::vector<std::string>& more) {
+    std::vector<std::string> arguments = plan_arguments({"--fit", "1GiB", "--set", "train_batch_size=256"});
+    std::erase(arguments, "--stage");
+    std::erase(arguments, "3");
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return tools::test::run(arguments);
+  };
+  const ProgramResult text = fit({});
+  ASSERT_EQ(text.status, 0) << text.errors;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("a rank of DGX H100 (8 x H100 SXM 80 GB) sends "),
+                              HasSubstr("seconds: the simulated step of what fits, as below; a formula with "
+                                        "these rates gives the order"),
+                              testing::Not(HasSubstr("100 TFLOP/s"))));
+  const json document = json::parse(fit({"--json"}).out);
+  for (const json& trial : document["ladder"]) {
+    if (trial["chosen"] == true) {
+      EXPECT_DOUBLE_EQ(trial["seconds"].get<double>(), document["projection"]["step_seconds"].get<double>());
+    }
+    EXPECT_EQ(trial["seconds"].is_null(), trial["fits"] == false);
+  }
+  // The network of the flag is the search's, too.
+  const json slow = json::parse(fit({"--json", "--network", "1MB/s,5us"}).out)["cost_model"];
+  EXPECT_LT(slow["network_bytes_per_second"].get<double>(), 1e6);
+  EXPECT_GT(document["cost_model"]["network_bytes_per_second"].get<double>(), 1e9);
+  EXPECT_DOUBLE_EQ(document["cost_model"]["host_link_bytes_per_second"].get<double>(),
+                   load_machine("dgx-h100").host_link.bytes_per_second);
+}
+
+TEST(PlanMachine, OffloadTakesTheMachinesRates) {
+  const ProgramResult text = tools::test::run(plan_arguments({"--offload-optimizer", "cpu"}));
+  ASSERT_EQ(text.status, 0) << text.errors;
+  EXPECT_THAT(text.out, AllOf(HasSubstr("GB/s, DGX H100"), testing::Not(HasSubstr("--host-link"))));
+}
+
 TEST(PlanMachine, WritesTheSimulatedStepAsATimeline) {
   const TemporaryFolder folder;
   const std::string path = folder.path("step.json");
@@ -370,6 +426,15 @@ TEST(PlanMachine, WritesTheSimulatedStepAsATimeline) {
 TEST(PlanMachine, ErrorsNameFlagAndFile) {
   EXPECT_THAT(tools::test::run(plan_arguments({"--network", "fast,now"})).errors,
               HasSubstr("--network 'fast,now'"));
+  EXPECT_THAT(tools::test::run(plan_arguments({"--network", "50GB"})).errors,
+              HasSubstr("--network '50GB' is not RATE,LATENCY"));
+  EXPECT_THAT(tools::test::run(plan_arguments({"--flops", "100T"})).errors,
+              HasSubstr("--flops 100T is not for --machine dgx-h100, whose own rates are taken"));
+  EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--network", "12.5GB"}).errors,
+              HasSubstr("--network is for --fit SIZE or --machine FILE"));
+  EXPECT_THAT(
+      tools::test::run({"plan", "--model", "gpt-nano", "--fit", "1GiB", "--network", "400GB/s,5us"}).errors,
+      HasSubstr("is RATE,LATENCY of a node, which goes with --machine"));
   EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--machine", "nowhere.json"}).errors,
               HasSubstr("there is no file 'nowhere.json'"));
   EXPECT_THAT(tools::test::run({"plan", "--model", "gpt-nano", "--trace", "t.json"}).errors,

@@ -434,6 +434,15 @@ TEST_F(ProgramCheckpoints, EvaluateTakesWeightsFromACheckpoint) {
   EXPECT_EQ(json::parse(read_file(files_.path("e2.json")))["validation_loss"], trained["validation_loss"]);
   EXPECT_THAT(without.out,
               HasSubstr("--sequence: not given: 16, as " + folder() + "/step-00000003 was trained with"));
+  EXPECT_THAT(result.out, Not(HasSubstr("was trained on sequences")));
+  const ProgramResult longer =
+      test::run({"evaluate", "--model", "gpt-nano", "--data", files_.path("tiny.txt"), "--sequence", "32",
+                 "--threads", "1", "--from", folder()});
+  ASSERT_EQ(longer.status, 0) << longer.errors;
+  EXPECT_THAT(longer.out,
+              HasSubstr("note                   " + folder() +
+                        "/step-00000003 was trained on sequences of 16 tokens, this run has 32: its "
+                        "losses are those of another length; --sequence 16 compares"));
 }
 
 TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {

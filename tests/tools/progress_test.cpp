@@ -23,7 +23,7 @@ StepResult step(std::int64_t number, double seconds = 0.5) {
   result.loss = 2.5;
   result.gradient_norm = 1.25;
   result.learning_rate = 0.001;
-  result.tokens = 1000;
+  result.tokens = result.positions = 1000;
   result.seconds = seconds;
   return result;
 }
@@ -74,7 +74,7 @@ TEST(Progress, ColumnsStayWhereTheyAre) {
       result.loss = 11.0924;
       result.gradient_norm = 0.00123;
       result.learning_rate = 1.25e-5;
-      result.tokens = 7;
+      result.tokens = result.positions = 7;
     }
     shown.progress.step(result, 0.5 * i);
   }
@@ -249,12 +249,27 @@ TEST(Progress, MeanSpeedLeavesOutTheFirstTwoSteps) {
   options.peak_flops = 100000;
   Shown shown(options);
   shown.progress.step(step(1, 100), 100);
-  EXPECT_DOUBLE_EQ(shown.progress.mean_tokens_per_second(), 10);
+  EXPECT_DOUBLE_EQ(shown.progress.mean_rate().positions, 10);
   shown.progress.step(step(2, 100), 200);
   shown.progress.step(step(3, 0.25), 200);
   shown.progress.step(step(4, 0.25), 200);
-  EXPECT_DOUBLE_EQ(shown.progress.mean_tokens_per_second(), 4000);
+  EXPECT_DOUBLE_EQ(shown.progress.mean_rate().positions, 4000);
   EXPECT_DOUBLE_EQ(shown.progress.mean_peak_share(), 0.4);
+}
+
+TEST(Progress, PeakIsOfPositionsAndLearnedTokensAreToldApart) {
+  ProgressOptions options;
+  options.steps = 4;
+  options.flops_per_token = 10;
+  options.peak_flops = 100000;
+  Shown shown(options);
+  StepResult masked = step(1);
+  masked.tokens = 68;
+  shown.progress.step(masked, 0.5);
+  EXPECT_THAT(shown.text, HasSubstr("  2000 tokens/s (136 learned)   20% of peak"));
+  EXPECT_DOUBLE_EQ(shown.progress.mean_rate().learned, 136);
+  EXPECT_DOUBLE_EQ(shown.progress.mean_peak_share(), 0.2);
+  EXPECT_EQ(format_rate({.positions = 5, .learned = 5}), "5 tokens/s");
 }
 
 TEST(Duration, IsReadable) {

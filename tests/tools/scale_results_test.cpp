@@ -19,7 +19,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Two steps of warm-up and two that are timed: 100 tokens in 0.5 + 0.5 + (0.3 + 0.7) seconds.
+/// Two steps of warm-up and two that are timed: 100 positions, of which 14 are learned, in 0.5 + 0.5 + (0.3 +
+/// 0.7) seconds.
 json report() {
   return json::parse(R"({"world": 2, "stage": 3, "weights_digest": "ab", "numerics_fingerprint": "cpu",
       "matmul_peak_flops": 5000.0, "model": {"flops_per_token": 10.0, "parameters": 4},
@@ -29,13 +30,13 @@ json report() {
       "memory": {"device": {"peak_bytes": 1000, "persistent": {"parameters": 100, "gradients": 200, "optimizer": 300, "other": 9}},
                  "host": {"peak_bytes": 50}},
       "steps": [
-        {"tokens": 50, "seconds": 9, "between_seconds": 9, "update_seconds": 9, "exposed_gather_seconds": 9,
+        {"tokens": 7, "positions": 50, "seconds": 9, "between_seconds": 9, "update_seconds": 9, "exposed_gather_seconds": 9,
          "exposed_reduce_seconds": 9, "exposed_offload_seconds": 9, "cpu_seconds": 9},
-        {"tokens": 50, "seconds": 9, "between_seconds": 9, "update_seconds": 9, "exposed_gather_seconds": 9,
+        {"tokens": 7, "positions": 50, "seconds": 9, "between_seconds": 9, "update_seconds": 9, "exposed_gather_seconds": 9,
          "exposed_reduce_seconds": 9, "exposed_offload_seconds": 9, "cpu_seconds": 9},
-        {"tokens": 50, "seconds": 1.0, "between_seconds": 0.25, "update_seconds": 0.25, "exposed_gather_seconds": 0.125,
+        {"tokens": 7, "positions": 50, "seconds": 1.0, "between_seconds": 0.25, "update_seconds": 0.25, "exposed_gather_seconds": 0.125,
          "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.0, "cpu_seconds": 2.0},
-        {"tokens": 50, "seconds": 0.5, "between_seconds": 0.25, "update_seconds": 0.0, "exposed_gather_seconds": 0.125,
+        {"tokens": 7, "positions": 50, "seconds": 0.5, "between_seconds": 0.25, "update_seconds": 0.0, "exposed_gather_seconds": 0.125,
          "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.125, "cpu_seconds": 1.0}]})");
 }
 

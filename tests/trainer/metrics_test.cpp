@@ -63,7 +63,7 @@ TEST(MetricsFile, ALossOverNoTokensIsNull) {
 TEST(Scalars, HaveDeepSpeedsNames) {
   StepResult result;
   result.loss = 2;
-  result.tokens = 30;
+  result.tokens = result.positions = 30;
   const auto tags = [](const std::vector<Scalar>& scalars) {
     std::vector<std::string> names;
     for (const Scalar& scalar : scalars) names.push_back(scalar.tag);
@@ -76,6 +76,12 @@ TEST(Scalars, HaveDeepSpeedsNames) {
   EXPECT_THAT(tags(scalars), testing::Contains("Train/Samples/loss_scale"));
   EXPECT_EQ(scalars.back().tag, "Train/Samples/tokens_per_second");
   EXPECT_EQ(scalars.back().value, 15);
+  EXPECT_THAT(tags(scalars), ::testing::Not(::testing::Contains("Train/Samples/learned_tokens_per_second")));
+  result.tokens = 8;
+  const std::vector<Scalar> masked = step_scalars(result);
+  EXPECT_EQ(masked.back().value, 15) << "of positions";
+  EXPECT_EQ(masked[masked.size() - 2].tag, "Train/Samples/learned_tokens_per_second");
+  EXPECT_EQ(masked[masked.size() - 2].value, 4);
   EXPECT_EQ(validation_scalar({.loss = 3, .tokens = 1}).tag, "Validation/Samples/loss");
   EXPECT_EQ(validation_scalar({.loss = 3, .tokens = 1}, "code").tag, "Validation/code/loss");
 }

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "tranche/core/error.h"
 #include "tranche/libtorch/tensors.h"
 #include "tranche/libtorch/unit_state.h"
 
@@ -157,6 +158,17 @@ c10::intrusive_ptr<Body> body_of(Function function, Arguments arguments,
       device);
 }
 
+/// A backward of the closure's own would find weights that are not gathered: this node, which comes before
+/// those of the call, says what to do.
+inline void expect_backward_of_trainer(UnitState& unit, const at::Tensor& result) {
+  if (!result.requires_grad()) return;
+  result.register_hook([by_trainer = unit.pass().backward, path = unit.path()](const at::Tensor& gradient) {
+    if (*by_trainer) return gradient;
+    throw LogicError("backward() came through unit " + path +
+                     " inside the closure: leave it out and return the loss, the trainer goes back itself");
+  });
+}
+
 /// Calls function(arguments...) with the unit gathered, and sees to it that backward finds it gathered too.
 template <class Function, class... Arguments>
 auto run(UnitState& unit, Function function, Arguments&&... arguments) {
@@ -193,6 +205,7 @@ auto run(UnitState& unit, Function function, Arguments&&... arguments) {
     result.emplace(std::apply(function, mine));
   }
   pass.marks.push_back(Mark::apply(pass.anchor, &unit, true));
+  for_each_tensor(*result, [&](at::Tensor& tensor) { expect_backward_of_trainer(unit, tensor); });
   return std::move(*result);
 }
 

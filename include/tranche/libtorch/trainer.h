@@ -152,7 +152,7 @@ class Trainer {
   void begin_micro_batch() {
     engine_->begin_micro_batch();
     pass_.marks.clear();
-    pass_.backward = pass_.first_run = false;
+    *pass_.backward = pass_.first_run = false;
     for (detail::UnitState& unit : units_.all()) unit.begin_micro_batch();
   }
   void backward(const Loss& loss) {
@@ -162,7 +162,7 @@ class Trainer {
           "the loss of a micro-batch wants no gradient: it was computed without a graph "
           "(NoGradGuard), or of nothing that is trained");
     }
-    pass_.backward = true;
+    *pass_.backward = true;
     std::vector<at::Tensor> roots{loss.sum * engine_->loss_gradient_scale()};
     for (at::Tensor& mark : pass_.marks) roots.push_back(std::move(mark));
     pass_.marks.clear();

@@ -23,7 +23,8 @@ struct Pass {
   at::Tensor anchor;
   /// The marks of calls' beginnings and ends, as roots of backward (see graph.h).
   std::vector<at::Tensor> marks;
-  bool backward = false;   ///< calls that are made now recompute others
+  /// Calls that are made now recompute others. Shared with graphs, which may outlive the Trainer.
+  std::shared_ptr<bool> backward = std::make_shared<bool>(false);
   bool first_run = false;  ///< the forward of a recomputed unit, without a graph
 };
 
@@ -99,7 +100,7 @@ class UnitState {
   }
   /// A call that backward will come through.
   void expect_call() {
-    if (!pass_.backward) ++expected_;
+    if (!*pass_.backward) ++expected_;
   }
   /// All of a call's nodes have run. The last call hands the gradients over.
   void end_call() {

@@ -4,6 +4,7 @@
 /// model.
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tranche/engine/config.h"
@@ -21,6 +22,7 @@ struct CostModel {
   double host_link = 50e9;                ///< bytes between device and host memory, each way
   double nvme = 5e9;                      ///< bytes read and written
   double host_update = core_update_rate;  ///< parameters updated in host memory
+  std::string machine = {};               ///< whose rates these are; empty: those of flags, or the defaults
 };
 
 /// A unit as offloading sees it, on one rank.

@@ -78,8 +78,9 @@ struct PlanResult {
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   Mesh mesh{1};
   std::map<MeshAxis, AxisTraffic> axes;  ///< shard; replicate where the mesh has replicas
-  /// To ranks of other nodes in a step. Where ranks of a node read each other's memory, a sum or a shard may
-  /// cross once for all of them: then `crossing_exact` is false, and it is at most this.
+  /// To ranks of other nodes in a step, counted for each of them. Where ranks of a node read each other's
+  /// memory, or GPUs gather in rings, a sum or a shard may cross once for all of them: then `crossing_exact`
+  /// is false, and it is at most this. Projection::node_bytes has what a node sends.
   std::int64_t crossing_bytes = 0;
   bool crossing_exact = true;
   /// Elements of all flat buffers, padding included.
@@ -112,7 +113,8 @@ struct StepCost {
   double recompute = 0;  ///< those done again to save activations
   double exposed = 0;    ///< communication that nothing hides
   double offload = 0;    ///< waiting for copies, host updates and the disk
-  double total() const { return compute + recompute + exposed + offload; }
+  double other = 0;      ///< of a simulated step alone: the update, launches, agreement of the ranks
+  double total() const { return compute + recompute + exposed + offload + other; }
 };
 /// `rates` are used in place of request.rates.
 StepCost step_cost(const PlanRequest& request, const CostModel& rates);
@@ -120,11 +122,14 @@ StepCost step_cost(const PlanRequest& request, const CostModel& rates);
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates);
 
 struct FitRequest {
-  PlanRequest plan;               ///< the first candidate; its global batch is kept
-  std::int64_t budget = 0;        ///< bytes of device memory a rank
-  CostModel rates;                ///< replace plan.rates
-  bool keep_stage = false;        ///< the stage is not searched
-  bool keep_micro_batch = false;  ///< nor the micro-batch
+  PlanRequest plan;         ///< the first candidate; its global batch is kept
+  std::int64_t budget = 0;  ///< bytes of device memory a rank
+  CostModel rates;          ///< replace plan.rates
+  /// The seconds of a configuration that fits, in place of step_cost(), which then only says in which order
+  /// configurations are tried: projected_cost() (projection.h) for a machine. Empty: step_cost().
+  std::function<StepCost(const PlanRequest& candidate)> seconds;
+  bool keep_stage = false;                                         ///< the stage is not searched
+  bool keep_micro_batch = false;                                   ///< nor the micro-batch
   bool keep_optimizer_tier = false, keep_parameters_tier = false;  ///< nor where state lives
   std::int64_t nvme_budget = 0;   ///< bytes of a rank; 0: none. Of host memory it is plan.host_memory
   std::function<bool()> give_up;  ///< asked between plans: true ends the search with an Error
@@ -144,8 +149,8 @@ struct FitTrial {
   std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 where it was not run
   bool fits = false;
   bool state_alone =
-      false;  ///< not run: `peak` is model state, workspace and staging buffer, beyond the budget
-  StepCost cost;
+      false;      ///< not run: `peak` is model state, workspace and staging buffer, beyond the budget
+  StepCost cost;  ///< where FitRequest::seconds is given, of what fits alone
 };
 
 struct FitResult {

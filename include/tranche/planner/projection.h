@@ -27,8 +27,14 @@ struct StepBreakdown {
 
 struct Projection {
   StepBreakdown step;
-  double tokens_per_second = 0;  ///< of all ranks
-  double efficiency = 1;         ///< weak scaling: a rank's tokens a second over those of one rank alone
+  double tokens_per_second = 0;  ///< of all ranks; positions, learned or not
+  /// Gradients and parameters that a node sends to others in a step. On GPUs what is gathered crosses once
+  /// for all ranks of a node, in a ring; PlanResult::crossing_bytes counts what is meant for each of them.
+  double node_bytes = 0;
+  /// Weak scaling: a rank's tokens a second over those of one rank alone, which updates all of the state.
+  double efficiency = 1;
+  double alone_optimizer =
+      0;  ///< seconds of that rank's update; above those of `step` where state is sharded
   /// Seconds of the chain of work that determines the step, by name; longest first.
   std::vector<std::pair<std::string, double>> critical_path;
   std::vector<std::string> notes;  ///< figures that are not measured, and their sources
@@ -47,6 +53,14 @@ struct ProjectionRequest {
 /// nodes without a network, offload to nvme without a disk, a dtype without rates.
 /// `trace` gets the simulated step, beginning at 0; may be null.
 Projection project(const ProjectionRequest& request, TraceRecorder* trace = nullptr);
+/// Its `step` alone, for a search that asks for many.
+StepBreakdown project_step(const ProjectionRequest& request);
+/// The same in the parts of StepCost; both have one total.
+StepCost projected_cost(const ProjectionRequest& request);
+/// The rates of a rank that the formulas of a search and of offload take (StepCost, OffloadCost), on the
+/// machine: operations from the simulated step of the request, the network from its collectives of the
+/// request's group of shards, the others from its file. Throws as project() does.
+CostModel machine_rates(const ProjectionRequest& request);
 
 /// Seconds of a collective over `ranks` ranks, `ranks_per_node` of them on a node, of so many bytes of all
 /// ranks' parts together: inside a node by the machine's tables, between nodes each node sends and receives

@@ -21,7 +21,8 @@ std::string step_line(const StepResult& result);
 std::string validation_line(std::int64_t step, const EvaluationResult& result, const std::string& set = {});
 
 /// A step's points for a ScalarLog, under DeepSpeed's names: Train/Samples/train_loss, lr, gradient_norm,
-/// tokens_per_second where the step's time is known, and loss_scale if `scales_loss` (fp16).
+/// tokens_per_second (of positions, learned or not) where the step's time is known, also
+/// learned_tokens_per_second where that is another figure, and loss_scale if `scales_loss` (fp16).
 std::vector<Scalar> step_scalars(const StepResult& result, bool scales_loss = false);
 /// A held-out set's point: Validation/SET/loss, DeepSpeed's Validation/Samples/loss of a set without a
 /// name.
