@@ -1,10 +1,10 @@
 #pragma once
 /// Text with everything visible that a terminal would take for a command.
 
+#include <cstddef>
 #include <ios>
 #include <ostream>
 #include <streambuf>
-#include <cstddef>
 #include <string>
 #include <string_view>
 

@@ -16,6 +16,7 @@ namespace {
 class ByteTokenizer : public Tokenizer {
  public:
   std::int64_t vocabulary() const override { return 256; }
+  using Tokenizer::encode;
   std::vector<std::int32_t> encode(std::string_view text) const override {
     std::vector<std::int32_t> tokens;
     tokens.reserve(text.size());

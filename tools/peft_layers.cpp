@@ -54,7 +54,9 @@ bool NamedLayers::matches(const JsonNode& node, const std::string& module) {
   if (node.json().is_string()) {
     // The mark is in no module's name. Where it matches alone, the pattern has all of the name behind it.
     bool whole = false, first = true;
-    data::WordPattern("~(?=(?:" + node.text() + ")$)").split("~" + module, [&](std::string_view part) {
+    const std::string marked = "~" + module;
+    data::WordPattern::Budget budget = data::WordPattern::budget_for(marked.size());
+    data::WordPattern("~(?=(?:" + node.text() + ")$)").split(marked, budget, [&](std::string_view part) {
       if (first) whole = part == "~";
       first = false;
     });

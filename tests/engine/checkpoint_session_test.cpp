@@ -42,10 +42,11 @@ TEST(CheckpointSession, AnotherStoreReadsWhatOneSaved) {
     EXPECT_FALSE(session.in_progress());
     int described = 0;
     SaveOptions options;
-    const std::string will_be = session.save(folder.path(), options, 3, [&](checkpoint::Manifest& manifest) {
-      ++described;
-      manifest.run.user = R"({"run":"says"})";
-    });
+    const std::string will_be =
+        session.save(folder.path(), options, 3, true, [&](checkpoint::Manifest& manifest) {
+          ++described;
+          manifest.run.user = R"({"run":"says"})";
+        });
     EXPECT_EQ(described, number == 0 ? 1 : 0);
     EXPECT_TRUE(session.in_progress());
     // The state is copied: what is written from here on is not in the checkpoint.
@@ -84,7 +85,7 @@ TEST(CheckpointSession, AFailedSaveIsToldOnceAndTheNextOneWorks) {
   const std::string blocked = folder / "file";
   posix_file_system().open(blocked, detail::OpenMode::create_new, detail::Caching::buffered);
   EXPECT_THAT(message_of<CheckpointError>([&] {
-                (void)session.save(blocked, {}, 1, [](checkpoint::Manifest&) {});
+                (void)session.save(blocked, {}, 1, true, [](checkpoint::Manifest&) {});
                 (void)session.finish();
               }),
               HasSubstr("cannot save step 1 to " + blocked));
@@ -92,7 +93,7 @@ TEST(CheckpointSession, AFailedSaveIsToldOnceAndTheNextOneWorks) {
   EXPECT_FALSE(session.in_progress());
   SaveOptions options;
   options.wait = true;
-  const std::string path = session.save(folder / "run", options, 2, [](checkpoint::Manifest&) {});
+  const std::string path = session.save(folder / "run", options, 2, true, [](checkpoint::Manifest&) {});
   EXPECT_TRUE(std::filesystem::exists(path));
   session.close(true);
 }

@@ -51,9 +51,9 @@ struct ArrayTarget {
 };
 
 struct SaveOptions {
-  std::string user = "{}";      ///< the caller's own JSON object, at most 1 MiB; from rank 0
-  /// Checkpoints that stay: the newest so many (0: all) ... Until a later step is taken, or an evaluation of the
-  /// saved weights has a finite loss, the newest one before that is known to be good stays as well.
+  std::string user = "{}";  ///< the caller's own JSON object, at most 1 MiB; from rank 0
+  /// Checkpoints that stay: the newest so many (0: all) ... Until a later step is taken, or an evaluation of
+  /// the saved weights has a finite loss, the newest one before that is known to be good stays as well.
   int keep_last = 0;
   std::int64_t keep_every = 0;  ///< ... and those whose step is a multiple ...
   /// ... and the one whose `user` has the lowest number at this JSON pointer ("/loss"); empty: none.

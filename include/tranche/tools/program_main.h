@@ -8,7 +8,7 @@ namespace tranche::tools {
 /// All of `tranche` (train, evaluate, plan, checkpoint, generate ...), with the models of a registry. Returns
 /// the exit status. Called once, first in main() with its arguments, since for commands that compute it
 /// starts the program again in the same process: with GOMP_SPINCOUNT set, unless that or OMP_WAIT_POLICY is
-/// set already (docs/reference/troubleshooting.md#it-is-slow).
+/// set already (docs/reference/troubleshooting.md, "It is slow").
 ///
 ///     int main(int argc, char** argv) {
 ///       auto models = tranche::models::ModelRegistry::with_builtin();
