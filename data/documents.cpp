@@ -198,6 +198,22 @@ Document read_json_line(std::string_view line, const ChatFormat& chat, std::stri
   return document;
 }
 
+std::vector<std::string> unread_keys(std::string_view line) {
+  const auto json = nlohmann::ordered_json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return {};
+  const auto has = [&](const char* key) { return json.contains(key) && !json[key].is_null(); };
+  const std::vector<std::string_view> read =
+      has("messages")
+          ? std::vector<std::string_view>{"messages", "tools", "documents", "chat_template_kwargs"}
+      : has("text") ? std::vector<std::string_view>{"text"}
+                    : std::vector<std::string_view>{"prompt", "completion"};
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : json.items()) {
+    if (!value.is_null() && std::find(read.begin(), read.end(), key) == read.end()) keys.push_back(key);
+  }
+  return keys;
+}
+
 std::optional<std::string> read_json_prompt(std::string_view line, const ChatFormat& chat,
                                             std::string_view origin) {
   const auto root = detail::JsonNode::read<ConfigurationError>(line, origin);
@@ -260,8 +276,11 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
     if (added.end && added.after.empty()) add(*added.end, document.segments.back().target);
   }
   if (document.rendered) ++documents.conversations;
-  if (documents.tokens.size() > begin)
+  if (documents.tokens.size() > begin) {
     documents.ends.push_back(static_cast<std::int64_t>(documents.tokens.size()));
+  } else {
+    ++documents.empty;
+  }
 }
 
 void require_names(const Tokenizer& tokenizer, ChatTemplate chat) {

@@ -75,8 +75,8 @@ class PartFile {
       ends_ = find("document_ends", "I64");
       tokens_ = find("tokens", "U32");
       targets_ = find("targets", "U8");
-      conversations_ = find("conversations", "I64");
-      if (targets_.elements != tokens_.elements || conversations_.elements != 1)
+      counts_ = find("counts", "I64");
+      if (targets_.elements != tokens_.elements || counts_.elements != 2)
         throw ConfigurationError("it is no part of `tranche tokenize`");
       file_ = detail::posix_file_system().open(path, detail::OpenMode::read);
     });
@@ -95,12 +95,14 @@ class PartFile {
     values<std::uint8_t>(targets_, visit);
   }
   PartSizes sizes() const {
-    PartSizes sizes{tokens_.elements, ends_.elements, 0, 0};
+    PartSizes sizes{tokens_.elements, ends_.elements, 0, 0, 0};
     targets([&](std::span<const std::uint8_t> some) {
       sizes.targets += std::count(some.begin(), some.end(), std::uint8_t{1});
     });
-    values<std::int64_t>(conversations_,
-                         [&](std::span<const std::int64_t> one) { sizes.conversations = one[0]; });
+    values<std::int64_t>(counts_, [&](std::span<const std::int64_t> counts) {
+      sizes.conversations = counts[0];
+      sizes.empty = counts[1];
+    });
     return sizes;
   }
 
@@ -128,7 +130,7 @@ class PartFile {
   }
 
   std::string path_;
-  checkpoint::SafeTensor ends_, tokens_, targets_, conversations_;
+  checkpoint::SafeTensor ends_, tokens_, targets_, counts_;
   std::unique_ptr<detail::File> file_;
 };
 
@@ -140,7 +142,7 @@ std::string header_of(const PartSizes& sizes, const char* token_type, int width,
     header[name] = {{"dtype", type}, {"shape", {count}}, {"data_offsets", {at, at + count * bytes}}};
     at += count * bytes;
   };
-  if (part) add("conversations", "I64", 1, 8);
+  if (part) add("counts", "I64", 2, 8);
   add("document_ends", "I64", sizes.documents, 8);
   add("tokens", token_type, sizes.tokens, width);
   if (targets) add("targets", "U8", sizes.tokens, 1);
@@ -185,6 +187,7 @@ PartSizes& PartSizes::operator+=(const PartSizes& other) {
   documents += other.documents;
   targets += other.targets;
   conversations += other.conversations;
+  empty += other.empty;
   return *this;
 }
 
@@ -193,9 +196,10 @@ PartSizes write_part(const std::string& path, const TokenDocuments& documents) {
   const PartSizes sizes{static_cast<std::int64_t>(documents.tokens.size()),
                         static_cast<std::int64_t>(documents.ends.size()),
                         std::count(documents.targets.begin(), documents.targets.end(), std::uint8_t{1}),
-                        documents.conversations};
+                        documents.conversations, documents.empty};
   file.write(std::span<const char>(header_of(sizes, "U32", 4, true, true)));
-  file.write(std::span<const std::int64_t>(&documents.conversations, 1));
+  const std::array counts{documents.conversations, documents.empty};
+  file.write(std::span<const std::int64_t>(counts));
   file.write(std::span<const std::int64_t>(documents.ends));
   file.write(std::span<const std::int32_t>(documents.tokens));  // no token is negative
   file.write(std::span<const std::uint8_t>(documents.targets));

@@ -14,6 +14,7 @@ struct PartSizes {
   std::int64_t tokens = 0, documents = 0;
   std::int64_t targets = 0;        ///< tokens that are learned
   std::int64_t conversations = 0;  ///< of the documents
+  std::int64_t empty = 0;          ///< further documents, without a token
   PartSizes& operator+=(const PartSizes& other);
   friend bool operator==(const PartSizes&, const PartSizes&) = default;
 };

@@ -1,6 +1,7 @@
 #include "tranche/data/tokenize.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <glob.h>
 #include <sys/stat.h>
 
@@ -12,6 +13,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -95,6 +97,14 @@ std::vector<Input> open_inputs(const TokenizeOptions& options) {
                       "whole file is one text",
                       path));
     }
+    if (input.lines) {
+      std::string_view line = std::string_view(head).substr(0, head.find('\n'));
+      if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
+      const std::vector<std::string> keys = unread_keys(line);
+      if (!keys.empty()) {
+        note(fmt::format("'{}': keys of its first line that are not read: {}", path, fmt::join(keys, ", ")));
+      }
+    }
     if (!input.lines && is_named_as_json_lines(path))
       note(fmt::format("'{}' is taken as one text, as --data-format text says", path));
     if (!input.lines && head.starts_with(byte_order_mark))
@@ -125,7 +135,7 @@ std::string fingerprint_of(const TokenizeOptions& options, const std::vector<Inp
                      {"changed", changed_at(input.status)},
                      {"lines", input.lines}});
   }
-  constexpr int version = 2;  // of the parts' files
+  constexpr int version = 3;  // of the parts' files
   const nlohmann::ordered_json all = {
       {"version", version},
       {"inputs", files},
@@ -227,7 +237,8 @@ void remove_leftovers(const TokenizeOptions& options, const std::string& folder)
 }
 
 /// Takes the folder's parts where they are of the same call, and removes them otherwise.
-void open_folder(const std::string& folder, const std::string& fingerprint) {
+void open_folder(const std::string& folder, const std::string& fingerprint,
+                 const std::function<void(const std::string&)>& note) {
   detail::FileSystem& files = detail::posix_file_system();
   const std::string name = folder + "/inputs.json";
   if (files.exists(name) && files.read_file(name) == fingerprint) return;
@@ -239,7 +250,10 @@ void open_folder(const std::string& folder, const std::string& fingerprint) {
           fmt::format("'{}' holds '{}', which is no part of this command; move it away", folder, entry.name));
     }
   }
-  if (own) files.remove(name);  // first: from here on the parts are nobody's
+  if (own) {
+    files.remove(name);  // first: from here on the parts are nobody's
+    if (note) note(fmt::format("removed the parts in '{}', which are of another command", folder));
+  }
   for (const detail::DirectoryEntry& entry : files.list(folder)) {
     if (entry.name != checkpoint::lease_name) files.remove_all(detail::join_path(folder, entry.name));
   }
@@ -324,13 +338,17 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   const std::vector<Part> parts = parts_of(options, inputs, folder);
   checkpoint::RunLease lease = take_folder(options, folder);
   remove_leftovers(options, folder);
-  open_folder(folder, fingerprint_of(options, inputs));
+  open_folder(folder, fingerprint_of(options, inputs), options.note);
 
   summary.parts = static_cast<std::int64_t>(parts.size());
   const PartSizes sizes = encode_parts(tokenizer, options, parts, summary.reused);
   for (const Input& input : inputs) require_unchanged(input);
   if (sizes.tokens == 0) throw ConfigurationError("the data files hold no documents");
   require_conversations(options, sizes.conversations);
+  if (sizes.empty > 0 && options.note) {
+    options.note(fmt::format("documents without a token, which are left out: {} of {}", sizes.empty,
+                             sizes.empty + sizes.documents));
+  }
   if (llmc && sizes.targets < sizes.tokens) {
     throw ConfigurationError(
         fmt::format("'{}': llm.c's files cannot tell which tokens are learned, and of {} tokens {} "

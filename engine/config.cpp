@@ -483,7 +483,7 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   std::vector<std::string> notes;
   std::vector<IgnoredKey> ignored;
   expand_zero_optimization(document, notes);
-  apply_overrides(document, overrides, reading.problems);
+  apply_overrides(document, overrides, reading.problems, notes);
   expand_zero_optimization(document, notes);  // an override may be of that form too
   reading.values = check_keys(document, strict, reading.problems, ignored);
   reading.config = config_from(reading.values, reading.problems);

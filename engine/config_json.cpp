@@ -54,7 +54,27 @@ void expand_zero_optimization(Json& document, std::vector<std::string>& notes) {
   *block = Json{{"stage", on ? 1 : 0}};
 }
 
-void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems) {
+namespace {
+
+/// A line for each override that a later one of the same key, or of a block around it, replaces.
+void note_replaced(const std::vector<std::string>& overrides, std::vector<std::string>& notes) {
+  const auto path_of = [](const std::string& text) { return text.substr(0, text.find('=')); };
+  for (std::size_t i = 0; i < overrides.size(); ++i) {
+    for (std::size_t k = i + 1; k < overrides.size(); ++k) {
+      const std::string earlier = path_of(overrides[i]), later = path_of(overrides[k]);
+      if (overrides[i] == overrides[k] || (earlier != later && !earlier.starts_with(later + "."))) continue;
+      notes.push_back(
+          fmt::format("{} is replaced by {}, which was given behind it", overrides[i], overrides[k]));
+      break;
+    }
+  }
+}
+
+}  // namespace
+
+void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems,
+                     std::vector<std::string>& notes) {
+  note_replaced(overrides, notes);
   for (const std::string& text : overrides) {
     const std::size_t equals = text.find('=');
     if (equals == std::string::npos || equals == 0) {

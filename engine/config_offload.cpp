@@ -114,6 +114,11 @@ void read_offload(const Values& values, Config& config, Problems& problems) {
       problems.add(fmt::format("zero_optimization.sub_group_size: {} is not at least 1", *bound));
     } else {
       const std::int64_t whole = std::max(*bound / tile_step * tile_step, tile_step);
+      if (whole != *bound && whole <= offload.tile_elements) {
+        config.notes.push_back(
+            fmt::format("zero_optimization.sub_group_size: {} is taken as {}: tiles are multiples of {}",
+                        *bound, whole, tile_step));
+      }
       offload.tile_elements = std::min(offload.tile_elements, whole);
     }
   }

@@ -42,8 +42,10 @@ Json read_json(std::string_view text, const std::string& origin);
 /// true stage 1.
 void expand_zero_optimization(Json& document, std::vector<std::string>& notes);
 
-/// Puts "key.path=value" texts into the document; a value is JSON, or else text.
-void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems);
+/// Puts "key.path=value" texts into the document; a value is JSON, or else text. `notes` gets a line for each
+/// one that a later one replaces.
+void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems,
+                     std::vector<std::string>& notes);
 
 /// The honoured keys that a document gives, by path; what stands for its default ("auto", null) is left out.
 class Values {

@@ -381,7 +381,11 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
   const checkpoint::Manifest& manifest = reader->manifest();
   base_digest.reset();
-  if (part != Part::adapters) base_folder = absolute_path(chosen);
+  if (part != Part::adapters) {
+    base_folder = absolute_path(chosen);
+    if (!options.base.empty())
+      result.notes.push_back("the base " + options.base + " is not read: " + chosen + " is whole without it");
+  }
   if (base) base_folder = absolute_path(base->folder());
   if (part == Part::adapters) {
     if (!base) draw_base(seed_of_base(manifest, chosen));

@@ -369,6 +369,22 @@ std::vector<Flag> comparable_flags(const CLI::App& command) {
   return flags;
 }
 
+/// A line for each flag whose last value took the place of others.
+std::vector<std::string> repeated_flags(const CLI::App& command) {
+  std::vector<std::string> notes;
+  for (const CLI::Option* option : command.get_options()) {
+    const auto& values = option->results();
+    const bool single = option->get_expected_max() == 1 &&
+                        option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeLast;
+    if (!single ||
+        std::all_of(values.begin(), values.end(), [&](const auto& one) { return one == values[0]; }))
+      continue;
+    notes.push_back(fmt::format("{} was given {} times: {}, the last, is taken", option->get_name(),
+                                values.size(), values.back()));
+  }
+  return notes;
+}
+
 /// Our words for what CLI11 says of a missing or unexpected value.
 std::string plain_text(const CLI::ParseError& error) {
   const std::string text = error.what();
@@ -634,6 +650,7 @@ Exit status:
   if (used == scale) refuse_flags_of_train(used->remaining());
   refuse_unknown(*innermost(*used));
   options.flags = comparable_flags(*innermost(*used));
+  options.notes = repeated_flags(*innermost(*used));
   if (used == scale) {
     check(options.scale, scale_texts);
     options.scale.train_flags = given_flags(*scale, study_flags);

@@ -49,6 +49,9 @@ struct Options {
   /// compared when it is read). Flags that may differ among ranks are left out.
   std::vector<Flag> flags;
 
+  /// A line for each flag that was given several times, of which the last is taken.
+  std::vector<std::string> notes;
+
   models::ModelRegistry models;           ///< that --model is looked up in
   std::string config;                     ///< path of DeepSpeed's JSON; empty: defaults
   std::string model = "gpt-mini";         ///< preset or config.json

@@ -66,9 +66,12 @@ int checkpoint_export(const CheckpointOptions& options, const Output& output) {
     throw ConfigurationError(fmt::format("{} is of checkpoints with adapters, and {} holds none",
                                          options.peft ? "--peft" : "--base", reader.folder()));
   }
+  std::vector<std::string> notes;
+  if (!options.base.empty() && !reader.manifest().base)
+    notes.push_back(
+        fmt::format("the base {} is not read: {} is whole without it", options.base, reader.folder()));
   checkpoint::ExportOptions how;
   how.dtype = options.dtype == "bf16" ? DataType::bfloat16 : DataType::float32;
-  std::vector<std::string> notes;
   const checkpoint::Companions companions =
       checkpoint::read_companions(detail::posix_file_system(), reader.folder(), reader.manifest());
   how.beside = files_to_export(companions, /*settings=*/!options.peft);

@@ -167,13 +167,19 @@ std::pair<std::string, std::string> write_checkpoint(checkpoint::Manifest manife
 }
 
 /// The base's companions, with the adapters' own configuration and, where they have a tokenizer, theirs.
-checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint::Companions own) {
+/// `folder`: of the adapters.
+checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint::Companions own,
+                                         const std::string& folder, std::vector<std::string>& notes) {
   if (have_tokenizer(own)) {
+    if (have_tokenizer(base))
+      notes.push_back(fmt::format("the tokenizer of {} takes the place of the base's", folder));
     for (const checkpoint::Companion& old : files_to_export(base, /*settings=*/false))
       std::erase_if(base, [&](const auto& one) { return one.name == old.name; });
   }
   for (checkpoint::Companion& companion : own) {
     // Where the base came from is what adapters are asked for.
+    if (companion.name == config_name)
+      notes.push_back(fmt::format("{} of {} does not travel: the model is the base's", config_name, folder));
     if (companion.name == origin_name || companion.name == config_name) continue;
     std::erase_if(base, [&](const auto& one) { return one.name == companion.name; });
     base.push_back(std::move(companion));
@@ -183,6 +189,23 @@ checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint
 
 void say(const std::vector<std::string>& notes, const Output& output) {
   for (const std::string& note : notes) output.out << "note: " << note << "\n";
+}
+
+/// A line about weights of a folder that are not among those that were read.
+void note_other_weights(detail::FileSystem& files, const std::string& folder,
+                        std::vector<std::string>& notes) {
+  const bool single = files.exists(detail::join_path(folder, "model.safetensors"));
+  std::string left;
+  for (const detail::DirectoryEntry& entry : files.list(folder)) {
+    const std::string& name = entry.name;
+    if (!name.ends_with(".safetensors") ||
+        (single ? name == "model.safetensors" : name.starts_with("model-")))
+      continue;
+    left += (left.empty() ? "" : ", ") + name;
+  }
+  if (left.empty()) return;
+  notes.push_back(fmt::format("weights that were not read in {}: {} ({} has those of the model)", folder,
+                              left, single ? "model.safetensors" : "model.safetensors.index.json"));
 }
 
 /// The files that travel with the weights. A configuration given by --model takes the place of the folder's.
@@ -232,9 +255,10 @@ int import_peft(const CheckpointOptions& options, const Output& output) {
       std::filesystem::absolute(base.folder()).lexically_normal().string(), "fp32",
       detail::to_text(detail::AdapterBase(plain, base).digest(DataType::float32)), std::nullopt};
   std::vector<std::string> beside;
+  checkpoint::Companions own = read_model_files(files, options.path, beside);
   const checkpoint::Companions companions =
-      companions_beside(checkpoint::read_companions(files, base.folder(), base.manifest()),
-                        read_model_files(files, options.path, beside));
+      companions_beside(checkpoint::read_companions(files, base.folder(), base.manifest()), std::move(own),
+                        options.path, beside);
   const ModelSpec spec = spec_with_adapters(*identity.model, manifest);
   manifest.layout = layout_of(spec, [](const std::string&) { return true; });
   const auto [path, summary] = write_checkpoint(
@@ -272,6 +296,7 @@ int checkpoint_import(const CheckpointOptions& options, const Output& output) {
   manifest.numerics = "imported from " + source.dtype();
   std::vector<std::string> notes;
   const checkpoint::Companions companions = companions_of(options, source.folder(), notes);
+  if (!options.path.ends_with(".safetensors")) note_other_weights(files, source.folder(), notes);
   if (have_tokenizer(companions))
     identity.tokenizer = {Tokenizer::Kind::tokens, identity.model->shape().vocabulary};
   manifest.run.user = identity.to_json();

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <span>
 #include <sstream>
 
@@ -99,6 +100,10 @@ Source open_source(const GenerateOptions& options) {
         std::make_unique<HuggingFaceModel>(files, options.from, options.model, options.models);
     source.identity = identity_of(source.hugging_face->model());
     source.files = source.hugging_face->folder();
+    if (!options.base.empty()) {
+      source.notes.push_back(
+          fmt::format("the base {} is not read: {} is whole without it", options.base, options.from));
+    }
     return source;
   }
   source.checkpoint = find_checkpoint(files, options.from, source.notes);
@@ -144,6 +149,7 @@ std::vector<Prompt> read_prompts(const std::string& path, data::TextFormat forma
   if (text.starts_with(data::byte_order_mark)) text.erase(0, data::byte_order_mark.size());
   std::istringstream lines(text);
   std::vector<Prompt> prompts;
+  std::set<std::string> unread;
   std::size_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
@@ -157,6 +163,8 @@ std::vector<Prompt> read_prompts(const std::string& path, data::TextFormat forma
     if (const auto text = data::read_json_prompt(line, chat, where)) {
       if (text->empty()) refuse(number, "its messages are written as nothing");
       prompts.push_back({*text, {}, true});
+      const std::vector<std::string> keys = data::unread_keys(line);
+      unread.insert(keys.begin(), keys.end());
       continue;
     }
     const auto json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
@@ -165,6 +173,13 @@ std::vector<Prompt> read_prompts(const std::string& path, data::TextFormat forma
     if (found == json.end() || !found->is_string() || found->get_ref<const std::string&>().empty())
       refuse(number, "has no \"prompt\", which is a text to go on from, and no \"messages\"");
     prompts.push_back({*found, {}, false});
+    for (const auto& [key, value] : json.items()) {
+      if (key != "prompt") unread.insert(key);
+    }
+  }
+  if (!unread.empty()) {
+    notes.push_back(fmt::format("--prompts '{}': keys of its lines that are not read: {}", path,
+                                fmt::join(unread, ", ")));
   }
   if (prompts.empty()) throw ConfigurationError(fmt::format("--prompts {} has no prompts", path));
   return prompts;
@@ -426,6 +441,7 @@ int run_generate(const Options& all_options, const Output& output) {
   Config config;
   const int status = launch.agree([&] {
     source = open_source(options);
+    source.notes.insert(source.notes.begin(), all_options.notes.begin(), all_options.notes.end());
     open_encoding(options, source);
     find_ends(options, source);
     prompts = prompts_of(options, source);
@@ -442,7 +458,11 @@ int run_generate(const Options& all_options, const Output& output) {
       LoadOptions load;
       load.weights_only = true;
       load.base = options.base;
-      (void)engine->load(source.checkpoint, load);
+      const LoadResult loaded = engine->load(source.checkpoint, load);
+      for (const std::string& note : loaded.notes) {
+        if (std::find(source.notes.begin(), source.notes.end(), note) == source.notes.end())
+          source.notes.push_back(note);
+      }
     }
     Writer writer(output, options, source, prompts);
     const bool speaks = launch.rank() == 0;

@@ -143,6 +143,10 @@ planner::PlanRequest plan_request(const Options& options) {
   request.verbose = options.verbose;
   request.model = planner::load_plan_model(options.model, options.models);
   request.config = read_config(options, request.ranks);
+  if (options.ranks_per_node > options.ranks) {
+    request.config.notes.push_back(fmt::format("--ranks-per-node {} is taken as {}, the ranks of the run",
+                                               options.ranks_per_node, options.ranks));
+  }
   // Schedules may want to know where the run ends; a plan does not depend on it.
   if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
   request.rates = rates_of(options, request.config);

@@ -22,6 +22,13 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
   Options options;
   try {
     options = parse_arguments(arguments, models);
+    // The other commands say it where they say the rest; standard output may have to be JSON.
+    const bool alone = options.command == Command::plan || options.command == Command::scale ||
+                       options.command == Command::checkpoint || options.command == Command::config ||
+                       options.command == Command::info || options.command == Command::calibrate;
+    for (const std::string& note : options.notes) {
+      if (alone) output.errors << "note: " << note << "\n";
+    }
     if (options.command == Command::info) {
       constexpr int most_ranks = 65536;  // a line each
       if (options.ranks > most_ranks) {

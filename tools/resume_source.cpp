@@ -176,6 +176,10 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
                       options.checkpoint_dir, found.front().step));
     }
   }
+  if (!path.empty() && !options.resume_weights_only.empty()) {
+    resume_source.notes.push_back(fmt::format("--resume-weights-only {} is not read: the run goes on from {}",
+                                              options.resume_weights_only, path));
+  }
   if (path.empty()) {
     path = options.resume_weights_only.empty() ? options.from : options.resume_weights_only;
     resume_source.weights_only = !path.empty();

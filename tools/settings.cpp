@@ -168,6 +168,32 @@ std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::Langua
   return sequence;
 }
 
+namespace {
+
+/// A line for each flag that has no effect beside the others, or was given several times.
+std::vector<std::string> notes_on_flags(const Options& options, const Config& config) {
+  std::vector<std::string> notes = options.notes;
+  const auto note = [&](bool idle, const char* flag, const char* why) {
+    const bool given = std::any_of(options.flags.begin(), options.flags.end(), [&](const Flag& each) {
+      return each.name == flag && each.value != "not given";
+    });
+    if (given && idle) notes.push_back(fmt::format("{} has no effect: {}", flag, why));
+  };
+  const OffloadConfig& offload = config.offload;
+  note(!options.validation_data.empty(), "--validation-fraction", "--validation-data is held out");
+  note(options.max_seconds == 0, "--min-steps", "it is for runs that --max-seconds ends");
+  note(options.keep_last == 0, "--keep-every", "without --keep-last every checkpoint is kept");
+  note(offload.optimizer == OffloadTier::none, "--offload-ratio",
+       "the optimizer's state stays on the device");
+  note(offload.optimizer != OffloadTier::nvme && offload.parameters != OffloadTier::nvme, "--nvme-path",
+       "nothing is on nvme");
+  note(options.resume.empty() && options.resume_weights_only.empty() && options.from.empty(), "--base",
+       "no checkpoint is read");
+  return notes;
+}
+
+}  // namespace
+
 Settings resolve_settings(const Options& options, int ranks) {
   Settings settings;
   settings.config = read_config(options, ranks);
@@ -181,6 +207,8 @@ Settings resolve_settings(const Options& options, int ranks) {
     const std::vector<std::string> notes = schedule_notes(config, settings.steps);
     config.notes.insert(config.notes.end(), notes.begin(), notes.end());
   }
+  const std::vector<std::string> idle = notes_on_flags(options, config);
+  config.notes.insert(config.notes.end(), idle.begin(), idle.end());
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
   // Made and let go: a device that is not there is told before anything else is started.
   if (options.device == "cuda") (void)make_device({DeviceKind::cuda, 0, 1});
@@ -225,14 +253,23 @@ std::vector<std::string> existing_files(const std::string& path) {
   return files;
 }
 
-DataSource parse_source(const std::string& text) {
+/// FILE or FILE:WEIGHT. A path that is there is one; `notes` tells where both are there.
+DataSource parse_source(const std::string& text, std::vector<std::string>& notes) {
   DataSource source{text, {}, std::nullopt};
   const std::size_t colon = text.rfind(':');
   double weight = 0;
-  if (colon != std::string::npos && colon > 0 && !names_a_file(text)) {
+  if (colon != std::string::npos && colon > 0) {
     const char* const end = text.data() + text.size();
     const auto [at, error] = std::from_chars(text.data() + colon + 1, end, weight);
-    if (error == std::errc() && at == end) source.weight = weight;
+    const bool weighs = error == std::errc() && at == end, path = names_a_file(text);
+    if (weighs && !path) source.weight = weight;
+    if (weighs && path && names_a_file(text.substr(0, colon))) {
+      // The same number, as no file has it in its name.
+      const bool whole = text.find('.', colon) == std::string::npos;
+      notes.push_back(
+          fmt::format("--data '{}' is taken as a path; the file '{}' with the weight {} is meant by '{}{}'",
+                      text, text.substr(0, colon), weight, text, whole ? ".0" : "0"));
+    }
   }
   if (!source.weight) {
     source.files = data::expand_pattern(text);
@@ -246,9 +283,9 @@ DataSource parse_source(const std::string& text) {
   return source;
 }
 
-std::vector<DataSource> data_sources(const Options& options) {
+std::vector<DataSource> data_sources(const Options& options, std::vector<std::string>& notes) {
   std::vector<DataSource> sources;
-  for (const std::string& text : options.data_sources) sources.push_back(parse_source(text));
+  for (const std::string& text : options.data_sources) sources.push_back(parse_source(text, notes));
   for (const DataSource& source : sources) {
     if (source.weight.has_value() != sources.front().weight.has_value()) {
       throw ConfigurationError(fmt::format("--data '{}' and --data '{}': give all of them a weight, or none",
@@ -349,10 +386,10 @@ void require_target(const data::Windows& windows, std::int64_t count, const Numb
 }  // namespace
 
 Data open_data(const Options& options, const Settings& settings) {
-  const std::vector<DataSource> sources = data_sources(options);
+  Data data;
+  const std::vector<DataSource> sources = data_sources(options, data.notes);
   if (sources.empty()) throw ConfigurationError("no data: give --data a text file or a file of tokens");
   const data::DataFormat format = data::parse_data_format(options.data_format);
-  Data data;
   const auto open = [&](const std::string& path, auto& files) -> const data::TokenFile& {
     const data::TokenFile& file = *files.emplace_back(std::make_unique<data::TokenFile>(path, format));
     file.require_within(settings.model->shape().vocabulary, (std::int64_t{1} << 30) / file.width());

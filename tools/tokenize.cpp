@@ -99,6 +99,7 @@ int run_tokenize(const Options& options, const Output& output) {
     TransferProgress progress("tokenized", bytes, output.terminal,
                               [&](std::string_view text) { draw(output.out, text); });
     how.note = [&](const std::string& note) { output.out << "note: " << note << "\n" << std::flush; };
+    for (const std::string& note : options.notes) how.note(note);
     how.progress = [&](std::int64_t more) { progress.add(more); };
     const data::TokenizeSummary summary = data::tokenize_files(*tokenizer, how);
     progress.finish();

@@ -74,9 +74,9 @@ class Training {
     std::int64_t step = run_.engine->steps();
     bool enough = false;
     if (step >= run_.settings.steps && run_.is_root()) {
-      progress_.say(
-          fmt::format("step {} of {} is reached already: nothing to train; --steps is the step to reach",
-                      step, run_.settings.steps));
+      progress_.say(fmt::format(
+          "note: step {} of {} is reached already: nothing to train; --steps is the step to reach", step,
+          run_.settings.steps));
     }
     while (step < run_.settings.steps && !enough) {
       const StepResult result = train_step(++step);
@@ -201,7 +201,7 @@ class Training {
 
   void add_metrics(const std::string& line) {
     const std::string problem = metrics_->add(line);
-    if (!problem.empty()) progress_.say(problem);
+    if (!problem.empty()) progress_.say("note: " + problem);
   }
 
   /// To the metrics and curves of rank 0.
@@ -231,7 +231,7 @@ class Training {
       for (const auto& log : curves_) log->add(run_.engine->samples(), scalars);
     } catch (const IoError& problem) {  // once, since training goes on without
       curves_.clear();
-      progress_.say(fmt::format("curves: {}; training goes on without", problem.message()));
+      progress_.say(fmt::format("note: curves: {}; training goes on without", problem.message()));
     }
   }
 

@@ -36,12 +36,17 @@ Document read_json_line(std::string_view line, const ChatFormat& chat, std::stri
 std::optional<std::string> read_json_prompt(std::string_view line, const ChatFormat& chat,
                                             std::string_view origin);
 
+/// The keys of a line, an object of JSON, that neither of these reads, in their order; null values count as
+/// absent. Empty where the line is no object.
+std::vector<std::string> unread_keys(std::string_view line);
+
 /// Documents one after the other.
 struct TokenDocuments {
   std::vector<std::int32_t> tokens;
   std::vector<std::int64_t> ends;     ///< of each document: the index after its last token
   std::vector<std::uint8_t> targets;  ///< a token of 1 is learned; as many as tokens
   std::int64_t conversations = 0;     ///< of the documents
+  std::int64_t empty = 0;             ///< further documents, which have no tokens and are left out
 };
 /// Encodes a document as one text. A token that begins in a segment without target is not learned. With
 /// `special` the tokenizer's tokens around a text are added, and the one that ends a document, unless the
