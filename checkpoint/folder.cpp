@@ -31,8 +31,8 @@ bool is_stale_folder(std::string_view name) {
          name.ends_with(stale_suffix);
 }
 
-/// What a run leaves before its first complete save: partial files, its lock, and what people and programs
-/// write beside a run: logs, reports, tables, plots, and folders of them.
+/// True for an entry that a run may leave before its first complete save: partial files, its lock, and logs,
+/// reports, tables, plots and folders of them that people and programs write beside a run.
 bool is_of_a_run(FileSystem& files, const std::string& parent, const DirectoryEntry& entry, int depth = 0) {
   const std::string& name = entry.name;
   if (name.starts_with('.') || name == "lost+found") return true;

@@ -39,8 +39,8 @@ Listed newest_checkpoint(detail::FileSystem& files, const std::string& parent,
 /// as its manifest says or that of another checkpoint of the same weights among `found`.
 bool in_doubt(const Listed& listed, const std::vector<Listed>& found);
 
-/// What lies in `parent` beside checkpoints, run by run: each name that no run of ours leaves there before
-/// its first complete save, with what it is where that is known ("step-6: a checkpoint of step 6 under
+/// Lists what lies in `parent` beside checkpoints: each name that no run of ours leaves there before its
+/// first complete save, and what it is where that is known ("step-6: a checkpoint of step 6 under
 /// another name"). Logs, reports and tables (files named so) are a run's, too, and so are the paths `own`.
 /// Sorted; empty for an absent folder. Throws CheckpointError when the folder cannot be read.
 std::vector<std::string> strangers_in(detail::FileSystem& files, const std::string& parent,

@@ -204,7 +204,7 @@ std::vector<MeshAxis> axes_of(const Mesh& mesh) {
   return axes;
 }
 
-/// What a buffer holds and which ranks store it. Tensors are numbered from the unit's first one on.
+/// Describes what a buffer holds and which ranks store it. Tensors are numbered from the unit's first one on.
 InstanceRecord instance_of(const detail::Placement& placement, int number, int first_tensor) {
   InstanceRecord instance;
   const detail::Placement::Buffer& buffer = placement.buffer(number);

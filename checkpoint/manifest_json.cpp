@@ -379,7 +379,7 @@ void check_sections(const Layout& layout, const JsonNode& root) {
   }
 }
 
-/// Of blocks larger than any file where they are no number.
+/// Bytes of a section's elements. Where blocks make more than a number holds, it is more than any file has.
 std::int64_t bytes_of(const SectionRecord& section, std::int64_t elements) {
   const bool much = elements / section.block.elements > most_counted / most_block;
   return much && !section.block.name.empty() ? most_counted : section.bytes(elements);

@@ -21,7 +21,7 @@ std::string read_text_file(const std::string& path, const std::string& what, Pip
 
 /// True for the few lines that stand in for a file which Git LFS keeps elsewhere.
 bool is_lfs_pointer(std::string_view text);
-/// What to say of one, behind its name.
+/// The advice that follows the name of such a file in an error.
 extern const char* const lfs_advice;
 
 }  // namespace tranche::detail

@@ -100,7 +100,7 @@ ChatTemplate parse_chat_template(std::string_view name) {
 
 namespace {
 
-/// What a built-in template writes in front of an answer.
+/// The text that a built-in template writes in front of an answer.
 std::string answer_header(ChatTemplate chat) {
   return chat == ChatTemplate::mistral  ? ""
          : chat == ChatTemplate::llama3 ? "<|start_header_id|>assistant<|end_header_id|>\n\n"

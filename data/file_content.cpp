@@ -103,7 +103,7 @@ std::string filled(std::string_view remedy, std::string_view path, std::string_v
   return fmt::format(fmt::runtime(remedy), path, unpacked(path), reader);
 }
 
-/// What a zip archive is, by the name of its first entry.
+/// Tells what a zip archive is by the name of its first entry.
 FileContent zip_content(std::string_view path, std::string_view head) {
   const std::string_view name = head.size() > 30 ? head.substr(30, 60) : std::string_view();
   if (name.find("data.pkl") != std::string_view::npos) {
@@ -222,7 +222,7 @@ bool spans_lines(std::string_view text, std::size_t at) {
   return false;
 }
 
-/// What makes JSON lines of a file of JSON.
+/// Content of another form of JSON, with the command that makes JSON lines of it.
 FileContent other_json(std::string_view what, std::string_view filter, std::string_view path) {
   const bool json = ends_with(path, ".json");
   return other(what, fmt::format("write it as JSON lines first, an object a line: jq -c '{}' '{}' > '{}l'",

@@ -9,7 +9,7 @@ namespace tranche::data {
 
 namespace {
 
-/// By character, up to the last that stands for a byte; -1: none.
+/// The byte that a character stands for, by character up to the last that stands for one; -1: none.
 std::array<int, 324> bytes_by_character() {
   std::array<int, 324> bytes{};
   bytes.fill(-1);

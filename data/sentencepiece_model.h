@@ -1,5 +1,5 @@
 #pragma once
-/// What a SentencePiece model (tokenizer.model) holds.
+/// The contents of a SentencePiece model (tokenizer.model).
 
 #include <cstdint>
 #include <string>

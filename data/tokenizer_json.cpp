@@ -43,7 +43,7 @@ std::vector<JsonNode> steps_of(const JsonNode& node, std::string_view list) {
   return node[list].items();
 }
 
-/// What a class of transformers does with a vocabulary of its kind.
+/// Sets what a class of transformers does with a vocabulary of its kind.
 void set_class(TokenizerClass kind, bool prefix_space, bool legacy, BpeDefinition& parts) {
   using Prefix = BpeDefinition::Prefix;
   if (kind == TokenizerClass::llama) {

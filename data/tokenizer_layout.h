@@ -1,6 +1,5 @@
 #pragma once
-/// What the files beside a tokenizer's vocabulary say of it, as transformers' AutoTokenizer (5.24) reads
-/// them.
+/// Reads the files beside a tokenizer's vocabulary as transformers' AutoTokenizer (5.24) does.
 
 #include <cstdint>
 #include <functional>

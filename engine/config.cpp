@@ -466,7 +466,7 @@ Config config_from(const Values& values, Problems& problems) {
   return config;
 }
 
-/// As many ranks as the three figures of the batch are for; 1 where they say nothing of it.
+/// The number of ranks that the three figures of the batch are for; 1 where they do not tell it.
 int ranks_of_batch(const Config& config) {
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;
   if (micro < 1 || steps < 1 || config.train_batch_size < 1) return 1;

@@ -18,7 +18,7 @@ constexpr std::array<std::string_view, 9> arithmetic{"train_",      "gradient_",
                                                      "data_types.", "bf16.",      "bfloat16.",
                                                      "fp16.",       "optimizer.", "scheduler."};
 
-/// As the effective configuration writes it, else the default of the table.
+/// A key's value as the effective configuration writes it, or the default of the table.
 std::string value_of(const std::string& given, const Json& effective) {
   const std::string path = given.starts_with("bfloat16.") ? "bf16" + given.substr(8) : given;
   std::string pointer = "/" + path;
@@ -28,8 +28,8 @@ std::string value_of(const std::string& given, const Json& effective) {
   return std::string(find_configuration_key(path)->default_value);
 }
 
-/// What the trainer takes from arguments of its own, which are not known here, and whose usual value is
-/// another than the one taken.
+/// Notes for keys that the trainer fills in from arguments of its own. They are not known here, and their
+/// usual value differs from the one taken.
 void note_unknown(const Values& values, Config& config) {
   const auto note = [&](const char* path, const std::string& taken, const char* argument, const char* way) {
     if (!values.is_automatic(path)) return;

@@ -149,7 +149,7 @@ class Check {
     return engine_.step();
   }
 
-  /// Of one tensor, whose weights it restores.
+  /// Checks one tensor and restores its weights.
   TensorCheck check(const UnitSpec& unit, const TensorSpec& tensor, const std::vector<float>& gradient) {
     TensorCheck result;
     result.unit = unit.name;

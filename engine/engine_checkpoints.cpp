@@ -243,7 +243,7 @@ void Engine::Impl::require_base(const checkpoint::Manifest& adapters, const std:
   if (wanted.dtype == name_of(config.precision.compute)) {
     found = digest_of_base();
   } else {
-    // What the base was rounded to then is not what it is rounded to here.
+    // The base was rounded to another dtype when the digest was taken.
     const DataType dtype = parse_data_type(wanted.dtype);
     const std::vector<std::string> shares = together(world, load_label, [&] {
       const AdapterBase values = base != nullptr ? AdapterBase(model, *base) : AdapterBase(model, base_seed);

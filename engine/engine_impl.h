@@ -53,7 +53,8 @@ struct Engine::Impl {
   static bool stays_usable(const std::exception_ptr& error);
   void require(bool condition, const std::string& message,
                std::source_location where = std::source_location::current()) const;
-  /// What the engine is in the middle of. An engine that an error has ended (`broken`) stays in its state.
+  /// The pass or step that the engine is in the middle of. An engine that an error has ended (`broken`) stays
+  /// in its state.
   enum class State : std::uint8_t {
     idle,        ///< between steps: no memory of a pass is held, and the whole state may be read and written
     training,    ///< from a step's first micro-batch to step(): gradients are part of the state
@@ -111,8 +112,8 @@ struct Engine::Impl {
 
   // --- engine_state.cpp ---
   detail::TensorAccess access();
-  /// From the main gradient to the mean gradient so far, or to what the update takes while the hook runs;
-  /// collective.
+  /// Factor from the main gradient to the mean gradient so far, or to the gradient that the update takes
+  /// while the hook runs; collective.
   double gradient_scale();
   int find_trainable(std::string_view name) const;
   void require_size(const detail::TensorState& tensor, std::size_t given, const char* call) const;

@@ -13,7 +13,7 @@ namespace tranche {
 using namespace detail;
 
 GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, double unscale) {
-  // Of sums s over t tokens each, E |s|^2 / t is t |G|^2 + V, with V the variance of a token's gradient.
+  // For sums s over t tokens each, E |s|^2 / t is t |G|^2 + V, with V the variance of a token's gradient.
   const auto tokens = static_cast<double>(found.tokens);
   const double apart = found.squares_of_pieces * unscale * unscale;
   const double together = found.sum_of_squares * unscale * unscale / tokens;

@@ -22,7 +22,7 @@
 
 namespace tranche::detail {
 
-/// Of so many elements, whole blocks, in all states.
+/// Bytes that so many elements (whole blocks) take in all states.
 inline std::int64_t state_bytes(std::span<const OptimizerStateTensor> states, std::int64_t elements) {
   std::int64_t bytes = 0;
   for (const OptimizerStateTensor& state : states) bytes += bytes_of(state.dtype, elements);

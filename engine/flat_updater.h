@@ -27,7 +27,7 @@ class FlatUpdater {
               const PrecisionConfig& precision, std::uint64_t seed);
 
   bool has_sums() const { return sum_count_ > 0; }
-  /// Of a tensor of the engine.
+  /// The facts of a tensor, by its number in the engine.
   const TrainableTensor& facts(int tensor) const { return tensors_[static_cast<std::size_t>(tensor)].facts; }
   /// Updates are the same work in every step: what changes lies in device memory.
   bool replayable() const { return stride_ > 0; }

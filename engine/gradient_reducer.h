@@ -112,7 +112,7 @@ class GradientReducer {
   const StepScalars& scalars_;
   int reduction_group_ = 1;
   std::map<std::int64_t, MicroBatch> open_;
-  // By trainable buffer.
+  // Indexed by trainable buffer.
   std::vector<char> accumulated_;  ///< the main gradient, or the local accumulator, holds some of this step
   std::vector<Target> direct_;     ///< main gradients that kernels add to directly
 };

@@ -32,7 +32,7 @@ class ParameterGatherer {
 
   /// `another_follows`: a sequence of the same program begins right after this one.
   void begin_sequence(Program program, bool another_follows);
-  /// The sequence is over: its order is the next one's, where it was another than recorded.
+  /// Ends the sequence. If its order differed from the recorded one, the new order is recorded.
   void end_sequence();
   /// The sequence was given up: nothing is recorded, and prefetched units are released.
   void abandon_sequence();
@@ -57,7 +57,7 @@ class ParameterGatherer {
   ConstTensorView view(int unit, int index) const;
   /// Padded elements of the gathers since the last call.
   std::int64_t take_gathered_elements();
-  /// Those of them that travelled as int8 blocks; asked before.
+  /// The part of these elements that travelled as int8 blocks. Ask for it before take_gathered_elements().
   std::int64_t take_quantized_elements();
 
  private:

@@ -79,19 +79,19 @@ class Residency {
     return flat.optimizer_tier != OffloadTier::nvme && flat.optimizer_tier == flat.parameters_tier &&
            !(quantizes(flat) && whole_parameters(flat));
   }
-  /// Of the master weights of a trainable buffer; uint16 for the lower halves of fp32 numbers, whose upper
-  /// ones are the parameters.
+  /// Dtype of the master weights of a trainable buffer; uint16 for the lower halves of fp32 numbers, whose
+  /// upper halves are the parameters.
   DataType master_type(const FlatBuffer& flat) const;
   /// The master weights, where they are not on nvme, have memory of their own: the parameters hold other
   /// values, or lie elsewhere.
   bool separate_master(const FlatBuffer& flat) const {
     return master_type(flat) != config_.precision.compute || !parameters_beside_state(flat);
   }
-  /// Of the master weights in checkpoints: halves are put together there.
+  /// Dtype of the master weights in checkpoints, where halves are put together.
   DataType saved_master_type() const {
     return config_.precision.master == MasterFormat::none ? DataType::bfloat16 : DataType::float32;
   }
-  /// From new values to weights.
+  /// How new values are rounded to weights.
   kernels::WeightRounding rounding() const;
 
   // These are empty for a buffer that this rank does not hold.

@@ -26,8 +26,8 @@ struct SnapshotLayout {
   std::int64_t bytes = 0;
   std::vector<Part> parts;           ///< unit by unit, sections in order
   std::vector<std::int64_t> arrays;  ///< offsets of the program's own; -1: this rank stores none of it
-  /// By trainable buffer: what lives on the nvme tier, as a piece of one of its sections, which all have the
-  /// same.
+  /// State on the nvme tier, one entry for each trainable buffer: a piece of one of its sections, which are
+  /// all alike.
   std::vector<checkpoint::SectionPiece> tiles;
   bool image = true;
   std::int64_t staging = 0;  ///< offset of the blocks' memory
@@ -48,7 +48,7 @@ class Snapshot final : public StateObserver {
   const SnapshotLayout& layout() const { return layout_; }
   std::span<std::byte> memory() const;
 
-  /// From here on tiles are handed over: by the next step, or by hand_over_tiles().
+  /// Tiles are handed over from now on, by the next step or by hand_over_tiles().
   void open_tile_feed();
   /// Null: all state lives in memory.
   const std::shared_ptr<TileFeed>& feed() const { return feed_; }

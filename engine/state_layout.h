@@ -26,7 +26,7 @@ struct StateClasses {
 /// Throws ConfigurationError for settings of a parameter group that the optimizer cannot honour.
 StateClasses classify(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer);
 
-/// By tensor: the stages of the pipeline that hold it (TensorFacts::stages). Empty: there is one stage.
+/// The stages of the pipeline that hold each tensor (TensorFacts::stages). Empty: there is one stage.
 using TensorStages = std::vector<std::vector<int>>;
 
 /// Where the model's tensors lie on `mesh`. Tensors have the numbers of StateLayout::tensors.

@@ -72,7 +72,7 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
         device.copy_from_host(compute, to.data, staged.data(), to.bytes());
         compute.synchronize();
       };
-      // By way of fp32, as they are stored.
+      // They are read by way of fp32, as they are stored.
       const auto read_halves = [&](const ShardSlice& slice) {
         const Shape shape{slice.range.size()};
         const AlignedBuffer staged(host_memory, shape.elements() * size_of(DataType::float32),

@@ -27,7 +27,7 @@ TensorView state_of(const ShardSlice& slice, int which) {
   return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
 }
 
-/// Of a tensor's digest, elements whose halves are put together at once, at least.
+/// The least number of elements whose halves are put together at once for a tensor's digest.
 constexpr std::int64_t joined_at_once = 1 << 12;
 
 }  // namespace

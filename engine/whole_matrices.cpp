@@ -14,7 +14,7 @@ namespace {
 
 constexpr DataType message_type = DataType::bfloat16;
 constexpr std::int64_t message_width = 2;
-/// Of a buffer of the arena, also on a rank that has nothing of some matrices.
+/// The least size of a buffer of the arena, also on a rank that has nothing of some matrices.
 constexpr std::int64_t least_bytes = 64;
 /// Buffers under way: one is prepared and sent, one computed, one sent back and applied.
 constexpr std::size_t flights = 3;

@@ -11,7 +11,7 @@ namespace tranche::detail {
 /// Constants of the format (checkpoints depend on them).
 inline constexpr std::int64_t tensor_alignment_elements = 64;
 inline constexpr std::int64_t shard_multiple_elements = 256;
-/// Of tensors whose states are in blocks, as of 256 elements no tensor and no shard has a part then.
+/// Alignment when states are stored in blocks, so that no block straddles two tensors or two shards.
 inline constexpr std::int64_t block_alignment_elements = 256;
 
 /// Elements [begin, end).

@@ -82,7 +82,7 @@ Again again_of(const models::LanguageModel& model, const Config& config, std::in
   const models::ModelShape shape = model.shape();
   Again again;
   if (config.activation_checkpointing) {
-    // Of a group's last block only the activations are computed again.
+    // Only the activations of a group's last block are computed again.
     const std::int64_t groups = divide_round_up(shape.layers, std::max(1, config.checkpoint_every));
     again.blocks = static_cast<double>(shape.layers) * model.block_operations(tokens_per_sample) -
                    static_cast<double>(groups) * model.skipped_operations();
@@ -284,7 +284,7 @@ struct Levers {
   bool activations = false;
 };
 
-/// As the engine has it, with adapters.
+/// The model as the engine has it, with adapters.
 ModelSpec spec_of(const PlanRequest& request) {
   return with_adapters(request.model.spec(request.model.sequence_or_longest(request.sequence)),
                        request.config.lora);
@@ -469,7 +469,7 @@ class Search {
     return cost_of(request_.plan, config, spec_, sizes_, request_.rates);
   }
 
-  /// What FitRequest::seconds says of a trial.
+  /// Seconds of a trial by FitRequest::seconds.
   StepCost seconds_of(const FitTrial& trial) const {
     PlanRequest candidate = request_.plan;
     candidate.config = config_of(levers_of(trial), trial.micro_batch);

@@ -38,7 +38,7 @@ std::size_t character(std::string_view text) {
   return bytes;
 }
 
-/// As the text of an XML file; what is not UTF-8 becomes question marks.
+/// The text as an XML file takes it; what is not UTF-8 becomes question marks.
 std::string escaped(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size();) {
@@ -514,7 +514,7 @@ void draw_point(Svg& svg, const LineSeries& series, double x, double y) {
                             : fmt::format(R"(fill="{}" stroke="#ffffff" stroke-width="0.8")", series.color));
 }
 
-/// From the lowest to the highest of a point's repeats.
+/// Draws the range from the lowest to the highest of a point's repeats.
 void draw_range(Svg& svg, const LineSeries& series, double x, double low, double high) {
   svg.line(x, low, x, high, series.color, R"(stroke-width="1.5")");
   for (const double y : {low, high}) svg.line(x - 5, y, x + 5, y, series.color, R"(stroke-width="1.5")");

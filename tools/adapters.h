@@ -21,7 +21,7 @@ namespace tranche::tools {
 std::string adapters_text(std::string_view config);
 /// The reverse of what adapters_text() found; rank 0 for an empty text. Throws ConfigurationError.
 LoraConfig adapters_from_text(const std::string& text);
-/// Those of a checkpoint.
+/// The adapters of a checkpoint.
 LoraConfig adapters_of(const checkpoint::Manifest& manifest);
 /// "rank 8, alpha 16, dropout 0.1 on q_proj, v_proj"
 std::string describe(const LoraConfig& lora);

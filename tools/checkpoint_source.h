@@ -1,5 +1,5 @@
 #pragma once
-/// From a path that somebody typed to a checkpoint, and to the model that is in it.
+/// Finds the checkpoint that a typed path means, and the model that is in it.
 
 #include <string>
 #include <string_view>

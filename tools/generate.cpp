@@ -45,7 +45,8 @@ struct Source {
   std::vector<std::string> notes;
 };
 
-/// From --tokenizer, or from the files that came with the weights, unless these were trained on bytes.
+/// The tokenizer of --tokenizer, or that of the files that came with the weights, unless these were trained
+/// on bytes.
 void open_encoding(const GenerateOptions& options, Source& source) {
   std::string folder = options.tokenizer;
   const bool bytes = !source.hugging_face && source.identity.tokenizer.kind == Tokenizer::Kind::bytes;

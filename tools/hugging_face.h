@@ -19,7 +19,7 @@ bool is_hugging_face(detail::FileSystem& files, const std::string& path);
 /// The shape of a tensor of the file `path`. Throws CheckpointError naming both where it is none.
 Shape shape_of(const checkpoint::SafeTensor& tensor, const std::string& path);
 
-/// What may differ between a folder and the model.
+/// The differences that are allowed between a folder and the model.
 struct TensorsTaken {
   bool partial = false;                                           ///< tensors may be missing or too many
   std::vector<std::pair<std::string, std::string>> renames = {};  ///< of the folder's; LoadOptions::renames

@@ -24,7 +24,7 @@ inline constexpr std::string_view origin_name = "origin.json";
 /// Git LFS pointer in place of a file, and ConfigurationError for end tokens that are none.
 checkpoint::Companions read_model_files(detail::FileSystem& files, const std::string& folder,
                                         std::vector<std::string>& notes);
-/// Those that an export writes: the tokenizer's files and the chat template, and with `settings` the
+/// The companions that an export writes: the tokenizer's files and the chat template, and with `settings` the
 /// generation settings. config.json is not among them.
 checkpoint::Companions files_to_export(const checkpoint::Companions& companions, bool settings);
 /// True where the companions are a tokenizer that data::load_tokenizer() looks for.
@@ -36,9 +36,9 @@ std::string config_to_export(const models::LanguageModel& model, const models::M
                              const checkpoint::Companions& companions, DataType dtype, bool unties_head,
                              std::vector<std::string>& notes);
 
-/// Tokens that end a text: eos_token_id of generation_config.json, or where that names none of config.json;
-/// an empty text is a file that is not there. In ascending order. Throws ConfigurationError naming `folder`,
-/// file and key for what is no token and no list of tokens.
+/// The tokens that end a text: eos_token_id of generation_config.json, or where that names none of
+/// config.json; an empty text is a file that is not there. In ascending order. Throws ConfigurationError
+/// naming `folder`, file and key for what is no token and no list of tokens.
 std::vector<std::int32_t> end_tokens(std::string_view generation_config, std::string_view config,
                                      const std::string& folder);
 /// The same of a folder on disk. Throws ConfigurationError for files that cannot be read.

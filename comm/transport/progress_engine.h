@@ -38,8 +38,7 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::int64_t slot_bytes() const { return staging_.slot_bytes(); }
   /// Kernels called while an operation advances run here.
   Stream& stream() { return *stream_; }
-  /// As stream(), with the threads of the options' device; null where that is meta, whose memory is not
-  /// there.
+  /// A stream like stream() with the threads of the options' device; null on meta, which has no memory.
   std::unique_ptr<Stream> make_wide_stream() const;
   bool inline_progress() const { return thread_ == nullptr; }
 

@@ -115,7 +115,7 @@ struct ThreadHub {
   std::map<std::int64_t, Registered> registered;
   std::vector<ThreadChannel> channels;
   std::vector<ThreadWaker> wakers;
-  /// By whom they are for, or of a rank that has ended; guarded by `mutex`.
+  /// Indexed by the rank that they are for, or that has ended; guarded by `mutex`.
   std::vector<std::deque<CallSignature>> signatures;
   std::vector<Farewell> farewells;
   std::atomic<bool> failed{false};

@@ -36,8 +36,8 @@ struct MemoryRegistration {
 
 struct CallSignature;
 
-/// What a rank that has ended answers a peer that tells it of a call: nothing where it has issued that call,
-/// else the report that ends the peers' wait.
+/// The answer of a rank that has ended to a peer that tells it of a call: nothing if it has issued that call
+/// too, else the report that ends the peers' wait.
 using Farewell = std::function<std::optional<FailureReport>(const CallSignature&)>;
 
 /// All calls but register_memory() come from one thread at a time: the communication thread, or the caller

@@ -11,8 +11,8 @@
 
 namespace tranche::data {
 
-/// What files of text hold: a document each, or an object of JSON a line, each a document. automatic: as
-/// their bytes tell, whatever the names are.
+/// The contents of files of text: one document each, or JSON lines, each line a document. automatic: their
+/// bytes tell, whatever the names are.
 enum class TextFormat : std::uint8_t { automatic, text, json_lines };
 /// "auto", "text" or "jsonl"; throws ConfigurationError naming them and `flag`.
 TextFormat parse_text_format(std::string_view name, std::string_view flag);

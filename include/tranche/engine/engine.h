@@ -105,9 +105,9 @@ class Engine {
   /// then, and another may begin.
   StepResult step();
   /// The rate of the next step() and all after it, before group factors, in place of the schedule's (whose
-  /// momentum stays); nullopt: the schedule's again. Groups with a rate of their own keep it. To be the same
-  /// on all ranks, else step() throws CommunicationError naming rank and rates. Saved; load() takes over what
-  /// was set when the checkpoint was saved. InvalidArgument below 0 or not finite.
+  /// momentum stays); nullopt: the schedule's again. Groups with a rate of their own keep it. All ranks must
+  /// set the same rate; otherwise step() throws CommunicationError naming rank and rates. Saved; load() takes
+  /// over what was set when the checkpoint was saved. InvalidArgument below 0 or not finite.
   void set_learning_rate(std::optional<double> rate);
   /// Sets the function that step() calls before it updates (see GradientHook); an empty one removes it. On
   /// all ranks or none.
