@@ -401,9 +401,18 @@ std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
     files.rename(own, target);
     files.sync_directory(parent_);
     try {
-      // Who reads only this file gets weights that are not in doubt.
-      if (!in_doubt) {
-        files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(step_name(step)));
+      // A reader of this file alone gets the newest weights that are not in doubt. One that is in doubt says
+      // the same of those before it that have the same weights.
+      std::string newest = step_name(step);
+      if (in_doubt) {
+        const std::vector<Listed> found = list_checkpoints(files, parent_);
+        const auto sound = std::find_if(found.begin(), found.end(), [&](const Listed& listed) {
+          return listed.complete() && !checkpoint::in_doubt(listed, found);
+        });
+        newest = sound == found.end() ? std::string() : sound->path.substr(sound->path.rfind('/') + 1);
+      }
+      if (!newest.empty()) {
+        files.replace_file(join_path(parent_, std::string(latest_name)), latest_text(newest));
       }
       if (replaces) remove_folder(step_name(step) + std::string(replaced_suffix));
     } catch (const IoError& problem) {
@@ -466,13 +475,16 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
       return run.skipped == 0 && run.applied < own.front().manifest->run.applied && !in_doubt(listed, own);
     };
     const auto good = rule.newest_is_proven ? own.end() : std::find_if(own.begin(), own.end(), proven);
+    // Also where a later one has the same weights: its last step was taken.
+    const auto taken = std::find_if(own.begin(), own.end(),
+                                    [](const Listed& listed) { return listed.manifest->run.skipped == 0; });
     int rank = 0;
     for (const Listed& listed : own) {
       const bool newest = rank == 0;
       const bool recent = rank++ < rule.keep_last;
       const bool milestone = rule.keep_every > 0 && listed.step % rule.keep_every == 0;
       if (newest || recent || milestone || &listed == best) continue;
-      if (good != own.end() && &listed == &*good) continue;
+      if ((good != own.end() && &listed == &*good) || (taken != own.end() && &listed == &*taken)) continue;
       removed.push_back(listed.path.substr(listed.path.rfind('/') + 1));
       remove_folder(removed.back());
     }

@@ -50,8 +50,8 @@ constexpr std::array magics{
     Magic{0, "7z\xbc\xaf\x27\x1c"sv, "a 7z archive", "unpack it first: 7z x '{0}'"},
     Magic{257, "ustar\0"sv, "a tar archive", "unpack it first: tar -xf '{0}'"},
     Magic{257, "ustar  \0"sv, "a tar archive", "unpack it first: tar -xf '{0}'"},
-    Magic{0, "PAR1"sv, "a parquet file", by_pandas},
-    Magic{0, "ARROW1"sv, "an arrow file", by_pandas},
+    Magic{0, "PAR1\x15"sv, "a parquet file", by_pandas},
+    Magic{0, "ARROW1\0\0"sv, "an arrow file", by_pandas},
     Magic{0, "Obj\1"sv, "an Avro file",
           "write it as JSON lines first: avro-tools tojson '{0}' > '{1}.jsonl'"},
     Magic{0, "\x93NUMPY"sv, "an array of numpy",
@@ -62,7 +62,8 @@ constexpr std::array magics{
           text_or_tokens},
     Magic{0, "%PDF-"sv, "a PDF document", "take its text first: pdftotext '{0}' '{1}.txt'"},
     Magic{0, "SQLite format 3\0"sv, "a database of SQLite", json_first},
-    Magic{0, "GGUF"sv, "weights of llama.cpp", "name a file of text or tokens"},
+    Magic{0, "GGUF\2\0\0\0"sv, "weights of llama.cpp", "name a file of text or tokens"},
+    Magic{0, "GGUF\3\0\0\0"sv, "weights of llama.cpp", "name a file of text or tokens"},
     Magic{0, "MMIDIDX\0"sv, "Megatron's index of documents",
           "name the .bin file beside it, with --data-format nanogpt (16 bits a token) or uint32"},
     Magic{0, "version https://git-lfs.github.com/spec/"sv,
@@ -280,6 +281,14 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
   if (auto known = known_container(path, head, bytes, bin)) return *known;
   if (is_safetensors(head, bytes) || ends_with(path, ".safetensors")) return {Kind::safetensors, {}, {}};
   if (bin) {
+    // Every second number of 16 bits is 0 in tokens of 32 bits below 65,536, and in hardly any others.
+    bool wide = head.size() >= 64;
+    for (std::size_t i = 2; wide && i + 1 < head.size(); i += 4)
+      wide = head[i] == '\0' && head[i + 1] == '\0';
+    if (wide) {
+      return other("numbers of 32 bits by their look: every second number of 16 bits is 0",
+                   "say which they are: --data-format uint32, or nanogpt for 16 bits");
+    }
     constexpr std::size_t sure = 32;  // fewer bytes may be tokens that happen to look like letters
     if (head.size() < sure || !is_printable(head)) return {Kind::numbers, {}, {}};
     return other("text, though its name ends in .bin, as files of tokens do",

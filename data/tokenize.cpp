@@ -336,7 +336,7 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   for (const Input& input : inputs) ++(input.lines ? summary.json_lines : summary.texts);
   if (summary.json_lines == 0) require_conversations(options, 0);  // before all the work
   const std::vector<Part> parts = parts_of(options, inputs, folder);
-  checkpoint::RunLease lease = take_folder(options, folder);
+  std::optional<checkpoint::RunLease> lease(take_folder(options, folder));
   remove_leftovers(options, folder);
   open_folder(folder, fingerprint_of(options, inputs), options.note);
 
@@ -361,9 +361,17 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   // U8 says that every byte is a token; other tokenizers of so few tokens number them differently.
   const bool bytes = vocabulary == 256 && options.tokenizer_digest.empty();
   const int width = bytes && !llmc ? 1 : vocabulary <= 65536 ? 2 : 4;
-  lease.require_held();
+  lease->require_held();
   (llmc ? join_as_llmc : join_as_safetensors)(names, sizes, width, options.output);
-  detail::posix_file_system().remove_all(folder);
+  // The result is there. A file that is open keeps its folder on NFS, so the lease ends before the folder
+  // goes.
+  for (const std::string& name : names) detail::posix_file_system().remove_all(name);
+  lease.reset();
+  try {
+    detail::posix_file_system().remove_all(folder);
+  } catch (const IoError& problem) {
+    if (options.note) options.note(fmt::format("{} stays: {}", folder, problem.message()));
+  }
   summary.documents = sizes.documents;
   summary.tokens = sizes.tokens;
   summary.targets = sizes.targets;

@@ -115,6 +115,16 @@ class LayoutReader {
     } else if (kind == TokenizerClass::unnamed && type == "gpt2") {
       kind = TokenizerClass::gpt2;
     }
+    // For other types transformers often reads tokenizer.json as it is written, or takes a class of its own,
+    // whatever class is named.
+    static const std::set<std::string, std::less<>> types{"llama", "mistral", "mixtral",
+                                                          "qwen2", "qwen3",   "gpt2"};
+    if (!type.empty() && !types.contains(type) && kind != TokenizerClass::generic) {
+      (*model_)["model_type"].fail(fmt::format(
+          "is \"{}\", for which transformers may take another tokenizer than {}: name "
+          "PreTrainedTokenizerFast as tokenizer_class if tokenizer.json says by itself how text is split",
+          type, node ? "the class that is named, " + whole : "that of the files"));
+    }
     layout_.kind = kind;
     layout_.kind_name = kind == TokenizerClass::llama   ? "LlamaTokenizer"
                         : kind == TokenizerClass::gpt2  ? "GPT2Tokenizer"

@@ -50,6 +50,8 @@ class CheckpointSession {
 
   /// The weights that were saved last gave a finite loss or gradient since, or those did that came of them.
   void prove() { proven_ = true; }
+  /// What was saved last is not proven by what follows: other weights have been loaded.
+  void forget_last_save() { proven_ = retention_waits_ = false; }
   /// Begins the removal of older checkpoints that waited for prove(). On all ranks alike, between calls.
   void settle();
 

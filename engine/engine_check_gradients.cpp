@@ -288,7 +288,8 @@ class Check {
   std::string factor_of(const std::vector<Element>& elements) const {
     std::vector<Element> clear;
     for (const Element& element : elements) {
-      if (element.uncertain <= resolved_error * std::abs(element.difference)) clear.push_back(element);
+      const double size = std::abs(element.difference);
+      if (size > 0 && element.uncertain <= resolved_error * size) clear.push_back(element);
     }
     if (clear.empty() || (clear.size() == 1 && elements.size() > 1)) return {};
     const auto ratio = [](const Element& element) { return element.backward / element.difference; };

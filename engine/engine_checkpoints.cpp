@@ -381,6 +381,8 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
   const checkpoint::Manifest& manifest = reader->manifest();
   base_digest.reset();
+  session->forget_last_save();
+  proven = false;
   if (part != Part::adapters) {
     base_folder = absolute_path(chosen);
     if (!options.base.empty())
@@ -425,7 +427,6 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     applied_steps = manifest.run.applied;
     skipped_at_end = manifest.run.skipped;
     in_doubt = manifest.run.in_doubt;
-    proven = false;
     samples_done = manifest.run.samples;
     tokens_done = manifest.run.tokens;
     take_saved_rule(manifest.run.schedule, result.notes);

@@ -235,6 +235,7 @@ struct Engine::Impl {
   void note_call(int unit, bool reduces);
   std::int64_t skipped_at_end = 0;  ///< steps in a row that were skipped, those by the hook not counted
   bool in_doubt = false;            ///< the last loss or gradient of the present weights was not finite
+  bool weights_written = false;     ///< by write_weight(), since the last step
   bool proven = false;              ///< the present weights gave a finite loss, and no step was skipped since
   /// Takes down what a step or an evaluation has shown of the weights that it began with.
   void judge_step(const StepResult& result, bool by_hook);

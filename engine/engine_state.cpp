@@ -39,6 +39,7 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
   const int index = impl.store.find_tensor(name);
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
   impl.base_digest.reset();
+  impl.weights_written = true;
   impl.guarded([&] { impl.access().write_weight(index, values); });
 }
 

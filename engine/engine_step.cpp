@@ -31,10 +31,13 @@ GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, doubl
 }
 
 void Engine::Impl::judge_step(const StepResult& result, bool by_hook) {
+  weights_written = false;
   if (result.applied || by_hook) {
-    session->prove();
-    proven = by_hook;  // an update may ruin what it changes
-    in_doubt = false;
+    // A model of the program's own may give a loss that is not finite beside gradients that are.
+    const bool sound = std::isfinite(result.loss);
+    if (sound) session->prove();
+    proven = sound && by_hook;  // an update may ruin what it changes
+    in_doubt = !sound;
     skipped_at_end = 0;
     return;
   }
@@ -46,7 +49,7 @@ void Engine::Impl::judge_step(const StepResult& result, bool by_hook) {
 }
 
 void Engine::Impl::judge_evaluation(const EvaluationResult& result) {
-  if (result.tokens <= 0) return;
+  if (result.tokens <= 0 || weights_written) return;  // what the program wrote says nothing of the training
   if (!std::isfinite(result.loss)) {
     in_doubt = true;
     proven = false;

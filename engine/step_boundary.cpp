@@ -111,11 +111,10 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
     const auto alike = static_cast<std::size_t>(store_.placement().class_of(static_cast<int>(r)));
     const bool differs = record.sequence_hash != all.records[0].sequence_hash;
     if (differs || record.group_hash != all.records[alike].group_hash) {
-      throw CommunicationError(mesh_.name_of_rank(static_cast<int>(r)) +
-                               " issued another sequence of collective calls than " +
-                               mesh_.name_of_rank(differs ? 0 : static_cast<int>(alike)) + " in step " +
-                               std::to_string(step) +
-                               ": gather and reduce units in the same order on all ranks");
+      throw CommunicationError(
+          mesh_.name_of_rank(static_cast<int>(r)) + " issued another sequence of collective calls than " +
+          mesh_.name_of_rank(differs ? 0 : static_cast<int>(alike)) + " in step " + std::to_string(step) +
+          ": gather and reduce units in the same order on all ranks");
     }
     squares += record.squares;
     loss += record.losses;

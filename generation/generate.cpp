@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
+#include <span>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -206,8 +208,14 @@ class Generator {
   }
 
   void draw(Text& text, std::span<const float> logits) {
-    const auto is_finite = [](float value) { return std::isfinite(value); };
-    if (!std::all_of(logits.begin(), logits.end(), is_finite)) {
+    // A model of one's own may rule tokens out by minus infinity.
+    const std::span<const float> drawn = logits.first(writable_);
+    const bool any =
+        std::any_of(drawn.begin(), drawn.end(), [](float value) { return std::isfinite(value); });
+    const bool usable = any && std::all_of(drawn.begin(), drawn.end(), [](float value) {
+                          return value < std::numeric_limits<float>::infinity();  // no NaN either
+                        });
+    if (!usable) {
       not_finite_ = std::max(not_finite_, text.prompt);
       text.ended = true;
       return;

@@ -10,7 +10,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -51,6 +53,12 @@ void start_with_short_waits(char** argv) {
   for (const char* const chosen : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}) {
     if (std::getenv(chosen) != nullptr) return;
   }
+  // Started by the dynamic loader, or with arguments that the caller of program_main() made: the command line
+  // of the process is another.
+  std::string given;
+  for (char** argument = argv; *argument != nullptr; ++argument) given.append(*argument).push_back('\0');
+  std::ifstream line("/proc/self/cmdline", std::ios::binary);
+  if (given != std::string(std::istreambuf_iterator<char>(line), {})) return;
   std::error_code unknown;
   const std::string program = std::filesystem::read_symlink("/proc/self/exe", unknown);
   if (unknown || ::setenv("GOMP_SPINCOUNT", turns_of_a_wait, 0) != 0) return;

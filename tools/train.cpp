@@ -79,7 +79,7 @@ class Training {
           run_.settings.steps));
     }
     while (step < run_.settings.steps && !enough) {
-      const StepResult result = train_step(++step);
+      const StepResult result = train_or_save(++step);
       if (run_.is_root()) {
         run_.report.add_step(result);
         progress_.step(result, clock.seconds());
@@ -166,6 +166,23 @@ class Training {
   }
   bool scales_loss() const { return run_.settings.config.precision.compute == DataType::float16; }
   static bool due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
+
+  /// A step. Before an error that all ranks have for their numbers, such as too many skipped steps, it saves
+  /// the state, so that a resume knows that the weights before it are in doubt.
+  StepResult train_or_save(std::int64_t step) {
+    try {
+      return train_step(step);
+    } catch (const NumericalError&) {
+      if (run_.options.checkpoint_dir.empty()) throw;
+      try {
+        checkpoints_.save();
+        checkpoints_.finish();
+      } catch (const CheckpointError& error) {
+        if (run_.is_root()) progress_.say(fmt::format("note: {}", error.message()));
+      }
+      throw;
+    }
+  }
 
   StepResult train_step(std::int64_t step) {
     const std::int64_t accumulation = run_.settings.batch.accumulation;
@@ -272,8 +289,9 @@ class Training {
     report_engine(weights, state, memory);
     run_.output.out << fmt::format(
         "stopped after step {} of {} by {}, {} after the start; {} is complete: the same command with "
-        "--resume latest goes on from it\n",
-        last_.step, run_.settings.steps, by, format_duration(seconds), checkpoints_.newest());
+        "--resume latest goes on from {}\n",
+        last_.step, run_.settings.steps, by, format_duration(seconds), checkpoints_.newest(),
+        run_.engine->in_doubt() ? "the newest before it that is not in doubt" : "it");
     run_.output.out << best_line();
     write_report();
   }

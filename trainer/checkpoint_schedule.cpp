@@ -111,7 +111,7 @@ void CheckpointSchedule::evaluated(std::vector<Evaluation> evaluations) {
   if (options_.folder.empty()) return;
   if (!options_.keep_best.empty()) save_best();
   // The checkpoint is to say what was found out about its weights since.
-  if (last_step_ == engine_.steps() && engine_.in_doubt() && !saved_in_doubt_ && !newest_.empty()) save_now();
+  if (last_step_ == engine_.steps() && engine_.in_doubt() && !saved_in_doubt_ && saved_here_) save_now();
   if (is_due()) save_if_sound();
 }
 
@@ -165,6 +165,7 @@ void CheckpointSchedule::save_now() {
   pending_.path = engine_.save(options_.folder, options);
   pending_.pause_seconds = detail::seconds_now() - begun;
   last_step_ = pending_.step;
+  saved_here_ = true;
   owed_ = false;
   saved_in_doubt_ = engine_.in_doubt();
   if (saved_in_doubt_ && options_.say) {

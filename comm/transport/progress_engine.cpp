@@ -181,11 +181,10 @@ void ProgressEngine::note_call(const CallSignature& mine) {
 void ProgressEngine::tell_peers(const CallSignature& mine, std::vector<int> ranks) noexcept {
   try {
     if (!attached_) return;
-    const auto tell = [engine = weak_from_this(), mine, ranks = std::move(ranks)] {
-      const auto self = engine.lock();
-      if (!self) return;
-      const std::lock_guard progress(self->progress_mutex_);
-      for (const int rank : ranks) self->transport_->send_signature(mine, rank);
+    // The destructor waits behind the commands of this thread, which must not hold the last reference.
+    const auto tell = [this, mine, ranks = std::move(ranks)] {
+      const std::lock_guard progress(progress_mutex_);
+      for (const int rank : ranks) transport_->send_signature(mine, rank);
     };
     thread_->run(tell, 0);
   } catch (...) {

@@ -170,6 +170,9 @@ TEST(FileContent, TokensAreKnownByTheirHeaderAndElseByTheEndingBin) {
   const std::string numbers = tools::test::nanogpt_tokens(
       {464, 3290, 318, 1336, 13, 198, 40, 1842, 340, 13, 198, 11, 464, 3290, 318, 1336, 13, 198});
   EXPECT_EQ(content("c.bin", numbers).kind, Kind::numbers);
+  EXPECT_THAT(content("c.bin", repeated(std::string("\x12\x34\0\0", 4), 20)).what,
+              HasSubstr("numbers of 32 bits by their look"));
+  EXPECT_EQ(content("c.bin", repeated(std::string("\x12\x34\0\0", 4), 4)).kind, Kind::numbers);
   EXPECT_EQ(content("c.bin", "ab").kind, Kind::numbers) << "two bytes may be any token";
   EXPECT_THAT(content("c.bin", repeated("A text. \xc3\xa9", 10)).what,
               HasSubstr("text, though its name ends in .bin"));

@@ -247,7 +247,7 @@ TEST(Tokenize, NamesFileAndLineOfWhatIsWrong) {
   EXPECT_THAT(refused("a.jsonl", json_lines(30) + "{\"text\": 1}\n", "o.safetensors"),
               HasSubstr("a.jsonl', line 37: text is not a string: 1"));
   EXPECT_THAT(refused("a.jsonl", "\n\n", "o.safetensors"), HasSubstr("the data files hold no documents"));
-  EXPECT_THAT(refused("a.txt", "PAR1 and more", "o.safetensors"),
+  EXPECT_THAT(refused("a.txt", "PAR1\x15 and more", "o.safetensors"),
               AllOf(HasSubstr("a.txt' is a parquet file; write it as JSON lines first"),
                     HasSubstr("--data-format text takes its bytes as text all the same")));
   EXPECT_THAT(refused("b.txt", "{\"text\": \"a\"}\nand words\n", "o.safetensors"),

@@ -57,6 +57,18 @@ struct ModelFolder {
   }
 };
 
+TEST(TokenizerFolder, OfAnotherTypeOfModelIsReadByTheFileAlone) {
+  ModelFolder folder;
+  folder.config = {{"tokenizer_class", "LlamaTokenizer"}};
+  folder.model_config = {{"model_type", "olmo2"}};
+  EXPECT_THAT(folder.refusal(),
+              AllOf(HasSubstr("model_type is \"olmo2\""),
+                    HasSubstr("another tokenizer than the class that is named, LlamaTokenizer"),
+                    HasSubstr("name PreTrainedTokenizerFast as tokenizer_class")));
+  folder.model_config = {{"model_type", "llama"}};
+  EXPECT_NE(folder.read(), nullptr);
+}
+
 TEST(TokenizerFolder, ControlPiecesInATextAreTheirTokens) {
   const ModelFolder folder;
   const auto tokenizer = folder.read();

@@ -242,6 +242,17 @@ TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
     EXPECT_THAT(named.notes, ::testing::Contains(HasSubstr("may be ruined")));
     EXPECT_TRUE(engine.in_doubt());
     EXPECT_EQ(engine.skipped_at_end(), 1);
+    // Steps from loaded weights prove nothing of what was saved before the load.
+    for (const bool weights_only : {false, true}) {
+      (void)engine.load(path("step-00000002"), {});
+      EXPECT_FALSE(step("prime.c").applied);
+      engine.save(path(), one);
+      expect({3, 2}, "the newest whose last step was taken stays");
+      (void)engine.load(path("step-00000002"), {.weights_only = weights_only});
+      EXPECT_TRUE(step().applied);
+      engine.finish_saving();
+      expect({3, 2}, "other weights were trained");
+    }
   });
 }
 

@@ -478,7 +478,8 @@ TEST(LoraCheckpoints, AreLoadedByAnyNumberOfRanksStagesAndTiers) {
               HasSubstr("holds adapters that were trained beside another base"));
   Config bf16 = one;
   bf16.precision.compute = bf16.precision.communication = DataType::bfloat16;
-  EXPECT_THAT(problem(bf16, {}), Not(HasSubstr("base"))) << "it is compared in the dtype that it was recorded in";
+  EXPECT_THAT(problem(bf16, {}), Not(HasSubstr("base")))
+      << "it is compared in the dtype that it was recorded in";
   EXPECT_THAT(problem(plain_config(2), {}),
               HasSubstr("holds adapters alone: give its tranche.lora, or export"));
   EXPECT_THAT(problem(one, {}, "base"), HasSubstr("holds no adapters: take its weights as their base"));

@@ -168,6 +168,21 @@ TEST_F(ProgramCheckpoints, RuinedWeightsTakeNoGoodOnesPlace) {
   }
 }
 
+TEST_F(ProgramCheckpoints, ARunThatSkipsTooManyStepsSavesItsDoubt) {
+  const std::vector<std::string> flags{"--checkpoint-dir", folder(), "--save-every", "1", "--keep-last", "2"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), flags.begin(), flags.end());
+    return more;
+  };
+  (void)report(with({"--steps", "6"}));
+  refused(6,
+          with({"--steps", "30", "--resume", "latest", "--lr", "1e30", "--set", "gradient_clipping=0",
+                "--set", "tranche.maximum_consecutive_skips=4"}),
+          {"4 steps in a row were skipped"});
+  const json next = report(with({"--steps", "8", "--resume", "latest", "--lr", "0.001"}));
+  EXPECT_EQ(next["resumed"]["step"], 6) << "step 7 ruined the weights, and was saved as a good one";
+}
+
 TEST_F(ProgramCheckpoints, StepsThatTheLossScalerSkipsLeaveNoDoubt) {
   const auto with = [&](std::vector<std::string> more) {
     more.insert(more.end(), {"--checkpoint-dir", folder(), "--save-every", "1", "--resume", "latest",

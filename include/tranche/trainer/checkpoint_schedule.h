@@ -107,6 +107,7 @@ class CheckpointSchedule {
   std::optional<double> pending_loss_;  ///< of the save in progress, or of one that failed
   double begun_ = 0;
   bool owed_ = false;            ///< a save that was due waits for a step that is taken
+  bool saved_here_ = false;      ///< a save was begun since this was made
   bool saved_in_doubt_ = false;  ///< the step that was saved last
   std::string newest_;
   std::vector<Evaluation> evaluations_;
