@@ -18,7 +18,7 @@ inline constexpr std::int64_t format_version = 2, format_minor = 1;
 inline constexpr std::string_view manifest_name = "manifest.json";
 inline constexpr std::string_view master_name = "model.h5";
 inline constexpr std::string_view latest_name = "latest";
-/// Where a checkpoint keeps the small files that travel with it (companions.h), and their bounds.
+/// The folder of the small files that travel with a checkpoint (companions.h), and their bounds.
 inline constexpr std::string_view companion_folder = "companions";
 inline constexpr std::size_t most_companions = 32;
 inline constexpr std::int64_t companion_limit = std::int64_t{64} << 20;
@@ -78,7 +78,7 @@ struct BaseRecord {
   std::string folder;  ///< the checkpoint that they were loaded from; empty: they were drawn
   std::string dtype;   ///< that they were held in, "bf16"
   std::string digest;  ///< of their values in it, 32 hexadecimal digits; empty: not known
-  /// That they were drawn from, where they were; none: of a version that did not write it.
+  /// The seed that the base was drawn from, if it was drawn; none: an earlier version did not write it.
   std::optional<std::int64_t> seed = {};
   friend bool operator==(const BaseRecord&, const BaseRecord&) = default;
 };

@@ -15,7 +15,7 @@ struct LeaseOptions {
   double stale_seconds = 30;  ///< without one, after which a holder on another node counts as dead
   /// Gets a line when take() has to wait, at most stale_seconds.
   std::function<void(const std::string& line)> say;
-  /// What a refusal says behind the holder.
+  /// The advice that a refusal gives behind the name of the holder.
   std::string advice =
       "two runs cannot share a folder of checkpoints; give this one its own, or end the other";
 };

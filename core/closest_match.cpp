@@ -42,7 +42,7 @@ std::string closest_match(std::string_view text, const std::vector<std::string>&
     const std::size_t distance = edit_distance(wanted, candidate);
     const auto [shorter, longer] = std::minmax({wanted.size(), candidate.size()});
     const bool keeps = distance == longer - shorter;
-    // Of names that are equally far, one where letters are missing alone is meant: "llama-3-8b" is
+    // Among names that are equally far, one that only has letters more is meant: "llama-3-8b" is
     // "llama-3.1-8b", not "llama-2-7b".
     const bool closer =
         distance < best_distance || (distance == best_distance && keeps && !best_keeps && !best.empty());

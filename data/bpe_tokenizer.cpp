@@ -35,7 +35,7 @@ struct BpeTokenizer::Call {
     tokens.push_back(token);
     if (begins != nullptr) begins->push_back(place_of(begin));
   }
-  /// Where a byte of the normalized text comes from.
+  /// The place in the text that a byte of the normalized text comes from.
   std::size_t place_of(std::size_t normalized) const {
     const auto after =
         std::upper_bound(places.begin(), places.end(), normalized,

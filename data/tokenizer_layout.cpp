@@ -197,7 +197,7 @@ class LayoutReader {
   void read_map(const JsonNode& root) {
     for (const auto& [key, value] : root.members()) {
       if (key == "additional_special_tokens" || key == "extra_special_tokens") {
-        // Those of tokenizer_config.json count where it has some.
+        // The extra tokens of tokenizer_config.json count if it has some.
         if (layout_.has_extra && (key[0] == 'a' || !layout_.extra.empty())) continue;
         layout_.has_extra = layout_.has_extra || key[0] == 'e';
         read_extra(value);

@@ -49,8 +49,8 @@ std::string normalization_form_c(std::string_view text);
 struct Place {
   std::size_t normalized = 0, original = 0;
 };
-/// Where bytes move: between two places, in order, the distance is the same, but for characters that are
-/// composed as a whole. The time is linear in the text.
+/// The places at which composition moves bytes, in order. The distance stays the same between two of them,
+/// except within characters that are composed. The time is linear in the text.
 std::vector<Place> places_of_form_c(std::string_view text);
 
 }  // namespace tranche::data

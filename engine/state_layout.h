@@ -29,7 +29,7 @@ StateClasses classify(const ModelSpec& model, const ParameterGroups& groups, con
 /// The stages of the pipeline that hold each tensor (TensorFacts::stages). Empty: there is one stage.
 using TensorStages = std::vector<std::vector<int>>;
 
-/// Where the model's tensors lie on `mesh`. Tensors have the numbers of StateLayout::tensors.
+/// Places the model's tensors on `mesh`. Tensors have the numbers of StateLayout::tensors.
 Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh,
                 const TensorStages& stages = {});
 /// The same for a configuration that names the rule, the groups and the mesh, which is that of `ranks`. It

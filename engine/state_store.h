@@ -57,7 +57,7 @@ class StateStore {
   const std::vector<TensorState>& tensors() const { return layout_.tensors; }
   /// The trainable flat buffers of all units, in order.
   const std::vector<FlatBuffer*>& trainable() const { return trainable_; }
-  /// Where the tensors lie on all ranks.
+  /// The places of all tensors on all ranks.
   const Placement& placement() const { return layout_.placement; }
   const std::vector<StateClass>& state_classes() const { return layout_.state_classes; }
   const Residency& residency() const { return residency_; }

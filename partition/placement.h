@@ -1,7 +1,7 @@
 #pragma once
-/// Where each tensor of a model lies: in which flat buffer, which ranks share that buffer, and which elements
-/// of it each rank owns. Every other part reads this and computes none of it again. Integers only; no
-/// communication.
+/// The one answer to where each tensor of a model lies: in which flat buffer, which ranks share that buffer,
+/// and which elements of it each rank owns. Every other part reads this and computes none of it again.
+/// Integers only; no communication.
 
 #include <cstddef>
 #include <cstdint>

@@ -334,7 +334,7 @@ class Analysis {
 
   double seconds() const { return end_ - begin_; }
 
-  /// Of gathers and reductions that the last step issued.
+  /// Bytes that a node sends for the gathers and reductions of the last step.
   double node_bytes() const {
     double bytes = 0;
     for (int i = begin_task_ + 1; i < end_task_; ++i) {

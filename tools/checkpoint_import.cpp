@@ -177,7 +177,7 @@ checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint
       std::erase_if(base, [&](const auto& one) { return one.name == old.name; });
   }
   for (checkpoint::Companion& companion : own) {
-    // Where the base came from is what adapters are asked for.
+    // Adapters name the folder that their base came from.
     if (companion.name == config_name)
       notes.push_back(fmt::format("{} of {} does not travel: the model is the base's", config_name, folder));
     if (companion.name == origin_name || companion.name == config_name) continue;

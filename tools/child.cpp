@@ -30,8 +30,8 @@ namespace {
 
 constexpr double patience_seconds = 10;
 
-/// Where SIGCHLD is ignored, as some supervisors start programs, the kernel throws a child's status away.
-/// While this lives it is kept.
+/// Keeps the status of children while it lives. The kernel throws it away if SIGCHLD is ignored, as in
+/// programs that some supervisors start.
 class ChildrenLeaveStatus {
  public:
   ChildrenLeaveStatus() {

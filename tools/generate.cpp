@@ -343,7 +343,7 @@ class Writer {
   std::int64_t unseen_of(const Prompt& prompt, const generation::Generation& text) const {
     const auto given = static_cast<std::int64_t>(prompt.tokens.size()),
                written = static_cast<std::int64_t>(text.tokens.size());
-    // What was drawn to end the text saw all that was written.
+    // The token that ended the text was drawn from all that was written.
     const bool ended = text.end == generation::Generation::End::end_token;
     const std::int64_t seen = given + written - (ended ? 0 : 1);
     return std::clamp<std::int64_t>(seen - source_.identity.sequence, 0, given);

@@ -37,7 +37,7 @@ class HuggingFaceModel {
 
   const std::shared_ptr<const models::LanguageModel>& model() const noexcept { return model_; }
   const std::string& path() const noexcept { return path_; }
-  /// That its files are in; the path itself, unless that is a file.
+  /// The folder that its files are in: the path itself, unless that is a file.
   std::string folder() const;
   /// Dtype of its weights, "F32"; of the first tensor where they are mixed.
   const std::string& dtype() const noexcept { return folder_.tensors().front().dtype; }

@@ -49,8 +49,8 @@ bool holds_weights(std::string_view name) {
   return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
 }
 
-/// Where a link of the folder leads to, if that is neither in the folder nor among the files that the
-/// snapshots of a download share (../../blobs).
+/// The target of a link of the folder, if it is neither in the folder nor among the files that the snapshots
+/// of a download share (../../blobs); else empty.
 std::string strange_target(const std::string& folder, const std::string& path) {
   std::error_code problem;
   if (!std::filesystem::is_symlink(path, problem)) return {};

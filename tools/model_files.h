@@ -15,7 +15,7 @@ namespace tranche::tools {
 
 inline constexpr std::string_view config_name = "config.json";
 inline constexpr std::string_view generation_config_name = "generation_config.json";
-/// Where the files came from: {"folder": an absolute path}. It stays with checkpoints.
+/// The file that says where the others came from: {"folder": an absolute path}. It stays with checkpoints.
 inline constexpr std::string_view origin_name = "origin.json";
 
 /// The files of this folder that travel, and origin.json, which says where they came from. `notes` take a

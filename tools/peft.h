@@ -44,7 +44,7 @@ class PeftAdapters {
   PeftAdapters(detail::FileSystem& files, const std::string& path, const models::LanguageModel& model,
                checkpoint::Reader& base);
   const LoraConfig& lora() const noexcept { return lora_; }
-  /// What could not be compared.
+  /// Notes on what could not be compared.
   const std::vector<std::string>& notes() const noexcept { return notes_; }
   /// Elements of an adapter's tensor by our name.
   void read(const std::string& tensor, detail::ElementRange elements, void* fp32) const;

@@ -75,7 +75,7 @@ int Run::take_sequence() {
   std::int64_t saved = 0;
   const int status = launch.agree([&] {
     if (is_root()) saved = sequence_of_source(detail::posix_file_system(), options);
-    // Of another model than --model, which is refused once both are known.
+    // The checkpoint is of another model than --model; that is refused once both are known.
     if (saved > options.models.resolve(options.model)->shape().positions) saved = 0;
   });
   if (status != 0) return status;

@@ -11,7 +11,7 @@
 
 namespace tranche::data::jinja {
 
-/// What a call is given. take() hands arguments out; finish() refuses what is left.
+/// The arguments of a call. take() hands arguments out; finish() refuses what is left.
 class Arguments {
  public:
   Arguments(std::string what, std::vector<Value> positional, std::vector<std::pair<std::string, Value>> named)

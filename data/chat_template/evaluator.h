@@ -14,7 +14,7 @@ namespace tranche::data::jinja {
 struct Range {
   std::size_t begin = 0, end = 0;
 };
-/// What a template wrote while a loop over the messages was at one of them.
+/// The text that a template wrote while a loop over the messages was at one of them.
 struct Turn {
   std::size_t message = 0;
   Range range;

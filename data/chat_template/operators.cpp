@@ -73,7 +73,7 @@ void each_of(const Limits& limits, const Take& take) {
   }
 }
 
-/// Where each character of a text begins, and its end.
+/// The byte at which each character of a text begins, and the text's end.
 std::vector<std::size_t> beginnings(std::string_view text) {
   std::vector<std::size_t> at{0};
   while (at.back() < text.size()) at.push_back(at.back() + character_bytes(text.substr(at.back())));

@@ -69,7 +69,7 @@ class Parser {
 
   /// The end of a block's tag.
   void close() { tokens_.expect(Token::Kind::block_end, "'%}'"); }
-  /// What stands between this tag and the next of these names.
+  /// Parses what stands between this tag and the next of these names.
   Block body(std::initializer_list<std::string_view> ends) {
     close();
     return statements(ends);

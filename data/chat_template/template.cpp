@@ -144,9 +144,9 @@ void JinjaTemplate::fail_untold(const char* why, std::string_view where) const {
        where);
 }
 
-/// What the template writes in front of an answer. It says so where it is asked for one: before the last
-/// answer, or, where nothing is before it, behind the conversation. A template that cannot be asked writes
-/// two answers alike up to their contents.
+/// The text that the template writes in front of an answer. A template tells it when it is asked for an
+/// answer: before the last one, or behind the conversation if nothing stands before that. A template that
+/// cannot be asked writes two answers alike up to their contents.
 std::string JinjaTemplate::header_of(const Json& conversation, const std::string& date,
                                      std::string_view where) const {
   Json before = conversation;

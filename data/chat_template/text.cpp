@@ -16,7 +16,7 @@ utf8proc_ssize_t first_character(std::string_view text, utf8proc_int32_t& charac
                           static_cast<utf8proc_ssize_t>(text.size()), &character);
 }
 
-/// By Python's str.isprintable().
+/// True for a character that Python's str.isprintable() takes.
 bool is_printable(utf8proc_int32_t character) {
   switch (utf8proc_get_property(character)->category) {
     case UTF8PROC_CATEGORY_CC:

@@ -23,7 +23,7 @@ bool is_ascii(std::string_view text);
 bool is_utf8(std::string_view text);
 /// Writes a character as UTF-8. False where there is no such character.
 bool append_character(std::string& text, std::uint32_t character);
-/// As Python's repr() writes a text.
+/// A text as Python's repr() writes it.
 std::string python_quoted(std::string_view text);
 
 }  // namespace jinja

@@ -34,7 +34,7 @@ int one_more(int nested) {
   refuse(fmt::format("writes a {} as text, which is not supported", value.type()));
 }
 
-/// As repr() where `inner`, and as str() otherwise.
+/// Appends a value as repr() writes it if it is `inner`, and as str() writes it otherwise.
 void append_text(std::string& result, const Value& value, bool inner, Work& work) {
   work.steps(1);
   if (const Text* text = value.text()) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What expressions of templates evaluate to: Python's values, as far as templates have them.
+/// The values of a template's expressions: Python's, as far as templates have them.
 
 #include <cstdint>
 #include <memory>
@@ -36,7 +36,7 @@ struct Map {
   int nested = 1;
   const Value* find(std::string_view key, Work& work) const;
 };
-/// What `namespace()` makes: its values can be set.
+/// The object that `namespace()` makes; its values can be set.
 struct Namespace {
   std::vector<std::pair<std::string, Value>> items;
 };
@@ -115,13 +115,13 @@ class Value {
   Stored stored_;
 };
 
-/// As Python's ==.
+/// Compares as Python's == does.
 bool equal(const Value& a, const Value& b, Work& work);
-/// As Python's <, for numbers and texts.
+/// Compares numbers and texts as Python's < does.
 bool less(const Value& a, const Value& b, Work& work);
-/// As Python's str().
+/// The text that Python's str() makes.
 std::string to_text(const Value& value, Work& work);
-/// As Python's int and float write themselves.
+/// A number as Python's int and float write it.
 std::string number_text(double value);
 
 struct JsonStyle {
@@ -129,7 +129,7 @@ struct JsonStyle {
   int indent = -1;  ///< spaces; -1: all in one line
   std::string comma = ", ", colon = ": ";
 };
-/// As Python's json.dumps().
+/// The text that Python's json.dumps() makes.
 std::string to_json(const Value& value, const JsonStyle& style, Work& work);
 
 /// The entries that a loop goes through: those of lists, the keys of dictionaries, the characters of texts.

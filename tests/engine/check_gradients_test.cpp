@@ -78,7 +78,7 @@ TEST(CheckGradients, PassesAModelThatIsRightAtEveryStage) {
   }
 }
 
-/// What is wrong with the backward of the network below.
+/// The mistakes that the backward of the network below can make.
 enum class Mistake {
   none,
   scale,

@@ -107,7 +107,7 @@ TEST(StepBoundary, NamesTheFirstElementThatIsNotFinite) {
   });
 }
 
-/// What a step of LAMB on two_units() comes to.
+/// The results of a step of LAMB on two_units().
 struct Outcome {
   double squares = 0;
   std::string non_finite;

@@ -250,8 +250,8 @@ TEST(Projected, StepsHaveTheNodesAndTheNetworkOfTheRequest) {
 }
 
 TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
-  // Of a rank's data 8 of 15 parts are for the other node. Each rank of a node sends them of what is reduced;
-  // of what is gathered one ring carries them for all eight.
+  // 8 of 15 parts of a rank's data are for the other node. In a reduction each rank of a node sends them; in
+  // a gather one ring carries them for all eight.
   PlanRequest request = request_of(16, 3, true);
   request.ranks_per_node = 8;
   request.device = DeviceKind::cuda;

@@ -320,7 +320,7 @@ TEST_F(Generate, EndsWhereTheModelSays) {
   const std::string list = "{\"eos_token_id\": [300, " + std::to_string(end) + "]}";
   folder_.write("hf/generation_config.json", list);
   everywhere("of-generation-config");
-  // What generation_config.json says counts before config.json.
+  // generation_config.json counts before config.json.
   nlohmann::json other = nlohmann::json::parse(config);
   other["eos_token_id"] = whole[3];
   folder_.write("hf/config.json", other.dump());

@@ -168,7 +168,7 @@ TEST_F(ModelFiles, AdaptersCarryTheirBasesFilesAndName) {
   EXPECT_FALSE(std::filesystem::exists(folder_.path("peft/generation_config.json")));
   ordered_json config = ordered_json::parse(read_file(folder_.path("peft/adapter_config.json")));
   EXPECT_EQ(config["base_model_name_or_path"], published);
-  // Of PEFT's own the name stays, and keys that are not used here.
+  // PEFT's own name of the base stays, and so do keys that are not used here.
   config["base_model_name_or_path"] = "somebody/model";
   config["revision"] = "main";
   folder_.write("peft/adapter_config.json", config.dump());

@@ -112,7 +112,7 @@ TEST_F(ProgramCheckpoints, ResumingBeginsAnewOnlyWhereNothingElseLies) {
             HasSubstr("step-2: a checkpoint of step 2 under another name; rename it to step-00000002"),
             HasSubstr("latest: it names step-00000002")));
   EXPECT_THAT(names(), UnorderedElementsAre("latest", "run.lock", "step-2")) << "and nothing has changed";
-  // What a run leaves before it has saved, and what people keep beside one, is no obstacle.
+  // A new run begins beside what a run leaves before it has saved, and beside what people keep there.
   std::filesystem::remove_all(folder());
   std::filesystem::create_directories(folder() + "/step-00000002.0123456789abcdef.tmp");
   std::filesystem::create_directories(folder() + "/curves");

@@ -229,8 +229,9 @@ std::unique_ptr<Optimizer> make_optimizer(const Config& config);
 /// Throws ConfigurationError when the type or a parameter is not possible, or when the schedule must know
 /// where the run ends and neither total_num_steps nor total_steps_hint says it.
 std::unique_ptr<Schedule> make_schedule(const Config& config);
-/// Where a run of `steps` steps ends before the schedule's warm-up, cycle or decay does, or the schedule
-/// before the run: a line for each, empty where they fit. For a schedule that make_schedule() takes.
+/// A line for each part of the schedule (warm-up, cycle, decay) that a run of `steps` steps does not reach,
+/// and one if the schedule ends before the run; empty if they fit. The schedule must be one that
+/// make_schedule() takes.
 std::vector<std::string> schedule_notes(const Config& config, std::int64_t steps);
 
 /// The most that `threads` takes: more are a typing error, and would start for minutes.

@@ -119,7 +119,7 @@ class ModelSpec {
   /// Hash of names, shapes, initializers, matrices, order, uses, adapters and tokens_per_sample; equal on all
   /// ranks, checked at start.
   std::uint64_t hash() const;
-  /// What hash() is of, in words: a line for the samples, and one for each unit and tensor, in order.
+  /// The contents of hash() in words: a line for the samples, and one for each unit and tensor, in order.
   std::vector<std::string> describe() const;
 
  private:

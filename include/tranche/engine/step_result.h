@@ -29,7 +29,7 @@ struct StepResult {
   double learning_rate = 0;
   double loss_scale = 1;
   std::int64_t tokens = 0;  ///< that the loss is a mean over, of all ranks and micro-batches
-  /// That were computed, learned or not: samples of the step x ModelSpec::tokens_per_sample.
+  /// Positions that were computed, learned or not: samples of the step x ModelSpec::tokens_per_sample.
   std::int64_t positions = 0;
   double seconds = 0;  ///< from the first begin_micro_batch() to the end of step(), on this rank
   /// With wall_clock_breakdown, else 0: of all micro-batches, up to the first gradients() of each and from
