@@ -172,6 +172,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   directory_ = directory;
   step_ = step;
   proven_ = proven;
+  provable_ = true;
   retention_waits_ = false;
   try {
     (void)together(ranks_, save_label, [&]() -> std::string {

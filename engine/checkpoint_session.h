@@ -49,9 +49,10 @@ class CheckpointSession {
   void carry(checkpoint::Companions companions) { companions_ = std::move(companions); }
 
   /// The weights that were saved last gave a finite loss or gradient since, or those did that came of them.
-  void prove() { proven_ = true; }
-  /// What was saved last is not proven by what follows: other weights have been loaded.
-  void forget_last_save() { proven_ = retention_waits_ = false; }
+  /// Does nothing behind forget_last_save() until the next save.
+  void prove() { proven_ = proven_ || provable_; }
+  /// Other weights were loaded or written: nothing that follows proves the weights that were saved last.
+  void forget_last_save() { proven_ = provable_ = retention_waits_ = false; }
   /// Begins the removal of older checkpoints that waited for prove(). On all ranks alike, between calls.
   void settle();
 
@@ -98,6 +99,7 @@ class CheckpointSession {
   checkpoint::Manifest manifest_;  ///< complete but for the shards' records and what commit() fills in
   checkpoint::Retention retention_;
   bool proven_ = false;           ///< what was saved last; see prove()
+  bool provable_ = false;         ///< the present weights come of what was saved last
   bool retention_waits_ = false;  ///< for prove()
 
   std::string failure_;  ///< to be thrown by the next call that may

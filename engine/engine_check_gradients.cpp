@@ -39,10 +39,16 @@ double extrapolated(double wide, double narrow) {
   return (16 * narrow - wide) / 15;
 }
 
+/// Differences of the loss with one step.
+struct Slopes {
+  double central = 0, left = 0, right = 0;
+};
+
 struct Element {
   std::int64_t index = 0;
   double backward = 0, difference = 0;
   double uncertain = 0;  ///< of the difference
+  bool kink = false;  ///< the slopes on both sides of the weight differ, and the backward lies between them
   double size() const { return std::max(std::abs(backward), std::abs(difference)); }
   double apart() const { return std::abs(backward - difference); }
   double error() const { return size() > 0 ? apart() / size() : 0; }
@@ -95,7 +101,7 @@ class Check {
           "{}gave a loss of {} and then one of {}: give the same batch each time, and dropout the same seeds",
           called, first.loss, again));
     }
-    result.loss = first.loss;
+    result.loss = loss_ = first.loss;
     tokens_ = static_cast<double>(first.tokens) /
               static_cast<double>(engine_.config().accumulation_steps * engine_.runtime().size());
     scale_ = engine_.loss_gradient_scale();
@@ -166,19 +172,22 @@ class Check {
     std::vector<Element> elements = sample(gradient);
     // Slopes of `count` steps from `first` on, each with the next: large steps are curved, small ones drown
     // in the loss's rounding.
-    const auto slopes = [&](std::int64_t index, int first, int count) {
-      std::vector<double> found;
-      double before = difference(tensor.name, weights, index, size * std::ldexp(1.0, -2 * (first + 1)));
-      for (int step = first + 1; step <= first + count; ++step) {
-        const double here = difference(tensor.name, weights, index, size * std::ldexp(1.0, -2 * (step + 1)));
-        found.push_back(extrapolated(before, here));
-        before = here;
+    const auto raw_slopes = [&](std::int64_t index, int first, int count) {
+      std::vector<Slopes> found;
+      for (int step = first; step <= first + count; ++step) {
+        found.push_back(difference(tensor.name, weights, index, size * std::ldexp(1.0, -2 * (step + 1))));
       }
+      return found;
+    };
+    const auto slopes = [](const std::vector<Slopes>& raw) {
+      std::vector<double> found;
+      for (std::size_t i = 1; i < raw.size(); ++i)
+        found.push_back(extrapolated(raw[i - 1].central, raw[i].central));
       return found;
     };
     std::vector<double> disagreement(step_sizes - 2, 0.0);
     for (std::size_t p = 0; p < std::min(probes, elements.size()); ++p) {
-      const std::vector<double> found = slopes(elements[p].index, 0, step_sizes - 1);
+      const std::vector<double> found = slopes(raw_slopes(elements[p].index, 0, step_sizes - 1));
       for (std::size_t step = 0; step < disagreement.size(); ++step) {
         const double apart = std::abs(found[step] - found[step + 1]);
         disagreement[step] += std::isfinite(apart) ? apart * apart : std::numeric_limits<double>::infinity();
@@ -186,9 +195,10 @@ class Check {
     }
     const auto best = std::min_element(disagreement.begin(), disagreement.end());
     std::vector<double> uncertain;
+    std::vector<std::vector<Slopes>> sides;
     for (Element& element : elements) {
-      const std::vector<double> found =
-          slopes(element.index, static_cast<int>(best - disagreement.begin()), 2);
+      sides.push_back(raw_slopes(element.index, static_cast<int>(best - disagreement.begin()), 2));
+      const std::vector<double> found = slopes(sides.back());
       element.difference = found[0];
       const double apart = std::abs(found[0] - found[1]);
       element.uncertain = std::isfinite(apart) ? apart : std::numeric_limits<double>::infinity();
@@ -198,7 +208,11 @@ class Check {
     // Two differences may agree by chance: what most of the tensor's elements show holds for all.
     const auto most = uncertain.begin() + static_cast<std::ptrdiff_t>(uncertain.size() * 3 / 4);
     std::nth_element(uncertain.begin(), most, uncertain.end());
-    for (Element& element : elements) element.uncertain = std::max(element.uncertain, *most);
+    for (std::size_t e = 0; e < elements.size(); ++e) {
+      Element& element = elements[e];
+      element.uncertain = std::max(element.uncertain, *most);
+      element.kink = at_kink(element, sides[e][1], sides[e][2], largest);
+    }
     judge(result, elements, gradient, largest);
     return result;
   }
@@ -234,7 +248,18 @@ class Check {
     return elements;
   }
 
-  double difference(const std::string& tensor, std::vector<float>& weights, std::int64_t index, double step) {
+  /// True where the loss has a kink at the weight itself, as behind a ReLU of a sum that is exactly 0: the
+  /// slopes on both sides stay apart as steps become smaller, and each between them is right.
+  bool at_kink(const Element& element, const Slopes& wide, const Slopes& narrow, double largest) const {
+    const double apart = std::abs(narrow.right - narrow.left);
+    const double noise =
+        certainty * element.uncertain + options_.tolerance * element.size() + rounding * largest;
+    if (!(apart > noise) || apart < 0.5 * std::abs(wide.right - wide.left)) return false;
+    const auto [low, high] = std::minmax(narrow.left, narrow.right);
+    return low - noise <= element.backward && element.backward <= high + noise;
+  }
+
+  Slopes difference(const std::string& tensor, std::vector<float>& weights, std::int64_t index, double step) {
     float& weight = weights[static_cast<std::size_t>(index)];
     const float kept = weight;
     const auto above = static_cast<float>(kept + step), below = static_cast<float>(kept - step);
@@ -245,28 +270,37 @@ class Check {
       losses[i] = pass().loss;
     }
     weight = kept;
-    return (losses[0] - losses[1]) / (static_cast<double>(above) - static_cast<double>(below));
+    const double up = static_cast<double>(above) - kept, down = kept - static_cast<double>(below);
+    return {(losses[0] - losses[1]) / (up + down), (loss_ - losses[1]) / down, (losses[0] - loss_) / up};
   }
 
   bool is_wrong(const Element& element, double largest) const {
     // A difference that is not finite, of a loss that is not, says nothing.
-    return element.apart() >
-           certainty * element.uncertain + options_.tolerance * element.size() + rounding * largest;
+    return !element.kink && element.apart() > certainty * element.uncertain +
+                                                  options_.tolerance * element.size() + rounding * largest;
   }
 
   void judge(TensorCheck& result, const std::vector<Element>& elements, const std::vector<float>& gradient,
              double largest) const {
     const Element* worst = nullptr;
+    bool told = false;
     for (const Element& element : elements) {
       const bool wrong = is_wrong(element, largest);
       ++result.checked;
       result.wrong += wrong ? 1 : 0;
-      if (element.size() > 0 && !element.resolved()) ++result.unresolved;
+      if (element.kink) {
+        ++result.kinks;
+      } else if (element.size() > 0 && !element.resolved()) {
+        ++result.unresolved;
+      } else {
+        told = told || element.size() > 0;
+      }
       const auto rank = [&](const Element& e) {
         return std::tuple(is_wrong(e, largest), e.resolved(), e.error());
       };
       if (worst == nullptr || rank(element) > rank(*worst)) worst = &element;
     }
+    result.untold = !told && result.unresolved + result.kinks > 0;
     result.worst = worst->index;
     result.backward = worst->backward;
     result.difference = worst->difference;
@@ -329,6 +363,7 @@ class Check {
   Engine& engine_;
   const std::function<void()>& micro_batches_;
   const GradientCheckOptions& options_;
+  double loss_ = 0;
   double scale_ = 1;
   double tokens_ = 1;  ///< of a rank's micro-batch, on average
 };
@@ -343,7 +378,7 @@ bool GradientCheck::passed() const {
 std::string GradientCheck::text() const {
   std::string text = fmt::format("gradients against central differences of the loss, {:.6g}\n", loss);
   std::string unit, last_wrong;
-  std::size_t wrong = 0;
+  std::size_t wrong = 0, untold = 0;
   for (const TensorCheck& tensor : tensors) {
     if (tensor.unit != unit) text += fmt::format("unit {}\n", unit = tensor.unit);
     text += fmt::format("  {} {}: ", tensor.tensor, tensor.shape.to_string());
@@ -358,6 +393,12 @@ std::string GradientCheck::text() const {
       text +=
           fmt::format("; {} too small beside the loss's rounding to say more than that", tensor.unresolved);
     }
+    if (tensor.kinks > 0) {
+      text +=
+          fmt::format("; {} where the loss has a kink, whose slopes on both sides the backward lies between",
+                      tensor.kinks);
+    }
+    untold += tensor.untold ? 1 : 0;
     text += "\n";
     if (tensor.finding.empty()) continue;
     text += "    WRONG: " + tensor.finding + "\n";
@@ -365,6 +406,12 @@ std::string GradientCheck::text() const {
     ++wrong;
   }
   for (const std::string& note : notes) text += "note: " + note + "\n";
+  if (wrong == 0 && untold > 0) {
+    return text + fmt::format(
+                      "no gradient disagrees, but those of {} of {} tensors could not be told: take fewer "
+                      "samples, larger weights, or weights of which no sum is exactly 0\n",
+                      untold, tensors.size());
+  }
   if (wrong == 0) return text + "all gradients agree\n";
   return text +
          fmt::format(

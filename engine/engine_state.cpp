@@ -40,6 +40,8 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
   impl.base_digest.reset();
   impl.weights_written = true;
+  impl.proven = false;
+  impl.session->forget_last_save();
   impl.guarded([&] { impl.access().write_weight(index, values); });
 }
 

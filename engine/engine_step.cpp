@@ -31,7 +31,7 @@ GradientNoise Engine::Impl::noise_of(const StepBoundary::Agreement& found, doubl
 }
 
 void Engine::Impl::judge_step(const StepResult& result, bool by_hook) {
-  weights_written = false;
+  if (result.applied) weights_written = false;
   if (result.applied || by_hook) {
     // A model of the program's own may give a loss that is not finite beside gradients that are.
     const bool sound = std::isfinite(result.loss);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -279,6 +280,59 @@ TEST(CheckGradients, DrawsElementsOfLargeTensors) {
   EXPECT_THAT(check.text(), HasSubstr("prime.c [1009]: 3 of 1009 elements"));
 }
 
+/// max(x + bias, 0) * head, of which one row is exactly 0, where the slope of max() is `slope`.
+GradientCheck rectified(float slope) {
+  ModelSpec model;
+  model.add_unit(
+      {"rectifier", {{"bias", {1}, Initializer::zeros()}, {"head", {1}, Initializer::constant(0.75f)}}});
+  Config config;
+  config.train_batch_size = config.micro_batch_size = 3;
+  config.precision.compute = config.precision.communication = DataType::float32;
+  RuntimeOptions options = RuntimeOptions::from(config);
+  options.log_level = LogLevel::off;
+  Runtime runtime(options, make_self_communicator);
+  Engine engine(runtime, model, config);
+  return check_gradients(engine, [&] {
+    engine.begin_micro_batch();
+    double loss = 0;
+    {
+      const GatheredUnit unit = engine.gather({0});
+      UnitGradients gradients = engine.gradients({0});
+      const float bias = *unit.tensor(0).as<float>(), head = *unit.tensor(1).as<float>();
+      for (const float x : {0.0f, 0.5f, -2.0f}) {
+        const float sum = x + bias, error = std::max(sum, 0.0f) * head - 1;
+        loss += 0.5 * static_cast<double>(error) * error;
+        const float d_out = engine.loss_gradient_scale() * error;
+        *gradients.tensor(1).as<float>() += d_out * std::max(sum, 0.0f);
+        *gradients.tensor(0).as<float>() += d_out * head * (sum > 0 ? 1 : sum == 0 ? slope : 0);
+      }
+      std::move(gradients).reduce();
+    }
+    const std::int64_t rows = 3;
+    engine.end_micro_batch({&loss, DataType::float64, {}}, {&rows, DataType::int64, {}});
+  });
+}
+
+TEST(CheckGradients, TakesEachSlopeBetweenTheSidesOfAKink) {
+  for (const float slope : {0.0f, 0.3f, 1.0f}) {
+    const GradientCheck check = rectified(slope);
+    EXPECT_TRUE(check.passed()) << check.text();
+    EXPECT_TRUE(check.tensors[0].untold);
+    EXPECT_EQ(check.tensors[0].kinks, 1);
+    EXPECT_EQ(check.tensors[1].kinks, 0);
+    EXPECT_THAT(
+        check.text(),
+        ::testing::AllOf(HasSubstr("; 1 where the loss has a kink, whose slopes on both sides the "
+                                   "backward lies between"),
+                         HasSubstr("no gradient disagrees, but those of 1 of 2 tensors could not be told")));
+  }
+  for (const float slope : {-0.5f, 1.5f}) {
+    const GradientCheck check = rectified(slope);
+    EXPECT_FALSE(check.passed()) << check.text();
+    EXPECT_THAT(check.text(), HasSubstr("bias [1]: 1 of 1 elements"));
+  }
+}
+
 TEST(CheckGradients, RefusesWhatItCannotCompare) {
   const auto refused = [](const std::function<void(Config&)>& adjust, DeviceKind device = DeviceKind::cpu) {
     std::string text;
@@ -293,6 +347,11 @@ TEST(CheckGradients, RefusesWhatItCannotCompare) {
               HasSubstr("compares in fp32, but the engine computes in bf16"));
   EXPECT_THAT(refused([](Config& config) { config.precision.communication = DataType::bfloat16; }),
               HasSubstr("compares in fp32, but the engine reduces in bf16"));
+  EXPECT_THAT(refused([](Config& config) {
+                config.stage = 2;
+                config.quantized_gradients = true;
+              }),
+              HasSubstr("weights or gradients travel as int8 blocks"));
   EXPECT_THAT(refused({}, DeviceKind::meta), HasSubstr("on the meta device, which computes nothing"));
   const auto wrong = [](Mistake mistake) { return message_of<LogicError>([&] { (void)check_of(mistake); }); };
   EXPECT_THAT(wrong(Mistake::step), HasSubstr("the micro-batches that it was given called step()"));

@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
 #include <deque>
+#include <filesystem>
+#include <functional>
+#include <string>
 #include <tuple>
+#include <vector>
 
 #include "on_ranks.h"
 
@@ -60,42 +65,159 @@ void interleaved_step(Engine& engine, Runtime& runtime, std::int64_t step) {
   end(2);
 }
 
-class OpenMicroBatches : public ::testing::TestWithParam<std::tuple<int, ReductionPolicy, int>> {};
+/// Features that meet interleaved micro-batches, each with what it sets. False: not at this stage or policy.
+struct Feature {
+  const char* name;
+  std::function<bool(OddRun&)> set;
+};
+
+const std::vector<Feature>& features() {
+  static const std::vector<Feature> all{
+      {"fp32", [](OddRun&) { return true; }},
+      {"bf16 on three ranks",
+       [](OddRun& run) {
+         run.ranks = 3;
+         run.dtype = DataType::bfloat16;
+         return true;
+       }},
+      {"fp16 with a loss scale, bf16 sums",
+       [](OddRun& run) {
+         run.dtype = DataType::float16;
+         run.accumulation_dtype = DataType::bfloat16;
+         return true;
+       }},
+      {"units kept for the step, poisoned memory",
+       [](OddRun& run) {
+         run.gather_for = GatherFor::step;
+         run.poison = true;
+         return true;
+       }},
+      {"state in host memory",
+       [](OddRun& run) {
+         run.offload.optimizer = OffloadTier::cpu;
+         if (run.stage == 3) run.offload.parameters = OffloadTier::cpu;
+         return true;
+       }},
+      {"state on NVMe",
+       [](OddRun& run) {
+         run.offload.optimizer = OffloadTier::nvme;
+         if (run.stage == 3) run.offload.parameters = OffloadTier::nvme;
+         run.offload.tile_elements = 4096;
+         run.offload.nvme_path = std::filesystem::temp_directory_path().string();
+         return true;
+       }},
+      {"replicas",
+       [](OddRun& run) {
+         run.ranks = 4;
+         run.mesh = "replicate=2, shard=*";
+         return true;
+       }},
+      {"int8 gradients",
+       [](OddRun& run) {
+         run.quantized_gradients = true;
+         return run.policy == ReductionPolicy::micro_batch;
+       }},
+      {"any number of ranks",
+       [](OddRun& run) {
+         run.micro_batches = 6;
+         return run.policy == ReductionPolicy::micro_batch;
+       }},
+      {"Muon",
+       [](OddRun& run) {
+         run.optimizer = "Muon";
+         return true;
+       }},
+      {"LAMB, stochastic rounding",
+       [](OddRun& run) {
+         run.optimizer = "Lamb";
+         run.dtype = DataType::bfloat16;
+         run.master = MasterFormat::none;
+         run.stochastic_rounding = true;
+         return true;
+       }},
+  };
+  return all;
+}
+
+class OpenMicroBatches : public ::testing::TestWithParam<std::tuple<int, ReductionPolicy>> {};
 
 TEST_P(OpenMicroBatches, InterleavedHaveTheBitsOfOneAfterTheOther) {
-  const auto [stage, policy, variant] = GetParam();
-  OddRun run;
-  run.ranks = 2 + variant % 2;
-  run.stage = stage;
-  run.policy = policy;
-  run.accumulation = 3;
-  run.dtype = variant == 0 ? DataType::float32 : DataType::bfloat16;
-  run.depth = units;
-  if (variant == 2) {
-    run.gather_for = GatherFor::step;
-    run.poison = true;
+  for (const Feature& feature : features()) {
+    OddRun run;
+    std::tie(run.stage, run.policy) = GetParam();
+    run.ranks = 2;
+    run.accumulation = 3;
+    run.depth = units;
+    if (!feature.set(run)) continue;
+    constexpr int steps = 3;
+    const auto trained = [&](const std::function<void(Engine&, Runtime&, std::int64_t)>& one_step) {
+      return digest_after(run, [&](Engine& engine, Runtime& runtime) {
+        ASSERT_EQ(engine.config().accumulation_steps, 3);
+        for (int step = 0; step < steps; ++step) {
+          one_step(engine, runtime, step);
+          EXPECT_TRUE(engine.step().applied) << feature.name;
+        }
+      });
+    };
+    EXPECT_EQ(trained(interleaved_step), trained([](Engine& engine, Runtime& runtime, std::int64_t step) {
+                whole_step(engine, runtime, step);
+              }))
+        << feature.name;
   }
-  constexpr int steps = 3;
-  const kernels::Digest expected = digest_after(run, [&](Engine& engine, Runtime& runtime) {
-    for (int step = 0; step < steps; ++step) {
-      whole_step(engine, runtime, step);
-      EXPECT_TRUE(engine.step().applied);
-    }
-  });
-  const kernels::Digest actual = digest_after(run, [&](Engine& engine, Runtime& runtime) {
-    for (int step = 0; step < steps; ++step) {
-      interleaved_step(engine, runtime, step);
-      EXPECT_TRUE(engine.step().applied);
-    }
-  });
-  EXPECT_EQ(actual, expected);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, OpenMicroBatches,
                          ::testing::Combine(::testing::Values(0, 1, 2, 3),
                                             ::testing::Values(ReductionPolicy::boundary,
-                                                              ReductionPolicy::micro_batch),
-                                            ::testing::Values(0, 1, 2)));
+                                                              ReductionPolicy::micro_batch)));
+
+// Activations that leave the device, and sizes that grow while others are open, come back as they were.
+TEST(OpenMicroBatch, KeepsItsOwnActivationsWhereverTheyLie) {
+  for (const bool offload : {false, true}) {
+    OddRun run;
+    run.accumulation = 2;
+    run.depth = units;
+    const auto adjust = [&](Config& config, RuntimeOptions&) {
+      config.activation_checkpointing = config.offload.activations = offload;
+    };
+    const auto body = [](Engine& engine, Runtime& runtime) {
+      for (std::int64_t step = 0; step < 5; ++step) {
+        std::vector<HostCopy> sent;
+        const std::int64_t samples[2] = {step * 2, step * 2 + 1};
+        std::deque<OddMicroBatch> open;
+        const auto bytes = [&](std::int64_t m) { return (step < 3 ? 1 : m + step) * 4096; };
+        for (std::int64_t m = 0; m < 2; ++m) {
+          const std::int64_t& sample = samples[m];
+          EXPECT_EQ(engine.begin_micro_batch_beside(Shape{bytes(m)}, {&sample, 1}), m);
+          open.emplace_back(engine, first_sample(engine, runtime, step, m), 3);
+          StepBuffer activations = engine.acquire(bytes(m), Category::activations, "activations");
+          std::memset(activations.data(), static_cast<int>(sample), static_cast<std::size_t>(bytes(m)));
+          sent.push_back(engine.send_to_host(std::move(activations), "activations"));
+          sent.back().leave_device();
+          EXPECT_EQ(engine.micro_batch_samples().front(), sample);
+          for (int unit = 0; unit < units; ++unit) open.back().forward(unit);
+        }
+        for (std::int64_t m = 0; m < 2; ++m) {
+          engine.select_micro_batch(m);
+          {
+            const StepBuffer back = engine.fetch_from_host(std::move(sent[static_cast<std::size_t>(m)]));
+            engine.compute_stream().synchronize();
+            const std::string held(static_cast<const char*>(back.data()), static_cast<std::size_t>(bytes(m)));
+            EXPECT_EQ(held, std::string(held.size(), static_cast<char>(step * 2 + m)));
+          }
+          for (int place = 0; place <= units; ++place) {
+            const bool tied = place == 0 || place == units;
+            open[static_cast<std::size_t>(m)].backward(tied ? 0 : units - place, tied ? 0.5f : 1.0f);
+          }
+          open[static_cast<std::size_t>(m)].end();
+        }
+        open.clear();
+        EXPECT_TRUE(engine.step().applied);
+      }
+    };
+    on_ranks(run, body, adjust);
+  }
+}
 
 TEST(OpenMicroBatch, RefusesWhatWouldChangeSumsOrMixPasses) {
   OddRun run;
@@ -117,13 +239,21 @@ TEST(OpenMicroBatch, RefusesWhatWouldChangeSumsOrMixPasses) {
     {
       const GatheredUnit held = engine.gather({2});
       engine.select_micro_batch(0);
-      for (int unit = 0; unit < units; ++unit) engine.skip_gradients({unit});
+      {
+        // A handle stays its micro-batch's, whichever is the current one when it is used.
+        UnitGradients gradients = engine.gradients({1});
+        engine.select_micro_batch(1);
+        std::move(gradients).reduce();
+        EXPECT_NO_THROW(engine.skip_gradients({1})) << "those of the first have been submitted";
+        engine.select_micro_batch(0);
+      }
+      for (const int unit : {0, 2, 3}) engine.skip_gradients({unit});
       end_with(engine, 1, 3);  // although micro-batch 1 holds a unit
       EXPECT_EQ(engine.micro_batch(), 1) << "the one that is open is the current one";
       EXPECT_THAT(refusal([&] { end_with(engine, 1, 3); }), HasSubstr("while unit tiny is still held"));
     }
     EXPECT_THAT(refusal([&] { engine.step(); }), HasSubstr("step() inside a micro-batch"));
-    for (int unit = 0; unit < units; ++unit) engine.skip_gradients({unit});
+    for (const int unit : {0, 2, 3}) engine.skip_gradients({unit});
     end_with(engine, 1, 3);
     EXPECT_EQ(engine.begin_micro_batch(), 2);
     for (int unit = 0; unit < units; ++unit) engine.skip_gradients({unit});

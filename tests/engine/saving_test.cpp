@@ -5,7 +5,11 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <limits>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "checkpoint/folder.h"
 #include "offload/file_system.h"
@@ -236,6 +240,10 @@ TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
     EXPECT_FALSE(step("prime.c").applied);
     engine.save(path(), {.keep_last = 1, .wait = true});
     expect({5, 2}, "one whose last step was skipped takes the place of none");
+    if (runtime.rank() == 0) {
+      std::ifstream latest(path("latest"));
+      EXPECT_THAT(std::string(std::istreambuf_iterator<char>(latest), {}), HasSubstr("step-00000002"));
+    }
     EXPECT_EQ(engine.load(path()).step, 2) << "and of a folder the newest that is not in doubt is taken";
     const LoadResult named = engine.load(path("step-00000005"));
     EXPECT_EQ(named.step, 5);
@@ -253,6 +261,27 @@ TEST_F(Saving, OlderCheckpointsStayUntilTheNewestIsProven) {
       engine.finish_saving();
       expect({3, 2}, "other weights were trained");
     }
+    // Neither do steps and losses of weights that the program wrote, such as an average of them.
+    (void)engine.load(path("step-00000002"), {});
+    EXPECT_TRUE(step().applied);
+    engine.save(path(), one);
+    expect({3, 2}, "not proven yet");
+    const std::vector<float> kept = engine.read_weight("prime.d");
+    engine.write_weight("prime.d", std::vector<float>{std::numeric_limits<float>::quiet_NaN()});
+    engine.begin_evaluation();
+    engine.begin_micro_batch();
+    end_with(engine, std::numeric_limits<double>::quiet_NaN(), 3);
+    (void)engine.end_evaluation();
+    EXPECT_FALSE(engine.in_doubt()) << "that is a loss of the written weights";
+    engine.write_weight("prime.d", kept);
+    EXPECT_TRUE(step().applied);
+    engine.finish_saving();
+    expect({3, 2}, "weights were written in between");
+    engine.save(path(), {.keep_last = 1});
+    engine.write_weight("prime.d", kept);  // while it is being written
+    EXPECT_TRUE(step().applied);
+    engine.finish_saving();
+    expect({4, 3}, "the newest is not proven, and the one before it is older and sound");
   });
 }
 

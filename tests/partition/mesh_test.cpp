@@ -120,6 +120,16 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
   EXPECT_EQ(refusal("pipeline=1, shard=*, context=1, tensor=1", 8), "accepted");
 }
 
+TEST(Mesh, RanksThatSeeTheSameSamplesHaveOneDataRank) {
+  const Mesh today = Mesh::parse("shard=3, replicate=2", 6);
+  for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(today.data_rank(rank), rank);
+  const Mesh mesh = Mesh::parse_axes("replicate=2, pipeline=2, shard=3, tensor=2", 24);
+  EXPECT_EQ(mesh.data_ranks(), 6);
+  for (int rank = 0; rank < 24; ++rank) {
+    EXPECT_EQ(mesh.data_rank(rank), mesh.coordinate(replicate, rank) * 3 + mesh.coordinate(shard, rank));
+  }
+}
+
 TEST(Mesh, RanksThatAreNotThere) {
   EXPECT_THROW(Mesh(0), InvalidArgument);
   const Mesh mesh(3);

@@ -57,6 +57,35 @@ TEST(Placement, OfReplicasGivesEachAnEqualPartOfTheShard) {
   EXPECT_EQ(placement.owned(0, 3), (ElementRange{768, 1024}));
 }
 
+// Ranks 0 1 | 2 3 are the stages of the first replica, 4 5 | 6 7 those of the second.
+TEST(Placement, SharesTiedTensorsAmongTheStagesThatHoldThem) {
+  const Placement placement(Mesh::parse_axes("replicate=2, pipeline=2, shard=2", 8), 2,
+                            {{Shape{100}, 0, false, 0, {0, 1}},
+                             {Shape{10}, 0},
+                             {Shape{20}, 0, false, 0, {1}},
+                             {Shape{30}, 1, false, 0, {1}}},
+                            {false});
+  ASSERT_EQ(placement.buffers().size(), 2u * 3 + 2) << "a class and frozen tensors for each set of stages";
+  EXPECT_EQ(placement.first_buffer(1), 6);
+  EXPECT_THAT(placement.buffer(0).stages, ElementsAre(0, 1));
+  EXPECT_EQ(placement.buffer_of(1), 2);
+  EXPECT_EQ(placement.buffer_of(2), 4);
+  EXPECT_TRUE(placement.holds(2, 1));
+  EXPECT_FALSE(placement.holds(2, 2));
+  EXPECT_THAT(placement.group(0, 6), ElementsAre(4, 6, 5, 7)) << "by data rank, and within it by stage";
+  EXPECT_THAT(placement.group(4, 7), ElementsAre(6, 7));
+  EXPECT_THAT(placement.replicas(0, 6), ElementsAre(2, 6));
+  EXPECT_THAT(placement.owners(0), ElementsAre(0, 4, 2, 6, 1, 5, 3, 7));
+  EXPECT_THAT(placement.owners(6), ElementsAre(2, 6, 3, 7));
+  EXPECT_EQ(placement.class_of(5), 0);
+  EXPECT_EQ(placement.class_of(7), 2);
+  EXPECT_EQ(placement.buffer(0).layout.ranks(), 4);
+  EXPECT_EQ(placement.shard(0, 1).begin, 2 * placement.buffer(0).layout.shard_elements());
+  const auto refused = [&] { (void)placement.shard(2, 3); };
+  EXPECT_EQ(test::message_of<InvalidArgument>(refused),
+            "rank 3 (replicate 0, pipeline 1, shard 1) does not hold buffer 2");
+}
+
 TEST(Placement, OwnsEachElementOnce) {
   std::mt19937_64 random(41);
   const auto draw = [&](int least, int most) {

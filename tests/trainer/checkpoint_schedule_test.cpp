@@ -192,6 +192,31 @@ TEST(CheckpointSchedule, ASaveThatIsDueWaitsForTheEvaluationAndOneThatDidNotIsDo
   EXPECT_EQ(best_checkpoint(path)->step, 3);
 }
 
+// Also where the save of the step, the first of this run, is still being written.
+TEST(CheckpointSchedule, AStepWhoseEvaluationIsNotFiniteIsSavedAgainInDoubt) {
+  const TemporaryFolder folder;
+  const Texts texts(folder);
+  on_ranks(2, [&](const Trained& trained) {
+    CheckpointScheduleOptions options;
+    options.folder = folder.path("doubt");
+    options.every = 1;
+    CheckpointSchedule schedule(trained.engine, options);
+    schedule.after_step(trained.step(texts));
+    const double loss = std::numeric_limits<double>::quiet_NaN();
+    const std::int64_t tokens = 7;
+    trained.engine.begin_evaluation();
+    trained.engine.begin_micro_batch();
+    trained.engine.end_micro_batch({&loss, DataType::float64, Shape{1}},
+                                   {&tokens, DataType::int64, Shape{1}});
+    (void)trained.engine.end_evaluation();
+    EXPECT_TRUE(trained.engine.in_doubt());
+    schedule.evaluated({{"", {loss, tokens}}});
+    schedule.finish();
+  });
+  const std::string path = detail::join_path(folder.path("doubt"), checkpoint::step_name(1));
+  EXPECT_TRUE(checkpoint::open_manifest(detail::posix_file_system(), path).run.in_doubt);
+}
+
 TEST(CheckpointSchedule, ABestThatIsReplacedIsForgotten) {
   const TemporaryFolder folder;
   const Texts texts(folder);

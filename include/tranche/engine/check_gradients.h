@@ -26,12 +26,16 @@ struct TensorCheck {
   bool frozen = false;       ///< has no gradient: nothing was compared
   std::int64_t checked = 0;  ///< elements that were compared
   std::int64_t unresolved =
-      0;                   ///< of them, so small beside the loss's rounding that a difference says little
+      0;  ///< of them, so small beside the loss's rounding that a difference says little
+  /// Of them, where the loss has a kink at the weight itself (a ReLU of a sum that is exactly 0): the
+  /// backward lies between the slopes on both sides, of which none is the right one.
+  std::int64_t kinks = 0;
   std::int64_t wrong = 0;  ///< of them
   std::int64_t worst = 0;  ///< index of the element with the largest error
   double backward = 0;     ///< its gradient by the backward
   double difference = 0;   ///< and by the differences
   double error = 0;        ///< |backward - difference| over the larger of both
+  bool untold = false;     ///< no element that has a gradient was resolved: nothing can be said of it
   std::string finding;     ///< what is wrong, and what it looks like; empty: nothing
 };
 
@@ -39,6 +43,7 @@ struct GradientCheck {
   double loss = 0;                   ///< mean, at the weights that were checked
   std::vector<TensorCheck> tensors;  ///< of all units, in the model's order
   std::vector<std::string> notes;    ///< what this batch cannot show
+  /// No gradient was found to be wrong. text() says which could not be told (TensorCheck::untold).
   bool passed() const;
   /// A line for each tensor, findings and notes behind them.
   std::string text() const;
@@ -56,7 +61,8 @@ struct GradientCheck {
 /// they are in training: biases of zero or a head of zeros hide faults behind them (Engine::write_weight()).
 ///
 /// Afterwards weights and optimizer state are as before, to the bit. steps() and samples() have counted the
-/// passes, and the gradient hook is removed.
+/// passes, and the gradient hook is removed. If `micro_batches` throws, one element may keep the step of a
+/// difference: write or load the weights before going on.
 ///
 /// Throws ConfigurationError unless everything is fp32 (compute, communication, accumulation, no int8
 /// blocks), and on the meta device, which computes nothing; LogicError if `micro_batches` called step(), left
