@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""sanitized_tests.py BUILD [--log FILE] [--only REGEX] [--commits N]: which test programs a run under a sanitizer builds and runs now.
+"""sanitized_tests.py BUILD [--log FILE] [--only REGEX] [--commits N] [--most N]: which test programs a run under a sanitizer builds and runs now.
 
 It chooses the programs whose sources, or the folders of the library that they link, the last N (20) commits or the working
 tree changed; those of tests/comm, tests/offload and tests/pipeline always; and a third of the others, which moves on with
-every N commits, so that 3 N commits have run each program. It says what it leaves out. BUILD is a folder that CMake has
-configured: it wrote test_programs.json there.
+every N commits, so that 3 N commits have run each program. Where that is more than --most (24) programs, as after a change
+to a header that all of them include, every other changed program waits for the next commit, so that two commits in a row
+have run each of them. It says what it leaves out. BUILD is a folder that CMake has configured: it wrote test_programs.json
+there.
 
 FILE gets two lines for scripts/test.sh, 'targets NAME...' and 'tests REGEX'. Exit status: 0 chosen, 2 usage.
 """
@@ -70,7 +72,7 @@ def concerned(root, program, changed):
     return False
 
 
-def choose(root, programs, commits):
+def choose(root, programs, commits, most):
     """(chosen, left out): dictionaries of names and why."""
     changed, count = changed_files(root, commits)
     third = count // commits % THIRDS
@@ -86,6 +88,12 @@ def choose(root, programs, commits):
             chosen[name] = f"third {third + 1} of {THIRDS}"
         else:
             left_out[name] = f"third {position % THIRDS + 1} of {THIRDS}"
+    if len(chosen) > most and count > 0:
+        changed_ones = [name for name, why in chosen.items() if why == "changed"]
+        for position, name in enumerate(changed_ones):
+            if position % 2 != count % 2:
+                del chosen[name]
+                left_out[name] = "changed, the next commit's half"
     return chosen, left_out
 
 
@@ -101,6 +109,7 @@ def main():
     parser.add_argument("--log", type=pathlib.Path)
     parser.add_argument("--only", default="", metavar="REGEX", help="no other programs")
     parser.add_argument("--commits", type=int, default=20)
+    parser.add_argument("--most", type=int, default=24, metavar="N", help="of more programs only half of the changed ones")
     options = parser.parse_args()
     listing = options.build / "test_programs.json"
     if not listing.is_file() or options.commits < 1:
@@ -109,7 +118,7 @@ def main():
         return 2
     programs = json.loads(listing.read_text(encoding="utf-8"))
     programs = {name: program for name, program in programs.items() if re.search(options.only, name)}
-    chosen, left_out = choose(ROOT, programs, options.commits)
+    chosen, left_out = choose(ROOT, programs, options.commits, options.most)
     print(f"{len(chosen)} of {len(programs)} programs of {options.build} (the last {options.commits} commits; --full takes all):")
     for reason in sorted(set(chosen.values())):
         print(f"  {reason}: {' '.join(name for name, why in chosen.items() if why == reason)}")

@@ -185,7 +185,6 @@ TEST(Report, KeepsNothingWhereNobodyReadsIt) {
 }
 
 TEST(Placement, SaysWhereThreadsWaitForCores) {
-  using testing::HasSubstr;
   const auto note = [](int ranks, int threads, int cores, int host) {
     return note_on_cores({.ranks_on_node = ranks, .threads = threads, .cores = cores, .node_cores = host});
   };

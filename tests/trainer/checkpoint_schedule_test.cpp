@@ -22,7 +22,6 @@ using test::Texts;
 using test::Trained;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::UnorderedElementsAre;
 using tools::test::message_of;
 using tools::test::TemporaryFolder;
 
