@@ -76,6 +76,19 @@ CASES = [
     "{% set system = messages[0].content if messages[0].role == 'system' else '' %}{% set rest = messages[1:] if system else messages %}{{ system }}{% for m in rest %}{{ loop.index }}{{ m.role }}{% endfor %}",
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
     "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+    # What a reader that is wrong in one place would write otherwise: each of these found such a fault.
+    "{% for i in list if i > 5 %}x{% else %}none{% endfor %}", "{{ 3 > 1 < 2 }} {{ 1 < 3 > 2 }} {{ 1 == 1 != 2 }}",
+    "{% macro f(a, b=a) %}<{{ a }}{{ b }}>{% endmacro %}{{ f(1) }}", "{% for a, b in [[1, 2, 3]] %}{% endfor %}", "{% set a, b = (1, 2, 3) %}",
+    "{{ {'a': 1, 'b': 2, 'a': 3} }}", "{% if n > 9 %}a{% elif n > 8 %}b{% else %}c{% endif %}",
+    "{% for i in list %}{% if i == 1 %}{% break %}{% endif %}{{ i }}{% endfor %}{% for i in 'ab' %}{% for j in 'xyz' %}{% if j == 'y' %}{% break %}{% endif %}{{ i }}{{ j }}{% endfor %}{% endfor %}",
+    "{{ 7 // -2 }} {{ 7 % -2 }} {{ -7 // -2 }} {{ -7 % -2 }} {{ 6 // -2 }} {{ 6 % -2 }}", "{% set m = {'a': none} %}{{ 'a' in m }} {{ m.get('a', 'd') }} {{ m.a is defined }}",
+    "{{ 2 <= 2 }} {{ 2 >= 2 }} {{ 1 <= 2 }} {{ 3 <= 2 }} {{ 'a' < 'ab' }} {{ 'ab' < 'a' }} {{ 'ab' <= 'ab' }}",
+    "{{ 'a,b,'.split(',') }} {{ ',a'.split(',') }} {{ 'a,,b'.split(',') }} {{ 'a-b'.replace('-', '+', 0) }} {{ 'xab'.startswith('ab') }} {{ 'abx'.endswith('ab') }}",
+    "{{ ['', 'a', '', 'b']|join('-') }}", "{{ [[1, 2], [3, 4]]|map(attribute='1')|list }} {{ messages|map(attribute='content.0')|list }}",
+    "{{ {'b': 1, 'C': 2, 'a': 3}|dictsort }}", "{{ '12' is upper }} {{ '12' is lower }} {{ 'aB' is upper }}",
+    "{{ 'yes' if 0.0 else 'no' }} {{ 'yes' if {} else 'no' }} {{ 'yes' if {'a': 0} else 'no' }} {{ 'yes' if '0' else 'no' }} {{ 'yes' if 0.5 else 'no' }} {{ 'yes' if () else 'no' }}",
+    "{{ {'a': 1} == {'a': 2} }} {{ {'a': 1, 'b': 2} == {'b': 2, 'a': 1} }} {{ [1, 2] == [1, 3] }} {{ (1, 2) == (1, 2) }} {{ [1] == (1,) }} {{ [[1]] != [[1]] }}",
+    "{{ 1 if false else 2 if true else 3 }} {{ 1 if true else 2 if false else 3 }} {{ 1 if false else (2 if false else 3) }} {{ (1 if true else 2) if false else 4 if false else 5 }}",
 ]
 
 

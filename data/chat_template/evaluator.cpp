@@ -119,7 +119,9 @@ class Evaluator {
         const std::size_t begin = out_->size();
         Scope inside(&scope);
         const Flow flow = execute(statement.blocks[0], inside);
-        if (captures_ == 0 && out_->size() > begin) rendering_.generated.push_back({begin, out_->size()});
+        if (out_->size() == begin) return flow;
+        if (captures_ == 0) rendering_.generated.push_back({begin, out_->size()});
+        rendering_.lost_marks = rendering_.lost_marks || captures_ > 0;
         return flow;
       }
       case Statement::Kind::stop:

@@ -23,6 +23,8 @@ struct Rendering {
   std::string text;
   std::vector<Range> generated;  ///< what the blocks {% generation %} wrote
   std::vector<Turn> turns;       ///< in the order of the text
+  /// Such a block wrote something inside of a macro or of a block {% set %}, whose text may stand anywhere.
+  bool lost_marks = false;
 };
 
 struct Variables {

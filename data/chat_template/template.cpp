@@ -68,7 +68,7 @@ std::size_t end_of_turn(std::string_view turn, std::size_t header, const Json& m
   const std::string_view answer = without_blanks(turn.substr(header, end - header));
   // Content may be the mark itself: then there are two.
   const bool marked = answer != said && (answer.starts_with(said) || !answer.ends_with(said));
-  return said.empty() || marked ? end : turn.size();
+  return marked ? end : turn.size();
 }
 
 }  // namespace
@@ -182,14 +182,7 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
                                                  std::string_view where) const {
   const Json& messages = conversation.at("messages");
   const jinja::Rendering rendering = render(conversation, false, date, where);
-  const auto untold = [&](const std::string& why) {
-    fail(
-        origin_,
-        {why + ", so which tokens are learned is not known; mark them with {% generation %} in a template of "
-               "your own",
-         0},
-        where);
-  };
+  const auto untold = [&](const char* why) { fail_untold(why, where); };
   const auto turn_at = [&](std::size_t at) {
     return std::find_if(rendering.turns.begin(), rendering.turns.end(), [&](const jinja::Turn& turn) {
       return turn.range.begin <= at && at < turn.range.end;
@@ -201,6 +194,7 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
   };
 
   std::vector<jinja::Range> learned;
+  if (rendering.lost_marks) untold("marks what the assistant says inside of a macro or of a {% set %} block");
   if (marks_) {
     for (const jinja::Range& range : rendering.generated) {
       const auto turn = turn_at(range.begin);

@@ -58,7 +58,7 @@ constexpr const char* talk =
 TEST(ChatTemplateGolden, TextsAreThoseOfJinja) {
   std::ifstream file(TRANCHE_GOLDEN_CHAT_TEMPLATES);
   const auto golden = ordered_json::parse(file);
-  EXPECT_GE(golden["cases"].size(), 85u);
+  EXPECT_GE(golden["cases"].size(), 105u);
   for (const auto& each : golden["cases"]) {
     const auto text = each["template"].get<std::string>();
     try {
@@ -194,6 +194,11 @@ TEST(ChatTemplate, LearnedIsWhatTheAssistantSaysWithItsEnd) {
       {"role": "assistant", "content": "Yes", "weight": 0}, {"role": "assistant", "content": "So", "weight": 1}]})";
   EXPECT_THAT(learned(chatml, weights),
               AllOf(HasSubstr("\nYes<|im_end|>\n"), HasSubstr("\n{So<|im_end|>}\n")));
+  EXPECT_EQ(learned("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}.{% endfor %}",
+                    weights),
+            "Hi.Yes.{So}.");
+  EXPECT_EQ(learned(chatml, R"({"messages": [{"role": "assistant", "content": ""}]})"),
+            "<|im_start|>assistant\n{<|im_end|>}\n");
 }
 
 TEST(ChatTemplate, EarlierAnswersMayLoseTheirThoughts) {
@@ -225,6 +230,37 @@ TEST(ChatTemplate, WhatIsLearnedHasToBeKnown) {
                     talk);
               }),
               HasSubstr("begins a message of the assistant otherwise than the answer that it asks for"));
+  const auto refused = [](const std::string& text) {
+    return message_of<ConfigurationError>([&] { (void)learned(text, talk); });
+  };
+  EXPECT_THAT(refused("{% for m in messages %}{{ m.content }}{% endfor %}{% for m in messages %}{{ m.content "
+                      "}}{% endfor %}"),
+              HasSubstr("writes a message of the assistant in two places"));
+  EXPECT_THAT(
+      refused("{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}--{{ all }}"),
+      HasSubstr("writes the assistant's messages outside of a loop over them"))
+      << "a loop in a block whose text stands elsewhere";
+  const std::string marked = "{% generation %}{{ m.content }}{% endgeneration %}";
+  for (const std::string& text :
+       {"{% for m in messages %}{% set t %}" + marked + "{% endset %}--{{ t }}{% endfor %}",
+        "{% macro say(m) %}" + marked + "{% endmacro %}{% for m in messages %}{{ say(m) }}{% endfor %}"}) {
+    EXPECT_THAT(refused(text),
+                HasSubstr("marks what the assistant says inside of a macro or of a {% set %} block"));
+  }
+}
+
+TEST(ChatTemplate, VariablesOfTheConversationAndThoughts) {
+  EXPECT_EQ(learned("{{ think }}", R"({"messages": [], "chat_template_kwargs": {"think": false}})",
+                    R"({"think": true})"),
+            "False")
+      << "a conversation's variable stands before the folder's";
+  for (const char* key : {"reasoning_content", "thinking", "reasoning"}) {
+    const ordered_json line = {{"messages", {{{"role", "user"}, {"content", "a"}, {key, "why"}}}}};
+    EXPECT_EQ(
+        learned("{% for m in messages %}{{ m.thinking }} {{ m.reasoning_content }}{% endfor %}", line.dump()),
+        "why why")
+        << key;
+  }
 }
 
 TEST(ChatTemplate, MessagesHaveNoNullsAndToolsReachTheTemplate) {
@@ -291,6 +327,7 @@ TEST(ChatFormat, NamedTemplatesOfAFolder) {
   const ChatFormat chat = chat_format("own", folder.path(""), "");
   EXPECT_EQ(text_of(chat, R"({"messages": [{"role": "user"}]})"), "d");
   EXPECT_EQ(text_of(chat, R"({"messages": [{"role": "user"}], "tools": [1, 2]})"), "t2");
+  EXPECT_EQ(text_of(chat, R"({"messages": [{"role": "user"}], "tools": []})"), "d");
   config("rag");
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)chat_format("own", folder.path(""), ""); }),
               HasSubstr("chat_template has no template 'default', but rag, tool_use"));
