@@ -357,6 +357,27 @@ EvaluationResult Engine::Impl::finish_evaluation() {
   return result;
 }
 
+void Engine::Impl::abandon_step() noexcept {
+  if (!in_step() || broken) return;
+  try {
+    store.await_collectives();
+    compute.synchronize();
+    micro_batches.restart();
+    reducer.abandon_step();
+    gatherer.end_step();
+    gatherer.abandon_sequence();
+    recorder.abandon_pass(Program::train);
+    recorder.clear_times();
+    (void)gatherer.take_quantized_elements();
+    (void)gatherer.take_gathered_elements();
+    failure.clear();
+    state = State::idle;
+    set_phase("idle");
+  } catch (...) {
+    break_down(std::current_exception());
+  }
+}
+
 void Engine::Impl::begin_inference(const Shape& shape) {
   require(!in_step(), "an inference scope inside a step; open it between step() and the next micro-batch");
   require(!in_inference(), "an inference scope inside another; one is one pass");

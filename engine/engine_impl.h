@@ -77,6 +77,9 @@ struct Engine::Impl {
   void select_micro_batch(std::int64_t number);
   void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
   EvaluationResult finish_evaluation();
+  /// Gives up the step that is open, if one is: no memory of it is held, and weights and optimizer state are
+  /// as before it. Of this rank: its peers have to do the same.
+  void abandon_step() noexcept;
   void begin_inference(const Shape& shape);
   void end_inference(bool unwinding);
   /// Logs, once, that a pass's plan was dropped for those of others.

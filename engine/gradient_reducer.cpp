@@ -65,6 +65,12 @@ void GradientReducer::begin_step() {
   std::fill(accumulated_.begin(), accumulated_.end(), 0);
 }
 
+void GradientReducer::abandon_step() {
+  open_.clear();
+  for (FlatBuffer* flat : store_.trainable()) flat->transient_gradients = {};
+  begin_step();
+}
+
 bool GradientReducer::backward_begun(std::int64_t micro_batch) const {
   const auto found = open_.find(micro_batch);
   return found != open_.end() && std::any_of(found->second.begin(), found->second.end(),

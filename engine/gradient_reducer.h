@@ -36,6 +36,8 @@ class GradientReducer {
   void end_micro_batch(std::int64_t micro_batch);
   /// The next gradients are those of a new step.
   void begin_step();
+  /// The same where the step has not ended: its open micro-batches and gradients are forgotten.
+  void abandon_step();
 
   /// Throws LogicError while another use of the unit is open, and beyond its uses.
   void check_open(std::int64_t micro_batch, int unit) const;

@@ -21,8 +21,11 @@ class MicroBatches {
   std::int64_t open(std::span<const std::int64_t> samples);
   /// Closes an open one. If it was the current one, the lowest of those that stay open becomes it.
   void close(std::int64_t number);
-  /// Numbers begin at 0 again. None is open.
-  void restart() { begun_ = 0; }
+  /// Numbers begin at 0 again. Those that are open are forgotten.
+  void restart() {
+    begun_ = 0;
+    open_.clear();
+  }
 
   bool any_open() const { return !open_.empty(); }
   bool is_open(std::int64_t number) const;

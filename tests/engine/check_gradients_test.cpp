@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -331,6 +332,74 @@ TEST(CheckGradients, TakesEachSlopeBetweenTheSidesOfAKink) {
     EXPECT_FALSE(check.passed()) << check.text();
     EXPECT_THAT(check.text(), HasSubstr("bias [1]: 1 of 1 elements"));
   }
+}
+
+TEST(CheckGradients, GivesUpTheStepThatAnExceptionLeavesOpen) {
+  // At each place of a pass, in the first pass and behind the first difference; the engine goes on as before.
+  for (const int place : {0, 1, 2, 3, 4}) {
+    for (const int pass : {1, 5}) {
+      on_network(
+          [&](Engine& engine) {
+            const kernels::Digest before = engine.state_digest();
+            Network network;
+            int passes = 0;
+            const auto failing = [&] {
+              const bool fails = ++passes == pass;
+              const auto fail_at = [&](int at) {
+                if (fails && place == at) throw std::runtime_error("mine");
+              };
+              network.micro_batch(engine, Mistake::none);
+              fail_at(0);
+              if (fails && place == 4) return;  // a micro-batch is missing
+              if (!fails) return network.micro_batch(engine, Mistake::none);
+              engine.begin_micro_batch();
+              fail_at(1);
+              const GatheredUnit unit = engine.gather({1});
+              fail_at(2);
+              const UnitGradients gradients = engine.gradients({1});
+              fail_at(3);
+            };
+            if (place == 4) {
+              EXPECT_THAT(message_of<LogicError>([&] { (void)check_gradients(engine, failing); }),
+                          HasSubstr("step() after 1 of 2 micro-batches"));
+            } else {
+              EXPECT_THROW((void)check_gradients(engine, failing), std::runtime_error);
+            }
+            EXPECT_EQ(engine.state_digest(), before) << "place " << place << ", pass " << pass;
+            const GradientCheck again = check_gradients(engine, [&] {
+              network.micro_batch(engine, Mistake::none);
+              network.micro_batch(engine, Mistake::none);
+            });
+            EXPECT_TRUE(again.passed()) << again.text();
+          },
+          [](Config& config) {
+            config.accumulation_steps = 2;
+            config.train_batch_size = 2 * Network::rows;
+          });
+    }
+  }
+}
+
+TEST(CheckGradients, SaysWhereNothingWasCompared) {
+  GradientCheck check;
+  check.tensors.resize(1);
+  check.tensors[0].frozen = true;
+  EXPECT_FALSE(check.passed());
+  EXPECT_THAT(check.text(), HasSubstr("nothing was compared: every tensor is frozen, or has a gradient and "
+                                      "differences of 0\n"));
+  // A loss of which no weight is a part.
+  on_network([](Engine& engine) {
+    const GradientCheck flat = check_gradients(engine, [&] {
+      engine.begin_micro_batch();
+      engine.skip_gradients({0});
+      engine.skip_gradients({1});
+      const double loss = 1;
+      engine.end_micro_batch({&loss, DataType::float64, {}}, {&Network::rows, DataType::int64, {}});
+    });
+    EXPECT_FALSE(flat.passed());
+    EXPECT_THAT(flat.text(),
+                ::testing::AllOf(HasSubstr("nothing was compared"), ::testing::Not(HasSubstr("agree"))));
+  });
 }
 
 TEST(CheckGradients, RefusesWhatItCannotCompare) {

@@ -36,6 +36,7 @@ struct TensorCheck {
   double difference = 0;   ///< and by the differences
   double error = 0;        ///< |backward - difference| over the larger of both
   bool untold = false;     ///< no element that has a gradient was resolved: nothing can be said of it
+  bool told = false;       ///< an element was resolved whose gradient or difference is not 0
   std::string finding;     ///< what is wrong, and what it looks like; empty: nothing
 };
 
@@ -43,7 +44,8 @@ struct GradientCheck {
   double loss = 0;                   ///< mean, at the weights that were checked
   std::vector<TensorCheck> tensors;  ///< of all units, in the model's order
   std::vector<std::string> notes;    ///< what this batch cannot show
-  /// No gradient was found to be wrong. text() says which could not be told (TensorCheck::untold).
+  /// Something could be told, and no gradient was found to be wrong. text() says which could not be told
+  /// (TensorCheck::untold).
   bool passed() const;
   /// A line for each tensor, findings and notes behind them.
   std::string text() const;
@@ -61,8 +63,9 @@ struct GradientCheck {
 /// they are in training: biases of zero or a head of zeros hide faults behind them (Engine::write_weight()).
 ///
 /// Afterwards weights and optimizer state are as before, to the bit. steps() and samples() have counted the
-/// passes, and the gradient hook is removed. If `micro_batches` throws, one element may keep the step of a
-/// difference: write or load the weights before going on.
+/// passes, and the gradient hook is removed. If `micro_batches` throws, the step that it left open is given
+/// up, and the engine can go on where every rank threw at the same place. With several ranks one element may
+/// then keep the step of a difference: write or load the weights first.
 ///
 /// Throws ConfigurationError unless everything is fp32 (compute, communication, accumulation, no int8
 /// blocks), and on the meta device, which computes nothing; LogicError if `micro_batches` called step(), left

@@ -267,6 +267,7 @@ class Engine {
   friend class GatheredUnit;
   friend class InferenceScope;
   friend class UnitGradients;
+  friend class StepGuard;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
