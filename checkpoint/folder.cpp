@@ -85,6 +85,24 @@ bool contains(const std::vector<std::uint64_t>& runs, std::uint64_t run) {
   return std::find(runs.begin(), runs.end(), run) != runs.end();
 }
 
+/// True when equally many updates of the same runs led to the weights of both. Skipped steps change none.
+bool same_weights(const Manifest& a, const Manifest& b) {
+  if (a.run.applied != b.run.applied) return false;
+  // Earlier versions do not say where a run branched off.
+  if (a.branches.empty() || b.branches.empty()) {
+    return contains(lineage_of(a), lineage_of(b).back()) || contains(lineage_of(b), lineage_of(a).back());
+  }
+  const auto updated_by = [](const Manifest& manifest) {
+    std::vector<std::pair<std::uint64_t, std::int64_t>> runs;
+    for (std::size_t i = 0; i < manifest.lineage.size(); ++i) {
+      if (i == 0 || manifest.branches[i] < manifest.run.applied)
+        runs.emplace_back(manifest.lineage[i], manifest.branches[i]);
+    }
+    return runs;
+  };
+  return updated_by(a) == updated_by(b);
+}
+
 std::string doubt_of(const Manifest& manifest) {
   const std::int64_t skipped = manifest.run.skipped;
   if (skipped == 0) return "they gave a loss that is not finite";
@@ -156,10 +174,8 @@ std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& paren
 
 bool in_doubt(const Listed& listed, const std::vector<Listed>& found) {
   return std::any_of(found.begin(), found.end(), [&](const Listed& other) {
-    // Skipped steps change no weights, so that as many updates of one run are the same weights.
     return other.complete() && other.manifest->run.in_doubt &&
-           other.manifest->run.applied == listed.manifest->run.applied &&
-           contains(lineage_of(*other.manifest), lineage_of(*listed.manifest).back());
+           same_weights(*other.manifest, *listed.manifest);
   });
 }
 
@@ -209,6 +225,7 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
   }
   if (found.empty()) {
     std::string text = "there is no complete checkpoint in " + parent;
+    if (!files.exists(parent)) text += ", as there is no such folder";
     for (const char* name : {"model.safetensors", "model.safetensors.index.json"}) {
       if (!files.exists(join_path(parent, name))) continue;
       text += fmt::format(
@@ -256,9 +273,17 @@ std::vector<std::string> strangers_in(FileSystem& files, const std::string& pare
 }
 
 RunFolder::RunFolder(Storage storage, std::string parent, std::uint64_t run,
-                     std::vector<std::uint64_t> ancestors)
-    : storage_(storage), parent_(std::move(parent)), lineage_(std::move(ancestors)) {
+                     std::vector<std::uint64_t> ancestors, std::vector<std::int64_t> branches)
+    : storage_(storage),
+      parent_(std::move(parent)),
+      lineage_(std::move(ancestors)),
+      branches_(std::move(branches)) {
   lineage_.push_back(run);
+  if (lineage_.size() == 1) branches_ = {0};
+  if (!branches_.empty() && branches_.size() != lineage_.size()) {
+    throw InvalidArgument(
+        fmt::format("{} branches of a lineage of {} runs", branches_.size(), lineage_.size()));
+  }
 }
 
 std::string RunFolder::temporary(std::int64_t step) const {
@@ -384,6 +409,7 @@ std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
     manifest.hdf5 = hdf5_version();
     manifest.sequence = next_sequence();
     manifest.lineage = lineage_;
+    manifest.branches = branches_;
     manifest.created =
         std::chrono::duration_cast<std::chrono::seconds>(std::chrono::system_clock::now().time_since_epoch())
             .count();

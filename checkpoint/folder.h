@@ -36,7 +36,8 @@ Listed newest_checkpoint(detail::FileSystem& files, const std::string& parent,
                          std::vector<std::string>& notes, const std::vector<std::string>& except = {});
 
 /// True when the weights of `listed` may be ruined: the last loss or gradient that they gave was not finite,
-/// as its manifest says or that of another checkpoint of the same weights among `found`.
+/// as its manifest says or that of another checkpoint of the same weights among `found`. The same weights
+/// have those that as many updates of the same runs led to.
 bool in_doubt(const Listed& listed, const std::vector<Listed>& found);
 
 /// Lists what lies in `parent` beside checkpoints: each name that no run of ours leaves there before its
@@ -84,9 +85,10 @@ class RunFolder {
  public:
   /// `run`: the number of this run, any but 0, equal on all its ranks. `ancestors`: {} for a run from
   /// scratch, else the lineage of the checkpoint that it goes on from (Manifest::lineage), {0} where that is
-  /// older than lineages. prepare() and retain() treat only checkpoints of these runs as own.
-  RunFolder(Storage storage, std::string parent, std::uint64_t run,
-            std::vector<std::uint64_t> ancestors = {});
+  /// older than lineages. prepare() and retain() treat only checkpoints of these runs as own. `branches`: by
+  /// ancestor and at last for this run, what Manifest::branches says; empty where that is not known.
+  RunFolder(Storage storage, std::string parent, std::uint64_t run, std::vector<std::uint64_t> ancestors = {},
+            std::vector<std::int64_t> branches = {});
 
   const std::string& parent() const noexcept { return parent_; }
   /// The folder that the ranks write to; known without communication.
@@ -122,6 +124,7 @@ class RunFolder {
   Storage storage_;
   std::string parent_;
   std::vector<std::uint64_t> lineage_;  ///< this run is the last
+  std::vector<std::int64_t> branches_;  ///< of lineage_, as in a Manifest
   std::optional<RunLease> lease_;       ///< on rank 0, from the first prepare() on
   std::string warning_;
   std::int64_t sequence_ = 0;  ///< of the newest known; 0: not looked yet

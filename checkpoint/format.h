@@ -93,6 +93,9 @@ struct Manifest {
   /// The run that saved it, last, and before it those that it went on from, the first one first; a run is
   /// its RunFolder's number. Empty: of a version that knew none.
   std::vector<std::uint64_t> lineage;
+  /// By run of `lineage`: RunState::applied of the checkpoint that it went on from, 0 for a run from scratch
+  /// and where that is not known. Empty: of a version that did not write it.
+  std::vector<std::int64_t> branches;
   int stage = 0;            ///< of the run that saved
   std::string numerics;     ///< its numerics_fingerprint
   int reduction_group = 1;  ///< of its sums over ranks

@@ -493,6 +493,7 @@ std::string to_text(const Manifest& manifest) {
     if (base->seed) json["base"]["seed"] = *base->seed;
   }
   for (const std::uint64_t run : manifest.lineage) json["lineage"].push_back(to_hex(run));
+  if (!manifest.branches.empty()) json["branches"] = manifest.branches;
   std::string body;  // a line for each key, so that people can read it
   for (const auto& [key, value] : json.items()) {
     body += fmt::format("{}\"{}\": {}", body.empty() ? "" : ",\n", key, value.dump());
@@ -536,6 +537,15 @@ Manifest manifest_from_text(std::string_view text, std::string_view origin) {
       if (!from_hex(run.text(), manifest.lineage.emplace_back())) {
         run.fail("is not the number of a run, 16 hexadecimal digits");
       }
+    }
+  }
+  if (const JsonNode branches = root["branches"]) {
+    for (const JsonNode& applied : branches.items()) {
+      manifest.branches.push_back(applied.integer(0, most_counted));
+    }
+    if (manifest.branches.size() != manifest.lineage.size()) {
+      branches.fail(fmt::format("has {} entries for {} runs of lineage", manifest.branches.size(),
+                                manifest.lineage.size()));
     }
   }
   if (const JsonNode base = root["base"]) {

@@ -178,7 +178,8 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
     (void)together(ranks_, save_label, [&]() -> std::string {
       if (!io_) io_ = make_block_io();
       if (!folder_ || folder_->parent() != directory) {
-        folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_);
+        folder_.emplace(checkpoint::Storage{files_, *io_, host_memory_}, directory, token_, ancestors_,
+                        branches_);
       }
       plan_ = std::make_unique<checkpoint::ShardPlan>(stored, ranks_.rank(), step);
       retention_ = {options.keep_last, options.keep_every, options.keep_lowest, false};
@@ -203,7 +204,9 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
 
 void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
   ancestors_ = loaded.lineage.empty() ? std::vector<std::uint64_t>{0} : loaded.lineage;
-  if (token_ != 0 && ancestors_.back() == token_) ancestors_.pop_back();  // one of its own
+  branches_ = loaded.branches;
+  branches_.resize(ancestors_.size(), 0);
+  branches_.push_back(loaded.run.applied);
   folder_.reset();  // the next save is by the new lineage
 }
 

@@ -88,6 +88,7 @@ class CheckpointSession {
   std::unique_ptr<BlockIo> io_;  ///< made for the first save
   std::uint64_t token_ = 0;      ///< the number of this run, drawn by rank 0 for the first save; 0: not yet
   std::vector<std::uint64_t> ancestors_;  ///< lineage of the checkpoint that this run goes on from
+  std::vector<std::int64_t> branches_;    ///< and of the ancestors and this run Manifest::branches
   checkpoint::Companions companions_;     ///< on rank 0
   Snapshot snapshot_;
   std::optional<checkpoint::RunFolder> folder_;

@@ -483,6 +483,43 @@ TEST_F(CrashTest, RetentionKeepsTheLastAndMilestones) {
   EXPECT_THAT(verify(storage, run, true), IsEmpty());
 }
 
+TEST_F(CrashTest, DoubtReachesThoseOfTheSameUpdatesAlone) {
+  const auto listed = [](std::int64_t applied, std::vector<std::uint64_t> lineage,
+                         std::vector<std::int64_t> branches, bool doubt = false) {
+    Listed entry;
+    entry.manifest.emplace();
+    entry.manifest->run.applied = applied;
+    entry.manifest->run.in_doubt = doubt;
+    entry.manifest->lineage = std::move(lineage);
+    entry.manifest->branches = std::move(branches);
+    return entry;
+  };
+  // Run 8 went on from run 7 behind 20 updates, and is in doubt behind 30 and behind 20.
+  const std::vector<Listed> late{listed(30, {7, 8}, {0, 20}, true)}, early{listed(20, {7, 8}, {0, 20}, true)};
+  EXPECT_FALSE(in_doubt(listed(30, {7}, {0}), late)) << "run 7 made other updates from there on";
+  EXPECT_FALSE(in_doubt(listed(20, {7}, {0}), late));
+  EXPECT_TRUE(in_doubt(listed(20, {7}, {0}), early)) << "of which run 8 has made none yet";
+  EXPECT_TRUE(in_doubt(listed(30, {7, 8}, {0, 20}), late));
+  EXPECT_TRUE(in_doubt(listed(30, {7, 8, 9}, {0, 20, 30}), late)) << "a run that went on from those weights";
+  EXPECT_FALSE(in_doubt(listed(30, {7, 9}, {0, 20}), late)) << "a sibling that branched off there, too";
+  EXPECT_FALSE(in_doubt(listed(30, {9}, {0}), late));
+  EXPECT_FALSE(in_doubt(listed(0, {9}, {0}), {listed(0, {7}, {0}, true)}));
+  EXPECT_FALSE(in_doubt(listed(30, {8, 8}, {0, 20}), {listed(30, {8}, {0}, true)})) << "a run that went back";
+  EXPECT_TRUE(in_doubt(listed(30, {7}, {}), late)) << "a checkpoint that does not say where";
+  EXPECT_FALSE(in_doubt(listed(30, {9}, {}), late));
+  // A run says in its checkpoints where it branched off.
+  RunFolder first(storage, run, 7), second(storage, run, 8, {7}, {0, 5}), unknown(storage, run, 9, {0});
+  save_sample(storage, first, small_layout(1), 1);
+  save_sample(storage, second, small_layout(1), 2);
+  save_sample(storage, unknown, small_layout(1), 3);
+  const auto branches = [&](std::int64_t step) {
+    return open_manifest(files, join_path(run, step_name(step))).branches;
+  };
+  EXPECT_THAT(branches(1), ElementsAre(0));
+  EXPECT_THAT(branches(2), ElementsAre(0, 5));
+  EXPECT_THAT(branches(3), IsEmpty());
+}
+
 TEST_F(CrashTest, RetentionKeepsTheLowest) {
   RunFolder saves(storage, run, 7), other(storage, run, 8);
   const auto save = [&](RunFolder& into, std::int64_t step, const std::string& user) {

@@ -118,6 +118,7 @@ Manifest sample_manifest(int world) {
   manifest.sequence = 3;
   manifest.created = 1'700'000'000;
   manifest.lineage = {0xfedcba9876543210u, 1};
+  manifest.branches = {0, 9};
   manifest.stage = 3;
   manifest.numerics = "cpu avx2";
   manifest.reduction_group = 4;
@@ -224,6 +225,8 @@ TEST(CheckpointManifest, SaysWhichKeyIsWrong) {
       {"\"offsets\":[", "\"offsets\":[0,", "shards[0].offsets has 5 entries for 4 sections"},
       {"\"offsets\":[", "\"offsets\":[9", "outside the file"},
       {"model.h5", "other.h5", "master.name is 'other.h5', not model.h5"},
+      {"\"branches\": [0,9]", "\"branches\": [0]", "branches has 1 entries for 2 runs of lineage"},
+      {"\"branches\": [0,9]", "\"branches\": [0,-1]", "branches[1] is -1, which cannot be"},
   };
   for (const Case& c : cases) {
     EXPECT_THAT(message_of<CheckpointError>(
