@@ -13,6 +13,8 @@ namespace tranche::planner {
 
 const CollectiveTable* nearest_table(const Machine& machine, const std::string& operation, int ranks,
                                      int element_bytes) {
+  // What every rank sends to every other takes about as long as a gather of as many bytes.
+  if (operation == "all_to_all") return nearest_table(machine, "all_gather", ranks, element_bytes);
   const CollectiveTable* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   for (const CollectiveTable& table : machine.collectives) {
@@ -56,6 +58,7 @@ double crossing_bytes(const Machine& machine, const std::string& operation, int 
   const int nodes = (ranks + inside - 1) / inside;
   double sent = full_bytes * (nodes - 1) / nodes * groups_on_node;
   if (operation == "all_reduce") sent *= 2;
+  if (operation == "all_to_all") sent *= inside;  // each rank of a node has parts of its own for the others
   if (operation == "reduce_scatter" && inside > 1 && !by_library) {
     // Partial sums of a node's CPUs travel in fp32; of GPUs every piece travels, and none is added before.
     sent *= machine.device == DeviceKind::cuda ? inside : std::max(1.0, 4.0 / element_bytes);

@@ -181,9 +181,8 @@ class Costs {
   Placed placed(const RecordedWork& work) const {
     const bool all = work.ranks == ranks_;
     const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
-    // Barriers are small; what every rank sends to every other is gathered and scattered at once. The other
-    // ranks of the node are in groups of their own.
-    return {work.name == "barrier" || work.name == "all_to_all" ? "all_gather" : work.name, inside,
+    // Barriers are small. The other ranks of the node are in groups of their own.
+    return {work.name == "barrier" ? "all_gather" : work.name, inside,
             all ? 1 : std::max(1, ranks_per_node_ / inside)};
   }
 
@@ -294,9 +293,11 @@ Role role_of(const RecordedWork* work, const std::string& lane) {
   switch (work->kind) {
     case WorkKind::collective:
       if (work->detail == "step" || work->full_bytes == 0) return Role::other;
-      return work->name == "reduce_scatter" ? Role::reduce
-             : work->name == "all_gather"   ? Role::gather
-                                            : Role::other;
+      // Gradients as int8 blocks, and matrices that an optimizer updates whole, go from every rank to every
+      // other.
+      return work->name == "reduce_scatter" || work->name == "all_to_all" ? Role::reduce
+             : work->name == "all_gather"                                 ? Role::gather
+                                                                          : Role::other;
     case WorkKind::kernel:
       return lane == "host update" || lane == "to host" ? Role::offload : Role::compute;
     case WorkKind::copy_to_host:

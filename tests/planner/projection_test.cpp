@@ -270,6 +270,50 @@ TEST(Projected, NodesSendWhatThePlanCountsButGathersOnce) {
   }
 }
 
+TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
+  // Four ranks on two nodes. In stage 1 what is gathered is not in blocks, and crosses once for a node's
+  // ranks.
+  PlanRequest request = request_of(4, 1, false);
+  request.ranks_per_node = 2;
+  request.config.quantized_gradients = true;
+  request.config.accumulation_steps = 2;
+  request.config.train_batch_size = 16;
+  request.config.reduction = ReductionPolicy::micro_batch;
+  std::int64_t sent = 0, gathered = 0, exchanges = 0;  // by rank 0 in its second step
+  run_thread_ranks(request.ranks, [&](int rank, const CommunicatorFactory& factory) {
+    Config config = request.config;
+    validate_config(config, request.ranks);
+    RuntimeOptions options = RuntimeOptions::from(config);
+    options.threads = 1;
+    options.log_level = LogLevel::off;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, request.model.spec(request.sequence), config);
+    const std::vector<std::int32_t> tokens(2 * 16, 1);
+    const ConstTensorView view{tokens.data(), DataType::int32, Shape{2, 16}};
+    const std::vector<std::int64_t> samples{0, 1};
+    for (int step = 0; step < 2; ++step) {
+      for (int m = 0; m < 2; ++m) request.model.language->forward_backward(engine, {view, view, samples});
+      (void)engine.step();
+    }
+    if (rank != 0) return;
+    const json traffic = json::parse(engine.traffic_report());
+    sent = traffic["all_to_all"]["bytes"].get<std::int64_t>();
+    exchanges = traffic["all_to_all"]["calls"].get<std::int64_t>();
+    gathered = traffic["all_gather"]["bytes"].get<std::int64_t>();
+  });
+  EXPECT_GT(exchanges, 0);
+  // Both of a node's ranks send two of their three parts to the other one; a gather crosses for both at once.
+  const double crossing = 2.0 * static_cast<double>(sent) * 2 / 3 + static_cast<double>(gathered) * 2 / 3;
+  const Machine machine = machine_of(1e-3);
+  const Projection projection = project({request, machine, LinkRate{1e9, 0}, 0});
+  EXPECT_NEAR(projection.node_bytes, crossing, 1e-9 * crossing);
+  // Each exchange waits for its share of the network, too.
+  const Projection slow = project({request, machine, LinkRate{1e6, 0}, 0});
+  EXPECT_NEAR(slow.step.total() - projection.step.total(), crossing * (1e-6 - 1e-9), 0.01 * crossing * 1e-6);
+  EXPECT_GT(slow.step.exposed_reduce - projection.step.exposed_reduce,
+            0.99 * 2.0 * static_cast<double>(sent) * 2 / 3 * (1e-6 - 1e-9));
+}
+
 TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
   // Of the collectives at stage 3, only the sums over the two copies cross the network.
   Machine machine = machine_of(1e-4);
