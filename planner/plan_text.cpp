@@ -510,7 +510,9 @@ std::string fit_text(const FitRequest& request, const FitResult& result) {
   if (request.nvme_budget > 0) text += fmt::format(", {} on nvme", format_bytes(request.nvme_budget));
   if (simulated) {
     text +=
-        "\nseconds: the simulated step of what fits, as below; a formula with these rates gives the order";
+        "\nseconds: the simulated step of what fits, as below; a formula with these rates gives the order, "
+        "and "
+        "what is not faster with its largest micro-batch is left out";
   }
   text += "\nhost memory: " + describe(request.plan.host_memory) + "\n";
   if (offload)

@@ -1,6 +1,7 @@
 // The cost of a step, and the search for the cheapest configuration that fits.
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 #include <tuple>
@@ -327,16 +328,21 @@ class Search {
     double least_found = std::numeric_limits<double>::infinity();
     std::set<std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier>> hopeless;
     for (const auto& [least_cost, levers] : candidates) {
-      if (least_cost >= least_found) break;
+      if (!request_.seconds && least_cost >= least_found) break;
       const std::tuple key(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
       if (hopeless.count(key) > 0) continue;
+      // Where the formula gives the order alone, none that is left may be taken for dearer by it.
+      if (request_.seconds && std::isfinite(least_found) &&
+          seconds_of(levers, micro_batches_.back()).total() >= least_found) {
+        continue;
+      }
       result.ladder.push_back(attempt(levers));
       FitTrial& trial = result.ladder.back();
       // State that lives beside the device is the same with any micro-batch, checkpointing and head.
       const Peaks beside{0, trial.host, trial.nvme};
       if (trial.state_alone || (!levers.activations && !within(beside))) hopeless.insert(key);
+      if (request_.seconds) trial.cost = trial.fits ? seconds_of(levers, trial.micro_batch) : StepCost{};
       if (trial.fits) least_found = std::min(least_found, trial.cost.total());
-      if (request_.seconds) trial.cost = trial.fits ? seconds_of(trial) : StepCost{};
     }
     // Whole steps of the choice have the last word, as many as it takes.
     for (;;) {
@@ -469,10 +475,10 @@ class Search {
     return cost_of(request_.plan, config, spec_, sizes_, request_.rates);
   }
 
-  /// Seconds of a trial by FitRequest::seconds.
-  StepCost seconds_of(const FitTrial& trial) const {
+  /// Seconds by FitRequest::seconds.
+  StepCost seconds_of(const Levers& levers, std::int64_t micro_batch) const {
     PlanRequest candidate = request_.plan;
-    candidate.config = config_of(levers_of(trial), trial.micro_batch);
+    candidate.config = config_of(levers, micro_batch);
     return request_.seconds(candidate);
   }
 

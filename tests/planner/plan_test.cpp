@@ -295,6 +295,23 @@ TEST(Fit, SmallBudgetsBringHigherStagesAndCheckpointing) {
   EXPECT_GT(tight.ladder[tight.chosen].cost.total(), roomy.ladder[roomy.chosen].cost.total());
 }
 
+TEST(Fit, ChoosesAndEndsByTheSecondsThatItIsGiven) {
+  FitRequest request = small_fit(4, std::int64_t{4} << 30);
+  // The formula has every configuration that computes again for dearer, and ends with the first that fits.
+  request.seconds = [](const PlanRequest& candidate) {
+    StepCost cost;
+    cost.compute = candidate.config.activation_checkpointing ? 1 : 2;
+    return cost;
+  };
+  const FitResult result = find_fit(request);
+  ASSERT_TRUE(result.fits);
+  const FitTrial& chosen = result.ladder[result.chosen];
+  EXPECT_GT(chosen.checkpoint_every, 0);
+  EXPECT_EQ(chosen.cost.total(), 1);
+  EXPECT_TRUE(result.config.activation_checkpointing);
+  EXPECT_EQ(result.ladder.size(), 2u) << "what is as dear is not tried";
+}
+
 TEST(Fit, SaysHowMuchIsMissing) {
   const FitRequest request = small_fit(2, 8 << 20);
   const FitResult result = find_fit(request);

@@ -125,8 +125,9 @@ struct FitRequest {
   PlanRequest plan;         ///< the first candidate; its global batch is kept
   std::int64_t budget = 0;  ///< bytes of device memory a rank
   CostModel rates;          ///< replace plan.rates
-  /// The seconds of a configuration that fits, in place of step_cost(), which then only says in which order
-  /// configurations are tried: projected_cost() (projection.h) for a machine. Empty: step_cost().
+  /// The seconds of a configuration, in place of step_cost(), which then only says in which order
+  /// configurations are tried: projected_cost() (projection.h) for a machine. The search ends once none that
+  /// is left takes fewer with its largest micro-batch. Empty: step_cost().
   std::function<StepCost(const PlanRequest& candidate)> seconds;
   bool keep_stage = false;                                         ///< the stage is not searched
   bool keep_micro_batch = false;                                   ///< nor the micro-batch
