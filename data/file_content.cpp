@@ -165,6 +165,17 @@ bool is_printable(std::string_view head) {
          });
 }
 
+/// True for bytes that look like text in an encoding of one byte a character, such as Latin-1: blanks, and no
+/// control characters. A few tokens may look like that, too, so that short ones have to be stricter.
+bool is_latin_text(std::string_view head) {
+  constexpr std::size_t least = 32, enough = 256;
+  if (head.size() < least || head.find_first_of(" \n") == std::string_view::npos) return false;
+  return std::all_of(head.begin(), head.end(), [&](unsigned char c) {
+    if (c < ' ') return c == '\n' || c == '\t' || c == '\r' || c == '\f';
+    return c != 0x7f && (c < 0x80 || c >= 0xa0 || head.size() >= enough);
+  });
+}
+
 std::size_t behind_blanks(std::string_view text, std::size_t at) {
   while (at < text.size() && is_blank(text[at])) ++at;
   return at;
@@ -290,9 +301,18 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
                    "say which they are: --data-format uint32, or nanogpt for 16 bits");
     }
     constexpr std::size_t sure = 32;  // fewer bytes may be tokens that happen to look like letters
-    if (head.size() < sure || !is_printable(head)) return {Kind::numbers, {}, {}};
-    return other("text, though its name ends in .bin, as files of tokens do",
-                 "give it a name that ends in .txt");
+    if (head.size() >= sure && is_printable(head)) {
+      return other("text, though its name ends in .bin, as files of tokens do",
+                   "give it a name that ends in .txt");
+    }
+    if (is_latin_text(head)) {
+      return other(
+          "text by its look, in another encoding than UTF-8, though its name ends in .bin, as files "
+          "of tokens do",
+          fmt::format("convert it first: iconv -f LATIN1 -t UTF-8 '{}' > '{}.txt'", path,
+                      path.substr(0, path.size() - 4)));
+    }
+    return {Kind::numbers, {}, {}};
   }
   if (auto wide = wide_text(path, head)) return *wide;
   if (auto json = json_content(path, head)) return *json;

@@ -76,7 +76,7 @@ class PartFile {
       tokens_ = find("tokens", "U32");
       targets_ = find("targets", "U8");
       counts_ = find("counts", "I64");
-      if (targets_.elements != tokens_.elements || counts_.elements != 2)
+      if (targets_.elements != tokens_.elements || counts_.elements != 4)
         throw ConfigurationError("it is no part of `tranche tokenize`");
       file_ = detail::posix_file_system().open(path, detail::OpenMode::read);
     });
@@ -95,13 +95,15 @@ class PartFile {
     values<std::uint8_t>(targets_, visit);
   }
   PartSizes sizes() const {
-    PartSizes sizes{tokens_.elements, ends_.elements, 0, 0, 0};
+    PartSizes sizes{tokens_.elements, ends_.elements};
     targets([&](std::span<const std::uint8_t> some) {
       sizes.targets += std::count(some.begin(), some.end(), std::uint8_t{1});
     });
     values<std::int64_t>(counts_, [&](std::span<const std::int64_t> counts) {
       sizes.conversations = counts[0];
       sizes.empty = counts[1];
+      sizes.unlearned = counts[2];
+      sizes.not_utf8 = counts[3];
     });
     return sizes;
   }
@@ -142,7 +144,7 @@ std::string header_of(const PartSizes& sizes, const char* token_type, int width,
     header[name] = {{"dtype", type}, {"shape", {count}}, {"data_offsets", {at, at + count * bytes}}};
     at += count * bytes;
   };
-  if (part) add("counts", "I64", 2, 8);
+  if (part) add("counts", "I64", 4, 8);
   add("document_ends", "I64", sizes.documents, 8);
   add("tokens", token_type, sizes.tokens, width);
   if (targets) add("targets", "U8", sizes.tokens, 1);
@@ -188,6 +190,8 @@ PartSizes& PartSizes::operator+=(const PartSizes& other) {
   targets += other.targets;
   conversations += other.conversations;
   empty += other.empty;
+  unlearned += other.unlearned;
+  not_utf8 += other.not_utf8;
   return *this;
 }
 
@@ -196,9 +200,12 @@ PartSizes write_part(const std::string& path, const TokenDocuments& documents) {
   const PartSizes sizes{static_cast<std::int64_t>(documents.tokens.size()),
                         static_cast<std::int64_t>(documents.ends.size()),
                         std::count(documents.targets.begin(), documents.targets.end(), std::uint8_t{1}),
-                        documents.conversations, documents.empty};
+                        documents.conversations,
+                        documents.empty,
+                        documents.unlearned,
+                        documents.not_utf8};
   file.write(std::span<const char>(header_of(sizes, "U32", 4, true, true)));
-  const std::array counts{documents.conversations, documents.empty};
+  const std::array counts{sizes.conversations, sizes.empty, sizes.unlearned, sizes.not_utf8};
   file.write(std::span<const std::int64_t>(counts));
   file.write(std::span<const std::int64_t>(documents.ends));
   file.write(std::span<const std::int32_t>(documents.tokens));  // no token is negative

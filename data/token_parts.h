@@ -15,6 +15,8 @@ struct PartSizes {
   std::int64_t targets = 0;        ///< tokens that are learned
   std::int64_t conversations = 0;  ///< of the documents
   std::int64_t empty = 0;          ///< further documents, without a token
+  std::int64_t unlearned = 0;      ///< of the documents: none of their tokens is learned
+  std::int64_t not_utf8 = 0;       ///< of the documents: their text has other bytes than UTF-8
   PartSizes& operator+=(const PartSizes& other);
   friend bool operator==(const PartSizes&, const PartSizes&) = default;
 };

@@ -80,6 +80,17 @@ void require_unchanged(const Input& input) {
        how + " while it was read, so that its tokens would be a mixture; start again once it stays as it is");
 }
 
+/// The first line that is not blank; like every line, it has to fit into memory.
+std::string first_line(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string line;
+  for (bool first = true; std::getline(file, line); first = false) {
+    if (first && line.starts_with(byte_order_mark)) line.erase(0, byte_order_mark.size());
+    if (line.find_first_not_of(" \t\r") != std::string::npos) return line;
+  }
+  return {};
+}
+
 /// Looks at the beginning of each file, and tells what its name does not.
 std::vector<Input> open_inputs(const TokenizeOptions& options) {
   std::vector<Input> inputs;
@@ -98,9 +109,7 @@ std::vector<Input> open_inputs(const TokenizeOptions& options) {
                       path));
     }
     if (input.lines) {
-      std::string_view line = std::string_view(head).substr(0, head.find('\n'));
-      if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
-      const std::vector<std::string> keys = unread_keys(line);
+      const std::vector<std::string> keys = unread_keys(first_line(path));
       if (!keys.empty()) {
         note(fmt::format("'{}': keys of its first line that are not read: {}", path, fmt::join(keys, ", ")));
       }
@@ -135,7 +144,7 @@ std::string fingerprint_of(const TokenizeOptions& options, const std::vector<Inp
                      {"changed", changed_at(input.status)},
                      {"lines", input.lines}});
   }
-  constexpr int version = 3;  // of the parts' files
+  constexpr int version = 4;  // of the parts' files
   const nlohmann::ordered_json all = {
       {"version", version},
       {"inputs", files},
@@ -348,6 +357,16 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   if (sizes.empty > 0 && options.note) {
     options.note(fmt::format("documents without a token, which are left out: {} of {}", sizes.empty,
                              sizes.empty + sizes.documents));
+  }
+  if (sizes.unlearned > 0 && options.note) {
+    options.note(
+        fmt::format("documents of which no token is learned: {} of {}", sizes.unlearned, sizes.documents));
+  }
+  if (sizes.not_utf8 > 0 && options.note && !options.tokenizer_digest.empty()) {
+    options.note(fmt::format(
+        "texts that are not in UTF-8, which the tokenizer expects: {} of {} documents; another "
+        "encoding, such as Latin-1, is converted by: iconv -f LATIN1 -t UTF-8 FILE > FILE.utf8.txt",
+        sizes.not_utf8, sizes.documents));
   }
   if (llmc && sizes.targets < sizes.tokens) {
     throw ConfigurationError(

@@ -176,6 +176,15 @@ TEST(FileContent, TokensAreKnownByTheirHeaderAndElseByTheEndingBin) {
   EXPECT_EQ(content("c.bin", "ab").kind, Kind::numbers) << "two bytes may be any token";
   EXPECT_THAT(content("c.bin", repeated("A text. \xc3\xa9", 10)).what,
               HasSubstr("text, though its name ends in .bin"));
+  const FileContent latin = content("c.bin", repeated("Un caf\xe9 \xe0 la cr\xe8me.\r\n", 4));
+  EXPECT_THAT(latin.what,
+              HasSubstr("text by its look, in another encoding than UTF-8, though its name ends"));
+  EXPECT_EQ(latin.remedy, "convert it first: iconv -f LATIN1 -t UTF-8 'c.bin' > 'c.txt'");
+  const std::string quoted = "\x93Words\x94 \x97 and more. ";  // Windows-1252
+  EXPECT_THAT(content("c.bin", repeated(quoted, 13)).what, HasSubstr("text by its look"));
+  EXPECT_EQ(content("c.bin", repeated(quoted, 2)).kind, Kind::numbers) << "so few may be tokens";
+  EXPECT_EQ(content("c.bin", repeated("\xe9\xe8", 200)).kind, Kind::numbers) << "text has blanks";
+  EXPECT_EQ(content("c.bin", repeated("Un caf\xe9 \1 ", 40)).kind, Kind::numbers);
   const std::string table = "{\"tokens\":{}}   ";
   const std::string safetensors = std::string("\x10\0\0\0\0\0\0\0", 8) + table;
   EXPECT_EQ(content("c.txt", safetensors).kind, Kind::safetensors);

@@ -292,6 +292,13 @@ TEST(Tokenize, AFileIsWhatItContains) {
                 .tokens,
             2);
   EXPECT_THAT(notes, ElementsAre(HasSubstr("begins with a byte order mark, which is left out of its text")));
+  // Behind more than what is looked at of a file's beginning, and behind a blank line.
+  const std::string text(2 * content_head_bytes, 'x');
+  for (const std::string before : {"", "\n", "\xef\xbb\xbf\r\n"}) {
+    (void)tokenized("c.jsonl",
+                    before + R"({"text": ")" + text + R"(", "origin": "x"})" + "\n{\"text\": \"a\"}\n");
+    EXPECT_THAT(notes, ElementsAre(HasSubstr("c.jsonl': keys of its first line that are not read: origin")));
+  }
 }
 
 TEST(Tokenize, ATemplateWithoutConversationsIsAnError) {
@@ -412,6 +419,32 @@ TEST(Tokenize, LeftoversOfProcessesThatHaveEndedAreRemoved) {
   folder.write("out.safetensors.parts/letter.txt", "x");
   EXPECT_THAT(message_of<ConfigurationError>([&] { (void)tokenize_files(*make_byte_tokenizer(), options); }),
               HasSubstr("holds 'letter.txt', which is no part of this command; move it away"));
+}
+
+TEST(Tokenize, SaysWhereNothingIsLearnedAndWhereTextIsNotUtf8) {
+  const TemporaryFolder folder;
+  TokenizeOptions options;
+  options.output = folder.path("out.safetensors");
+  std::vector<std::string> notes;
+  options.note = [&](const std::string& note) { notes.push_back(note); };
+  const auto tokenized = [&](const std::string& name, const std::string& content) {
+    options.inputs = {folder.write(name, content)};
+    notes.clear();
+    (void)tokenize_files(*make_byte_tokenizer(), options);
+  };
+  tokenized("a.jsonl", R"({"prompt": "a", "completion": ""})"
+                       "\n"
+                       R"({"prompt": "a", "completion": "b"})");
+  EXPECT_THAT(notes, ElementsAre("documents of which no token is learned: 1 of 2"));
+  tokenized("l.txt", "caf\xe9");
+  EXPECT_THAT(notes, ElementsAre()) << "bytes are taken as they are";
+  options.tokenizer_digest = "of a folder";
+  tokenized("l.txt", "caf\xe9");
+  EXPECT_THAT(
+      notes,
+      ElementsAre(HasSubstr("texts that are not in UTF-8, which the tokenizer expects: 1 of 1 documents")));
+  tokenized("l.txt", "caf\xc3\xa9");
+  EXPECT_THAT(notes, ElementsAre());
 }
 
 TEST(TokenParts, AreJoinedOnlyWithTheCountsThatWereWritten) {

@@ -47,6 +47,8 @@ struct TokenDocuments {
   std::vector<std::uint8_t> targets;  ///< a token of 1 is learned; as many as tokens
   std::int64_t conversations = 0;     ///< of the documents
   std::int64_t empty = 0;             ///< further documents, which have no tokens and are left out
+  std::int64_t unlearned = 0;         ///< of the documents: none of their tokens is learned
+  std::int64_t not_utf8 = 0;          ///< of the documents: their text has other bytes than UTF-8
 };
 /// Encodes a document as one text. A token that begins in a segment without target is not learned. With
 /// `special` the tokenizer's tokens around a text are added, and the one that ends a document, unless the
