@@ -133,10 +133,20 @@ void require_tokens(const Options& options, const RunIdentity& present, const Re
 }  // namespace
 
 std::int64_t sequence_of_source(detail::FileSystem& files, const Options& options) {
+  std::string path = options.from;
+  if (!options.resume.empty()) path = options.resumes_own() ? options.checkpoint_dir : options.resume;
+  if (options.resumes_own() && checkpoint::list_checkpoints(files, path).empty()) return 0;
+  if (options.resume == "best") {
+    const auto best = trainer::best_checkpoint(path, options.best_by);
+    if (!best) return 0;
+    path = best->path;
+  }
   ResumeSource source;
   std::string user;
-  open_at(files, options.from, source, user);
-  return RunIdentity::wrote(user) ? RunIdentity::from_json(user, source.folder, options.models).sequence : 0;
+  open_at(files, path, source, user);
+  if (!RunIdentity::wrote(user)) return 0;
+  const RunIdentity saved = RunIdentity::from_json(user, source.folder, options.models);
+  return saved.data.empty() ? 0 : saved.sequence;  // weights that were imported were not trained here
 }
 
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,

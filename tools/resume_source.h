@@ -39,8 +39,8 @@ struct ResumeSource {
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,
                                 const RunIdentity& present);
 
-/// Tokens of the sequences that the checkpoint of `--from` was trained on; 0: it does not say. Not
-/// collective. Throws CheckpointError for what is not there or not complete.
+/// Tokens of the sequences that the checkpoint of `--from` or `--resume` was trained on; 0: it does not say,
+/// or there is none yet. Not collective. Throws CheckpointError for what is not there or not complete.
 std::int64_t sequence_of_source(detail::FileSystem& files, const Options& options);
 
 /// Holds the user's JSON of another checkpoint against the run, instead of the one that find_resume_source()

@@ -71,12 +71,19 @@ void require_same(Launch& launch, const Settings& settings, const Data& data) {
 }  // namespace
 
 int Run::take_sequence() {
-  if (options.command != Command::evaluate || options.from.empty() || options.sequence) return 0;
+  const bool resumes = options.command == Command::train && !options.resume.empty();
+  const bool evaluates = options.command == Command::evaluate && !options.from.empty();
+  if ((!resumes && !evaluates) || options.sequence) return 0;
   std::int64_t saved = 0;
   const int status = launch.agree([&] {
-    if (is_root()) saved = sequence_of_source(detail::posix_file_system(), options);
+    try {
+      if (is_root()) saved = sequence_of_source(detail::posix_file_system(), options);
+    } catch (const CheckpointError&) {
+      if (!resumes) throw;  // what is wrong with a checkpoint that is resumed is told where it is opened
+    }
     // The checkpoint is of another model than --model; that is refused once both are known.
-    if (saved > options.models.resolve(options.model)->shape().positions) saved = 0;
+    const std::int64_t positions = options.models.resolve(options.model)->shape().positions;
+    if (saved > positions || (resumes && saved == std::min(default_sequence, positions))) saved = 0;
   });
   if (status != 0) return status;
   saved = launch.broadcast_from_root(saved);

@@ -432,6 +432,14 @@ Data open_data(const Options& options, const Settings& settings) {
     for (const std::string& path : set.files) {
       const data::TokenFile& file = open(path, data.validation_files);
       ranges.push_back({&file, 0, file.size()});
+      const bool learned = std::any_of(data.training_files.begin(), data.training_files.end(),
+                                       [&](const auto& other) { return other->digest() == file.digest(); });
+      if (learned && options.command == Command::train) {
+        data.notes.push_back(
+            fmt::format("'{}' is held out, but has the contents of a file that is trained on: its losses are "
+                        "of text that was learned",
+                        path));
+      }
     }
     hold_out(set.name, std::move(ranges));
   }

@@ -51,6 +51,7 @@ CASES = [
     (TRAIN + " --data t.txt:2 --validation-data day=v.txt",
      ["--data 't.txt:2' is taken as a path; the file 't.txt' with the weight 2 is meant by 't.txt:2.0'",
       "--validation-data 'day=v.txt' is taken as a path; the set 'day' of 'v.txt' is meant by 'day=./v.txt'"]),
+    (TRAIN + " --validation-data t.txt", ["'t.txt' is held out, but has the contents of a file that is trained on: its losses are of text"]),
     ("plan --model qwen3-0.6b", ["--sequence: not given: sequences of 1024 tokens, of the 40960 that the model has positions for"]),
     (TRAIN.replace("gpt-nano", "model/config.json"), ["text is read as bytes: 256 of the model's 259 tokens are used"]),
     (TRAIN.replace("t.txt", "documents.safetensors"), [" attends from one document to those before it in its sequence",

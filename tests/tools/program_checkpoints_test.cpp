@@ -98,6 +98,9 @@ TEST_F(ProgramCheckpoints, AResumedRunHasTheBitsOfOneThatNeverStopped) {
   EXPECT_THAT(out, AllOf(HasSubstr("resumed"), HasSubstr("step 3, 3 samples, saved by 1 rank at stage 0"),
                          HasSubstr("trained 2 steps, to step 5,"), Not(HasSubstr("changed"))));
   EXPECT_THAT(names(), testing::Contains("step-00000005"));
+  const json manifest = json::parse(read_file(folder() + "/step-00000005/manifest.json"));
+  EXPECT_EQ(manifest["lineage"].size(), 2u);
+  EXPECT_EQ(manifest["branches"], (json{0, 3})) << "behind the first run's third update";
 }
 
 TEST_F(ProgramCheckpoints, ResumingBeginsAnewOnlyWhereNothingElseLies) {
@@ -458,6 +461,44 @@ TEST_F(ProgramCheckpoints, EvaluateTakesWeightsFromACheckpoint) {
               HasSubstr("note                   " + folder() +
                         "/step-00000003 was trained on sequences of 16 tokens, this run has 32: its "
                         "losses are those of another length; --sequence 16 compares"));
+}
+
+TEST_F(ProgramCheckpoints, AResumeTakesTheSequencesOfItsRun) {
+  report({"--checkpoint-dir", folder()});
+  const auto resumed = [&](const std::string& from, const std::string& to) {
+    std::vector<std::string> line{"train",
+                                  "--model",
+                                  "gpt-nano",
+                                  "--data",
+                                  files_.path("tiny.txt"),
+                                  "--threads",
+                                  "1",
+                                  "--steps",
+                                  "4",
+                                  "--eval-batches",
+                                  "1",
+                                  "--micro-batch",
+                                  "1",
+                                  "--debug-peak-seconds",
+                                  "0.01",
+                                  "--checkpoint-dir",
+                                  to,
+                                  "--resume",
+                                  from};
+    return test::run(line);
+  };
+  for (const auto& [from, to] : {std::pair(folder() + "/step-00000003", folder("other")),
+                                 std::pair(std::string("latest"), folder())}) {
+    const ProgramResult result = resumed(from, to);
+    ASSERT_EQ(result.status, 0) << result.errors;
+    EXPECT_THAT(result.out, AllOf(HasSubstr("windows of 16 tokens to train"), Not(HasSubstr("--sequence is")),
+                                  HasSubstr("--sequence: not given: 16, as " + folder() +
+                                            "/step-00000003 was trained with")));
+  }
+  EXPECT_THAT(resumed("latest", folder("new")).out, HasSubstr("windows of 64 tokens to train"))
+      << "a run that begins";
+  EXPECT_THAT(resumed(folder("none"), folder("newer")).errors,
+              HasSubstr("cannot open checkpoint " + folder("none")));
 }
 
 TEST_F(ProgramCheckpoints, AnotherModelOrTokenizerIsRefusedWithBothSides) {
