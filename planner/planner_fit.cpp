@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -31,6 +32,9 @@ constexpr std::int64_t trial_micro_batches = 3;
 constexpr std::int64_t most_run_micro_batches = 32;
 /// The chunked head is tried with this many columns where the vocabulary has at least twice as many.
 constexpr std::int64_t tried_chunk = 8192;
+
+/// Where a machine's seconds decide, the formula is trusted with what it has for so many times as dear.
+constexpr double too_dear = 1.5;
 
 /// The sizes of a model that the formulas use.
 struct Sizes {
@@ -328,14 +332,11 @@ class Search {
     double least_found = std::numeric_limits<double>::infinity();
     std::set<std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier>> hopeless;
     for (const auto& [least_cost, levers] : candidates) {
-      if (!request_.seconds && least_cost >= least_found) break;
+      if (least_cost >= (request_.seconds ? too_dear : 1) * least_found) break;
       const std::tuple key(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
       if (hopeless.count(key) > 0) continue;
       // Where the formula gives the order alone, none that is left may be taken for dearer by it.
-      if (request_.seconds && std::isfinite(least_found) &&
-          seconds_of(levers, micro_batches_.back()).total() >= least_found) {
-        continue;
-      }
+      if (request_.seconds && std::isfinite(least_found) && !may_take_less(levers, least_found)) continue;
       result.ladder.push_back(attempt(levers));
       FitTrial& trial = result.ladder.back();
       // State that lives beside the device is the same with any micro-batch, checkpointing and head.
@@ -400,6 +401,13 @@ class Search {
     return tiers;
   }
 
+  std::vector<ReductionPolicy> all_policies() const {
+    if (base_.reduction != ReductionPolicy::automatic) return {base_.reduction};
+    // On one rank nothing is ever less with the other.
+    if (request_.plan.ranks == 1) return {ReductionPolicy::boundary};
+    return {ReductionPolicy::boundary, ReductionPolicy::micro_batch};
+  }
+
   /// The values of each lever that are worth a trial, simplest first.
   std::vector<Levers> all_levers() const {
     const bool several = owners_of(base_, request_.plan.ranks) > 1;
@@ -408,12 +416,7 @@ class Search {
         shards_ < base_.data_ranks(request_.plan.ranks) && base_.replicate == Replicate::parameters;
     std::vector<int> stages{base_.stage};
     if (several && !request_.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};
-    std::vector<ReductionPolicy> policies{base_.reduction};
-    if (base_.reduction == ReductionPolicy::automatic) {
-      // On one rank nothing is ever less with the other.
-      policies = {ReductionPolicy::boundary};
-      if (request_.plan.ranks > 1) policies.push_back(ReductionPolicy::micro_batch);
-    }
+    const std::vector<ReductionPolicy> policies = all_policies();
     std::vector<int> every{base_.activation_checkpointing ? base_.checkpoint_every : 0};
     std::vector<std::int64_t> chunks{base_.vocabulary_chunk};
     if (const auto& model = request_.plan.model.language) {
@@ -480,6 +483,25 @@ class Search {
     PlanRequest candidate = request_.plan;
     candidate.config = config_of(levers, micro_batch);
     return request_.seconds(candidate);
+  }
+
+  /// True where a configuration takes less than `seconds` with its largest micro-batch. Offload hides neither
+  /// what is computed nor what is waited for without it, so that few of those with offload are asked for.
+  bool may_take_less(const Levers& levers, double seconds) {
+    const std::int64_t largest = micro_batches_.back();
+    Levers resident = levers;
+    resident.optimizer = resident.parameters = OffloadTier::none;
+    resident.activations = false;
+    const bool one = config_of(levers, largest).accumulation_steps == 1;  // to both policies the same
+    if (one) resident.reduction = all_policies().front();
+    const auto [found, added] = resident_seconds_.try_emplace(
+        {resident.stage, resident.reduction, resident.checkpoint_every, resident.vocabulary_chunk});
+    if (added) found->second = seconds_of(resident, largest);
+    const StepCost& least = found->second;
+    if (least.total() - least.other >= seconds) return false;
+    const bool offloads =
+        levers.optimizer != OffloadTier::none || levers.parameters != OffloadTier::none || levers.activations;
+    return (offloads ? seconds_of(levers, largest) : least).total() < seconds;
   }
 
   /// With at most so many micro-batches to a step.
@@ -583,6 +605,8 @@ class Search {
   int shards_ = 1;
   Sizes sizes_;
   std::vector<std::int64_t> micro_batches_;  ///< ascending
+  /// By stage, policy, checkpointing and head: FitRequest::seconds with all on the device.
+  std::map<std::tuple<int, ReductionPolicy, int, std::int64_t>, StepCost> resident_seconds_;
 };
 
 }  // namespace

@@ -127,7 +127,8 @@ struct FitRequest {
   CostModel rates;          ///< replace plan.rates
   /// The seconds of a configuration, in place of step_cost(), which then only says in which order
   /// configurations are tried: projected_cost() (projection.h) for a machine. The search ends once none that
-  /// is left takes fewer with its largest micro-batch. Empty: step_cost().
+  /// is left takes fewer with its largest micro-batch, or less than 1.5 times as many by step_cost(). Empty:
+  /// step_cost().
   std::function<StepCost(const PlanRequest& candidate)> seconds;
   bool keep_stage = false;                                         ///< the stage is not searched
   bool keep_micro_batch = false;                                   ///< nor the micro-batch
