@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "core/closest_match.h"
-#include "core/json.h"
 #include "core/json_node.h"
 #include "data/chat_template/template.h"
 #include "data/chat_template/text.h"
+#include "data/word_pattern.h"
 #include "tranche/core/error.h"
 
 namespace tranche::data {
@@ -281,7 +281,7 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
     documents.ends.push_back(static_cast<std::int64_t>(documents.tokens.size()));
     const auto own = documents.targets.begin() + static_cast<std::ptrdiff_t>(begin);
     documents.unlearned += std::find(own, documents.targets.end(), 1) == documents.targets.end() ? 1 : 0;
-    documents.not_utf8 += detail::is_utf8(text) ? 0 : 1;
+    documents.not_utf8 += utf8_prefix(text) == text.size() ? 0 : 1;
   } else {
     ++documents.empty;
   }

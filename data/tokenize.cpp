@@ -80,15 +80,19 @@ void require_unchanged(const Input& input) {
        how + " while it was read, so that its tokens would be a mixture; start again once it stays as it is");
 }
 
-/// The first line that is not blank; like every line, it has to fit into memory.
+/// A first line of more bytes is not looked at for its keys, which would take memory in proportion.
+constexpr std::size_t most_first_line = std::size_t{1} << 24;
+
+/// The first line that is not blank, as far as its first most_first_line bytes.
 std::string first_line(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string line;
-  for (bool first = true; std::getline(file, line); first = false) {
-    if (first && line.starts_with(byte_order_mark)) line.erase(0, byte_order_mark.size());
-    if (line.find_first_not_of(" \t\r") != std::string::npos) return line;
+  for (char c = 0; line.size() < most_first_line && file.get(c);) {
+    if (c == '\n' && line.find_first_not_of(" \t\r\n") != std::string::npos) break;
+    line += c;
+    if (line == byte_order_mark) line.clear();
   }
-  return {};
+  return line;
 }
 
 /// Looks at the beginning of each file, and tells what its name does not.
@@ -109,7 +113,10 @@ std::vector<Input> open_inputs(const TokenizeOptions& options) {
                       path));
     }
     if (input.lines) {
-      const std::vector<std::string> keys = unread_keys(first_line(path));
+      const std::string line = first_line(path);
+      if (line.size() == most_first_line)
+        note(fmt::format("'{}': keys of its first line, of more than 16 MiB, are not looked at", path));
+      const std::vector<std::string> keys = unread_keys(line);
       if (!keys.empty()) {
         note(fmt::format("'{}': keys of its first line that are not read: {}", path, fmt::join(keys, ", ")));
       }

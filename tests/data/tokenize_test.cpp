@@ -299,6 +299,10 @@ TEST(Tokenize, AFileIsWhatItContains) {
                     before + R"({"text": ")" + text + R"(", "origin": "x"})" + "\n{\"text\": \"a\"}\n");
     EXPECT_THAT(notes, ElementsAre(HasSubstr("c.jsonl': keys of its first line that are not read: origin")));
   }
+  (void)tokenized("c.jsonl", R"({"text": ")" + std::string(std::size_t{1} << 24, 'x') + R"("})");
+  EXPECT_THAT(
+      notes,
+      ElementsAre(HasSubstr("c.jsonl': keys of its first line, of more than 16 MiB, are not looked at")));
 }
 
 TEST(Tokenize, ATemplateWithoutConversationsIsAnError) {
