@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "comm/transport/operation.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -48,10 +50,11 @@ bool summable(DataType dtype) {
 }  // namespace
 
 void CommunicatorBase::record(std::string_view name, std::int64_t count, DataType dtype,
-                              std::int64_t sent_elements, const OperationLabel& label, bool collective,
-                              std::int64_t more_bytes) {
+                              std::int64_t sent_elements, const OperationLabel& label,
+                              Crossings::Bytes crossing, bool collective, std::int64_t more_bytes) {
   checked_multiply(checked_multiply(count, size_of(dtype)), size());
-  meter_.add(name, label.traffic, sent_elements, sent_elements * size_of(dtype) + more_bytes);
+  meter_.add(name, label.traffic,
+             {1, sent_elements, sent_elements * size_of(dtype) + more_bytes, crossing.own, crossing.node});
   if (!collective) return;
   hash_ = mix(mix(hash_, name), static_cast<std::uint64_t>(count));
   hash_ = mix(mix(mix(hash_, static_cast<std::uint64_t>(dtype)), label.unit), label.phase);
@@ -64,7 +67,8 @@ void CommunicatorBase::validate_and_record_all_gather(const void* shard, const v
   require_buffer(name, label, shard, count, "shard");
   require_buffer(name, label, full, count, "full");
   if (bucket_elements < 0) refuse(name, label, fmt::format("bucket of {} elements", bucket_elements));
-  record(name, count, dtype, (size() - 1) * count, label);
+  record(name, count, dtype, (size() - 1) * count, label,
+         crossings_ ? crossings_->all_gather(count, dtype) : Crossings::Bytes{});
 }
 
 void CommunicatorBase::validate_and_record_reduce_scatter(const void* full, DataType dtype,
@@ -91,7 +95,8 @@ void CommunicatorBase::validate_and_record_reduce_scatter(const void* full, Data
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));
   }
   const std::int64_t sums = summed_elements_sent(count, dtype, options);
-  record(name, count, dtype, rank() < options.givers ? (size() - 1) * count : 0, label, true,
+  record(name, count, dtype, rank() < options.givers ? (size() - 1) * count : 0, label,
+         crossings_ ? crossings_->reduce_scatter(count, dtype, options) : Crossings::Bytes{}, true,
          sums * (size_of(DataType::float32) - size_of(dtype)));
 }
 
@@ -102,7 +107,7 @@ void CommunicatorBase::validate_and_record_all_reduce(const void* values, std::i
   if (dtype != DataType::float32 && dtype != DataType::float64 && dtype != DataType::int64) {
     refuse(name, label, fmt::format("reduces fp32, fp64 and int64, not {}", name_of(dtype)));
   }
-  record(name, count, dtype, (size() - 1) * count, label);
+  record(name, count, dtype, (size() - 1) * count, label, to_all(count, dtype));
 }
 
 void CommunicatorBase::validate_and_record_all_to_all(const void* sent, const void* received,
@@ -112,7 +117,7 @@ void CommunicatorBase::validate_and_record_all_to_all(const void* sent, const vo
   require_buffer(name, label, sent, count, "sent");
   require_buffer(name, label, received, count, "received");
   if (sent == received && count > 0) refuse(name, label, "sent and received are the same buffer");
-  record(name, count, dtype, (size() - 1) * count, label);
+  record(name, count, dtype, (size() - 1) * count, label, to_all(count, dtype));
 }
 
 void CommunicatorBase::validate_and_record_all_to_all_v(const void* sent, std::span<const RankElements> sends,
@@ -124,17 +129,18 @@ void CommunicatorBase::validate_and_record_all_to_all_v(const void* sent, std::s
     if (static_cast<int>(parts.size()) != size()) {
       refuse(name, label, fmt::format("{} has {} entries for {} ranks", what, parts.size(), size()));
     }
-    std::int64_t others = 0;
+    std::int64_t others = 0, crossing = 0;
     for (int r = 0; r < size(); ++r) {
       const RankElements& part = parts[static_cast<std::size_t>(r)];
       require_buffer(name, label, data, part.count, what);
       if (part.first < 0) refuse(name, label, fmt::format("{} begins at element {}", what, part.first));
       checked_multiply(part.first + part.count, size_of(dtype));
       if (r != rank()) others += part.count;
+      if (crossings_ && crossings_->elsewhere(r)) crossing += part.count * size_of(dtype);
     }
-    return others;
+    return std::pair(others, crossing);
   };
-  const std::int64_t others = check(sent, sends, "sent");
+  const auto [others, crossing] = check(sent, sends, "sent");
   check(received, receives, "received");
   const auto own = static_cast<std::size_t>(rank());
   if (sends[own].count != receives[own].count) {
@@ -142,7 +148,9 @@ void CommunicatorBase::validate_and_record_all_to_all_v(const void* sent, std::s
            fmt::format("the rank sends itself {} elements and receives {}", sends[own].count,
                        receives[own].count));
   }
-  record(name, 0, dtype, others, label);  // counts differ from rank to rank, and so are not of the hash
+  // Those of the other ranks of the node are not known here: as many as this one's, each.
+  record(name, 0, dtype, others, label,
+         {crossing, crossing * local_size()});  // counts differ from rank to rank, and so are not of the hash
 }
 
 void CommunicatorBase::validate_and_record_broadcast(const void* values, std::int64_t count, DataType dtype,
@@ -150,7 +158,9 @@ void CommunicatorBase::validate_and_record_broadcast(const void* values, std::in
   constexpr std::string_view name = "broadcast";
   require_buffer(name, label, values, count, "values");
   require_rank(name, label, root, size(), "root");
-  record(name, count, dtype, rank() == root ? (size() - 1) * count : 0, label);
+  const bool sends = rank() == root;
+  record(name, count, dtype, sends ? (size() - 1) * count : 0, label,
+         sends ? to_all(count, dtype) : Crossings::Bytes{});
 }
 
 void CommunicatorBase::validate_and_record_send(const void* values, std::int64_t count, DataType dtype,
@@ -158,7 +168,8 @@ void CommunicatorBase::validate_and_record_send(const void* values, std::int64_t
   require_buffer("send", label, values, count, "values");
   require_rank("send", label, peer, size(), "peer");
   if (peer == rank()) refuse("send", label, "the peer is this rank itself");
-  record("send", count, dtype, count, label, false);
+  const std::int64_t crossing = crossings_ && crossings_->elsewhere(peer) ? count * size_of(dtype) : 0;
+  record("send", count, dtype, count, label, {crossing, crossing}, false);
 }
 
 void CommunicatorBase::validate_and_record_recv(const void* values, std::int64_t count, DataType dtype,
@@ -166,7 +177,7 @@ void CommunicatorBase::validate_and_record_recv(const void* values, std::int64_t
   require_buffer("recv", label, values, count, "values");
   require_rank("recv", label, peer, size(), "peer");
   if (peer == rank()) refuse("recv", label, "the peer is this rank itself");
-  record("recv", count, dtype, 0, label, false);
+  record("recv", count, dtype, 0, label, {}, false);
 }
 
 void CommunicatorBase::validate_and_record_barrier(const OperationLabel& label) {

@@ -1,8 +1,11 @@
 #pragma once
 /// The base of all communicators: validates and records each call before any data moves. Private to comm/.
 
+#include <memory>
 #include <string_view>
+#include <utility>
 
+#include "comm/node/crossings.h"
 #include "tranche/comm/communicator.h"
 
 namespace tranche::comm {
@@ -11,12 +14,15 @@ class CommunicatorBase : public Communicator {
  public:
   const ByteMeter& meter() const override { return meter_; }
   ByteMeter& meter() override { return meter_; }
+  bool counts_nodes() const override { return crossings_ != nullptr; }
   std::uint64_t sequence_hash() const override { return hash_; }
   bool rounds(DataType from, DataType to) const override {
     return from == to || (size() == 1 && from == DataType::float32);
   }
 
  protected:
+  /// From here on calls are counted by node, too; set by communicators of host memory.
+  void count_crossings(std::unique_ptr<const Crossings> crossings) { crossings_ = std::move(crossings); }
   // Each checks the arguments (InvalidArgument naming the operation), counts what this rank will send and,
   // for collectives, extends the hash.
   void validate_and_record_all_gather(const void* shard, const void* full, std::int64_t count, DataType dtype,
@@ -42,7 +48,13 @@ class CommunicatorBase : public Communicator {
 
  private:
   void record(std::string_view name, std::int64_t count, DataType dtype, std::int64_t sent_elements,
-              const OperationLabel& label, bool collective = true, std::int64_t more_bytes = 0);
+              const OperationLabel& label, Crossings::Bytes crossing = {}, bool collective = true,
+              std::int64_t more_bytes = 0);
+  /// What goes to other nodes where every rank sends `elements` to every other.
+  Crossings::Bytes to_all(std::int64_t elements, DataType dtype) const {
+    return crossings_ ? crossings_->to_all(elements * size_of(dtype)) : Crossings::Bytes{};
+  }
+  std::unique_ptr<const Crossings> crossings_;
   ByteMeter meter_;
   std::uint64_t hash_ = 0x6a09e667f3bcc908ull;
 };

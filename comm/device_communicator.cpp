@@ -99,6 +99,7 @@ class DeviceCommunicator : public CommunicatorBase {
   std::string_view backend() const override { return name_; }
   int local_size() const override { return host_->local_size(); }
   int local_rank() const override { return host_->local_rank(); }
+  int node_of(int rank) const override { return host_->node_of(rank); }
 
   Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                    std::int64_t bucket_elements, std::span<const Event> ready,

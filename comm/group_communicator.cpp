@@ -95,6 +95,8 @@ GroupCommunicator::GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std
   const NodeLayout& layout = window_->layout();
   local_size_ = static_cast<int>(layout.members(layout.node(rank_)).size());
   local_rank_ = layout.local(rank_);
+  count_crossings(
+      std::make_unique<const Crossings>(layout, rank_, engine_->options().collectives, window_->available()));
 }
 
 std::unique_ptr<Communicator> GroupCommunicator::of_all(std::shared_ptr<ProgressEngine> engine) {

@@ -29,6 +29,7 @@ class GroupCommunicator : public CommunicatorBase, public PeerInquiry {
   std::string_view backend() const override { return engine_->transport().backend(); }
   int local_size() const override { return local_size_; }
   int local_rank() const override { return local_rank_; }
+  int node_of(int rank) const override { return window_->layout().node(rank); }
 
   Event all_gather(const void* shard, void* full, std::int64_t count, DataType dtype,
                    std::int64_t bucket_elements, std::span<const Event> ready,

@@ -36,6 +36,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
         staging_(std::move(staging)),
         recorder_(std::move(recorder)) {
     std::map<int, int> ranks_of;
+    count_crossings(std::make_unique<const comm::Crossings>(layout_, rank_, collectives_, true));
     for (const int node : nodes_) most_on_node_ = std::max(most_on_node_, ++ranks_of[node]);
     // The ranks of a node begin an operation when it is ready; devices have a stream for all of them.
     if (!recorder_) return;
@@ -51,6 +52,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
   int local_size() const override {
     return static_cast<int>(std::count(nodes_.begin(), nodes_.end(), node()));
   }
+  int node_of(int rank) const override { return nodes_[static_cast<std::size_t>(rank)]; }
   int local_rank() const override {
     return static_cast<int>(std::count(nodes_.begin(), nodes_.begin() + rank_, node()));
   }

@@ -2,14 +2,24 @@
 
 namespace tranche {
 
-void ByteMeter::add(std::string_view operation, Traffic traffic, std::int64_t elements, std::int64_t bytes) {
+namespace {
+
+void add_to(TrafficCount& sum, const TrafficCount& count) {
+  sum.calls += count.calls;
+  sum.elements += count.elements;
+  sum.bytes += count.bytes;
+  sum.to_other_nodes += count.to_other_nodes;
+  sum.node_to_other_nodes += count.node_to_other_nodes;
+}
+
+}  // namespace
+
+void ByteMeter::add(std::string_view operation, Traffic traffic, const TrafficCount& call) {
   const std::lock_guard lock(mutex_);
   auto& counts = counts_[static_cast<std::size_t>(traffic)];
   auto found = counts.find(operation);
   if (found == counts.end()) found = counts.emplace(std::string(operation), TrafficCount{}).first;
-  ++found->second.calls;
-  found->second.elements += elements;
-  found->second.bytes += bytes;
+  add_to(found->second, call);
 }
 
 std::map<std::string, TrafficCount> ByteMeter::counts(Traffic traffic) const {
@@ -22,9 +32,7 @@ TrafficCount ByteMeter::total(Traffic traffic) const {
   const std::lock_guard lock(mutex_);
   TrafficCount sum;
   for (const auto& [name, count] : counts_[static_cast<std::size_t>(traffic)]) {
-    sum.calls += count.calls;
-    sum.elements += count.elements;
-    sum.bytes += count.bytes;
+    add_to(sum, count);
   }
   return sum;
 }

@@ -160,7 +160,7 @@ constexpr ConfigKey keys[] = {
     honoured("tranche.communication_timeout", number, "300", "seconds until a collective counts as hung"),
     honoured("tranche.progress", text, "\"thread\"",
              "thread: one thread a rank makes all MPI calls; inline: the caller's thread does"),
-    automatic("tranche.threads", integer, "cores / ranks", "compute threads of a rank; 0 is auto"),
+    automatic("tranche.threads", integer, "cores / ranks", "compute threads of a rank; 0 is auto, which is at most SLURM_CPUS_PER_TASK"),
     honoured("tranche.device_memory", size, "null", "most bytes of device memory a rank may take"),
     honoured("tranche.host_memory", size, "null",
              "most bytes of host memory that a rank may take for what it offloads, saves and sends"),

@@ -96,6 +96,21 @@ std::string Engine::traffic_report() const {
   return result.dump();
 }
 
+std::optional<Engine::CrossingBytes> Engine::bytes_to_other_nodes() const {
+  const Impl& impl = *impl_;
+  for (const Communicator* group : impl.communicators) {
+    if (!group->counts_nodes()) return std::nullopt;
+  }
+  CrossingBytes bytes;
+  const std::vector<TrafficCount>& sent = impl.recorder.traffic().data_of_groups();
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    bytes.rank += sent[i].to_other_nodes;
+    // The node's other ranks are in groups of their own that do the same.
+    bytes.node += sent[i].node_to_other_nodes * impl.world.local_size() / impl.communicators[i]->local_size();
+  }
+  return bytes;
+}
+
 std::string Engine::model_report() const {
   return ordered_json{{"parameters", impl_->model.parameters()},
                       {"flops_per_token", impl_->model.flops_per_token}}

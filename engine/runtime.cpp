@@ -30,6 +30,7 @@ constexpr double start_timeout_seconds = 60;
 constexpr std::int64_t start_staging_bytes = 1 << 26;
 
 std::unique_ptr<Communicator> communicator_of_environment(const CommunicatorOptions& options) {
+  require_joined_tasks();
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
 }
 
@@ -57,6 +58,13 @@ Mesh agreed_mesh(Communicator& world, const std::string& text, std::string& prob
 
 std::string said(const std::string& value) {
   return value;
+}
+/// The ranks of a node share its cores. A task of Slurm's that is not bound sees all of them, whatever it was
+/// given.
+int threads_of_rank(int cores, const Communicator& world) {
+  const int threads = std::max(1, cores / std::max(1, world.local_size())),
+            given = cores_of_rank_by_launcher();
+  return given > 0 ? std::min(threads, given) : threads;
 }
 std::string said(bool value) {
   return value ? "true" : "false";
@@ -282,8 +290,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
       impl.log.warning(warning);
   }
   if (options.threads == 0) {
-    // The ranks of a node share its cores.
-    impl.device->set_threads(std::max(1, impl.device->threads() / std::max(1, impl.world->local_size())));
+    impl.device->set_threads(threads_of_rank(impl.device->threads(), *impl.world));
   }
   if (options.device == DeviceKind::cpu) kernels::start_host_threads(impl.device->threads());
 }
@@ -361,7 +368,7 @@ Device& Runtime::device() const {
 int Runtime::host_threads() const {
   if (impl_->device->kind() == DeviceKind::meta) return 1;
   if (impl_->options.threads > 0) return impl_->options.threads;
-  return std::max(1, usable_cores() / std::max(1, impl_->world->local_size()));
+  return threads_of_rank(usable_cores(), *impl_->world);
 }
 Ledger& Runtime::ledger() const {
   return impl_->ledger;

@@ -13,6 +13,8 @@ StepTraffic::Counts difference(StepTraffic::Counts after, const StepTraffic::Cou
     count.calls -= found->second.calls;
     count.elements -= found->second.elements;
     count.bytes -= found->second.bytes;
+    count.to_other_nodes -= found->second.to_other_nodes;
+    count.node_to_other_nodes -= found->second.node_to_other_nodes;
   }
   std::erase_if(after, [](const auto& entry) { return entry.second.calls == 0; });
   return after;
@@ -26,6 +28,8 @@ StepTraffic::Counts counts_of(std::span<Communicator* const> groups, Traffic tra
       all.calls += count.calls;
       all.elements += count.elements;
       all.bytes += count.bytes;
+      all.to_other_nodes += count.to_other_nodes;
+      all.node_to_other_nodes += count.node_to_other_nodes;
     }
   }
   return sum;
@@ -53,6 +57,8 @@ void StepTraffic::end(std::span<Communicator* const> groups) {
     of_groups_[i].calls -= of_groups_before_[i].calls;
     of_groups_[i].elements -= of_groups_before_[i].elements;
     of_groups_[i].bytes -= of_groups_before_[i].bytes;
+    of_groups_[i].to_other_nodes -= of_groups_before_[i].to_other_nodes;
+    of_groups_[i].node_to_other_nodes -= of_groups_before_[i].node_to_other_nodes;
   }
 }
 

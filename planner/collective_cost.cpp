@@ -53,12 +53,15 @@ double node_seconds(const Machine& machine, const std::string& operation, int ra
 }  // namespace
 
 double crossing_bytes(const Machine& machine, const std::string& operation, int ranks, int ranks_per_node,
-                      int element_bytes, double full_bytes, bool by_library, int groups_on_node) {
+                      int element_bytes, double full_bytes, bool by_library, int groups_on_node,
+                      bool by_messages) {
   const int inside = std::max(1, std::min(ranks, ranks_per_node));
   const int nodes = (ranks + inside - 1) / inside;
   double sent = full_bytes * (nodes - 1) / nodes * groups_on_node;
   if (operation == "all_reduce") sent *= 2;
-  if (operation == "all_to_all") sent *= inside;  // each rank of a node has parts of its own for the others
+  // Every rank of a node sends parts of its own to every rank of other nodes, and nothing is added before.
+  const bool by_message = by_messages && machine.device == DeviceKind::cpu;
+  if (operation == "all_to_all" || by_message) return sent * inside;
   if (operation == "reduce_scatter" && inside > 1 && !by_library) {
     // Partial sums of a node's CPUs travel in fp32; of GPUs every piece travels, and none is added before.
     sent *= machine.device == DeviceKind::cuda ? inside : std::max(1.0, 4.0 / element_bytes);
@@ -68,7 +71,7 @@ double crossing_bytes(const Machine& machine, const std::string& operation, int 
 
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
                           int ranks, int ranks_per_node, int element_bytes, double full_bytes,
-                          bool by_library, int groups_on_node) {
+                          bool by_library, int groups_on_node, bool by_messages) {
   const int inside = std::max(1, std::min(ranks, ranks_per_node));
   double seconds = node_seconds(machine, operation, inside, element_bytes, full_bytes);
   // CPUs' groups move their bytes through one memory; GPUs each have a link of their own.
@@ -76,7 +79,7 @@ double collective_seconds(const Machine& machine, const LinkRate& network, const
   const int nodes = (ranks + inside - 1) / inside;
   if (nodes > 1) {
     const double sent = crossing_bytes(machine, operation, ranks, ranks_per_node, element_bytes, full_bytes,
-                                       by_library, groups_on_node);
+                                       by_library, groups_on_node, by_messages);
     seconds += network.latency_seconds * std::ceil(std::log2(nodes)) + sent / network.bytes_per_second;
   }
   return seconds;

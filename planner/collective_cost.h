@@ -14,6 +14,7 @@ const CollectiveTable* nearest_table(const Machine& machine, const std::string& 
 
 /// Bytes that each node sends to others in a collective, with the arguments of collective_seconds().
 double crossing_bytes(const Machine& machine, const std::string& operation, int ranks, int ranks_per_node,
-                      int element_bytes, double full_bytes, bool by_library, int groups_on_node);
+                      int element_bytes, double full_bytes, bool by_library, int groups_on_node,
+                      bool by_messages = false);
 
 }  // namespace tranche::planner

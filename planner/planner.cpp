@@ -61,9 +61,8 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
         group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
     result.crossing_bytes += sent.bytes_to_other_nodes();
     const bool alone = sent.elsewhere == sent.group - 1;
-    // Ranks of a node share what crosses: in the node's memory on CPUs, in NCCL's rings on GPUs.
-    const bool shared = request.device == DeviceKind::cuda || config.collectives != "messages";
-    if (sent.elsewhere > 0 && !alone && shared) result.crossing_exact = false;
+    // Ranks of a node share what crosses in NCCL's rings.
+    if (sent.elsewhere > 0 && !alone && request.device == DeviceKind::cuda) result.crossing_exact = false;
   }
 }
 
@@ -143,6 +142,10 @@ PlanResult plan_run(const PlanRequest& request) {
   result.control = counts_of(traffic["control"]);
   result.formula_elements = traffic["formula_elements"].get<std::int64_t>();
   take_axes(result, request, config, traffic["by_axis"]);
+  if (const auto crossing = engine.bytes_to_other_nodes(); crossing && request.device != DeviceKind::cuda) {
+    result.crossing_bytes = crossing->rank;
+    result.node_crossing_bytes = crossing->node;
+  }
   result.tokens = config.micro_batch_size * config.accumulation_steps * engine.model().tokens_per_sample;
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
   result.offload = step_offload_cost(request, request.rates);

@@ -87,7 +87,8 @@ class Costs {
     if (work.kind != WorkKind::collective || work.ranks < 2) return 0;
     const auto [operation, inside, groups] = placed(work);
     return crossing_bytes(machine_, operation, work.ranks, inside, static_cast<int>(size_of(work.dtype)),
-                          work.full_bytes, config_.collectives == "nccl", groups);
+                          work.full_bytes, config_.collectives == "nccl", groups,
+                          config_.collectives == "messages");
   }
 
   double core_capacity() const { return on_cpu_ ? cores_ : 1; }
@@ -200,7 +201,7 @@ class Costs {
       }
     }
     return collective_seconds(machine_, network_, operation, work.ranks, inside, element, work.full_bytes,
-                              config_.collectives == "nccl", groups);
+                              config_.collectives == "nccl", groups, config_.collectives == "messages");
   }
 
   double disk_seconds(const RecordedWork& work, std::vector<Claim>& claims) const {

@@ -30,6 +30,7 @@ std::unique_ptr<Communicator> make_world() {
   CommunicatorOptions options;
   options.timeout_seconds = start_timeout_seconds;
   options.staging_bytes = start_staging_bytes;
+  require_joined_tasks();
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
 }
 

@@ -162,6 +162,14 @@ void Report::set_placement(const Placement& placement) {
                                   {"host_cores", placement.node_cores}};
 }
 
+void Report::set_nodes(const std::vector<RanksOfNode>& nodes) {
+  ordered_json& list = impl_->document["placement"]["nodes"] = ordered_json::array();
+  for (const RanksOfNode& node : nodes) {
+    list.push_back({{"name", node.name}, {"ranks", node.ranks}});
+    if (node.bytes_to_other_nodes) list.back()["bytes_to_other_nodes"] = *node.bytes_to_other_nodes;
+  }
+}
+
 void Report::set_sample(const std::string& text) {
   impl_->document["sample"] = text;
 }

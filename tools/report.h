@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tools/ngrams.h"
+#include "tools/nodes.h"
 #include "tools/progress.h"
 #include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
@@ -64,6 +65,8 @@ class Report {
   /// Processor seconds of all ranks in each of the oldest steps that have none yet, in their order.
   void add_processor_seconds(const std::vector<double>& steps);
   void set_placement(const Placement& placement);
+  /// Goes into the placement: after set_placement().
+  void set_nodes(const std::vector<RanksOfNode>& nodes);
   void set_mesh(const Mesh& mesh);
   void set_sample(const std::string& text);
   void add_checkpoint(const trainer::CompletedCheckpoint& record);

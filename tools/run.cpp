@@ -207,6 +207,7 @@ void Run::start() {
   runtime_options.trace = !options.trace.empty() || !options.memory_profile.empty();
   if (options.trace.empty()) runtime_options.trace_events = profile_trace_events;
   runtime = std::make_unique<Runtime>(Runtime::from_environment(runtime_options));
+  nodes = nodes_of(runtime->all());
   peak_flops =
       measure_matmul_peak(runtime->device(), settings.config.precision.compute, options.peak_seconds);
   runtime->all()
@@ -230,7 +231,9 @@ void Run::show_start() {
                             static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)))};
   report.set_placement(placement);
   report.set_mesh(runtime->mesh());
+  report.set_nodes(nodes);
   output.out << engine->summary(options.verbose);
+  if (launch.size() > 1) print_row("nodes", describe(nodes));
   if (const LoraConfig& lora = settings.config.lora; lora.any()) {
     std::size_t layers = 0;
     std::int64_t adapters = 0, all = 0;

@@ -7,9 +7,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "checkpoint/run_lease.h"
 #include "tools/launch.h"
+#include "tools/nodes.h"
 #include "tools/progress.h"
 #include "tools/report.h"
 #include "tools/resume_source.h"
@@ -39,6 +41,7 @@ struct Run {
   std::optional<checkpoint::RunLease> lease;  ///< of --checkpoint-dir, on rank 0
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<MemoryProfile> profile;  ///< with --memory-profile
+  std::vector<RanksOfNode> nodes;          ///< from start() on, on all ranks
   Buffer withheld_memory;                  ///< held by --debug-out-of-memory
   double peak_flops = 0;                   ///< of all ranks together
   std::unique_ptr<Engine> engine;

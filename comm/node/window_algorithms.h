@@ -27,6 +27,7 @@ class WindowAlgorithms {
   WindowAlgorithms(ProgressEngine& engine, std::vector<int> members, int self);
 
   const NodeLayout& layout() const { return *layout_; }
+  bool available() const { return available_; }
   /// Why ranks that were asked to read each other's memory cannot; empty when all is well.
   std::string obstacle() const;
   /// True for a call of which each rank gets `bytes` of all others together. `least`: of several nodes.

@@ -100,6 +100,9 @@ std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& o
   WithWindow window(options);
   std::unique_ptr<comm::Transport> transport;
   process->thread.run([&] {
+    int size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    require_joined_world(size);
     MPI_Comm world = MPI_COMM_NULL;
     comm::require_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
     transport = comm::make_mpi_transport(world, process->clean, window.options.window);

@@ -222,6 +222,12 @@ TEST(Projected, BetweenNodesTheNetworkIsShared) {
               1e-3 + 1e-5 + 0.5e6 / 1e9, 1e-7);
   EXPECT_NEAR(collective_seconds(gpus, network, "all_gather", 8, 4, 2, 1e6), 1e-3 + 1e-5 + 0.5e6 / 1e9, 1e-7);
   EXPECT_NEAR(collective_seconds(machine, network, "all_gather", 2, 2, 2, 1e6), 1e-3, 1e-7);
+  for (const char* operation : {"all_gather", "reduce_scatter"}) {
+    const double inside = collective_seconds(machine, network, operation, 2, 2, 2, 1e6);
+    EXPECT_NEAR(collective_seconds(machine, network, operation, 4, 2, 2, 1e6, false, 1, true),
+                inside + 1e-5 + 2 * 0.5e6 / 1e9, 1e-7)
+        << "messages: " << operation;
+  }
   EXPECT_NEAR(collective_seconds(machine, network, "all_gather", 8, 1, 2, 8e6), 3e-5 + 7e6 / 1e9, 1e-7);
 }
 

@@ -98,6 +98,15 @@ std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& o
 bool started_by_mpi_launcher();
 /// The number of ranks that the launcher started on this node; 0 when it does not say.
 int ranks_of_node_by_launcher();
+/// The cores that the launcher gave each rank (SLURM_CPUS_PER_TASK); 0 when it does not say.
+int cores_of_rank_by_launcher();
+/// Throws ConfigurationError where the environment shows that a batch system (Slurm's srun, pbsdsh, blaunch,
+/// jsrun) started this process as one of several tasks but gave it no PMI: each task would be a run of one
+/// rank.
+void require_joined_tasks();
+/// Throws ConfigurationError where `size`, that of MPI_COMM_WORLD, is 1 but the launcher started more ranks:
+/// it belongs to another MPI than the program.
+void require_joined_world(int size);
 /// "Open MPI 4.1.4" or "not compiled".
 std::string mpi_version();
 /// "NCCL 2.28.9" or "not compiled".

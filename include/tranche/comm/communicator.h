@@ -66,6 +66,8 @@ class Communicator {
   /// Ranks that share this rank's node, and this rank's index among them.
   virtual int local_size() const = 0;
   virtual int local_rank() const = 0;
+  /// The number of the node that a rank of the group is on: ranks of one node have equal numbers.
+  virtual int node_of(int /*rank*/) const { return 0; }
 
   /// full[r * count ...] = rank r's shard of `count` elements. `shard` may be the rank's own place in `full`
   /// (in place). `bucket_elements`: most elements of all ranks that are exchanged at once; 0: no limit.
@@ -120,6 +122,8 @@ class Communicator {
   /// not hold it once for each of them.
   virtual bool simulated() const { return false; }
 
+  /// True where the meter knows what goes to other nodes; of GPUs' memory it does not, as NCCL decides.
+  virtual bool counts_nodes() const { return false; }
   /// Bytes and elements this rank sent, by operation.
   virtual const ByteMeter& meter() const = 0;
   virtual ByteMeter& meter() = 0;

@@ -241,6 +241,13 @@ class Engine {
   /// ranks).
   std::string memory_report();
   std::string traffic_report() const;
+  /// Bytes of the last step's data that went to other nodes: from this rank, and from all ranks of its node,
+  /// which are taken to send alike.
+  struct CrossingBytes {
+    std::int64_t rank = 0, node = 0;
+  };
+  /// Not collective. Nothing where the communicators do not count them.
+  std::optional<CrossingBytes> bytes_to_other_nodes() const;
   std::string model_report() const;
   using StateBytes = tranche::StateBytes;
   /// Bytes of this rank.

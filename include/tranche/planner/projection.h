@@ -67,9 +67,11 @@ CostModel machine_rates(const ProjectionRequest& request);
 /// what it must, and a message's latency for each doubling of the nodes. CPUs of a node send partial sums of
 /// a reduction, in fp32; of GPUs every rank sends a part to every rank of other nodes, or with `by_library`
 /// (NCCL's own reduction) one ring crosses each node once. `groups_on_node` groups do the same at once and
-/// share the node's network, and its memory where that carries the data of CPUs.
+/// share the node's network, and its memory where that carries the data of CPUs. `by_messages`: CPUs' ranks
+/// read nothing of each other (`tranche.collectives`), so that each sends its part to every rank of other
+/// nodes.
 double collective_seconds(const Machine& machine, const LinkRate& network, const std::string& operation,
                           int ranks, int ranks_per_node, int element_bytes, double full_bytes,
-                          bool by_library = false, int groups_on_node = 1);
+                          bool by_library = false, int groups_on_node = 1, bool by_messages = false);
 
 }  // namespace tranche::planner
