@@ -16,7 +16,8 @@
 #include <optional>
 using namespace tranche;
 
-static void train(const std::string& text, const std::string& folder, std::int64_t steps) {
+/// Returns true where a signal ended the run before its last step.
+static bool train(const std::string& text, const std::string& folder, std::int64_t steps) {
   trainer::StopSignals signals;  // before anything starts a thread
   Runtime runtime = Runtime::from_config(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"},
     "zero_optimization": {"stage": 3}, "tranche": {"threads": 1}})");
@@ -74,12 +75,14 @@ static void train(const std::string& text, const std::string& folder, std::int64
   }
   checkpoints.save();
   checkpoints.finish();
-  if (!root) return;
+  if (!root) return stopped;
   std::printf("step %lld", static_cast<long long>(engine.steps()));
   if (const auto& best = checkpoints.best()) {
     std::printf(", best %lld with %.4f", static_cast<long long>(best->step), best->loss);
   }
   std::printf("\n");
+  std::fflush(stdout);  // a launcher ends this rank once another has ended with a status above 0
+  return stopped;
 }
 
 int main(int argc, char** argv) {
@@ -88,8 +91,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   try {
-    train(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 100);
-    return 0;
+    // 9, as tranche train has it: a batch script sees that the run is to be gone on with.
+    return train(argv[1], argv[2], argc > 3 ? std::atoll(argv[3]) : 100) ? 9 : 0;
   } catch (const Error& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

@@ -228,7 +228,9 @@ void add_train_flags(CLI::App& app, Options& options) {
   add(app, "--checkpoint-dir", options.checkpoint_dir, "DIR",
       "folder of checkpoints, one that all ranks share; saves at the end, and on SIGUSR1, SIGUSR2, SIGTERM "
       "or SIGHUP, "
-      "after which the run ends with status 0 (docs/guides/preemption.md)");
+      "after which the run ends with status 9 (docs/guides/preemption.md)");
+  add_number(app, "--stopped-status", options.stopped_status,
+             "exit status of a run that such a signal stopped, 0 to 125 (default: 9)");
   add_number(app, "--save-every", options.save_every,
              "steps between checkpoints (default 0: at the end only)");
   add_number(app, "--keep-last", options.keep_last,
@@ -302,6 +304,11 @@ void check_checkpoints(const Options& options) {
                          options.resume));
     }
     if (options.keep_best) refuse("--keep-best needs --checkpoint-dir DIR, where checkpoints go");
+    if (options.stopped_status) {
+      refuse(fmt::format(
+          "--stopped-status {} needs --checkpoint-dir DIR: without it a signal ends the run at once",
+          *options.stopped_status));
+    }
   }
   if (!options.best_by.empty() && !options.keep_best && options.resume != "best") {
     refuse(fmt::format("--best-by '{}' says by which set --keep-best keeps a checkpoint; give that too",
@@ -499,6 +506,7 @@ void check(const Options& options) {
         std::pair("--sample-bytes", options.sample_bytes), std::pair("--keep-last", options.keep_last)}) {
     within(flag, std::optional(value), 0, largest_count);
   }
+  within("--stopped-status", options.stopped_status, 0, 125);  // from 126 on statuses are the shell's
   constexpr double century = 100 * 365.25 * 86400;
   within("--max-seconds", std::optional(options.max_seconds), 0.0, century);
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {
@@ -553,7 +561,7 @@ Exit status:
   1 other errors; diff: a difference          6 a numerical stop: steps were skipped again and again
   2 flags, configuration or data              7 a scaling study with runs missing
   3 out of memory; plan: it does not fit      8 storage: a disk fails under other than checkpoints
-  4 a checkpoint is damaged or missing)");
+  4 a checkpoint is damaged or missing        9 stopped by a signal: saved, and to be gone on with)");
   app.require_subcommand(0, 1);
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // subcommands inherit it
   CLI::App* train = app.add_subcommand("train", "train a language model on text or tokens");

@@ -81,6 +81,7 @@ struct Options {
   std::int64_t digest_every = 0;
   double max_seconds = 0;
   std::int64_t min_steps = 1;
+  std::optional<std::int64_t> stopped_status;  ///< of a run that a signal stopped; default stopped_by_signal
   std::int64_t log_every = 0;
   std::int64_t sample_bytes = 0;
   bool ngrams = false;

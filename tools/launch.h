@@ -21,6 +21,8 @@ namespace tranche::tools {
 /// Exit status where a disk fails under what is no checkpoint: swap files of the nvme tier, a report at the
 /// end; beside those of core/error.h.
 inline constexpr int storage_failed = 8;
+/// Exit status of a run or a study that a signal stopped before its end: what it had done is saved.
+inline constexpr int stopped_by_signal = 9;
 
 /// The message of an error, and the exit status of the program that ends with it.
 struct Failure {

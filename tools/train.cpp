@@ -69,7 +69,8 @@ class Training {
     if (run.is_root()) open_curves();
   }
 
-  void operator()() {
+  /// Collective. Trains, and returns true where a signal ended the run.
+  bool operator()() {
     const detail::Stopwatch clock;
     std::int64_t step = run_.engine->steps();
     bool enough = false;
@@ -121,6 +122,7 @@ class Training {
     } else {
       finish(clock.seconds());
     }
+    return last_.stop_requested;
   }
 
  private:
@@ -279,6 +281,7 @@ class Training {
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
+    share_node_bytes();
     if (run_.profile) run_.profile->end();  // the rest is not the training's
     save_trace();
     save_profile();
@@ -320,6 +323,13 @@ class Training {
     processor_seconds_.clear();
   }
 
+  /// Collective. What every node sent in the last step, for the report.
+  void share_node_bytes() {
+    const auto sent = run_.engine->bytes_to_other_nodes();
+    tools::share_node_bytes(run_.runtime->all(), sent ? std::optional(sent->rank) : std::nullopt, run_.nodes);
+    if (run_.is_root()) run_.report.set_nodes(run_.nodes);
+  }
+
   void report_engine(const kernels::Digest& weights, const kernels::Digest& state,
                      const std::string& memory) {
     run_.report.set_engine(memory, run_.engine->traffic_report(), run_.engine->model_report());
@@ -353,6 +363,7 @@ class Training {
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
+    share_node_bytes();
     if (run_.profile) run_.profile->end();  // the rest is not the training's
     std::string sample;
     if (run_.options.sample_bytes > 0) {
@@ -449,10 +460,23 @@ int run_train(const Options& options, const Output& output) {
   std::optional<trainer::StopSignals> signals;
   if (!options.checkpoint_dir.empty()) signals.emplace();
   Run run(options, output);
-  return run.execute([&] {
-    Training training(run, signals ? &*signals : nullptr);
-    training();
+  bool stopped = false;
+  const int status = run.execute([&] {
+    {
+      Training training(run, signals ? &*signals : nullptr);
+      stopped = training();
+    }
+    if (!stopped) return;
+    // A launcher ends the other ranks once one ends with a status above 0: all have to be done by then.
+    run.lease.reset();
+    std::int64_t done = 1;
+    run.runtime->all()
+        .all_reduce(&done, 1, DataType::int64, ReduceOperation::minimum,
+                    {"program", "stopped", Traffic::control})
+        .wait();
   });
+  if (status != 0 || !stopped) return status;
+  return static_cast<int>(options.stopped_status.value_or(stopped_by_signal));
 }
 
 }  // namespace tranche::tools

@@ -250,13 +250,13 @@ class Job:
 
 
 def suite_stop():
-    def stopped(name, send, by, ranks=3):
+    def stopped(name, send, by, ranks=3, status=9):
         folder, report = path(name), path(name + ".json")
-        job = Job(["--stage", "2", "--steps", "1000000", "--log-every", "1", "--checkpoint-dir", folder, "--report", report],
-                  ranks)
+        flags = ["--stopped-status", str(status)] if status != 9 else []
+        job = Job(["--stage", "2", "--steps", "1000000", "--log-every", "1", "--checkpoint-dir", folder, "--report", report] + flags, ranks)
         job.wait_for("step       3/1000000")
         send(job)
-        job.end(0, ["is complete: the same command with --resume latest goes on from it", by])
+        job.end(status, ["is complete: the same command with --resume latest goes on from it", by])
         if not os.path.exists(report):
             return None, 0
         with open(report, encoding="utf-8") as file:
@@ -284,10 +284,10 @@ def suite_stop():
                 except ProcessLookupError:
                     pass
             time.sleep(0.01)
-    stopped("terms", repeatedly, "by SIGTERM", 2)
+    stopped("terms", repeatedly, "by SIGTERM", 2, 75)
 
     # A person at the terminal: SIGINT to a run without mpirun, and to one rank.
-    stopped("int", lambda job: os.kill(job.process.pid, signal.SIGINT), "by SIGINT", 0)
+    stopped("int", lambda job: os.kill(job.process.pid, signal.SIGINT), "by SIGINT", 0, 0)
     stopped("int2", lambda job: os.kill(job.ranks[0], signal.SIGINT), "by SIGINT", 2)
 
     # In a hang nobody asks for the first one; the second ends it.

@@ -38,12 +38,12 @@ class ProgramCheckpoints : public testing::Test {
     return test::run(tiny_train(files_, more));
   }
   /// Trains with a report and returns it.
-  json report(std::vector<std::string> more, std::string* out = nullptr) const {
+  json report(std::vector<std::string> more, std::string* out = nullptr, int status = 0) const {
     more.insert(more.end(), {"--report", files_.path("r.json")});
     const ProgramResult result = train(more);
-    EXPECT_EQ(result.status, 0) << result.errors;
+    EXPECT_EQ(result.status, status) << result.errors;
     if (out != nullptr) *out = result.out;
-    return result.status == 0 ? json::parse(read_file(files_.path("r.json"))) : json();
+    return result.status == status ? json::parse(read_file(files_.path("r.json"))) : json();
   }
   void refused(int status, const std::vector<std::string>& more,
                const std::vector<std::string>& texts) const {
@@ -680,7 +680,7 @@ TEST_F(ProgramCheckpoints, AFolderThatCannotBeWrittenIsRefusedBeforeTraining) {
   EXPECT_EQ(result.out, "");
 }
 
-TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndStatusZero) {
+TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndAStatusOfItsOwn) {
   for (const int signal : {SIGUSR1, SIGTERM}) {
     const std::string name = "stopped" + std::to_string(signal);
     // It comes during start-up: waits, and is seen in the first step.
@@ -690,7 +690,7 @@ TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndStatusZero) {
     pthread_sigmask(SIG_BLOCK, &set, &before);
     raise(signal);
     std::string out;
-    const json stopped = report({"--checkpoint-dir", folder(name), "--steps", "1000000"}, &out);
+    const json stopped = report({"--checkpoint-dir", folder(name), "--steps", "1000000"}, &out, 9);
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     const std::string by = signal == SIGUSR1 ? "SIGUSR1" : "SIGTERM";
     EXPECT_THAT(out, AllOf(HasSubstr("stopped after step 1 of 1000000 by " + by),
@@ -705,15 +705,24 @@ TEST_F(ProgramCheckpoints, ASignalEndsTheRunWithACheckpointAndStatusZero) {
   }
 }
 
-TEST_F(ProgramCheckpoints, AnInterruptEndsTheRunWithACheckpointAndStatusZero) {
+TEST_F(ProgramCheckpoints, AStatusForRunsThatNoSignalStopsIsRefused) {
+  refused(2, {"--stopped-status", "75"}, {"--stopped-status 75 needs --checkpoint-dir DIR"});
+  refused(2, {"--stopped-status", "126", "--checkpoint-dir", folder()}, {"--stopped-status is 126"});
+  EXPECT_EQ(report({"--stopped-status", "75", "--checkpoint-dir", folder(), "--max-seconds", "1e-9"})["steps"]
+                .size(),
+            1u);
+}
+
+TEST_F(ProgramCheckpoints, AnInterruptEndsTheRunWithACheckpointAndTheStatusThatIsAskedFor) {
   const std::string metrics = files_.path("steps.jsonl");
   std::thread person([&] {
     while (!std::filesystem::exists(metrics) || test::read_file(metrics).empty()) ::usleep(1000);
     ::kill(::getpid(), SIGINT);
   });
   std::string out;
-  const json stopped =
-      report({"--checkpoint-dir", folder("interrupted"), "--metrics", metrics, "--steps", "1000000"}, &out);
+  const json stopped = report({"--checkpoint-dir", folder("interrupted"), "--metrics", metrics, "--steps",
+                               "1000000", "--stopped-status", "75"},
+                              &out, 75);
   person.join();
   EXPECT_THAT(
       out, AllOf(HasSubstr("SIGINT: the run is saved after step "), HasSubstr("a second one ends it at once"),

@@ -140,7 +140,10 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
   expect_keys(report["placement"], {{"ranks_on_host", number_integer},
                                     {"threads", number_integer},
                                     {"cores", number_integer},
-                                    {"host_cores", number_integer}});
+                                    {"host_cores", number_integer},
+                                    {"nodes", array}});
+  expect_keys(report["placement"]["nodes"][0],
+              {{"name", json::value_t::string}, {"ranks", array}, {"bytes_to_other_nodes", number_integer}});
   for (const json& step : report["steps"]) {
     // The update is a part of the step; all of a rank's processor time is inside of its wall clock here.
     EXPECT_GT(step["update_seconds"], 0);
