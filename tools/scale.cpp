@@ -11,6 +11,7 @@
 
 #include "core/output_file.h"
 #include "tools/child.h"
+#include "tools/launch.h"
 #include "tools/progress.h"
 #include "tools/terminal.h"
 #include "tranche/core/error.h"
@@ -74,11 +75,6 @@ class StudyRunner {
       lines_
           << "note: how many ranks a node has is not clear from the launcher's arguments: planned as on one; "
              "--ranks-per-node says it\n";
-    }
-    if (study_.options().launcher == "srun") {
-      lines_ << "note: srun has not yet been run with this program: its arguments (--mpi=pmix, --nodes ...) "
-                "go behind "
-                "--\n";
     }
     lines_ << std::flush;
   }
@@ -211,7 +207,8 @@ class StudyRunner {
                  failures_.size() == 1 ? "one" : std::to_string(failures_.size()))
           << std::flush;
     }
-    return results.whole() ? 0 : study_incomplete;
+    if (results.whole()) return 0;
+    return stopped_by != 0 ? stopped_by_signal : study_incomplete;
   }
 
   void redraw(const std::string& line) {

@@ -27,7 +27,8 @@ class TimeLeft {
 /// Exit status of a study of which runs failed or were not reached; beside those of core/error.h.
 inline constexpr int study_incomplete = 7;
 
-/// Returns the exit status: 0 when every run is there, else study_incomplete. Throws ConfigurationError for
+/// Returns the exit status: 0 when every run is there, stopped_by_signal (launch.h) of a study that was
+/// stopped, else study_incomplete. Throws ConfigurationError for
 /// what is told before any run.
 int run_scale(const Options& options, const Output& output);
 

@@ -16,7 +16,7 @@ namespace tranche::tools {
 namespace {
 
 /// Flags of `train` that are not a study's, and why.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 18> not_of_a_study{{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 19> not_of_a_study{{
     {"--stage", "a study runs several: --stages 0,1,2,3"},
     {"--report", "every run of a study has its report, in the folder of --out"},
     {"--metrics", "every run of a study has its report, in the folder of --out"},
@@ -27,6 +27,7 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 18> not_of_a
     {"--resume", "every run of a study begins anew; the same command goes on with a study that was stopped"},
     {"--resume-weights-only", "every run of a study begins anew"},
     {"--max-seconds", "runs of a study have --warmup and --steps steps, so that they can be compared"},
+    {"--stopped-status", "the runs of a study save nothing"},
     {"--min-steps", "runs of a study have --warmup and --steps steps, so that they can be compared"},
     {"--eval-every", "an evaluation would be in the time of a step"},
     {"--digest-every", "a digest would be in the time of a step"},
@@ -61,7 +62,8 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
   command.add_option("--run-timeout", options.run_timeout, "seconds after which a run is ended")
       ->capture_default_str();
   command.option_defaults()->group("Launcher");
-  command.add_option("--launcher", options.launcher, "srun has not been run yet")
+  command
+      .add_option("--launcher", options.launcher, "srun: with its arguments behind --, like -- --mpi=pmix")
       ->type_name("mpirun|srun")
       ->capture_default_str();
   command.add_option("--hostfile", options.hostfile, "mpirun's: hosts and their slots")->type_name("FILE");

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
+#include <fstream>
 #include <sstream>
 #include <string_view>
 #include <utility>
@@ -130,23 +132,87 @@ Said read_arguments(const std::vector<std::string>& words, bool srun) {
   return said;
 }
 
+/// srun spreads ranks over all nodes that it has, and not evenly, unless it is told how many each takes.
+NodesOfRun nodes_of_srun(const Said& said, int ranks, const Allocation& allocation) {
+  if (said.nodes) {
+    const int nodes = std::min(*said.nodes, ranks);
+    if (ranks % nodes != 0) return {};
+    if (said.per_node) return {ranks / nodes, {}};
+    return {ranks / nodes, {"--ntasks-per-node=" + std::to_string(ranks / nodes)}};
+  }
+  std::optional<int> each = said.per_node;
+  if (!each && allocation.of_slurm && !allocation.nodes.empty()) each = block_of(allocation.nodes, ranks);
+  if (!each) return {ranks == 1 ? std::optional(1) : std::nullopt, {}};
+  each = std::min(*each, ranks);
+  std::vector<std::string> arguments{"--nodes=" + std::to_string((ranks + *each - 1) / *each)};
+  if (!said.per_node) arguments.push_back("--ntasks-per-node=" + std::to_string(*each));
+  return {each, arguments};
+}
+
+/// "a a b b"
+Slots slots_of_words(std::istream& words) {
+  Slots hosts;
+  for (std::string name; words >> name;) add_slots(hosts, name, 1);
+  return hosts;
+}
+
+/// Slurm's "4(x2),3".
+Slots slots_of_counts(const std::string& list) {
+  Slots hosts;
+  std::stringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    const std::size_t times = word.find("(x");
+    const std::optional<int> slots = number(std::string_view(word).substr(0, times));
+    const std::optional<int> nodes =
+        times == std::string::npos
+            ? std::optional(1)
+            : number(std::string_view(word).substr(times + 2, word.size() - times - 3));
+    if (!slots || !nodes) return {};
+    for (int i = 0; i < *nodes; ++i) hosts.emplace_back("node " + std::to_string(hosts.size()), *slots);
+  }
+  return hosts;
+}
+
 }  // namespace
 
-std::optional<int> ranks_per_node(const ScaleOptions& options, const std::string& hostfile, int ranks) {
+Allocation Allocation::of_environment() {
+  if (const char* counts = std::getenv("SLURM_TASKS_PER_NODE");
+      counts != nullptr && std::getenv("SLURM_JOB_ID")) {
+    return {slots_of_counts(counts), true};
+  }
+  if (const char* file = std::getenv("PBS_NODEFILE")) {
+    std::ifstream lines(file);
+    return {slots_of_words(lines), false};
+  }
+  if (const char* hosts = std::getenv("LSB_HOSTS")) {
+    std::istringstream words(hosts);
+    return {slots_of_words(words), false};
+  }
+  return {};
+}
+
+std::optional<int> ranks_per_node(const ScaleOptions& options, const std::string& hostfile, int ranks,
+                                  const Allocation& allocation) {
+  return nodes_of_run(options, hostfile, ranks, allocation).per_node;
+}
+
+NodesOfRun nodes_of_run(const ScaleOptions& options, const std::string& hostfile, int ranks,
+                        const Allocation& allocation) {
   if (options.ranks_per_node > 0)
-    return static_cast<int>(std::min<std::int64_t>(options.ranks_per_node, ranks));
+    return {static_cast<int>(std::min<std::int64_t>(options.ranks_per_node, ranks)), {}};
   const bool srun = options.launcher == "srun";
   const Said said = read_arguments(options.launcher_arguments, srun);
-  if (said.other || said.hostfile) return std::nullopt;
-  if (said.per_node) return std::min(*said.per_node, ranks);
-  if (srun) {
-    if (said.nodes && ranks % *said.nodes == 0) return ranks / *said.nodes;
-    return ranks == 1 ? std::optional(1) : std::nullopt;
-  }
-  if (said.host) return block_of(slots_of_list(*said.host), ranks);
-  if (!options.host.empty()) return block_of(slots_of_list(options.host), ranks);
-  if (!options.hostfile.empty()) return block_of(slots_of_file(hostfile), ranks);
-  return ranks;
+  if (said.other || said.hostfile) return {};
+  if (srun) return nodes_of_srun(said, ranks, allocation);
+  const auto per_node = [&]() -> std::optional<int> {
+    if (said.per_node) return std::min(*said.per_node, ranks);
+    if (said.host) return block_of(slots_of_list(*said.host), ranks);
+    if (!options.host.empty()) return block_of(slots_of_list(options.host), ranks);
+    if (!options.hostfile.empty()) return block_of(slots_of_file(hostfile), ranks);
+    if (allocation.several()) return block_of(allocation.nodes, ranks);
+    return ranks;
+  };
+  return {per_node(), {}};
 }
 
 }  // namespace tranche::tools

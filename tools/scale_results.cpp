@@ -200,8 +200,9 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
                             run.bytes, run.formula_elements, run.formula_bytes));
       }
       if (point.plan.placed && run.ranks_on_node != point.plan.ranks_per_node) {
-        differs(fmt::format("{} ranks were on the node of rank 0, {} were planned: say --ranks-per-node",
-                            run.ranks_on_node, point.plan.ranks_per_node));
+        differs(fmt::format("{} rank{} on the node of rank 0, {} were planned: say --ranks-per-node",
+                            run.ranks_on_node, run.ranks_on_node == 1 ? " was" : "s were",
+                            point.plan.ranks_per_node));
       }
       if (point.plan.placed && run.bytes != point.plan.bytes) {
         differs(fmt::format("{} bytes were sent, {} were planned", run.bytes, point.plan.bytes));

@@ -240,7 +240,7 @@ void ScaleStudy::plan_points() {
     request.ranks = ranks;
     const std::string& hostfile = options_.scale.hostfile;
     const std::optional<int> per_node = tools::ranks_per_node(
-        options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks);
+        options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks, allocation_);
     request.ranks_per_node = per_node.value_or(ranks);
     request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
     const planner::PlanResult result = planner::plan_run(request);
@@ -361,6 +361,17 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
   if (!scale.hostfile.empty()) add({"--hostfile", scale.hostfile});
   if (!scale.host.empty()) add({"--host", scale.host});
   words.insert(words.end(), scale.launcher_arguments.begin(), scale.launcher_arguments.end());
+  if (scale.launcher == "srun") {
+    const NodesOfRun nodes = nodes_of_run(scale, "", run.ranks, allocation_);
+    words.insert(words.end(), nodes.arguments.begin(), nodes.arguments.end());
+    const auto ends_all = [](const std::string& word) {
+      return word.starts_with("-K") || word.starts_with("--kill-on-bad-exit");
+    };
+    // Ranks that are left would wait for one that died until their time-out.
+    if (std::none_of(scale.launcher_arguments.begin(), scale.launcher_arguments.end(), ends_all)) {
+      add({"--kill-on-bad-exit=1"});
+    }
+  }
   add({program_, "train"});
   const auto& given = scale.train_flags;
   if (std::find(given.begin(), given.end(), "--model") == given.end()) add({"--model", options_.model});
@@ -376,9 +387,15 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
     environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
     environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
+  // A host that is gone is noticed in some 12 s, not in minutes (scripts/run_mpi.sh).
+  environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_time", "5");
+  environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_intvl", "2");
+  environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_probes", "3");
   if (!facts_.launcher_binds) environment.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
-  // On one host; a list of hosts says itself how many ranks each may have, and what connects them.
-  if (scale.hostfile.empty() && scale.host.empty() && scale.launcher_arguments.empty()) {
+  // On one host; a list of hosts, or an allocation of several nodes, says itself how many ranks each may
+  // have, and what connects them.
+  if (scale.hostfile.empty() && scale.host.empty() && scale.launcher_arguments.empty() &&
+      !allocation_.several()) {
     environment.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
     environment.emplace_back("OMPI_MCA_btl", "self,vader");
     environment.emplace_back("OMPI_MCA_pml", "ob1");

@@ -13,6 +13,7 @@
 
 #include "tools/child.h"
 #include "tools/run.h"
+#include "tools/scale_nodes.h"
 #include "tools/scale_results.h"
 #include "tranche/planner/planner.h"
 
@@ -67,6 +68,7 @@ class ScaleStudy {
   Options options_;  ///< with what the study adds for all of its runs
   std::vector<std::string> added_flags_;
   std::string program_, launcher_;
+  Allocation allocation_ = Allocation::of_environment();
   StudyFacts facts_;
   std::string settings_;
   int lock_ = -1;

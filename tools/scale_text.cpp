@@ -345,10 +345,13 @@ std::string results_table(const StudyFacts& facts, const StudyResults& results) 
     }
   }
   text += "\n## Measured against predicted\n\n";
-  if (results.differences.empty()) {
-    text +=
+  if (results.runs_done == 0) {
+    text += "No run ended well, so nothing was measured.\n";
+  } else if (results.differences.empty()) {
+    text += fmt::format(
         "Bytes and elements on the wire are the formula's, and memory is what `tranche plan` says, to the "
-        "byte, in every run.\n";
+        "byte, in every run{}.\n",
+        results.whole() ? "" : fmt::format(" of the {} that ended well", results.runs_done));
   }
   for (const std::string& line : results.differences) text += "- " + line + "\n";
   return text;

@@ -4,6 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "tests/tools/temporary.h"
+
 namespace tranche::tools {
 namespace {
 
@@ -91,10 +97,54 @@ TEST(ScaleHosts, Srun) {
   EXPECT_EQ(behind({"-N", "4"}, 8, "srun"), 2) << "nodes, not ranks of one as for mpirun";
   EXPECT_EQ(behind({"--nodes=3"}, 8, "srun"), unknown);
   EXPECT_EQ(behind({"--ntasks-per-node=2", "--nodes=4"}, 8, "srun"), 2);
+  EXPECT_EQ(behind({"--ntasks-per-node=2", "--nodes=2"}, 2, "srun"), 1) << "srun uses both nodes";
+  EXPECT_EQ(behind({"--nodes=4"}, 2, "srun"), 1) << "and not more than there are ranks";
   EXPECT_EQ(behind({"--nodes", "2", "--distribution=cyclic"}, 8, "srun"), unknown);
   EXPECT_EQ(behind({"--nodes", "2", "-m", "block:block"}, 8, "srun"), 4);
   EXPECT_EQ(behind({}, 8, "srun"), unknown);
   EXPECT_EQ(behind({}, 1, "srun"), 1);
+}
+
+/// The environment of a batch job; nullptr takes a variable out.
+Allocation allocation_in(const std::vector<std::pair<const char*, const char*>>& variables) {
+  for (const char* name : {"SLURM_JOB_ID", "SLURM_TASKS_PER_NODE", "PBS_NODEFILE", "LSB_HOSTS"}) {
+    ::unsetenv(name);
+  }
+  for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+  Allocation allocation = Allocation::of_environment();
+  for (const auto& [name, value] : variables) ::unsetenv(name);
+  return allocation;
+}
+
+TEST(ScaleHosts, AnAllocationIsTheNodesOfTheRuns) {
+  ScaleOptions mpirun, srun;
+  srun.launcher = "srun";
+  const auto slurm = [](const char* counts) {
+    return allocation_in({{"SLURM_JOB_ID", "7"}, {"SLURM_TASKS_PER_NODE", counts}});
+  };
+  EXPECT_EQ(ranks_per_node(mpirun, "", 4, slurm("2(x2)")), 2);
+  EXPECT_EQ(ranks_per_node(mpirun, "", 2, slurm("2(x2)")), 2);
+  EXPECT_EQ(ranks_per_node(mpirun, "", 4, slurm("3,1")), 3);
+  EXPECT_EQ(ranks_per_node(mpirun, "", 8, slurm("2(x2)")), std::nullopt) << "more than there are slots";
+  EXPECT_EQ(ranks_per_node(mpirun, "", 8, slurm("2")), 8)
+      << "one node, which mpirun may fill beyond its slots";
+  EXPECT_EQ(ranks_per_node(mpirun, "", 4, allocation_in({{"LSB_HOSTS", "a a b b"}})), 2);
+  const test::TemporaryFolder folder;
+  const std::string file = folder.write("nodes", "a\na\nb\nb\n");
+  EXPECT_EQ(ranks_per_node(mpirun, "", 4, allocation_in({{"PBS_NODEFILE", file.c_str()}})), 2);
+  EXPECT_TRUE(allocation_in({{"PBS_NODEFILE", file.c_str()}}).several());
+  EXPECT_FALSE(allocation_in({}).several());
+  EXPECT_FALSE(slurm("x(x2)").several());
+  // srun is told what the plan assumes.
+  const auto told = [&](std::vector<std::string> arguments, int ranks) {
+    srun.launcher_arguments = std::move(arguments);
+    return nodes_of_run(srun, "", ranks, slurm("2(x2)")).arguments;
+  };
+  EXPECT_EQ(told({}, 4), (std::vector<std::string>{"--nodes=2", "--ntasks-per-node=2"}));
+  EXPECT_EQ(told({}, 2), (std::vector<std::string>{"--nodes=1", "--ntasks-per-node=2"}));
+  EXPECT_EQ(told({"--nodes=2"}, 4), (std::vector<std::string>{"--ntasks-per-node=2"})) << "else 3 and 1";
+  EXPECT_EQ(told({"--ntasks-per-node=1"}, 2), (std::vector<std::string>{"--nodes=2"}));
+  EXPECT_EQ(told({"--nodes=2", "--ntasks-per-node=2"}, 2), std::vector<std::string>{});
 }
 
 }  // namespace

@@ -4,6 +4,8 @@
 
 #include <gmock/gmock.h>
 
+#include <fmt/format.h>
+
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/temporary.h"
@@ -263,7 +265,14 @@ TEST(ScaleResults, TableClaimsNothingOfSharedCores) {
                                        "1000.0 | 187.5 | 30 | 30 | 0.00 | 0.00 |"),
                              Not(HasSubstr("| 8 | 0 |"))));
   EXPECT_THAT(rest, AllOf(HasSubstr("| 8 | 0 | 32 | 8.000 | 30 | 30 |"), Not(HasSubstr("tokens/s ("))));
-  EXPECT_THAT(rest, HasSubstr("to the byte, in every run"));
+  EXPECT_THAT(rest, HasSubstr("to the byte, in every run.\n"));
+  const std::string none = results_table(facts(), results_of(facts(), {}));
+  EXPECT_THAT(
+      none, AllOf(HasSubstr("No run ended well, so nothing was measured."), Not(HasSubstr("in every run"))));
+  std::vector<RunFigures> some = all_runs();
+  some.pop_back();
+  EXPECT_THAT(results_table(facts(), results_of(facts(), some)),
+              HasSubstr(fmt::format("in every run of the {} that ended well.\n", some.size())));
   StudyFacts strong = facts();
   strong.strong = true;
   EXPECT_THAT(results_table(strong, results_of(strong, all_runs())), HasSubstr("strong efficiency"));
