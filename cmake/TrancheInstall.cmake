@@ -29,6 +29,8 @@ file(GLOB tranche_example_sources ${PROJECT_SOURCE_DIR}/examples/*.cpp)
 install(FILES ${tranche_example_sources} ${PROJECT_SOURCE_DIR}/examples/project/CMakeLists.txt
         DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche/examples)
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/run_mpi.sh DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche)
+install(PROGRAMS ${PROJECT_SOURCE_DIR}/scripts/slurm/mpirun.sbatch ${PROJECT_SOURCE_DIR}/scripts/slurm/srun.sbatch
+        DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche/slurm)
 
 set(tranche_config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tranche)
 set(tranche_cuda_libraries)
