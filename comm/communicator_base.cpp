@@ -148,7 +148,7 @@ void CommunicatorBase::validate_and_record_all_to_all_v(const void* sent, std::s
            fmt::format("the rank sends itself {} elements and receives {}", sends[own].count,
                        receives[own].count));
   }
-  // Those of the other ranks of the node are not known here: as many as this one's, each.
+  // The parts of the node's other ranks are not known here: each is taken to send as much as this one.
   record(name, 0, dtype, others, label,
          {crossing, crossing * local_size()});  // counts differ from rank to rank, and so are not of the hash
 }

@@ -50,7 +50,7 @@ class CommunicatorBase : public Communicator {
   void record(std::string_view name, std::int64_t count, DataType dtype, std::int64_t sent_elements,
               const OperationLabel& label, Crossings::Bytes crossing = {}, bool collective = true,
               std::int64_t more_bytes = 0);
-  /// What goes to other nodes where every rank sends `elements` to every other.
+  /// Bytes to other nodes where every rank sends `elements` to every other.
   Crossings::Bytes to_all(std::int64_t elements, DataType dtype) const {
     return crossings_ ? crossings_->to_all(elements * size_of(dtype)) : Crossings::Bytes{};
   }

@@ -76,12 +76,12 @@ hosts_down() {
   for pid in "${holder[@]}" "${parent[@]}"; do wait "$pid" 2> /dev/null; done
   parent=() init=() holder=()
 }
-# What mpirun needs between the hosts, here and in batch scripts.
+# The settings that mpirun needs between the hosts, here and in batch scripts.
 mpi_environment() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
   export OMPI_MCA_btl_tcp_if_include=veth0 OMPI_MCA_oob_tcp_if_include=veth0 OMPI_MCA_mpi_yield_when_idle=1
   export OMPI_MCA_hwloc_base_binding_policy=none OMPI_MCA_rmaps_base_oversubscribe=1
-  # As scripts/run_mpi.sh and the batch script have it.
+  # The settings of scripts/run_mpi.sh and of the batch script.
   eval "$(grep -o 'OMPI_MCA_oob_tcp_keepalive_[a-z]*=[0-9]*' "$scripts/run_mpi.sh" | sed 's/^/export /')"
 }
 # two_hosts ARGUMENTS...: mpirun on node1 over both

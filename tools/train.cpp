@@ -323,7 +323,7 @@ class Training {
     processor_seconds_.clear();
   }
 
-  /// Collective. What every node sent in the last step, for the report.
+  /// Collective. The bytes that every node sent in the last step, for the report.
   void share_node_bytes() {
     const auto sent = run_.engine->bytes_to_other_nodes();
     tools::share_node_bytes(run_.runtime->all(), sent ? std::optional(sent->rank) : std::nullopt, run_.nodes);

@@ -19,9 +19,9 @@ struct TrafficCount {
   std::int64_t calls = 0;
   std::int64_t elements = 0;  ///< elements this rank sent to peers
   std::int64_t bytes = 0;     ///< payload bytes this rank sent to peers
-  /// Of a group in host memory: bytes that this rank sends to ranks of other nodes, and those that all ranks
-  /// of the group on its node send together. Fewer than `bytes` where something crosses once for all ranks of
-  /// a node.
+  /// Bytes that this rank sends to ranks of other nodes, and those that all ranks of the group on its node
+  /// send together; counted by groups in host memory. Fewer than `bytes` where something crosses once for all
+  /// ranks of a node.
   std::int64_t to_other_nodes = 0, node_to_other_nodes = 0;
 };
 
