@@ -11,7 +11,10 @@ scripts=$(cd "$(dirname "$0")" && pwd)
 program=$(readlink -f "$1"); shift
 parts=${*:-digests bytes starts lease scale jobs link deaths}
 skip() { echo "cluster_test: skipped: $1"; exit 77; }
-[ -x "$program" ] || { echo "cluster_test: $1 is no program" >&2; exit 2; }
+[ -x "$program" ] || { echo "cluster_test: '$program' is no program" >&2; exit 2; }
+for part in $parts; do
+  grep -q "^part_$part() {" "$0" || { echo "cluster_test: no part is named '$part'" >&2; exit 2; }
+done
 [ "$(id -u)" = 0 ] || skip "it wants root, for namespaces and Slurm's daemons"
 for word in unshare nsenter ip ssh ssh-keygen /usr/sbin/sshd mpirun python3 munged slurmctld slurmd srun sbatch; do
   command -v "$word" > /dev/null || skip "$word is not installed (slurm-wlm munge openssh-server iproute2 openmpi-bin)"
@@ -374,7 +377,6 @@ mpi_environment
 slurm_up || { fail "Slurm"; exit 1; }
 echo "two hosts and Slurm are up after $((SECONDS - began)) s"
 for part in $parts; do
-  [ "$(type -t "part_$part")" = function ] || { echo "cluster_test: no part is named '$part'" >&2; exit 2; }
   echo "== $part"; begin=$SECONDS
   "part_$part"
   echo "   $part: $((SECONDS - begin)) s"
