@@ -7,6 +7,7 @@ usage: check_own_trainer.py PROGRAM RANKS TEXT [LAUNCHER]
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ with tempfile.TemporaryDirectory(prefix="own-trainer-") as root:
     killed_at = len(lines(torn))
     status, output = signalled(torn, signal.SIGTERM, killed_at + 15)
     assert status == 9, output
-    stopped_at = int(output.splitlines()[-1].split()[1].rstrip(","))
+    stopped_at = int(re.findall(r"^step (\d+), best ", output, re.MULTILINE)[-1])  # in front of what mpirun says of status 9
     assert 20 < stopped_at < STEPS, output
     done = subprocess.run(command(torn), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
