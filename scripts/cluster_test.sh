@@ -31,7 +31,7 @@ declare -A init parent holder  # of each host: its first process, that one's par
 pass() { echo "  ok    $1"; }
 fail() { failed=$((failed + 1)); echo "  FAILED $1"; }
 # check TEXT COMMAND...
-check() { local text=$1; shift; if "$@"; then pass "$text"; else fail "$text"; fi; }
+check() { local text=$1; shift; if "$@"; then pass "$text"; else fail "$text"; false; fi; }
 equal() { [ -n "$1" ] && [ "$1" = "$2" ] || { echo "    '$1' is not '$2'"; false; }; }
 # says FILE TEXT: the file has the text
 says() { grep -qF -- "$2" "$1" || { echo "    $1 does not say '$2':"; tail -15 "$1" | sed 's/^/      /'; false; }; }
@@ -276,7 +276,8 @@ goes_on() {
   within 90 job_is "$job" 'Restarts=[1-9]' || { fail "$name: queued again"; slurm scontrol show job "$job" | head -8; return; }
   pass "$name: saved and queued again"
   stopped=$(grep -oE 'stopped after step [0-9]+' "$state/$name.log" | grep -oE '[0-9]+' | head -1)
-  check "$name: resumed at step ${stopped:-?}" within 60 resumed_at "$name" "$job" "${stopped:-none}"
+  check "$name: resumed at step ${stopped:-?}" within 60 resumed_at "$name" "$job" "${stopped:-none}" ||
+    { slurm scontrol show job "$job" | head -12; tail -20 "$state/$name.log"; grep -E "JobId=$job( |\$)" "$state/slurmctld.log" | tail; }
   check "$name: steps go on without a gap" within 30 python3 -c 'import json, sys
 steps = [json.loads(line)["step"] for line in open(sys.argv[1])]
 sys.exit(not (steps == list(range(1, len(steps) + 1)) and len(steps) > int(sys.argv[2])))' "$state/$name.jsonl" "${stopped:-0}"
