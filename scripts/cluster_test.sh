@@ -283,10 +283,15 @@ steps = [json.loads(line)["step"] for line in open(sys.argv[1])]
 sys.exit(not (steps == list(range(1, len(steps) + 1)) and len(steps) > int(sys.argv[2])))' "$state/$name.jsonl" "${stopped:-0}"
   slurm scancel "$job"; within 20 job_gone "$job" || fail "$name: the job ends"
 }
-# Slurm holds a job that was queued again back for two minutes. One that starts before all nodes have forgotten it has no valid credential.
+# Slurm holds a job that was queued again back for two minutes. One that starts in the same second has no valid credential, and a step's
+# PMIx socket must be gone before the step of the same number begins again.
 resumed_at() {
-  job_is "$2" 'JobState=PENDING' && sleep 5 && job_is "$2" 'JobState=PENDING' && slurm scontrol update jobid="$2" StartTime=now
+  job_is "$2" 'JobState=PENDING' && step_gone "$2" && sleep 2 && job_is "$2" 'JobState=PENDING' && slurm scontrol update jobid="$2" StartTime=now
   grep -qE "resumed .*: step $3," "$state/$1.log"
+}
+step_gone() {
+  local n
+  for n in 1 2; do on $n test ! -e "$state/local/spool/stepd.slurm.pmix.$1.0" || return 1; done
 }
 job_gone() { [ -z "$(slurm squeue -h -t running,completing -j "$1" -o %T)" ]; }
 
