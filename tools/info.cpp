@@ -2,12 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "checkpoint/format.h"
 #include "device/cuda_probe.h"
 #include "tools/mesh_json.h"
 #include "tranche/comm/backends.h"
+#include "tranche/core/error.h"
 #include "tranche/device/device.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
@@ -54,10 +56,23 @@ std::string cpu_features() {
   return features.empty() ? "baseline" : features;
 }
 
+/// What `ask` says, or why it cannot: a library that is not there is a line of the table, and no reason to
+/// say nothing else.
+template <class Ask>
+std::string told(const Ask& ask) {
+  try {
+    return std::string(ask());
+  } catch (const Error& error) {
+    std::string text = error.what();
+    std::replace(text.begin(), text.end(), '\n', ' ');
+    return "unavailable: " + text;
+  }
+}
+
 ordered_json info_json() {
   ordered_json paths = ordered_json::object();
   for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
-    paths[std::string(name_of(dtype))] = std::string(kernels::matmul_path(DeviceKind::cpu, dtype));
+    paths[std::string(name_of(dtype))] = told([&] { return kernels::matmul_path(DeviceKind::cpu, dtype); });
   }
   return {{"version", version},
           {"build_type", TRANCHE_BUILD_TYPE},
@@ -66,7 +81,7 @@ ordered_json info_json() {
           {"hdf5", checkpoint::hdf5_version()},
           {"nccl", TRANCHE_HAS_NCCL ? "compiled" : "not compiled"},
           {"cuda", cuda_json()},
-          {"libraries", kernels::matmul_libraries(DeviceKind::cpu)},
+          {"libraries", told([] { return kernels::matmul_libraries(DeviceKind::cpu); })},
           {"cpu", cpu_features()},
           {"matmul", paths},
           {"threads", make_device({DeviceKind::cpu, 0, 0})->threads()}};

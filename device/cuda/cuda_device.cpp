@@ -5,6 +5,7 @@
 
 #include "device/cpu/cpu_streams.h"
 #include "device/cuda/cuda_memory.h"
+#include "device/cuda/cuda_modules.h"
 #include "device/cuda/cuda_replay.h"
 #include "device/cuda/cuda_state.h"
 #include "device/cuda/cuda_stream.h"
@@ -41,13 +42,15 @@ class CudaDevice : public Device {
     description_ = describe(probe.devices[static_cast<std::size_t>(gpu)], options.index, gpus);
     state_ = std::make_shared<CudaState>(gpu);
     const auto driver = cuda::DriverFunctions::fetch();
-    device_memory_ = cuda::make_mapped_memory(state_, driver);
-    if (!device_memory_) device_memory_ = cuda::make_plain_memory(state_);
+    const bool exact = cuda::wants_plain_memory();
+    if (!exact) device_memory_ = cuda::make_mapped_memory(state_, driver);
+    if (!device_memory_) device_memory_ = cuda::make_plain_memory(state_, exact);
     host_memory_ = std::make_unique<cuda::PinnedMemory>(state_);
     staging_ = std::make_unique<cuda::StagingMemory>(state_, *host_memory_);
     parts_ = {state_, host_memory_.get(), staging_.get(), driver};
     compute_ = std::make_unique<CudaStream>(parts_, "compute", CudaStream::Priority::normal);
     state_->renew_clock(static_cast<cudaStream_t>(compute_->native_handle()));
+    kernels_ = std::make_unique<cuda::KernelsOfRanks>(gpu);
   }
 
   DeviceKind kind() const override { return DeviceKind::cuda; }
@@ -126,7 +129,8 @@ class CudaDevice : public Device {
   std::unique_ptr<cuda::StagingMemory> staging_;
   cuda::StreamParts parts_;
   cuda::nvtx::PhaseRange phase_;
-  std::unique_ptr<CudaStream> compute_;  // last: it holds pinned memory
+  std::unique_ptr<CudaStream> compute_;  // after what gives pinned memory, which it holds
+  std::unique_ptr<cuda::KernelsOfRanks> kernels_;
 };
 
 }  // namespace

@@ -6,9 +6,8 @@ namespace tranche::cuda {
 namespace {
 
 template <typename Function>
-void find(const char* symbol, Function& function) {
-  // The versions of these functions that CUDA 12.0 has; later drivers keep them.
-  constexpr unsigned version = 12000;
+void find(const char* symbol, Function& function, unsigned version = 12000) {
+  // The versions of these functions that CUDA 12.0, or the version given, has; later drivers keep them.
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error =
@@ -34,6 +33,10 @@ DriverFunctions DriverFunctions::fetch() {
   find("cuMemUnmap", functions.unmap);
   find("cuMemSetAccess", functions.set_access);
   find("cuStreamWaitValue32", functions.stream_wait_value);
+  find("cuFuncGetModule", functions.function_get_module);
+  find("cuFuncLoad", functions.function_load, 12040);
+  find("cuModuleGetFunctionCount", functions.module_get_function_count, 12040);
+  find("cuModuleEnumerateFunctions", functions.module_enumerate_functions, 12040);
   return functions;
 }
 

@@ -17,11 +17,20 @@ struct DriverFunctions {
   decltype(&cuMemUnmap) unmap = nullptr;
   decltype(&cuMemSetAccess) set_access = nullptr;
   CUresult(CUDAAPI* stream_wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned int) = nullptr;
+  decltype(&cuFuncGetModule) function_get_module = nullptr;
+  decltype(&cuFuncLoad) function_load = nullptr;
+  decltype(&cuModuleGetFunctionCount) module_get_function_count = nullptr;
+  decltype(&cuModuleEnumerateFunctions) module_enumerate_functions = nullptr;
 
   /// Those that the driver has; the others are null.
   static DriverFunctions fetch();
   /// True when memory can be reserved, created and mapped apart on this GPU.
   bool has_mapping(int gpu) const;
+  /// True when all kernels of a module can be named and loaded (CUDA 12.4).
+  bool has_enumeration() const {
+    return function_get_module != nullptr && function_load != nullptr &&
+           module_get_function_count != nullptr && module_enumerate_functions != nullptr;
+  }
 };
 
 }  // namespace tranche::cuda

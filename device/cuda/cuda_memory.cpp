@@ -3,8 +3,10 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <mutex>
+#include <string_view>
 
 #include "device/memory_advice.h"
 #include "device/range_placer.h"
@@ -171,7 +173,7 @@ class MappedMemory : public GpuMemory {
 
 class PlainMemory : public GpuMemory {
  public:
-  explicit PlainMemory(std::shared_ptr<CudaState> state) : state_(std::move(state)) {}
+  PlainMemory(std::shared_ptr<CudaState> state, bool exact) : state_(std::move(state)), exact_(exact) {}
 
   void* allocate(const AllocationRequest& request) override {
     check_request(request);
@@ -197,11 +199,13 @@ class PlainMemory : public GpuMemory {
   void release_unused() noexcept override {}
 
  private:
-  static std::int64_t taken(const AllocationRequest& request) {
+  std::int64_t taken(const AllocationRequest& request) const {
+    if (exact_) return std::max<std::int64_t>(1, request.bytes);
     constexpr std::int64_t largest = std::int64_t{1} << 60;  // keeps the rounding from overflowing
     return std::max(memory_alignment, aligned_bytes(std::min(request.bytes, largest)));
   }
   std::shared_ptr<CudaState> state_;
+  bool exact_;
   std::atomic<std::int64_t> held_{0};
 };
 
@@ -213,8 +217,17 @@ std::unique_ptr<GpuMemory> make_mapped_memory(std::shared_ptr<CudaState> state,
   return std::make_unique<MappedMemory>(std::move(state), driver);
 }
 
-std::unique_ptr<GpuMemory> make_plain_memory(std::shared_ptr<CudaState> state) {
-  return std::make_unique<PlainMemory>(std::move(state));
+std::unique_ptr<GpuMemory> make_plain_memory(std::shared_ptr<CudaState> state, bool exact) {
+  return std::make_unique<PlainMemory>(std::move(state), exact);
+}
+
+bool wants_plain_memory() {
+  const char* const text = std::getenv("TRANCHE_PLAIN_DEVICE_MEMORY");
+  const std::string_view value = text != nullptr ? text : "0";
+  if (value == "1") return true;
+  if (value.empty() || value == "0") return false;
+  throw ConfigurationError(fmt::format(
+      "TRANCHE_PLAIN_DEVICE_MEMORY is '{}': give 1 for an allocation of CUDA for every tensor, or 0", value));
 }
 
 }  // namespace tranche::cuda

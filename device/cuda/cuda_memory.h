@@ -31,8 +31,14 @@ class GpuMemory : public MemoryResource {
 /// memory, and in release_unused(). Returns nothing where the driver cannot map memory apart.
 std::unique_ptr<GpuMemory> make_mapped_memory(std::shared_ptr<CudaState> state,
                                               const DriverFunctions& driver);
-/// cudaMalloc for every request; for drivers without mapping.
-std::unique_ptr<GpuMemory> make_plain_memory(std::shared_ptr<CudaState> state);
+/// cudaMalloc for every request; for drivers without mapping, and for wants_plain_memory(). Requests are
+/// rounded up to memory_alignment, but not with `exact`.
+std::unique_ptr<GpuMemory> make_plain_memory(std::shared_ptr<CudaState> state, bool exact = false);
+
+/// True with TRANCHE_PLAIN_DEVICE_MEMORY=1: every request, of the GPU's memory and of pinned memory, is an
+/// allocation of CUDA's own and of exactly its bytes, so that memory checkers see an access one byte beyond
+/// it. Slow; for tests. Throws ConfigurationError for a value that is neither 0 nor 1.
+bool wants_plain_memory();
 
 /// Tier::host: page-aligned memory of the process, registered with the runtime once and for as long as it is
 /// held.

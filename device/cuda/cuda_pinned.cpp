@@ -64,6 +64,7 @@ struct PinnedMemory::Impl : detail::PageSource {
   char* slab = nullptr;
   std::unique_ptr<detail::RangePlacer> placer;  // over the slab, which is its only page
   std::string reason;                           // of the last refusal
+  const bool exact = wants_plain_memory();      // cudaHostAlloc for every request
 
   std::int64_t page_bytes() const override { return slab_bytes; }
   std::int64_t pages() const override { return 1; }
@@ -111,6 +112,29 @@ struct PinnedMemory::Impl : detail::PageSource {
     pinned -= bytes;
   }
 
+  char* take_exactly(std::int64_t bytes) {
+    state->make_current();
+    void* start = nullptr;
+    const cudaError_t error =
+        cudaHostAlloc(&start, static_cast<std::size_t>(bytes), cudaHostAllocPortable | cudaHostAllocMapped);
+    if (error != cudaSuccess) {
+      cudaGetLastError();
+      reason = error_text(error, "cudaHostAlloc", fmt::format("pinning {} B", bytes));
+      return nullptr;
+    }
+    regions.emplace(static_cast<char*>(start), bytes);
+    pinned += bytes;
+    return static_cast<char*>(start);
+  }
+
+  void drop_exactly(char* start) noexcept {
+    state->make_current_quietly();
+    const auto region = regions.find(start);
+    pinned -= region->second;
+    regions.erase(region);
+    cudaFreeHost(start);
+  }
+
   bool in_slab(const char* pointer) const noexcept {
     return slab != nullptr && pointer >= slab && pointer < slab + slab_bytes;
   }
@@ -130,6 +154,11 @@ void* PinnedMemory::allocate(const AllocationRequest& request) {
     throw InvalidArgument(fmt::format("allocation '{}' asks for {} bytes", request.tag, request.bytes));
   }
   std::lock_guard lock(impl_->mutex);
+  if (impl_->exact && request.bytes <= largest_request) {
+    char* const pointer = impl_->take_exactly(std::max<std::int64_t>(1, request.bytes));
+    if (pointer == nullptr) refuse(request, impl_->pinned, impl_->reason);
+    return pointer;
+  }
   if (request.bytes <= largest_in_slab) {
     if (const auto offset = impl_->placer->place(request.bytes)) return impl_->slab + *offset;
   }
@@ -142,7 +171,9 @@ void* PinnedMemory::allocate(const AllocationRequest& request) {
 void PinnedMemory::deallocate(void* pointer, const AllocationRequest& request) noexcept {
   std::lock_guard lock(impl_->mutex);
   char* start = static_cast<char*>(pointer);
-  if (impl_->in_slab(start)) {
+  if (impl_->exact) {
+    impl_->drop_exactly(start);
+  } else if (impl_->in_slab(start)) {
     impl_->placer->free(start - impl_->slab, request.bytes);
   } else {
     impl_->drop(start, mapped_bytes(request.bytes));

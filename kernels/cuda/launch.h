@@ -10,6 +10,7 @@
 #include <string>
 #include <type_traits>
 
+#include "device/cuda/cuda_modules.h"
 #include "tranche/core/error.h"
 #include "tranche/device/stream.h"
 
@@ -25,6 +26,11 @@ inline cudaStream_t native(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.native_handle());
 }
 
+/// Every source that launches kernels makes them known through this one, which does nothing and is never
+/// launched.
+static __global__ void kernel_of_this_source() {}
+static const tranche::cuda::KernelSource this_source(reinterpret_cast<const void*>(&kernel_of_this_source));
+
 /// Throws what a failed runtime call means; `what` names the call.
 void check_cuda(cudaError_t error, const char* what);
 
@@ -39,7 +45,8 @@ void launch(Stream& stream, const char* name, void (*kernel)(Parameters...), con
   const StreamSpan span(stream, name);
 #if defined(TRANCHE_CUDA_EMULATION)
   check_cuda(
-      cuda_emulation::launch(name, shape.grid, shape.block, shape.dynamic_shared_bytes, native(stream),
+      cuda_emulation::launch(name, reinterpret_cast<const void*>(kernel), shape.grid, shape.block,
+                             shape.dynamic_shared_bytes, native(stream),
                              [kernel, ... owned = std::decay_t<Parameters>(arguments)] { kernel(owned...); }),
       name);
 #else

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# Packs what a GPU host without a network needs into one archive: the program, tests for GPUs and benches of the release
-# build, stripped; the Debian libraries they ask for, Open MPI's run time and headers for a build there; env.sh, check.sh and
-# run.sh; a MANIFEST of versions and the sums of all files.
-#   scripts/gpu/bundle.sh [--out FILE] [--build DIR] [--no-build] [--debs DIR] [--budget MIB] [--gpu CAPABILITY]
+# Packs what a GPU host without a network needs into one archive: the program, tests for GPUs and benches for GPUs of the
+# release build, stripped; the Debian libraries they ask for and Open MPI's run time; env.sh, check.sh and run.sh; a MANIFEST
+# of versions and the sums of all files.
+#   scripts/gpu/bundle.sh [--out FILE] [--build DIR] [--no-build] [--debs DIR] [--budget MIB] [--gpu CAPABILITY] [--headers]
 #     --out FILE     the archive (default build/gpu-bundle.tar.xz); FILE.sha256 is written beside it
 #     --build DIR    a build folder (default build/cuda)
 #     --no-build     takes the programs as they are there
 #     --debs DIR     where downloaded packages are kept and found again (default build/gpu-debs)
-#     --budget MIB   refuses to make a larger archive (default 56)
+#     --budget MIB   refuses to make a larger archive (default: 62 MiB less the bytes of the files that git tracks, since
+#                    both travel together where at most 64 MiB do)
 #     --gpu CAPABILITY  kernels for these GPUs (90: H100, H200) and newer ones that translate them, instead of for 80 and 90
+#     --headers      packs headers and tools too, for run.sh --build
 # Needs Debian 12 with the packages of scripts/setup.sh and, for packages not yet in DIR, a network.
 # Exit status: 0 made, 1 the build failed, 2 usage or something missing, 3 over the budget.
 # shellcheck disable=SC2031  # env.sh, sourced in a subshell below, has locals of the same names
@@ -16,7 +18,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd -P)
 root=$(cd "$here/../.." && pwd -P)
 
-out=$root/build/gpu-bundle.tar.xz build=$root/build/cuda debs=$root/build/gpu-debs budget=56 compile=1 gpu=""
+out=$root/build/gpu-bundle.tar.xz build=$root/build/cuda debs=$root/build/gpu-debs budget="" compile=1 gpu="" headers=0
 fail() { echo "bundle.sh: $1" >&2; exit "${2:-2}"; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -26,11 +28,18 @@ while [ $# -gt 0 ]; do
       shift
       ;;
     --no-build) compile=0 ;;
-    -h | --help) sed -n '2,13s/^# \?//p' "$0"; exit 0 ;;
+    --headers) headers=1 ;;
+    -h | --help) sed -n '2,16s/^# \?//p' "$0"; exit 0 ;;
     *) fail "unknown argument '$1'; see --help" ;;
   esac
   shift
 done
+if [ -z "$budget" ]; then
+  tracked=$(git -C "$root" ls-files -z 2> /dev/null | (cd "$root" && xargs -0 -r stat -c %s -- 2> /dev/null || true) | awk '{sum += $1} END {print sum + 0}')
+  budget=$((62 - (tracked + 1048575) / 1048576))
+  [ "$budget" -gt 0 ] || fail "the files that git tracks are $((tracked / 1048576)) MiB: nothing can travel beside them; see --budget"
+  echo "budget: $budget MiB, which is 62 less the $(awk -v b="$tracked" 'BEGIN {printf "%.1f", b / 1048576}') MiB of tracked files"
+fi
 [[ $budget =~ ^[1-9][0-9]*$ ]] || fail "--budget '$budget' is not a number of MiB"
 [[ $gpu =~ ^([1-9][0-9]+)?$ ]] || fail "--gpu '$gpu' is not a compute capability without its dot, as in 90"
 [ -z "$gpu" ] || [ "$compile" = 1 ] || fail "--gpu is for the build, and --no-build says that there is none"
@@ -43,7 +52,7 @@ if [ "$compile" = 1 ]; then
     cmake --preset cuda -S "$root" -B "$build" ${gpu:+"-DCMAKE_CUDA_ARCHITECTURES=$gpu"} > /dev/null ||
       fail "cmake could not configure $build" 1
   fi
-  targets=$(cmake --build "$build" --target help | sed -n 's/^\(gpu_tests\|gpu_probe\|comm_mpi_failing\|bench_[a-z_]*\): phony$/\1/p')
+  targets=$(cmake --build "$build" --target help | sed -n 's/^\(gpu_tests\|gpu_probe\|attention_samples\|comm_mpi_failing\|bench_[a-z_]*gpu\): phony$/\1/p')
   # shellcheck disable=SC2086
   cmake --build "$build" --target tranche_program test_core $targets || fail "the build in $build failed" 1
 fi
@@ -65,12 +74,17 @@ mkdir -p "$top"/{bin,tests,deps,host,scripts/gpu} "$debs" "$(dirname "$out")"
 echo "== programs of $build"
 "$here/test_list.py" "$build" --source "$root" --labels gpu > "$top/gpu_tests.json"
 mapfile -t tests < <({ grep -o '@BUILD@/tests/[^" ]*' "$top/gpu_tests.json" | sed 's|.*/||'
-  printf '%s\n' test_core comm_mpi_failing gpu_probe; } | sort -u)
-for program in "$build"/bin/* "${tests[@]/#/$build/tests/}"; do
+  printf '%s\n' test_core comm_mpi_failing gpu_probe attention_samples; } | sort -u)
+# Only what run.sh runs: the program, and the benches whose names say that they are for GPUs.
+for program in "$build"/bin/tranche "$build"/bin/bench_*gpu* "${tests[@]/#/$build/tests/}"; do
   if [ -f "$program" ] && [ -x "$program" ]; then
     strip -o "$top${program#"$build"}" "$program"
   fi
 done
+# What tests read lies beside them: the source tree and the build folder are not there.
+cp "$root/tests/combinations.json" "$top/tests/"
+injection=$(find "$build/tests/device" -maxdepth 1 -name 'libnvtx_injection.so' | head -n 1)
+if [ -n "$injection" ]; then strip -o "$top/tests/libnvtx_injection.so" "$injection"; else echo "note: no libnvtx_injection.so in $build: test_engine_nvtx will fail there"; fi
 # Scripts lie as they do in the source tree. What is for use by hand is at the top, too.
 cp "$root"/scripts/run_mpi.sh "$top/scripts/"
 cp "$here"/*.sh "$here"/*.py "$top/scripts/gpu/"
@@ -94,7 +108,8 @@ while IFS= read -r library; do
 done <<< "$asked"
 mapfile -t run < <({ wanted run; printf '%s\n' "${owners[@]}"; } | grep -vxF -e libc6 -f <(wanted host) | sort -u)
 mapfile -t host < <(wanted host)
-mapfile -t more < <({ wanted build; sed -n '/^packages=(/,/^)/{s/#.*//;p}' "$root/scripts/setup.sh" |
+more=()
+[ "$headers" = 0 ] || mapfile -t more < <({ wanted build; sed -n '/^packages=(/,/^)/{s/#.*//;p}' "$root/scripts/setup.sh" |
   grep -o '[a-z0-9.-]*-dev\b'; } | sort -u)
 mapfile -t missing < <(for package in "${run[@]}" "${host[@]}" "${more[@]}"; do
   ls "$debs/$package"_*.deb > /dev/null 2>&1 || echo "$package"
@@ -128,20 +143,26 @@ find "$top/deps" \( -name '*.mod' -o -name '*mpifh*' -o -name '*usempi*' -o -nam
   -o -name 'oshrun' -o -name 'shmem*' -o -name 'mpif77*' -o -name 'mpif90*' -o -name 'mpifort*' -o -name 'mpijava*' \
   -o -name '*.jar' \) -exec rm -rf {} +
 find "$libraries" -name '*.a' -size +2M -delete
+if [ "$headers" = 0 ]; then
+  rm -rf "$usr/include" "$usr/share/cmake" "$usr/share/pkgconfig" "$libraries/cmake" "$libraries/pkgconfig"
+  find "$libraries" -name '*.a' -delete
+fi
 # Packages' own scripts, which choose among alternatives, have not run.
 link() { [ -e "$2" ] || [ -L "$2" ] || ln -s "$1" "$2"; }
 for name in mpirun mpiexec mpicc mpicxx mpic++ mpiCC; do
   if [ -e "$usr/bin/$name.openmpi" ]; then link "$name.openmpi" "$usr/bin/$name"; fi
 done
-link pkgconf "$usr/bin/pkg-config"
 link openblas-pthread/libopenblas.so.0 "$libraries/libopenblas.so.0"
-link openblas-pthread/libopenblas.so "$libraries/libopenblas.so"
-link ../openblas-pthread/pkgconfig/openblas.pc "$libraries/pkgconfig/openblas.pc"
-for kind in mpi mpi-c ompi ompi-c; do
-  if [ -e "$libraries/openmpi/lib/pkgconfig/$kind.pc" ]; then
-    link "../openmpi/lib/pkgconfig/$kind.pc" "$libraries/pkgconfig/$kind.pc"
-  fi
-done
+if [ "$headers" = 1 ]; then
+  link pkgconf "$usr/bin/pkg-config"
+  link openblas-pthread/libopenblas.so "$libraries/libopenblas.so"
+  link ../openblas-pthread/pkgconfig/openblas.pc "$libraries/pkgconfig/openblas.pc"
+  for kind in mpi mpi-c ompi ompi-c; do
+    if [ -e "$libraries/openmpi/lib/pkgconfig/$kind.pc" ]; then
+      link "../openmpi/lib/pkgconfig/$kind.pc" "$libraries/pkgconfig/$kind.pc"
+    fi
+  done
+fi
 while IFS= read -r file; do
   install -D -m 644 "$(readlink -f "$file")" "$top/host/${file##*/}/${file##*/}"
 done < <(find "$stage/host" -regex '.*/lib\(stdc\+\+\|gcc_s\|gomp\|gfortran\|quadmath\|z\|udev\)\.so\.[0-9]+')

@@ -26,13 +26,20 @@ class Progress:
     def __init__(self, pattern="*", case_seconds=None):
         self.pattern, self.case_seconds = pattern, case_seconds
         self.results = {}  # case: passed, failed, skipped, faulted or hung
+        self.tries = {}  # case: how often it failed, over all calls of run.sh
         self.total, self.processes, self.reason = None, 0, ""
         self.begin()
 
     def begin(self):
         """A new process of the program begins."""
         self.case = self.last = self.since = None
-        self.rest = ""
+        self.rest, self.lost = "", set()
+
+    def lose(self, case, verdict):
+        self.results[case] = verdict
+        if case not in self.lost:
+            self.lost.add(case)
+            self.tries[case] = self.tries.get(case, 0) + 1
 
     def feed(self, text):
         lines = (self.rest + text).split("\n")
@@ -55,7 +62,10 @@ class Progress:
         if kind == "RUN":
             self.case, self.since = case, time.time()
         elif case == self.case or re.search(r"\(\d+ ms\)", more):  # The summary names cases again, without times.
-            self.results[case] = VERDICTS[kind]
+            if kind == "FAILED":
+                self.lose(case, "failed")
+            else:
+                self.results[case] = VERDICTS[kind]
             self.last, self.case = case, None
 
     def stuck(self):
@@ -70,7 +80,7 @@ class Progress:
         if status == 0 or case is None:
             return None
         kind = "hung" if status in (HANG, "stuck") else "faulted"
-        self.results[case] = kind
+        self.lose(case, kind)
         return case, kind
 
     def left(self):

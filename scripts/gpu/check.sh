@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
 # Says whether an unpacked offline bundle can run on this host, as a table.
-#   check.sh [--allow-no-gpu] [--no-sums]
+#   check.sh [--allow-no-gpu] [--full]
 #     --allow-no-gpu  neither a GPU nor a driver is no gap
-#     --no-sums       files are not compared with SHA256SUMS
+#     --full          compares all files with SHA256SUMS, and looks through every plugin of Open MPI: half a minute
 # Run it inside the bundle. A row says 'gap' for what keeps the programs from running, and 'warn' for what costs some of the
 # tests only. Exit status: 0 no gap, 1 a gap, 2 usage, or not inside a bundle.
 set -euo pipefail
 
 bundle=$(cd "$(dirname "$0")" && pwd -P)
-need_gpu=1 sums=1
+need_gpu=1 full=0
 for argument in "$@"; do
   case $argument in
     --allow-no-gpu) need_gpu=0 ;;
-    --no-sums) sums=0 ;;
+    --full) full=1 ;;
     -h | --help) sed -n '2,7s/^# \?//p' "$0"; exit 0 ;;
     *) echo "check.sh: unknown argument '$argument'; see --help" >&2; exit 2 ;;
   esac
@@ -36,7 +36,7 @@ last_line() { tail -n 1 <<< "$1"; }
 
 row ok "bundle" "commit $(manifest commit), $(manifest date)"
 
-if [ "$sums" = 1 ]; then
+if [ "$full" = 1 ]; then
   if damaged=$(cd "$bundle" && sha256sum --quiet -c SHA256SUMS 2>&1); then
     row ok "files" "$(wc -l < "$bundle/SHA256SUMS") as they were packed"
   else
@@ -52,8 +52,10 @@ else
   row gap "glibc" "${glibc:-none}; $needed is needed: build here instead (scripts/gpu/run.sh --build)"
 fi
 
-# Every program and library, plugins too.
-missing=$(find "$bundle/bin" "$bundle/tests" "$bundle/deps" -type f \( -perm -u+x -o -name '*.so*' \) -print0 |
+# Every program, and what it loads; with --full plugins too.
+folders=("$bundle/bin" "$bundle/tests")
+[ "$full" = 0 ] || folders+=("$bundle/deps")
+missing=$(find "${folders[@]}" -type f \( -perm -u+x -o -name '*.so*' \) -print0 |
   while IFS= read -r -d '' file; do
     [ "$(head -c 4 "$file" | tail -c 3)" = ELF ] || continue
     { ldd "$file" 2>&1 || true; } | sed -n 's/^[[:space:]]*\([^ ]*\) => not found.*/\1/p; s/.*\(version .GLIBC.*not found.*\)/\1/p' |
@@ -67,7 +69,7 @@ fi
 
 if [ -z "$(manifest mpi)" ]; then
   row skip "mpirun -n 2" "not in this build"
-elif said=$(TRANCHE_MPI_TIMEOUT=20 timeout -k 5 30 "$bundle/scripts/run_mpi.sh" 2 "$bundle/tests/comm_mpi_failing" none 2>&1) &&
+elif said=$(TRANCHE_MPI_TIMEOUT=40 timeout -k 5 45 "$bundle/scripts/run_mpi.sh" 2 "$bundle/tests/comm_mpi_failing" none 2>&1) &&
     [ "$(grep -c 'is done' <<< "$said")" = 2 ]; then
   row ok "mpirun -n 2" "two ranks reduced and ended; $(mpirun --version 2> /dev/null | head -n 1)"
 else
@@ -117,7 +119,7 @@ else
   row gap "python3" "run.sh needs 3.8 or newer with its standard modules; here: $(tranche_host python3 --version 2> /dev/null || echo none)"
 fi
 
-if said=$(tranche_host timeout -k 5 20 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
+if said=$(tranche_host timeout -k 5 45 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
   row ok "GPU and driver" "$(head -n 1 <<< "$said")"
 elif [ "$need_gpu" = 1 ]; then
   row gap "GPU and driver" "nvidia-smi: $(head -n 1 <<< "$said")"

@@ -41,13 +41,13 @@ def end_session(session, seconds=KILL_SECONDS):
 class Command:
     """A running command. Its output is a file and no pipe, as a pipe stays open while any leftover of the command lives."""
 
-    def __init__(self, words, folder, environment, output):
+    def __init__(self, words, folder, environment, output, stdin=subprocess.DEVNULL):
         output.unlink(missing_ok=True)
         with output.open("ab") as file:  # Ranks append; else they would write over one another.
-            self.process = subprocess.Popen([str(word) for word in words], stdin=subprocess.DEVNULL, stdout=file,
+            self.process = subprocess.Popen([str(word) for word in words], stdin=stdin, stdout=file,
                                             stderr=subprocess.STDOUT, cwd=str(folder), start_new_session=True,
                                             env=environment)
-        self.file = output.open("rb")
+        self.file, self.words = output.open("rb"), words
 
     def wait(self, seconds):
         """The exit status, or None while it runs."""

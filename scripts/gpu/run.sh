@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # One command on a GPU host: takes the programs from the offline bundle (or builds them), checks the host, runs the tests
 # labelled gpu, the benches, GPT-2 trainings and compute-sanitizer, and writes one results folder with a summary.md.
-#   scripts/gpu/run.sh [--results DIR] [--only tests|benches] [--limit SECONDS] [--allow-no-gpu]
+#   scripts/gpu/run.sh [--results DIR] [--only tests|benches] [--limit SECONDS] [--resume] [--allow-no-gpu]
 #                      [--bundle FILE | --from BUILD_DIR] [--build] [--smoke]
-#     --results DIR     default build/gpu-results; at most 8 files
+#     --results DIR     default build/gpu-results, where a copy of all results stays; at most 8 files
+#     --resume          goes on from the results of an earlier call for the same commit, in DIR or build/gpu-results: what
+#                       passed does not run again, what failed runs once more, and the results are merged
 #     --only WHAT       tests (with compute-sanitizer), or benches (with trainings)
 #     --limit SECONDS   everything ends within these, 540 unless said; what did not fit is listed as not run
 #     --allow-no-gpu    without a GPU tests say why they skip, and the rest is listed as skipped
@@ -19,7 +21,7 @@ started=$(date +%s)
 here=$(cd "$(dirname "$0")" && pwd -P)
 root=$(cd "$here/../.." && pwd -P)
 
-results=$root/build/gpu-results limit=540 bundle="" from="" compile=0 suite=() gpu=()
+results=$root/build/gpu-results limit=540 resume=0 bundle="" from="" compile=0 suite=() gpu=()
 fail() { echo "run.sh: $1" >&2; exit "${2:-2}"; }
 while [ $# -gt 0 ]; do
   case $1 in
@@ -36,9 +38,10 @@ while [ $# -gt 0 ]; do
     --bundle) bundle=$2; shift ;;
     --from) from=$2; shift ;;
     --build) compile=1 ;;
+    --resume) resume=1; suite+=(--resume) ;;
     --allow-no-gpu) gpu=(--allow-no-gpu) ;;
     --smoke) suite+=(--smoke) ;;
-    -h | --help) sed -n '2,18s/^# \?//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,20s/^# \?//p' "$0"; exit 0 ;;
     *) fail "unknown argument '$1'; see --help" ;;
   esac
   shift
@@ -47,9 +50,21 @@ done
 [ -z "$from" ] || [ -z "$bundle$([ "$compile" = 0 ] || echo build)" ] || fail "--from takes programs as they are: neither --bundle nor --build goes with it"
 python3 -c 'import argparse, json, random, sys, tarfile, tempfile; sys.exit(sys.version_info < (3, 8))' 2> /dev/null ||
   fail "python3 (3.8 or newer, with its standard modules) is needed"
-mkdir -p "$results"
+keep=$root/build/gpu-results
+mkdir -p "$keep"
+if ! mkdir -p "$results" 2> /dev/null; then
+  echo "run.sh: note: $results cannot be made; the results are in $keep" >&2
+  results=$keep
+fi
 results=$(cd "$results" && pwd -P)
-rm -f "$results"/{summary.md,results.json,tests.json,benches.json,training.json,machine.txt,log.txt,build.txt}
+# Two at once would take each other's time on the GPU, and unpack over each other.
+exec 8> "$root/build/gpu-run.lock"
+flock -n 8 || fail "another run.sh runs here (it holds $root/build/gpu-run.lock): wait for its end"
+if [ "$resume" = 0 ]; then
+  for folder in "$results" "$keep"; do
+    rm -f "$folder"/{summary.md,results.json,tests.json,benches.json,training.json,machine.txt,log.txt,build.txt}
+  done
+fi
 notes=$(mktemp)
 trap 'rm -f "$notes" "$notes.json"' EXIT
 
@@ -90,7 +105,7 @@ if [ -n "$prefix" ]; then
   cat "$notes"
   # A GPU that is not there is told apart below, with its reason. Warnings cost only what they name.
   if [ "$status" -ne 0 ] && [ "$compile" = 0 ] && grep '^gap' "$notes" | grep -qv 'GPU and driver'; then
-    cp "$notes" "$results/machine.txt"
+    cp "$notes" "$results/machine.txt" || true
     fail "this host lacks what the table above calls a gap" 3
   fi
   no_mpi=$(sed -n 's/^warn  *mpirun -n 2  *//p' "$notes")
@@ -119,6 +134,6 @@ status=0
 host=()
 [ -z "$prefix" ] || host=(tranche_host)
 "${host[@]}" python3 "$here/suite.py" --source "$source" --build "$build" --tests "$tests" --results "$results" --limit "$limit" \
-  --started "$started" --commit "$commit" --notes "$notes" "${gpu[@]}" "${suite[@]}" || status=$?
-[ ! -f "$results/summary.md" ] || cat "$results/summary.md"
+  --started "$started" --commit "$commit" --notes "$notes" --keep "$keep" "${gpu[@]}" "${suite[@]}" || status=$?
+if [ -f "$results/summary.md" ]; then cat "$results/summary.md"; elif [ -f "$keep/summary.md" ]; then cat "$keep/summary.md"; fi
 exit "$status"

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """What run.sh runs once programs and libraries are in place: tests, compute-sanitizer, benches, trainings; one results folder.
 
-Every part has a share of the time that is left when it begins, so that what an early part does not use goes to the later
+Every part is stopped at its share of the whole time (plan.py), so that what an early part does not use goes to the later
 ones. A program may take twice its equal share of its part; it is stopped then and listed as 'not finished', and what does
 not begin any more is listed as 'not run'. A test program that ends in one of its cases, by a CUDA error that stays or by
 lasting too long, is started again for the cases after that one. All files of results are written anew after each command.
+With --resume, what earlier calls of the same commit found stays (history.py).
 Exit status: 0 all that ran passed, 1 something failed, 2 usage or no GPU, 4 tests were left for lack of time. A figure that
 misses its target is no failure: the table says so.
 """
 import argparse
 import codecs
+import csv
 import json
 import os
 import pathlib
@@ -17,26 +19,29 @@ import random
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from cases import LOST, Progress, without  # noqa: E402  (beside this file, as the next two)
+import kernel_times  # noqa: E402  (beside this file, as the next ones)
+import plan  # noqa: E402
+from cases import LOST, Progress, without  # noqa: E402
+from history import History, key_of  # noqa: E402
 from processes import Command  # noqa: E402
 from summary import markdown, measured  # noqa: E402
 
 LOG_BYTES = 12 << 20
 LOG_BYTES_PER_COMMAND = 200 << 10
-PROBE_SECONDS = 20
-CASE_SECONDS = 20
+START_SECONDS = 45  # No check fails for being slow before 40 s, and the probe ends itself then.
 SAVE_SECONDS = 10  # How often a program that runs has its state written.
 ARGUMENT_BYTES = 100 << 10  # Linux takes no argument and no variable of more than 128 KiB.
-# Tests that later ones stand on come first; those that wait for others, and so hang likeliest, come last.
-ORDER = [r"device", r"kernels_gpu", r"kernels_layers", r"kernels", r"models", r"engine", r"offload", r"", r"comm", r"nccl|mpi"]
-RANKS_ARE_THREADS = r"comm|engine|models"
 GTEST_KEYS = {"name", "file", "line", "status", "result", "timestamp", "time", "classname", "failures", "skipped",
               "type_param", "value_param"}
 
@@ -50,6 +55,8 @@ def arguments():
     parser.add_argument("--limit", type=float, default=540)
     parser.add_argument("--started", type=float, default=None)
     parser.add_argument("--only", choices=["tests", "benches"])
+    parser.add_argument("--resume", action="store_true", help="goes on from the results of an earlier call")
+    parser.add_argument("--keep", default="", metavar="DIR", help="a second folder of results, which a later --resume finds")
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--allow-no-gpu", action="store_true")
     parser.add_argument("--commit", default="")
@@ -58,7 +65,7 @@ def arguments():
     return parser.parse_args()
 
 
-class Ended(Exception):
+class Ended(BaseException):
     """The suite was told to end."""
 
 
@@ -80,22 +87,70 @@ def mended(text):
         return report if isinstance(report, dict) else None
 
 
+def ncu_figures(output):
+    """[(metric, figure, unit)] of `ncu --csv --page details`."""
+    lines = output.splitlines()
+    begin = next((index for index, line in enumerate(lines) if line.startswith('"ID"')), None)
+    figures = []
+    for row in csv.DictReader(lines[begin:]) if begin is not None else ():
+        try:
+            figures.append((row["Metric Name"], float(row["Metric Value"].replace(",", "")), row["Metric Unit"] or "number"))
+        except (KeyError, TypeError, ValueError, AttributeError):  # text, or a line of the program between
+            continue
+    return figures
+
+
 class Suite:
     def __init__(self, options):
         self.options = options
         self.begin = time.time()
-        self.end = (options.started or time.time()) + options.limit
+        self.started = options.started or time.time()
+        self.end = self.started + options.limit
         self.part_end = self.end
-        self.records, self.raw = [], {"tests": {}, "benches": {}, "training": {}}
-        self.unsaved = set(self.raw)
-        self.running, self.saved = None, 0.0
         self.results = pathlib.Path(options.results)
-        self.results.mkdir(parents=True, exist_ok=True)
-        self.log = (self.results / "log.txt").open("w", encoding="utf-8", errors="replace")
+        self.folders = list(dict.fromkeys([self.results] + ([pathlib.Path(options.keep)] if options.keep else [])))
+        self.history = History(self.folders if options.resume else (), options.commit)
+        self.records, self.raw = list(self.history.records), {"tests": {}, "benches": {}, "training": {}, **self.history.raw}
+        self.progress = {}  # item: Progress
+        self.unsaved = set(self.raw)
+        self.running, self.saved, self.ending = [], 0.0, False
+        self.lock = threading.RLock()
         self.temporary = tempfile.TemporaryDirectory()
         self.work = pathlib.Path(self.temporary.name)
+        self.logs, self.log_bytes, self.log_of = [], 0, None
+        for folder in list(self.folders):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.logs.append((folder / "log.txt").open("a" if options.resume else "w", encoding="utf-8", errors="replace"))
+            except OSError as error:
+                self.unwritable(folder, error)
         self.information, self.machine = {}, {}
+        self.holder = None
         self.outputs = 0
+
+    # --- Files -----------------------------------------------------------------------------------------------
+    def unwritable(self, folder, error):
+        """A folder that takes no more files costs those files, and nothing else."""
+        item = f"results folder {folder}"
+        print(f"suite: {folder} cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
+        if all(record["item"] != item for record in self.records):
+            others = [str(other) for other in self.folders if other != folder]
+            self.records.append({"part": "results", "item": item, "status": "failed", "detail":
+                                 f"cannot be written: {error.strerror or error}; " +
+                                 (f"all of it is in {', '.join(others)}" if others else "see the output of this command")})
+
+    def write(self, name, text):
+        for folder in self.folders:
+            part = folder / f".{name}.part"
+            try:
+                part.write_text(text, encoding="utf-8")
+                os.replace(str(part), str(folder / name))
+            except OSError as error:
+                self.unwritable(folder, error)
+                try:
+                    part.unlink()
+                except OSError:
+                    pass
 
     # --- Commands ------------------------------------------------------------------------------------------
     def left(self):
@@ -120,15 +175,14 @@ class Suite:
         'none' when it could not be started."""
         begin = time.time()
         limit = min(self.left(), 1e9 if timeout is None else timeout)
-        if limit < 1:
+        if limit < 1 or self.ending:
             return None, "", 0.0
-        self.outputs += 1  # A process that cannot be ended may still write to its file.
-        file = self.work / f"output{self.outputs}"
+        file = self.new_file("output")  # A process that cannot be ended may still write to its file.
         try:
             running = Command(command, self.work, self.environment(environment, ours), file)
         except OSError as error:
             return "none", str(error), 0.0
-        self.say_log(f"$ {self.shown(command)[:2000]}\n")
+        self.say_log(f"$ {self.shown(command)[:2000]}\n", running)
         decoder, text, logged = codecs.getincrementaldecoder("utf-8")(errors="replace"), [], 0
         status, immortal = None, []
         try:
@@ -137,12 +191,12 @@ class Suite:
                 news = decoder.decode(running.news())
                 text.append(news)
                 if news and logged < LOG_BYTES_PER_COMMAND // 2:
-                    self.say_log(news[:LOG_BYTES_PER_COMMAND // 2 - logged])
+                    self.say_log(news[:LOG_BYTES_PER_COMMAND // 2 - logged], running)
                     logged += len(news)
                 if watch:
                     watch.feed(news)
                     self.save_running()
-                if status is not None or time.time() >= begin + limit:
+                if status is not None or time.time() >= begin + limit or self.ending:
                     break
                 if watch and watch.stuck():
                     status = "stuck"
@@ -157,44 +211,77 @@ class Suite:
             watch.feed(news)
         hidden = len(text) - LOG_BYTES_PER_COMMAND // 2
         if hidden > 0:
-            self.say_log("\n[...]\n" + text[-min(hidden, LOG_BYTES_PER_COMMAND // 2):])
+            self.say_log("\n[...]\n" + text[-min(hidden, LOG_BYTES_PER_COMMAND // 2):], running)
         else:
-            self.say_log(news)
+            self.say_log(news, running)
         seconds = time.time() - begin
         if immortal:
-            self.say_log(f"\n[processes {immortal} could not be ended: they wait inside the kernel]")
-        self.say_log(f"\n[status {status}, {seconds:.1f} s]\n\n")
+            self.say_log(f"\n[processes {immortal} could not be ended: they wait inside the kernel]", running)
+        self.say_log(f"\n[status {status}, {seconds:.1f} s: {self.shown(command)[:80]}]\n\n", running)
         return status, text, seconds
 
-    def say_log(self, text):
-        if self.log.tell() + len(text) < LOG_BYTES:
-            self.log.write(text)
-            self.log.flush()
+    def say_log(self, text, owner=None):
+        """The output of commands that run at once is told apart."""
+        with self.lock:
+            if text and owner is not self.log_of and None not in (owner, self.log_of) and not text.startswith("$ "):
+                text = f"\n[{self.shown(owner.words)[:80]} says]\n{text}"
+            self.log_of = owner if text else self.log_of
+            self.log_bytes += len(text)
+            if self.log_bytes > LOG_BYTES:
+                return
+            for log in list(self.logs):
+                try:
+                    log.write(text)
+                    log.flush()
+                except OSError as error:
+                    self.logs.remove(log)
+                    self.unwritable(pathlib.Path(log.name).parent, error)
+
+    def new_file(self, name):
+        with self.lock:
+            self.outputs += 1
+            return self.work / f"{name}{self.outputs}"
 
     def add(self, record, save=True):
-        if all(record is not known for known in self.records):
-            self.records.append(record)
-        if record["status"] == "measured":
-            target = f" (target {record['target']}: {'met' if record['met'] else 'MISSED'})" if record["target"] else ""
-            print(f"  {record['item']}: {record['figure']:.4g} {record['unit']}{target}", flush=True)
-        else:
-            print(f"  {record['item']}: {record['status']} {record.get('detail', '')}", flush=True)
-        if save:
-            self.save()
+        with self.lock:
+            if all(record is not known for known in self.records):
+                key = key_of(record)
+                self.records = [known for known in self.records if not (known.get("earlier") and key_of(known) == key
+                                                                        and known.get("unit") == record.get("unit"))]
+                if record["status"] in ("failed", *LOST):
+                    record["tries"] = self.history.tries.get(key, 0) + 1
+                self.records.append(record)
+            if record["status"] == "measured":
+                target = f" (target {record['target']}: {'met' if record['met'] else 'MISSED'})" if record["target"] else ""
+                print(f"  {record['item']}: {record['figure']:.4g} {record['unit']}{target}", flush=True)
+            else:
+                print(f"  {record['item']}: {record['status']} {record.get('detail', '')}", flush=True)
+            if save:
+                self.save()
+
+    def settled(self, part, item):
+        """True, with a line that says so, for what an earlier call has done."""
+        if not self.history.settled(part, item):
+            return False
+        print(f"  {item}: kept from an earlier call", flush=True)
+        return True
 
     def program(self, *words):
         return str(pathlib.Path(self.options.build, *words))
 
     # --- The probe -----------------------------------------------------------------------------------------
     def probe(self):
-        """One small check of each thing that all else stands on, so that the first look takes seconds."""
+        """How long CUDA takes to start; and one small check of each thing that all else stands on."""
         command = [self.program("tests", "gpu_probe")]
         record = {"part": "probe", "item": "gpu_probe", "command": self.shown(command)}
         reason = self.no_gpu() or ("" if os.access(command[0], os.X_OK) else "this build has none")
         if reason:
             self.add({**record, "status": "skipped", "detail": reason})
             return
-        status, output, seconds = self.run(command, PROBE_SECONDS)
+        self.hold_context(command[0])
+        if self.settled("probe", "gpu_probe"):
+            return
+        status, output, seconds = self.run(command, START_SECONDS)
         lines = re.findall(r"^probe ([^:]+): (ok|FAILED)\b *(.*)$", output, re.MULTILINE)
         for name, verdict, text in lines:
             self.add({**record, "item": f"probe: {name}", "status": "passed" if verdict == "ok" else "failed",
@@ -208,6 +295,38 @@ class Suite:
             if status == 0:
                 found = {"status": "failed", "detail": "it named no check"}
             self.add({**record, "seconds": seconds, **found})
+        elif not failed:
+            self.add({**record, "seconds": seconds, "status": "passed", "detail": f"{len(lines)} checks"})
+
+    def hold_context(self, program):
+        """Measures a start of CUDA without another process on the GPU and beside one, which then stays until the end: where the
+        driver shuts an idle GPU down, every program would pay for its start."""
+        def measure(item):
+            status, output, seconds = self.run([program, "--start"], START_SECONDS)
+            started = re.search(r"^start ([0-9.]+) s$", output, re.MULTILINE)
+            record = {"command": self.shown([program, "--start"])}
+            if status == 0 and started:
+                self.add(measured("probe", item, "seconds", float(started.group(1)), **record))
+            else:
+                self.add({"part": "probe", "item": item, "seconds": seconds, **record, **self.verdict(status, output)})
+        measure("CUDA start, no other process on the GPU")
+        self.holder = Command([program, "--hold"], self.work, self.environment({}, True), self.work / "holder", subprocess.PIPE)
+        end = min(time.time() + START_SECONDS, self.end)
+        told = b""
+        while b"\n" not in told and time.time() < end and self.holder.wait(0.05) is None:
+            told += self.holder.news()
+        if not re.match(rb"start [0-9.]+ s", told + self.holder.news()):
+            self.add({"part": "probe", "item": "gpu_probe --hold", "status": "failed", "detail":
+                      f"no process could hold the GPU's context: {told.decode(errors='replace').strip() or 'no answer'}"})
+            return
+        measure("CUDA start, beside a process that holds the GPU")
+
+    def end_holder(self):
+        if self.holder:
+            self.holder.process.stdin.close()
+            self.holder.end()
+            self.holder.close()
+            self.holder = None
 
     # --- Tests ---------------------------------------------------------------------------------------------
     def expanded(self, entry):
@@ -218,16 +337,18 @@ class Suite:
         """CTest's TIMEOUT is for one case and for machines that are busy; a program's is in the list as 'whole'."""
         if self.information.get("emulated") or not self.information.get("devices"):
             return max(300.0, entry["timeout"])
-        return CASE_SECONDS if entry.get("whole") else max(CASE_SECONDS, entry["timeout"] / 6)
+        least = plan.case_seconds(entry["name"])
+        return least if entry.get("whole") else max(least, entry["timeout"] / 6)
 
-    def test(self, part, entry, limit, prefix=(), left_out=(), case_seconds=None):
+    def test(self, part, entry, limit, prefix=(), left_out=(), case_seconds=None, environment=None, suffix=""):
         """Runs one entry of the list for at most `limit` seconds, once more for what is left after a case that ended it.
         True when it came to its end."""
         command = list(prefix) + self.expanded(entry)
-        item = entry["name"] if not prefix else f"{entry['name']} under {pathlib.Path(prefix[0]).name} {prefix[-1]}"
-        environment = dict(text.split("=", 1) for text in entry.get("environment", []))
-        # Ranks that are threads share a context, and loading a kernel at its first launch may wait for all of it.
-        if re.search(RANKS_ARE_THREADS, entry["name"]):
+        item = (entry["name"] if not prefix else f"{entry['name']} under {pathlib.Path(prefix[0]).name} {prefix[-1]}") + suffix
+        if self.settled(part, item):
+            return True
+        environment = {**dict(text.split("=", 1) for text in entry.get("environment", [])), **(environment or {})}
+        if re.search(plan.RANKS_ARE_THREADS, entry["name"]):
             environment.setdefault("CUDA_MODULE_LOADING", "EAGER")
         environment.setdefault("TRANCHE_TEST_CASE_SECONDS", f"{case_seconds or self.case_seconds(entry):.0f}")
         if not entry.get("googletest"):
@@ -246,16 +367,19 @@ class Suite:
             return True
         pattern = entry.get("filter", "*")
         pattern = without(pattern, left_out) if left_out else pattern
-        progress = entry.setdefault("progress", {}).get(item)
+        progress = self.progress.get(item)
         if progress is None:
             progress = Progress(pattern, float(environment["TRANCHE_TEST_CASE_SECONDS"]))
+            progress.results, progress.tries, progress.total = self.history.cases(item)
             shown = self.shown(command + (["--gtest_filter=" + pattern] if pattern != "*" else []))
             progress.record = {"part": part, "item": item, "command": shown, "seconds": 0.0}
             progress.others = []
-            entry["progress"][item] = progress
+            with self.lock:
+                self.progress[item] = progress
         if self.left() < 1 and not progress.processes:
-            self.add({**progress.record, "status": "not run", "detail": "no time was left"})
-            return True
+            progress.record.update(status="not run", detail="no time was left")
+            self.add(progress.record)
+            return False
         end = time.time() + limit
         finished = False
         while not finished and progress.left() != 0 and end - time.time() >= 1:
@@ -279,23 +403,24 @@ class Suite:
 
     def process(self, progress, command, environment, end, entry, prefix):
         """One process of a GoogleTest program, for the cases that are left. True when there is no use in another."""
-        json_file = self.work / "googletest.json"
-        json_file.unlink(missing_ok=True)
+        json_file = self.new_file("googletest.json")
         known = len(progress.results)
         progress.begin()
         progress.processes += 1
-        self.running = progress
+        with self.lock:
+            self.running.append(progress)
         flags, wanted = [f"--gtest_output=json:{json_file}"], progress.filter()
         if known == 0 and wanted != "*":
             flags.append("--gtest_filter=" + wanted)
         elif known and len(wanted) > ARGUMENT_BYTES:
-            flag_file = self.work / "googletest.flags"
+            flag_file = self.new_file("googletest.flags")
             flag_file.write_text(f"--gtest_filter={wanted}\n", encoding="utf-8")
             flags.append(f"--gtest_flagfile={flag_file}")
         elif known:
             environment = {**environment, "GTEST_FILTER": wanted}
         status, output, seconds = self.run(command + flags, end - time.time(), environment, progress)
-        self.running = None
+        with self.lock:
+            self.running.remove(progress)
         progress.record["seconds"] += seconds
         self.figures(progress, json_file)
         progress.stopped_in = progress.case if status is None else None
@@ -315,7 +440,7 @@ class Suite:
             self.add({"part": progress.record["part"], "item": f"{progress.record['item']} {case}", "status": verdict,
                       "detail": f"{how}{self.last_words(output, case)}",
                       "command": self.shown(command + ["--gtest_filter=" + case])})
-            if verdict == "faulted" and not prefix:
+            if verdict == "faulted" and not prefix and not self.ending:
                 self.examine(entry, case, end)
             return False
         if status == 0 or (status > 0 and progress.named("failed")):
@@ -342,7 +467,7 @@ class Suite:
         if self.no_sanitizer() or end - time.time() < 10:
             return
         command = [tool, "--error-exitcode", "99", "--tool", "memcheck", *self.expanded(entry), "--gtest_filter=" + case]
-        environment = dict(text.split("=", 1) for text in entry.get("environment", []))
+        environment = dict(text.split("=", 1) for text in [*entry.get("environment", []), "TRANCHE_PLAIN_DEVICE_MEMORY=1"])
         status, output, seconds = self.run(command, min(60.0, (end - time.time()) / 2), environment)
         said = re.search(r"^=+ (Invalid .*|Program hit .*|.*[Mm]isaligned.*)(?:\n=+ +(at .*))?", output, re.MULTILINE)
         record = {"part": "tests", "item": f"{entry['name']} {case} under memcheck", "command": self.shown(command),
@@ -400,22 +525,46 @@ class Suite:
 
         def place(entry):
             if "slow" in entry["labels"] or any("run_mpi.sh" in word for word in entry["command"]):
-                return len(ORDER)
-            return next((index for index, pattern in enumerate(ORDER) if pattern and re.search(pattern, entry["name"])),
-                        ORDER.index(""))
+                return len(plan.ORDER)
+            return next((index for index, pattern in enumerate(plan.ORDER) if pattern and re.search(pattern, entry["name"])),
+                        plan.ORDER.index(""))
 
         return sorted(entries, key=place)
 
-    def tests(self):
-        entries = self.entries()
-        if not entries:
-            self.add({"part": "tests", "item": "gpu tests", "status": "skipped", "detail": "this build has none"})
+    def chosen(self, first):
+        """The entries of the part `kernels` (first) or `tests`; with --smoke the smallest program of each."""
+        entries = [entry for entry in self.entries()
+                   if bool(entry.get("googletest") and re.search(plan.FIRST_PROGRAMS, entry["name"])) == first]
         if self.options.smoke:  # whoever smokes has CTest for the rest
             entries = sorted((entry for entry in entries if entry.get("googletest")),
                              key=lambda entry: entry.get("count", 0))[:1]
-        unfinished = self.round("tests", entries)
+        return entries
+
+    def first_tests(self):
+        entries = self.chosen(True)
+        if not self.entries():
+            self.add({"part": "tests", "item": "gpu tests", "status": "skipped", "detail": "this build has none"})
+        if self.history.settled("probe", "gpu_probe") or any(
+                record["item"] == "gpu_probe" and record["status"] == "passed" for record in self.records):
+            # It has said what its own test would say; and the test of the watchdog, which faults and hangs by intention, takes 10 s.
+            entries = [entry for entry in entries if not re.search("gpu_(probe|cases)", entry["name"])]
+        with ThreadPoolExecutor(plan.AT_ONCE) as pool:
+            done = [(entry, pool.submit(self.test, "tests", entry, self.left())) for entry in entries]
+            try:
+                self.unfinished = [entry for entry, future in done if not future.result()]
+            except BaseException:
+                self.ending = True
+                raise
+
+    def tests(self):
+        unfinished = self.round("tests", [*self.chosen(False), *self.unfinished])
         if unfinished and self.left() >= 2:
             self.round("tests", unfinished)  # with what the others did not use
+
+    def lazy_loading(self):
+        """Whether ranks that are threads need CUDA_MODULE_LOADING=EAGER: their kernels are loaded by make_device()."""
+        entries = [] if self.options.smoke else [entry for entry in self.entries() if "combinations" in entry["name"]]
+        self.round("lazy loading", entries, environment={"CUDA_MODULE_LOADING": "LAZY"}, suffix=", lazy loading")
 
     def round(self, part, entries, **more):
         """Runs entries, each within twice an equal share of the time; those which did not come to their end."""
@@ -436,47 +585,150 @@ class Suite:
         return "compute-sanitizer is not installed" if not self.sanitizer_tool() else self.no_gpu() or \
             ("the GPU is emulated" if self.information.get("emulated") else "")
 
-    def sanitizer(self):
+    def sanitizer(self, check):
         tool, reason = self.sanitizer_tool(), self.no_sanitizer()
         entries = [entry for entry in self.entries() if entry.get("googletest") and "kernels" in entry["name"]]
-        for index, check in enumerate(("memcheck", "racecheck")):
-            if reason:
-                for entry in entries:
-                    self.add({"part": "sanitizer", "item": f"{entry['name']} under {check}", "status": "skipped",
-                              "detail": reason})
+        if reason:
+            for entry in entries:
+                self.add({"part": "sanitizer", "item": f"{entry['name']} under {check}", "status": "skipped", "detail": reason})
+            return
+        # Shadow memory makes kernels some hundred times slower: the large sizes are for the plain run, and products are
+        # cuBLASLt's kernels.
+        self.round("sanitizer", entries, prefix=[tool, "--error-exitcode", "99", "--tool", check],
+                   left_out=["*Large*", "*Long*", "*Many*", "MatmulGpu.*"], case_seconds=3 * plan.CASE_SECONDS,
+                   environment={"TRANCHE_PLAIN_DEVICE_MEMORY": "1"})
+
+    # --- Nsight Compute ----------------------------------------------------------------------------------------
+    def profile(self):
+        """Figures of single kernels: how busy the multiprocessors, their tensor cores and the memory were, and what warps waited for."""
+        tool = next((path for path in (os.environ.get("CUDA_HOME", "") + "/bin/ncu", "/usr/local/cuda/bin/ncu",
+                                       *(folder + "/ncu" for folder in os.environ["PATH"].split(":")))
+                     if os.access(path, os.X_OK)), None)
+        for kernel, program, bench in plan.PROFILED:
+            item = f"ncu {kernel}, {program} {bench}"
+            command = [tool or "ncu", "--clock-control", "none", "--csv", "--page", "details", "--section", "SpeedOfLight",
+                       "--section", "ComputeWorkloadAnalysis", "--section", "WarpStateStats", "--kernel-name",
+                       f"regex:{kernel}", "--launch-skip", "1", "--launch-count", "1", self.program("bin", program),
+                       f"--benchmark_filter={bench}"]
+            record = {"part": "ncu", "item": item, "command": self.shown(command)}
+            reason = self.no_gpu() or ("the GPU is emulated" if self.information.get("emulated") else
+                                       "" if tool else "ncu is not installed")
+            if self.settled("ncu", item):
                 continue
-            end, self.part_end = self.part_end, time.time() + self.left() / (2 - index)
-            # Shadow memory makes kernels some hundred times slower: the large sizes are for the plain run, and products are
-            # cuBLASLt's kernels.
-            self.round("sanitizer", entries, prefix=[tool, "--error-exitcode", "99", "--tool", check],
-                       left_out=["*Large*", "*Long*", "*Many*", "MatmulGpu.*"], case_seconds=3 * CASE_SECONDS)
-            self.part_end = end
+            if reason or self.left() < 1:
+                self.add({**record, "status": "skipped" if reason else "not run", "detail": reason or "no time was left"})
+                continue
+            status, output, seconds = self.run(command, max(40.0, self.left() / 2))
+            figures = ncu_figures(output)
+            for name, figure, unit in figures:
+                self.add(measured("ncu", f"{item}: {name}", unit, figure, command=record["command"]), save=False)
+            found = {"status": "passed", "detail": f"{len(figures)} figures"} if figures else \
+                {**self.verdict(status, output), "status": "failed" if status is not None else "not finished"}
+            self.add({**record, "seconds": seconds, **found})
+
+    # --- The host's PyTorch --------------------------------------------------------------------------------------
+    def peer(self):
+        script = pathlib.Path(__file__).resolve().parent / "peer_torch.py"
+        command = ["python3", str(script), *(["--smoke"] if self.options.smoke else [])]
+        record = {"part": "peer", "item": "PyTorch", "command": self.shown(command)}
+        if self.settled("peer", "PyTorch"):
+            return
+        reason = self.no_gpu()
+        if reason or self.left() < 1:
+            self.add({**record, "status": "skipped" if reason else "not run", "detail": reason or "no time was left"})
+            return
+        status, output, seconds = self.run([*command, "--ours", self.attention_samples()], ours=False)
+        found = skipped = 0
+        for line in output.splitlines():
+            try:
+                told = json.loads(line)
+            except ValueError:
+                continue
+            if "skipped" in told:
+                skipped += 1
+                self.add({**record, "item": told.get("item", "PyTorch"), "status": "skipped", "detail": told["skipped"]})
+            elif "failed" in told:
+                self.add({**record, "item": told["item"], "status": "failed", "detail": told["failed"]})
+            else:
+                found += 1
+                self.add(measured("peer", told["item"], told["unit"], float(told["figure"]), command=record["command"]), save=False)
+        if status == 0 and skipped and not found:
+            self.save()
+            return
+        verdict = {"status": "passed", "detail": f"{found} figures"} if status == 0 else self.verdict(status, output)
+        self.add({**record, "seconds": seconds, **verdict})
+
+    def attention_samples(self):
+        """A folder of our attention's inputs and results, for the peer to compute again; empty where the program is missing."""
+        folder = self.work / "attention"
+        program = self.program("tests", "attention_samples")
+        if not self.no_gpu() and os.access(program, os.X_OK) and not folder.exists():
+            folder.mkdir()
+            self.run([program, str(folder)], plan.CASE_SECONDS)
+        return str(folder)
+
+    def over_peer(self):
+        """Ours over theirs, for each figure that both have."""
+        figures = {record["item"]: record["figure"] for record in self.records
+                   if record["status"] == "measured" and record["unit"] == "TFLOP/s"}
+        for ours, theirs in plan.PEERS:
+            mine = figures.get(ours)
+            best = max((its for item, its in figures.items() if item.startswith("torch " + theirs)), default=None)
+            if mine and best:
+                self.add(measured("peer", f"{ours} over PyTorch's {theirs}", "of_torch", mine / best, command="suite.py"))
 
     # --- Benches -------------------------------------------------------------------------------------------
     def benches(self):
         programs = sorted(pathlib.Path(self.options.build, "bin").glob("bench_*gpu*"))
         for index, program in enumerate(programs):
-            left = len(programs) - index
-            limit = self.left() * (1.0 if left == 1 else 1.4 / left)  # The last gets its part even if all before hang.
-            file = self.work / "bench.json"
-            file.unlink(missing_ok=True)
-            command = [str(program)]
-            reason = self.no_gpu() or ("times of an emulated GPU mean nothing" if self.information.get("emulated") else "")
-            record = {"part": "benches", "item": program.name, "command": self.shown(command)}
-            if reason or self.left() < 1:
-                self.add({**record, "status": "skipped" if reason else "not run",
-                          "detail": reason or "no time was left"})
-                continue
-            status, output, seconds = self.run(command + [f"--benchmark_out={file}", "--benchmark_out_format=json"], limit)
-            found = self.bench_figures(program.name, file, record["command"])
-            if status != 0 or not found:
-                self.add({**record, "seconds": seconds,
-                          "status": "not finished" if status is None else "failed",
-                          "detail": f"{found} figures; " + (output.strip().splitlines()[-1:] or [""])[0][:200]})
+            rest = len(programs) - index
+            # The last gets its part even if all before hang.
+            self.bench(program, self.left() * (1.0 if rest == 1 else 1.4 / rest), program.name)
         if not programs:
             self.add({"part": "benches", "item": "bench_*gpu*", "status": "skipped", "detail": "this build has none"})
 
-    def bench_figures(self, name, file, command):
+    def first_benches(self):
+        for name, bench in plan.FIRST_BENCHES:
+            program = pathlib.Path(self.options.build, "bin", name)
+            if program.exists():
+                self.bench(program, max(1.0, self.left() / 3), f"{name}, first look", bench)
+
+    def bench(self, program, limit, item, bench=""):
+        """What has a figure already is left out: from the first look, or from an earlier call."""
+        if self.settled("benches", item):
+            return
+        file = self.new_file("bench.json")
+        known = [entry["name"] for report in self.raw["benches"].get(program.name, []) for entry in report.get("benchmarks", [])
+                 if not entry.get("error_occurred")]
+        pattern = bench or ("-^(" + "|".join(re.escape(name) for name in known) + ")$" if known else "")
+        command = [str(program), *([f"--benchmark_filter={pattern}"] if pattern else [])]
+        record = {"part": "benches", "item": item, "command": self.shown([program, *([f"--benchmark_filter={bench}"] if bench else [])])}
+        emulated = self.information.get("emulated")
+        reason = self.no_gpu() or ("times of an emulated GPU mean nothing" if emulated and not self.options.smoke else "")
+        if reason or self.left() < 1:
+            self.add({**record, "status": "skipped" if reason else "not run", "detail": reason or "no time was left"})
+            return
+        card = self.card()
+        status, output, seconds = self.run(command + [f"--benchmark_out={file}", "--benchmark_out_format=json"], limit)
+        found = 0 if emulated else self.bench_figures(program.name, file, record["command"], f"{card}; after: {self.card()}")
+        if emulated:
+            self.add({**record, "seconds": seconds, **self.verdict(status, output)})
+        elif status != 0 or not found:
+            self.add({**record, "seconds": seconds,
+                      "status": "not finished" if status is None else "failed",
+                      "detail": f"{found} figures; " + (output.strip().splitlines()[-1:] or [""])[0][:200]})
+        else:
+            self.add({**record, "seconds": seconds, "status": "passed", "detail": f"{found} figures"})
+
+    def card(self):
+        """Name, clocks, power and temperature of the GPU at this moment, "" for one that is not real."""
+        if self.no_gpu() or self.information.get("emulated"):
+            return ""
+        status, text, _ = self.run(["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,power.draw,temperature.gpu",
+                                    "--format=csv,noheader"], 40, ours=False)
+        return text.strip().splitlines()[0] if status == 0 and text.strip() else "nvidia-smi did not answer"
+
+    def bench_figures(self, name, file, command, card=""):
         """Adds a record for every share of a ceiling; how many there were."""
         try:
             report = mended(file.read_text(encoding="utf-8", errors="replace"))  # It may have been stopped while it wrote.
@@ -484,7 +736,7 @@ class Suite:
             return 0
         if report is None:
             return 0
-        self.raw["benches"][name] = report
+        self.raw["benches"].setdefault(name, []).append(report)
         self.unsaved.add("benches")
         found = 0
         for entry in report.get("benchmarks", []):
@@ -500,7 +752,10 @@ class Suite:
             told = [key for key in ("of_copy", "of_peak", "of_forward") if key in entry] or \
                 [key for key in entry if key.endswith("/s") or key.endswith("_per_second")][:1]
             for key in told:
-                self.add(measured("benches", f"{name}/{label}", key, float(entry[key]), command=command), save=False)
+                self.add(measured("benches", f"{name}/{label}", key, float(entry[key]), command=command, card=card), save=False)
+            if "TFLOP/s" in entry:
+                self.add(measured("benches", f"{name}/{label}", "TFLOP/s", float(entry["TFLOP/s"]), command=command, card=card),
+                         save=False)
         self.save()  # Once: a save writes all records.
         return found
 
@@ -517,7 +772,7 @@ class Suite:
         return file
 
     def train(self, item, flags, timeout=None):
-        """The report, or None with a record that says why."""
+        """(report, or None with a record that says why; the record; status; the GPU before and after)."""
         report = self.work / "report.json"
         report.unlink(missing_ok=True)
         command = [self.program("bin", "tranche"), "train", *map(str, flags), "--report", str(report)]
@@ -525,48 +780,89 @@ class Suite:
         reason = self.no_gpu()
         if reason or self.left() < 1:
             self.add({**record, "status": "skipped" if reason else "not run", "detail": reason or "no time was left"})
-            return None, record, 0
+            return None, record, 0, ""
+        card = self.card()
         status, output, seconds = self.run(command, timeout)
+        record["seconds"] = seconds
         if status == 0 and report.exists():
             found = json.loads(report.read_text(encoding="utf-8"))
             self.raw["training"][item] = found
             self.unsaved.add("training")
-            return found, record, 0
+            return found, record, 0, f"{card}; after: {self.card()}"
         if status != 3:
-            self.add({**record, "seconds": seconds, **self.verdict(status, output)})
-        return None, record, status
+            self.add({**record, **self.verdict(status, output)})
+        return None, record, status, ""
 
-    def training(self):
-        self.agreement()
-        smoke = self.options.smoke
-        for model, sequences in (("gpt-nano", (2,)),) if smoke else (("gpt2", (32, 16, 8)), ("gpt2-xl", (16, 8, 4))):
-            vocabulary = 256 if smoke else 50257
+    def trainings(self, chosen, traced):
+        """`chosen` as FIRST_TRAININGS of plan.py; with `traced` each with its device time by kernel."""
+        for number, (model, sequences, accumulate, seconds) in enumerate(chosen):
+            smoke = self.options.smoke
+            item = f"training {model}" + (", traced" if traced else "")
+            if self.settled("training", item):
+                continue
+            vocabulary, length = (256, 32) if smoke else (50257, 1024)
+            share = self.left() / (len(chosen) - number)
             for rest, micro_batch in enumerate(sequences, 1 - len(sequences)):
-                report, record, status = self.train(
-                    f"training {model}",
-                    ["--device", "cuda", "--model", model, "--data", self.tokens(vocabulary, 20000 if smoke else 600000),
-                     "--data-format", "nanogpt", "--dtype", "bf16", "--micro-batch", micro_batch, "--sequence",
-                     32 if smoke else 1024, "--steps", 3 if smoke else 1000, "--min-steps", 3 if smoke else 8,
-                     "--max-seconds", 25, "--eval-batches", 1], timeout=self.left() / (1 if model == "gpt2-xl" else 2))
+                # As many micro-batches as make a step of so many tokens.
+                times = accumulate if accumulate < 1024 else max(1, accumulate // (micro_batch * length))
+                trace = self.work / "trace.json"
+                report, record, status, card = self.train(
+                    item, ["--device", "cuda", "--model", model, "--data", self.tokens(vocabulary, 20000 if smoke else 2000000),
+                           "--data-format", "nanogpt", "--dtype", "bf16", "--micro-batch", micro_batch, "--sequence", length,
+                           "--accumulate", times, "--steps", 3 if smoke else 1000, "--min-steps", 3, "--max-seconds", seconds,
+                           "--eval-batches", 1, *(["--trace", trace] if traced else [])],
+                    timeout=max(share, min(self.left(), 2 * seconds)))
                 if report:
                     for key, unit in (("tokens_per_second", "tokens_per_second"), ("matmul_peak_share", "of_peak"),
                                       ("matmul_peak_flops", "flops_per_second")):
-                        self.add(measured("training", record["item"], unit, float(report[key] or 0),
-                                          command=record["command"]))
+                        self.add(measured("training", item, unit, float(report[key] or 0), command=record["command"], card=card))
+                    tokens = times * micro_batch * length
+                    if traced:
+                        self.kernel_table(item, trace, record["command"])
+                    self.add({**record, "status": "passed", "detail": f"{tokens} tokens a step, {times} micro-batches"})
                 if status != 3:
                     break
                 if rest == 0:
                     self.add({**record, "status": "failed", "detail": "out of memory at every size that was tried"})
 
+    def kernel_table(self, item, trace, command):
+        try:
+            found = kernel_times.summary(trace.read_text(encoding="utf-8"))
+            trace.unlink()
+        except (OSError, ValueError, KeyError) as error:
+            found = None
+            self.say_log(f"[no table of kernels: {error}]\n")
+        if not found:
+            self.add({"part": "training", "item": f"{item}: device time by kernel", "status": "failed", "command": command,
+                      "detail": "the trace has no span of the device"})
+            return
+        self.add(measured("training", item, "idle_share", found["idle"], command=command), save=False)
+        self.raw["training"][f"{item}: device time by kernel"] = found
+        self.unsaved.add("training")
+        self.add({"part": "training", "item": f"{item}: device time by kernel", "status": "passed", "command": command,
+                  "detail": "; ".join(f"{name} {100 * share:.1f} %" for name, _, _, share in found["kernels"][:12])})
+
+    def first_look(self):
+        self.first_benches()
+        self.trainings(plan.SMOKE_TRAININGS if self.options.smoke else plan.FIRST_TRAININGS, True)
+
+    def training(self):
+        self.agreement()
+        if not self.options.smoke:
+            self.trainings(plan.TRAININGS, False)
+
     def agreement(self):
         """The same 20 steps in fp32 on CPU and GPU. Gradients and weights by tensor are compared by test_models_gpu."""
         for optimizer, rate in (("SGD", 0.05), ("AdamW", 1e-3)):
+            done = f"agreement of CPU and GPU, {optimizer}"
+            if self.settled("training", done):
+                continue
             config = self.work / f"{optimizer}.json"
             config.write_text(json.dumps({"optimizer": {"type": optimizer, "params": {"lr": rate}},
                                           "gradient_clipping": 1.0}), encoding="utf-8")
             reports = []
             for device in ("cpu", "cuda"):
-                report, record, _ = self.train(
+                report, record, _, _ = self.train(
                     f"agreement of CPU and GPU, {optimizer}, {device}",
                     ["--config", config, "--device", device, "--model", "gpt-nano" if self.options.smoke else "gpt-mini",
                      "--data", self.tokens(256, 20000), "--data-format", "nanogpt", "--dtype", "fp32", "--micro-batch", 4,
@@ -581,9 +877,9 @@ class Suite:
                 found = measured("training", f"agreement of CPU and GPU, {optimizer}, losses of {len(cpu)} steps",
                                  "relative", worst, command=record["command"])
                 self.add(found)
-                if not found["met"]:
-                    self.add({"part": "training", "item": found["item"], "status": "failed", "detail":
-                              f"losses differ by {worst:.3g}", "command": record["command"]})
+                verdict = {"status": "passed", "detail": f"losses of {len(cpu)} steps"} if found["met"] else \
+                    {"status": "failed", "detail": f"losses differ by {worst:.3g}"}
+                self.add({**record, "item": done, **verdict})
 
     # --- All of it -----------------------------------------------------------------------------------------
     def no_gpu(self):
@@ -600,7 +896,7 @@ class Suite:
             told = {}
         self.information = told.get("cuda", {"problem": f"tranche info failed: {text.strip()[-200:]}"})
         smi = self.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit",
-                        "--format=csv,noheader"], 15, ours=False)
+                        "--format=csv,noheader"], 40, ours=False)
         nvcc = self.run(["nvcc", "--version"], 15, ours=False)
         cpu = re.search(r"model name\s*: (.*)", pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
         devices = self.information.get("devices", [])
@@ -615,8 +911,7 @@ class Suite:
             "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         }
         notes = pathlib.Path(self.options.notes).read_text(encoding="utf-8") if self.options.notes else ""
-        (self.results / "machine.txt").write_text(
-            "".join(f"{key}: {value}\n" for key, value in machine.items()) + "\n" + notes + "\n" + text, encoding="utf-8")
+        self.write("machine.txt", "".join(f"{key}: {value}\n" for key, value in machine.items()) + "\n" + notes + "\n" + text)
         return machine
 
     def go(self):
@@ -628,14 +923,15 @@ class Suite:
             return self.parts()
         except Ended as end:
             print(f"suite: ended by {end}", file=sys.stderr)
-            running = self.running
-            if running:
+            for running in list(self.running):
                 where = f" in {running.case}" if running.case else ""
                 running.record.update(status="not finished", detail=f"{running.counted()}; the suite was ended{where}")
-                self.running = None
+                self.running.remove(running)
                 self.add(running.record)
             self.save()
             return 4
+        finally:
+            self.end_holder()
 
     def parts(self):
         self.machine = self.look_around()
@@ -645,19 +941,32 @@ class Suite:
             print(f"suite: {self.no_gpu()}. Nothing was run: this needs a GPU; with --allow-no-gpu tests only say "
                   "why they skip.", file=sys.stderr)
             return 2
+        if self.history.note:
+            print(f"note: {self.history.note}", flush=True)
+        print(plan.table(self.options.limit), flush=True)
         self.save()
-        if self.options.only == "tests":
-            parts = [("tests", self.tests, 0.75), ("sanitizer", self.sanitizer, 1.0)]
-        elif self.options.only == "benches":
-            parts = [("benches", self.benches, 0.50), ("training", self.training, 1.0)]
-        else:
-            parts = [("tests", self.tests, 0.40), ("benches", self.benches, 0.30), ("training", self.training, 0.50),
-                     ("sanitizer", self.sanitizer, 1.0)]
-        for name, run, share in [("probe", self.probe, 1.0), *parts]:
-            print(f"== {name}", flush=True)
-            self.part_end = time.time() + (self.end - time.time()) * share
-            run()
+        self.unfinished = []
+        does = {"probe": self.probe, "kernels": self.first_tests, "first look": self.first_look, "peer": self.peer,
+                "tests": self.tests, "benches": self.benches, "training": self.training,
+                "memcheck": lambda: self.sanitizer("memcheck"), "ncu": self.profile,
+                "racecheck": lambda: self.sanitizer("racecheck"), "lazy loading": self.lazy_loading}
+        wanted = plan.PARTS_OF.get(self.options.only, set(does))
+        for part in plan.PLAN:
+            if part.name not in wanted:
+                continue
+            print(f"== {part.name}", flush=True)
+            self.part_end = self.started + part.until * self.options.limit
+            if part.name == "probe":
+                self.part_end = max(self.part_end, time.time() + START_SECONDS)
+            try:
+                does[part.name]()
+            except Exception:  # A fault of this script costs its part, and nothing else.
+                text = traceback.format_exc()
+                self.say_log(text + "\n")
+                self.add({"part": part.name, "item": f"part {part.name}", "status": "failed",
+                          "detail": "suite.py: " + text.strip().splitlines()[-1]})
             self.part_end = self.end
+        self.over_peer()
         print(f"\nresults: {self.results}")
         if any(record["status"] in ("failed", *LOST) for record in self.records):
             return 1
@@ -672,20 +981,25 @@ class Suite:
 
     def save(self):
         """After every record, each file in one step, so that a suite that is ended from outside leaves what it found."""
-        self.saved = time.time()
-        records = list(self.records)
-        if self.running and all(self.running.record is not record for record in records):
-            where = f"; in {self.running.case}" if self.running.case else ""
-            records.append({**self.running.record, "status": "not finished", "detail": self.running.counted() + where})
-        results = {"schema": "tranche-gpu-results-1", "machine": self.machine, "seconds": time.time() - self.begin,
-                   "emulated": bool(self.information.get("emulated")), "records": records}
-        texts = {"results.json": json.dumps(results, indent=1), "summary.md": markdown(results)}
-        texts.update({f"{name}.json": json.dumps(self.raw[name], indent=1) for name in self.unsaved})
-        self.unsaved.clear()
-        for name, text in texts.items():
-            part = self.results / f".{name}.part"
-            part.write_text(text, encoding="utf-8")
-            os.replace(str(part), str(self.results / name))
+        with self.lock:
+            self.saved = time.time()
+            records = list(self.records)
+            for running in self.running:
+                if all(running.record is not record for record in records):
+                    where = f"; in {running.case}" if running.case else ""
+                    records.append({**running.record, "status": "not finished", "detail": running.counted() + where})
+            progress = {**self.history.progress, **{
+                item: {"results": its.results, "tries": its.tries, "total": its.total} for item, its in self.progress.items()}}
+            seconds = time.time() - self.begin
+            calls = [*self.history.calls, {"limit": self.options.limit, "seconds": seconds,
+                                           "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.begin))}]
+            results = {"schema": "tranche-gpu-results-1", "machine": self.machine, "seconds": seconds, "calls": calls,
+                       "emulated": bool(self.information.get("emulated")), "records": records, "progress": progress}
+            texts = {f"{name}.json": json.dumps(self.raw[name], indent=1) for name in self.unsaved}
+            texts.update({"results.json": json.dumps(results, indent=1), "summary.md": markdown(results)})
+            self.unsaved.clear()
+            for name, text in texts.items():
+                self.write(name, text)
 
 
 if __name__ == "__main__":

@@ -71,6 +71,9 @@ def markdown(results):
     lines += [f"- {name}: {value}" for name, value in machine.items() if value]
     lines += ["", ", ".join(f"{count[status]} {status}" for status in ORDER if count[status]) +
               (f"; {len(missed)} figures miss their target" if missed else "") + f"; {results['seconds']:.0f} s", ""]
+    calls = results.get("calls", [])
+    if len(calls) > 1:
+        lines += [f"Merged from {len(calls)} calls: " + "; ".join(f"{call['when']}, {call['seconds']:.0f} s" for call in calls), ""]
     if not machine.get("GPU"):
         lines += ["No GPU was there: nothing below says anything about one.", ""]
     elif results.get("emulated"):
@@ -78,8 +81,10 @@ def markdown(results):
     figures = [record for record in records if record["status"] == "measured"]
     if figures:
         rows = [(record["item"], number(record["figure"]), record["unit"], number(record["target"]),
-                 {True: "yes", False: "NO", None: ""}[record["met"]], f"`{record['command']}`") for record in figures]
-        lines += ["## Figures", ""] + table(["item", "figure", "unit", "target", "met", "command"], rows) + [""]
+                 {True: "yes", False: "NO", None: ""}[record["met"]], f"`{record['command']}`", record.get("card", ""))
+                for record in figures]
+        lines += ["## Figures", ""]
+        lines += table(["item", "figure", "unit", "target", "met", "command", "GPU, its clocks, power and temperature"], rows) + [""]
     tests = [record for record in records if record["status"] != "measured"]
     if tests:
         rows = [(record["part"], record["item"], record["status"], record.get("detail", ""),

@@ -19,6 +19,13 @@ inline std::string own_path() {
   return {path.data(), static_cast<std::size_t>(length)};
 }
 
+/// The file of this name beside the running program, as a bundle has it, or else `otherwise`.
+inline std::string beside_program(const std::string& name, const std::string& otherwise) {
+  const std::string own = own_path();
+  const std::string beside = own.substr(0, own.rfind('/') + 1) + name;
+  return access(beside.c_str(), R_OK) == 0 ? beside : otherwise;
+}
+
 struct ProgramOutput {
   int status = 0;    ///< its exit status, or 128 + the signal that ended it
   std::string text;  ///< of both streams

@@ -35,9 +35,16 @@ inline const Thread& here() {
 
 /// Enqueues one launch of `kernel` on the stream. Returns what a launch returns: an error for shapes beyond
 /// the device's limits, an invalid stream, or an earlier failure; what goes wrong inside the kernel comes
-/// later.
-cudaError_t launch(const char* name, dim3 grid, dim3 block, std::size_t dynamic_shared_bytes,
-                   cudaStream_t stream, std::function<void()> kernel);
+/// later. `function` is the kernel's address: with TRANCHE_EMULATION_LAZY=1 its first launch waits for the
+/// whole device, unless kernels were loaded before (cuFuncLoad) or CUDA_MODULE_LOADING is EAGER.
+cudaError_t launch(const char* name, const void* function, dim3 grid, dim3 block,
+                   std::size_t dynamic_shared_bytes, cudaStream_t stream, std::function<void()> kernel);
+
+/// The same for a function that no program would load.
+inline cudaError_t launch(const char* name, dim3 grid, dim3 block, std::size_t dynamic_shared_bytes,
+                          cudaStream_t stream, std::function<void()> kernel) {
+  return launch(name, nullptr, grid, block, dynamic_shared_bytes, stream, std::move(kernel));
+}
 
 /// The block's dynamic shared memory; 128 bytes aligned, of exactly the size asked for.
 void* dynamic_shared();

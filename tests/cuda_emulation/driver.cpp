@@ -244,10 +244,48 @@ void* address_of(Function* function) {
   return reinterpret_cast<void*>(function);
 }
 
+// A source of kernels is a module of one function: the one it is known by stands for all of them.
+CUresult function_get_module(CUmodule* module, CUfunction function) {
+  return driver_call("cuFuncGetModule", [&] {
+    *module = reinterpret_cast<CUmodule>(function);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult module_get_function_count(unsigned* count, CUmodule) {
+  return driver_call("cuModuleGetFunctionCount", [&] {
+    *count = 1;
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult module_enumerate_functions(CUfunction* functions, unsigned count, CUmodule module) {
+  return driver_call("cuModuleEnumerateFunctions", [&] {
+    if (count != 1) return CUDA_ERROR_INVALID_VALUE;
+    functions[0] = reinterpret_cast<CUfunction>(module);
+    return CUDA_SUCCESS;
+  });
+}
+
+CUresult function_load(CUfunction) {
+  return driver_call("cuFuncLoad", [] {
+    load_all_kernels();
+    return CUDA_SUCCESS;
+  });
+}
+
 }  // namespace
 }  // namespace cuda_emulation
 
 using namespace cuda_emulation;
+
+cudaError_t cudaGetFuncBySymbol(cudaFunction_t* function, const void* symbol) {
+  return call("cudaGetFuncBySymbol", [&] {
+    if (function == nullptr || symbol == nullptr) return cudaErrorInvalidValue;
+    *function = reinterpret_cast<cudaFunction_t>(const_cast<void*>(symbol));
+    return cudaSuccess;
+  });
+}
 
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned int,
                                              unsigned long long, cudaDriverEntryPointQueryResult* status) {
@@ -263,6 +301,10 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
         {"cuMemUnmap", address_of(&unmap)},
         {"cuMemSetAccess", address_of(&set_access)},
         {"cuStreamWaitValue32", address_of(&stream_wait_value)},
+        {"cuFuncGetModule", address_of(&function_get_module)},
+        {"cuModuleGetFunctionCount", address_of(&module_get_function_count)},
+        {"cuModuleEnumerateFunctions", address_of(&module_enumerate_functions)},
+        {"cuFuncLoad", address_of(&function_load)},
     };
     *function = nullptr;
     if (status != nullptr) *status = cudaDriverEntryPointSymbolNotFound;

@@ -3,9 +3,13 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <unordered_map>
 
 #include "tests/cuda_emulation/control.h"
@@ -236,8 +240,40 @@ bool drain(cudaStream_t handle) {
   return stream != nullptr;
 }
 
-cudaError_t launch(const char* name, dim3 grid, dim3 block, std::size_t dynamic_shared_bytes,
-                   cudaStream_t handle, std::function<void()> body) {
+namespace {
+
+/// The kernels that are loaded, where loading is lazy.
+struct LoadedKernels {
+  std::mutex mutex;
+  std::set<const void*> functions;
+  bool all = environment("TRANCHE_EMULATION_LAZY", 0) == 0 || is_eager();
+
+  static bool is_eager() {
+    const char* const text = std::getenv("CUDA_MODULE_LOADING");
+    return text != nullptr && std::string_view(text) == "EAGER";
+  }
+};
+LoadedKernels& loaded_kernels() {
+  static LoadedKernels& instance = *new LoadedKernels;
+  return instance;
+}
+
+bool load_now(const void* function) {
+  LoadedKernels& loaded = loaded_kernels();
+  std::lock_guard lock(loaded.mutex);
+  return function != nullptr && !loaded.all && loaded.functions.insert(function).second;
+}
+
+}  // namespace
+
+void load_all_kernels() {
+  LoadedKernels& loaded = loaded_kernels();
+  std::lock_guard lock(loaded.mutex);
+  loaded.all = true;
+}
+
+cudaError_t launch(const char* name, const void* function, dim3 grid, dim3 block,
+                   std::size_t dynamic_shared_bytes, cudaStream_t handle, std::function<void()> body) {
   return call("cudaLaunchKernelExC", [&]() -> cudaError_t {
     auto kernel = std::make_shared<Kernel>(Kernel{name, grid, block, dynamic_shared_bytes, std::move(body)});
     if (const std::string why = refusal(*kernel); !why.empty()) {
@@ -246,6 +282,7 @@ cudaError_t launch(const char* name, dim3 grid, dim3 block, std::size_t dynamic_
     const auto stream = find(handle);
     if (!stream) return not_a_stream(fmt::format("launch of kernel '{}'", name).c_str(), handle);
     count_launch();
+    if (load_now(function) && !is_capturing(handle)) drain_device(stream->device);
     return submit(handle, {[kernel] {
                              static thread_local BlockRunner runner;
                              CUstream_st& on = *running_stream;

@@ -9,17 +9,21 @@
 #include <string>
 #include <vector>
 
+#include "tests/core/program_output.h"
+
 namespace tranche::testing_support {
 
+/// The profiler's library: beside the program, as a bundle has it, or where it was built.
+inline const std::string nvtx_library = test::beside_program("libnvtx_injection.so", TRANCHE_NVTX_INJECTION);
 /// NVTX looks for its profiler at the first call of the process.
-inline const int nvtx_injected = ::setenv("NVTX_INJECTION64_PATH", TRANCHE_NVTX_INJECTION, 1);
+inline const int nvtx_injected = ::setenv("NVTX_INJECTION64_PATH", nvtx_library.c_str(), 1);
 
 /// The lines since the last call: "push NAME", "pop", "start NUMBER NAME", "end NUMBER".
 inline std::vector<std::string> take_nvtx_log() {
   std::vector<std::string> lines;
-  void* const library = ::dlopen(TRANCHE_NVTX_INJECTION, RTLD_NOW | RTLD_NOLOAD);
+  void* const library = ::dlopen(nvtx_library.c_str(), RTLD_NOW | RTLD_NOLOAD);
   if (library == nullptr) {
-    ADD_FAILURE() << "NVTX did not load " << TRANCHE_NVTX_INJECTION;
+    ADD_FAILURE() << "NVTX did not load " << nvtx_library;
     return lines;
   }
   const auto take = reinterpret_cast<const char* (*)()>(::dlsym(library, "nvtx_log_take"));

@@ -9,6 +9,8 @@
 #include <set>
 #include <utility>
 
+#include "tests/core/program_output.h"
+
 namespace tranche::models {
 namespace {
 
@@ -71,7 +73,11 @@ void expect_pairs_of_the_table(const std::string& test, const std::vector<Combin
       for (const std::string& b : capabilities) met.insert(pair_of(a, b));
     }
   }
-  std::ifstream file(TRANCHE_COMBINATIONS);
+  // A bundle for GPU hosts carries the table beside the program, since the source tree of the build is not
+  // there.
+  const std::string path = test::beside_program("combinations.json", TRANCHE_COMBINATIONS);
+  std::ifstream file(path);
+  ASSERT_TRUE(file) << "cannot read " << path;
   const auto table = nlohmann::json::parse(file);
   std::map<std::string, std::string> axis_of;
   for (const auto& capability : table["capabilities"]) axis_of[capability["key"]] = capability["axis"];

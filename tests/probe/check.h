@@ -1,6 +1,7 @@
 #pragma once
 /// The checks of gpu_probe, which run before anything longer runs on a GPU.
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,9 @@ void check_product();
 void check_graph();
 void check_host_wait();
 void check_nccl();
+
+/// A device of the GPU, and with it the process's context there. Throws std::exception where there is none.
+std::shared_ptr<void> open_context();
 
 /// Throws `reason` unless `holds`.
 inline void expect(bool holds, const std::string& reason) {

@@ -47,6 +47,10 @@ int small_number(std::size_t i) {
 
 }  // namespace
 
+std::shared_ptr<void> open_context() {
+  return gpu();
+}
+
 void check_device() {
   const detail::CudaProbe probe = detail::probe_cuda();
   expect(!probe.devices.empty(), probe.problem);

@@ -58,6 +58,16 @@ TEST_F(GpuProbe, EndsWithItsTime) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
   EXPECT_EQ(run.status, 1) << run.text;
   EXPECT_THAT(run.text, HasSubstr("probe product: FAILED no answer within 0.0 seconds\n"));
+  EXPECT_THAT(run.text, HasSubstr("probe host_wait: FAILED no answer within 0.0 seconds\n"));
+}
+
+TEST_F(GpuProbe, SaysHowLongAStartTakesAndHoldsTheContextUntilItsInputEnds) {
+  EXPECT_THAT(probe("--start").text, ::testing::MatchesRegex("start [0-9]+\\.[0-9]+ s\n"));
+  const auto begin = std::chrono::steady_clock::now();
+  const ProgramOutput held = probe("--hold", "sleep 1 |");
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(900));
+  EXPECT_EQ(held.status, 0) << held.text;
+  EXPECT_THAT(held.text, HasSubstr("start "));
 }
 
 TEST(GpuProbeUsage, IsTold) {

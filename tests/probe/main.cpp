@@ -1,6 +1,10 @@
 // gpu_probe [--limit SECONDS] [NAME...]: looks in seconds at each thing that everything on a GPU rests on.
 // One line for each: "probe NAME: ok" or "probe NAME: FAILED reason". Each runs in a process of its own, so a
-// lost context or a hang of one leaves the others. Exit status: 0 all are ok, 1 one failed, 2 usage.
+// lost context or a hang of one leaves the others. All run at once: starting CUDA may take longer than the
+// check itself, and each has the whole limit. Exit status: 0 all are ok, 1 one failed, 2 usage. gpu_probe
+// --start: says how many seconds a process needs until CUDA is ready, and ends. gpu_probe --hold: the same,
+// and then holds the GPU's context until its input ends, so that the driver need not start the GPU anew for
+// each of the processes that follow.
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -26,7 +30,7 @@ struct Check {
   std::string_view name;
   void (*run)();
 };
-/// The likeliest to hang come last, as every check has half of the time that is left.
+/// In the order of their lines.
 constexpr Check checks[] = {
     {"device", check_device},   {"copy", check_copy},   {"tensor_core", check_tensor_core},
     {"product", check_product}, {"graph", check_graph}, {"host_wait", check_host_wait},
@@ -82,25 +86,40 @@ int status_of(pid_t child) {
   return -1;
 }
 
-/// Why the check failed, "" when it did not.
-std::string outcome(const Check& check, double seconds) {
+/// A check that runs.
+struct Running {
+  const Check* check;
+  pid_t child = -1;
+  int reasons = -1;
+  std::string problem;
+};
+Running start(const Check& check) {
+  Running running{&check};
   std::array<int, 2> ends{};
-  if (pipe(ends.data()) != 0) return "no pipe could be made";
+  if (pipe(ends.data()) != 0) {
+    running.problem = "no pipe could be made";
+    return running;
+  }
   std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child < 0) return "no process could be started";
-  if (child == 0) run_child(check, ends[1]);
+  running.child = fork();
+  if (running.child == 0) run_child(check, ends[1]);
+  if (running.child < 0) running.problem = "no process could be started";
   close(ends[1]);
-  const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                      std::chrono::duration<double>(std::max(seconds, 0.0)));
+  running.reasons = ends[0];
+  return running;
+}
+
+/// Why the check failed, "" when it did not. `limit` is what it had in all.
+std::string outcome(const Running& running, Clock::time_point end, double limit) {
+  if (!running.problem.empty()) return running.problem;
   bool in_time = true;
-  std::string reason = read_until(ends[0], end, in_time);
-  if (!in_time) kill(child, SIGKILL);
-  close(ends[0]);
-  const int status = status_of(child);
+  std::string reason = read_until(running.reasons, end, in_time);
+  if (!in_time) kill(running.child, SIGKILL);
+  close(running.reasons);
+  const int status = status_of(running.child);
   if (!in_time) {
     std::array<char, 100> text{};
-    std::snprintf(text.data(), text.size(), "no answer within %.1f seconds", std::max(seconds, 0.0));
+    std::snprintf(text.data(), text.size(), "no answer within %.1f seconds", limit);
     return text.data();
   }
   if (status == 0) return {};
@@ -112,15 +131,38 @@ std::string outcome(const Check& check, double seconds) {
 int usage(const std::string& what) {
   std::string names;
   for (const Check& check : checks) names += " " + std::string(check.name);
-  std::fprintf(stderr, "gpu_probe: %s\nusage: gpu_probe [--limit SECONDS] [NAME...], NAME one of%s\n",
+  std::fprintf(stderr,
+               "gpu_probe: %s\nusage: gpu_probe [--limit SECONDS] [NAME...], NAME one of%s; or gpu_probe "
+               "--start; or gpu_probe --hold\n",
                what.c_str(), names.c_str());
   return 2;
 }
 
+/// Says how long CUDA's start took; with `hold` keeps the context until the input ends.
+int start_cuda(bool hold) {
+  const auto begin = Clock::now();
+  try {
+    const auto context = open_context();
+    std::printf("start %.3f s\n", -seconds_until(begin));
+    std::fflush(stdout);
+    std::array<char, 64> ignored{};
+    while (hold && read(STDIN_FILENO, ignored.data(), ignored.size()) > 0) {
+    }
+  } catch (const std::exception& error) {
+    std::printf("start FAILED %s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
+
 int probe(int count, char** arguments) {
-  double limit = 18;  // who waits 20 for the program reads all of its lines
+  if (count == 1 &&
+      (arguments[0] == std::string_view("--start") || arguments[0] == std::string_view("--hold"))) {
+    return start_cuda(arguments[0] == std::string_view("--hold"));
+  }
+  double limit = 40;  // a start of CUDA alone may take a good part of it
   std::vector<const Check*> asked;
-  for (int i = 1; i < count; ++i) {
+  for (int i = 0; i < count; ++i) {
     const std::string_view word = arguments[i];
     if (word == "--limit") {
       char* rest = nullptr;
@@ -138,11 +180,14 @@ int probe(int count, char** arguments) {
   }
   const auto end =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
+  std::vector<Running> running;
+  running.reserve(asked.size());
+  for (const Check* check : asked) running.push_back(start(*check));
   bool all_ok = true;
-  for (const Check* check : asked) {
-    const std::string reason = outcome(*check, seconds_until(end) / (check == asked.back() ? 1 : 2));
+  for (const Running& one : running) {
+    const std::string reason = outcome(one, end, limit);
     all_ok = all_ok && reason.empty();
-    std::printf("probe %s: %s%s\n", std::string(check->name).c_str(), reason.empty() ? "ok" : "FAILED ",
+    std::printf("probe %s: %s%s\n", std::string(one.check->name).c_str(), reason.empty() ? "ok" : "FAILED ",
                 reason.c_str());
     std::fflush(stdout);
   }
@@ -153,5 +198,5 @@ int probe(int count, char** arguments) {
 }  // namespace tranche::gpu_probe
 
 int main(int count, char** arguments) {
-  return tranche::gpu_probe::probe(count, arguments);
+  return tranche::gpu_probe::probe(count - 1, arguments + 1);
 }

@@ -18,6 +18,8 @@ GPU = pathlib.Path(__file__).resolve().parents[2] / "scripts" / "gpu"
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(GPU))
 import cases  # noqa: E402
+import kernel_times  # noqa: E402
+import plan  # noqa: E402
 import processes  # noqa: E402
 import suite as gpu_suite  # noqa: E402
 import summary  # noqa: E402
@@ -184,9 +186,9 @@ class Check(Folder):
         self.says(0, "1 warnings", "warn +mpirun -n 2 +failed, .*: no launcher")
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo rank 0 is done; echo rank 1 is done")
         write_program(self.folder / "tests" / "test_core", "echo '1 FAILED TEST'; exit 1")
-        self.says(0, "2 warnings", "warn +a test program +test_core failed: 1 FAILED TEST")
-        self.says(0, "no gaps", "warn +files +damaged: tests/test_core: FAILED")
-        self.assertNotIn("damaged", self.check("--no-sums").stdout)
+        self.says(0, "1 warnings", "warn +a test program +test_core failed: 1 FAILED TEST")
+        self.assertRegex(self.check("--full").stdout, "warn +files +damaged: tests/test_core: FAILED")
+        self.assertNotIn("damaged", self.check().stdout, "looked for on demand")
 
     def test_programs_of_the_host_keep_its_libraries(self):
         write_program(self.folder / "host bin" / "nvidia-smi", 'echo "GPU of ${LD_LIBRARY_PATH:-none}"')
@@ -347,13 +349,22 @@ case $1 in
   train)
     loss=3.0
     while [ $# -gt 0 ]; do
-      case $1 in --report) report=$2 ;; --micro-batch) micro=$2 ;; --device) device=$2 ;; --model) model=$2 ;; esac
+      case $1 in --report) report=$2 ;; --trace) trace=$2 ;; --micro-batch) micro=$2 ;; --device) device=$2 ;; --model) model=$2 ;; esac
       shift
     done
     [ "$model" = gpt2-xl ] && [ "$micro" -gt 4 ] && exit 3
     [ "$model" = gpt2 ] && { echo 'error: no such kernel'; exit 1; }
     [ "$device" = cuda ] && loss=3.00001
+    [ -z "$trace" ] || echo '{"traceEvents": [{"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "compute"}},
+      {"ph": "X", "name": "matmul", "pid": 0, "tid": 1, "ts": 90, "dur": 5}, {"ph": "X", "name": "matmul", "pid": 0, "tid": 1, "ts": 100, "dur": 6},
+      {"ph": "X", "name": "add", "pid": 0, "tid": 1, "ts": 108, "dur": 2}]}' > "$trace"
     echo '{"steps": [{"loss": '$loss'}], "tokens_per_second": 61000, "matmul_peak_share": 0.5, "matmul_peak_flops": 7e14}' > "$report" ;;
+esac
+"""
+PROBE = r"""
+case $1 in
+  --start) echo 'start 1.250 s'; exit 0 ;;
+  --hold) echo 'start 0.500 s'; cat > /dev/null; exit 0 ;;
 esac
 """
 GPU_JSON = '{"name": "Pretended", "compute_capability": "9.0", "memory_bytes": 1073741824}'
@@ -486,23 +497,29 @@ class Suite(Folder):
             write_gtest(self.build / "tests" / name, "S.a")
         ranks = self.entry(names[0], googletest=False, command=["@SOURCE@/scripts/run_mpi.sh", "2", "p"])
         self.suite(ranks, *names[1:], arguments=["--only", "tests", "--no-mpi", "no launcher"])
-        self.assertEqual(list(self.statuses()), [
-            "test_device_gpu", "test_kernels_gpu", "test_kernels_layers_gpu", "test_kernels_matrix_gpu", "test_models_gpu",
+        # Four at a time first, so that their records come in any order.
+        self.assertEqual(sorted(list(self.statuses())[:5]), [
+            "test_device_gpu", "test_kernels_gpu", "test_kernels_layers_gpu", "test_kernels_matrix_gpu", "test_models_gpu"])
+        self.assertEqual(list(self.statuses())[5:], [
             "test_engine_gpu", "test_offload_gpu", "other", "test_comm_gpu", "test_comm_nccl.ranks2"])
         self.assertEqual(self.records["test_comm_nccl.ranks2"]["detail"], "no launcher")
         self.assertEqual(self.records["test_comm_nccl.ranks2"]["status"], "skipped")
 
     def test_probe(self):
-        write_program(self.build / "tests" / "gpu_probe",
+        write_program(self.build / "tests" / "gpu_probe", PROBE +
                       "echo 'probe copy: ok 3 GB/s'; echo 'probe graph launch: FAILED no such graph'; exit 1")
         result = self.suite("good", arguments=["--only", "tests"])
         self.assertEqual(result.returncode, 1)
-        self.assertEqual(next(iter(self.records)), "probe: copy")
+        self.assertEqual(list(self.records)[:3], ["CUDA start, no other process on the GPU",
+                                                  "CUDA start, beside a process that holds the GPU", "probe: copy"])
+        self.assertEqual(self.records["CUDA start, no other process on the GPU"]["figure"], 1.25)
         self.assertEqual(self.records["probe: copy"]["detail"], "3 GB/s")
         self.assertEqual(self.records["probe: graph launch"]["status"], "failed")
         self.assertEqual(self.records["probe: graph launch"]["detail"], "no such graph")
         self.assertNotIn("gpu_probe", self.records)
-        write_program(self.build / "tests" / "gpu_probe", "echo 'probe copy: ok'; kill -SEGV $$")
+        self.assertNotIn(b"gpu_probe --hold", b"".join(path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/cmdline")
+                                                       if str(self.folder).encode() in path.read_bytes()), "nothing holds the GPU")
+        write_program(self.build / "tests" / "gpu_probe", PROBE + "echo 'probe copy: ok'; kill -SEGV $$")
         self.suite("good", arguments=["--only", "tests"])
         self.assertEqual(self.records["gpu_probe"]["status"], "failed")
         self.assertIn("signal 11", self.records["gpu_probe"]["detail"])
@@ -569,8 +586,10 @@ esac""")
         self.assertFalse(self.records["bench_some_gpu/layer_norm/7"]["met"])
         self.assertEqual(self.records["bench_some_gpu/matmul_peak"]["figure"], 788.5)
         self.assertEqual(self.records["bench_some_gpu/broken"]["detail"], "no memory")
-        self.assertIn("no such kernel", self.records["training gpt2"]["detail"])
-        self.assertEqual(self.records["training gpt2-xl"]["status"], "measured", "at a micro-batch that fits")
+        self.assertIn("no such kernel", self.records["training gpt2, traced"]["detail"])
+        self.assertEqual(self.records["training gpt2-xl"]["status"], "passed", "at a micro-batch that fits")
+        self.assertIn("matmul 75.0 %; add 25.0 %",
+                      self.records["training gpt2-xl, traced: device time by kernel"]["detail"])
         losses = self.records["agreement of CPU and GPU, SGD, losses of 1 steps"]
         self.assertTrue(losses["met"])
         self.assertAlmostEqual(losses["figure"], 1e-5 / 3)
@@ -591,6 +610,114 @@ esac""")
         self.assertEqual({record["status"] for record in self.records.values()}, {"skipped"})
         self.assertEqual(self.records["bench_some_gpu"]["detail"], "no driver")
         self.assertIn("No GPU was there", (self.results / "summary.md").read_text())
+
+
+class Resume(Suite):
+    """A second call goes on where the first ended. (It inherits setUp and helpers, and no tests run twice: see load_tests.)"""
+
+    def again(self, *programs, **more):
+        return self.suite(*programs, arguments=["--only", "tests", "--resume"], **more)
+
+    def test_what_passed_runs_no_more_and_what_failed_runs_once_more(self):
+        write_gtest(self.build / "tests" / "mixed", "S.a S.b_fails S.c_hangs S.d")
+        self.suite("good", "mixed", "skips", arguments=["--only", "tests"])
+        self.assertEqual(self.records["mixed"]["detail"], "1 hung (S.c_hangs), 1 failed (S.b_fails), 2 passed; 2 processes")
+        self.started.unlink()
+        result = self.again("good", "mixed", "skips")
+        self.assertEqual(result.returncode, 1)
+        self.assertEqual(self.started.read_text(), "S.b_fails S.c_hangs\n", "good, skips and what passed are left alone")
+        self.assertIn("good: kept from an earlier call", result.stdout)
+        self.assertEqual(self.records["good"]["status"], "passed")
+        self.assertEqual(self.records["mixed"]["detail"], "1 hung (S.c_hangs), 1 failed (S.b_fails), 2 passed")
+        self.assertEqual(self.records["mixed"]["tries"], 2)
+        self.assertEqual(len([record for record in self.records.values() if record["item"] == "mixed S.c_hangs"]), 1)
+        self.assertIn("Merged from 2 calls", (self.results / "summary.md").read_text())
+        self.started.unlink()
+        self.again("good", "mixed", "skips")
+        self.assertFalse(self.started.exists(), "nothing runs a third time")
+
+    def test_one_that_was_mended_passes(self):
+        write_gtest(self.build / "tests" / "mended", "S.a S.b_fails")
+        self.suite("mended", arguments=["--only", "tests"])
+        text = (self.build / "tests" / "mended").read_text().replace('does == "fails"', "False").replace('"fails":', '"none":')
+        (self.build / "tests" / "mended").write_text(text)
+        self.again("mended")
+        self.assertEqual(self.records["mended"]["status"], "passed")
+
+    def test_another_commit_begins_anew_and_says_so(self):
+        self.suite("good", arguments=["--only", "tests"])
+        self.started.unlink()
+        command = self.command("good", arguments=["--only", "tests", "--resume"])
+        command[command.index("abc")] = "def"
+        result = run(*command)
+        self.assertIn("are of commit abc, not def: all runs anew", result.stdout)
+        self.assertEqual(self.started.read_text(), "S.a S.figure\n")
+
+    def test_benches_and_trainings_are_kept(self):
+        write_program(self.build / "bin" / "bench_some_gpu", f"echo bench >> {self.started}\n" + BENCH.replace("%s", "]}"))
+        self.suite(arguments=["--only", "benches"])
+        figures = {item for item, record in self.records.items() if record["status"] == "measured"}
+        self.assertIn("bench_some_gpu/adamw/1024", figures)
+        self.suite(arguments=["--only", "benches", "--resume"])
+        self.assertEqual(self.started.read_text(), "bench\n")
+        self.assertEqual({item for item, record in self.records.items() if record["status"] == "measured"}, figures)
+        self.assertEqual(self.records["training gpt2, traced"]["tries"], 2)
+
+    def test_the_copy_serves_where_the_results_folder_was_emptied(self):
+        keep = self.folder / "keep"
+        self.suite("good", arguments=["--only", "tests", "--keep", keep])
+        self.started.unlink()
+        shutil.rmtree(self.results)
+        self.suite("good", arguments=["--only", "tests", "--keep", keep, "--resume"])
+        self.assertFalse(self.started.exists())
+        self.assertEqual(self.records["good"]["status"], "passed")
+
+
+def load_tests(loader, standard, _):
+    """Resume has the helpers of Suite, and not its tests."""
+    chosen = unittest.TestSuite()
+    for suite in standard:
+        for test in suite:
+            if not (isinstance(test, Resume) and test._testMethodName in vars(Suite)):
+                chosen.addTest(test)
+    return chosen
+
+
+class Tables(unittest.TestCase):
+    def test_shares_of_time(self):
+        untils = [part.until for part in plan.PLAN]
+        self.assertEqual(untils, sorted(untils))
+        self.assertEqual(untils[-1], 1.0)
+        self.assertLessEqual(570 * dict((part.name, part.until) for part in plan.PLAN)["first look"], 160)
+        self.assertEqual(set().union(*plan.PARTS_OF.values()), {part.name for part in plan.PLAN})
+        self.assertIn("  160 s  first look", plan.table(570))
+
+    def test_limits_of_cases(self):
+        self.assertEqual(plan.case_seconds("test_unknown"), 40)
+        for part, seconds in plan.EMULATED_SECONDS:
+            self.assertGreaterEqual(plan.case_seconds(f"test_{part}_gpu"), 4 * seconds)
+
+    def test_kernel_times(self):
+        def span(name, begin, end, track=1):
+            return {"ph": "X", "name": name, "pid": 0, "tid": track, "ts": begin, "dur": end - begin}
+        events = [{"ph": "M", "name": "thread_name", "pid": 0, "tid": track, "args": {"name": name}}
+                  for track, name in ((1, "compute"), (2, "communication"), (3, "step"))]
+        events += [span("early", 0, 10), span("outer", 100, 140), span("inner", 110, 120), span("sum", 130, 150, 2), span("step", 0, 300, 3),
+                   span("outer", 200, 240), {"ph": "C", "name": "in use", "pid": 0, "ts": 5, "args": {"x": 1}}]
+        found = kernel_times.summary(json.dumps({"traceEvents": events}))
+        self.assertEqual([row[:3] for row in found["kernels"]], [["outer", 2, 70.0], ["sum", 1, 20.0], ["inner", 1, 10.0]])
+        self.assertAlmostEqual(found["idle"], 1 - 90 / 140)
+        self.assertIsNone(kernel_times.summary('{"traceEvents": []}'))
+        result = run(GPU / "kernel_times.py", "/dev/null")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("is no trace of 'tranche train --trace'", result.stderr)
+
+    def test_figures_of_nsight_compute(self):
+        text = ('peak\n"ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"\n'
+                '"0","flash","GPU Speed Of Light Throughput","DRAM Throughput","%","61.5"\n'
+                '"0","flash","GPU Speed Of Light Throughput","Duration","us","1,234.5"\n"0","flash","x","Note","","text"\n==PROF== done\n')
+        self.assertEqual(gpu_suite.ncu_figures(text), [("DRAM Throughput", 61.5, "%"), ("Duration", 1234.5, "us")])
+        self.assertEqual(gpu_suite.ncu_figures("==ERROR== no permission"), [])
 
 
 class Parts(unittest.TestCase):
@@ -654,7 +781,7 @@ class Flow(Folder):
         write_program(self.folder / "bin" / "tranche", TRANCHE.replace("%s", GPU_JSON))
         write_program(self.folder / "bin" / "bench_some_gpu",
                       BENCH.replace("%s", ', {"name": "cut", "of_copy": 0.') + "sleep 100")
-        write_program(self.folder / "tests" / "gpu_probe", "echo 'probe copy: ok'")
+        write_program(self.folder / "tests" / "gpu_probe", PROBE + "echo 'probe copy: ok'")
         write_program(self.folder / "tests" / "test_core", "echo '[  PASSED  ] 53 tests.'")
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo 'mca_btl_vader.so: cannot open shared object file'; exit 1")
         write_program(self.folder / "host bin" / "nvidia-smi", 'echo "smi with ${LD_LIBRARY_PATH}"')
@@ -683,7 +810,7 @@ class Flow(Folder):
                          "mpirun does not work here: mca_btl_vader.so: cannot open shared object file")
         self.assertEqual(records["bench_some_gpu/adamw/1024"]["figure"], 0.93)
         self.assertEqual(records["bench_some_gpu"]["status"], "not finished")
-        self.assertEqual(records["training gpt2-xl"]["status"], "measured")
+        self.assertEqual(records["training gpt2-xl"]["status"], "passed")
         self.assertEqual(results["machine"]["driver"], "smi with /driver")
 
 
