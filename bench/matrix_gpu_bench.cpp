@@ -7,6 +7,7 @@
 
 #include "bench/kernel_bench.h"
 #include "device/cuda_probe.h"
+#include "kernels/gpu_matmul_peak.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/elementwise.h"
 
@@ -37,29 +38,10 @@ class Gpu {
     stream().synchronize();
     return view;
   }
-  /// Median seconds of one run, by events around batches of runs.
+  Device& device() { return *device_; }
   template <class Run>
   double seconds_of(const Run& run) {
-    constexpr int samples = 9;
-    int runs = 1;
-    std::vector<double> measured;
-    run();
-    stream().synchronize();
-    for (int i = 0; i < samples; ++i) {
-      run();  // keeps the GPU at work until the host has queued the runs
-      const Event begin = stream().record();
-      for (int j = 0; j < runs; ++j) run();
-      const Event end = stream().record();
-      end.wait();
-      const double seconds = (end.passed_at() - begin.passed_at()) / runs;
-      if (i == 0) {  // warms up and says how many runs make 5 ms
-        runs = std::clamp(static_cast<int>(5e-3 / std::max(seconds, 1e-7)), 1, 1000);
-        continue;
-      }
-      measured.push_back(seconds);
-    }
-    std::nth_element(measured.begin(), measured.begin() + samples / 2, measured.end());
-    return measured[samples / 2];
+    return median_seconds(stream(), run);
   }
 
  private:
@@ -80,15 +62,11 @@ std::int64_t scaled(std::int64_t size, std::int64_t tiny) {
   return detail::probe_cuda().emulated ? tiny : size;
 }
 
+/// What trainings are held against too.
 double peak() {
   static const double known = [] {
     Gpu gpu;
-    const std::int64_t size = scaled(8192, 32);
-    const TensorView a = gpu.tensor(bf16, {size, size}), b = gpu.tensor(bf16, {size, size}),
-                     c = gpu.tensor(bf16, {size, size});
-    const double seconds = gpu.seconds_of([&] { matmul(gpu.stream(), {}, a, b, c, gpu.workspace()); });
-    const double cube = static_cast<double>(size) * static_cast<double>(size) * static_cast<double>(size);
-    return 2.0 * cube / seconds;
+    return gpu_matmul_peak(gpu.device(), bf16);
   }();
   return known;
 }

@@ -93,9 +93,12 @@ std::vector<LlamaPreset> llama_presets() {
   qwen3_nano.head_dim = 8;
   qwen3_nano.tied = true;
   LlamaConfig qwen2_half = qwen(LlamaKind::qwen2, 24, 14, 2, 64, 896, 4864);
+  LlamaConfig qwen2_1_5b = qwen(LlamaKind::qwen2, 28, 12, 2, 128, 1536, 8960);
+  LlamaConfig qwen2_3b = qwen(LlamaKind::qwen2, 36, 16, 2, 128, 2048, 11008);
   LlamaConfig qwen2_7b = qwen(LlamaKind::qwen2, 28, 28, 4, 128, 3584, 18944);
   LlamaConfig qwen3_half = qwen(LlamaKind::qwen3, 28, 16, 8, 128, 1024, 3072);
-  qwen2_half.tied = qwen3_half.tied = true;
+  qwen2_half.tied = qwen2_1_5b.tied = qwen2_3b.tied = qwen3_half.tied = true;
+  qwen2_1_5b.positions = 131072;
   qwen2_7b.vocabulary = 152064;
   qwen2_7b.positions = 131072;
   return {{"llama-nano", llama_bytes(2, 4, 32, 88, 64)},
@@ -104,6 +107,8 @@ std::vector<LlamaPreset> llama_presets() {
           {"llama-160m", llama_160m()},
           {"qwen2.5-0.5b", qwen2_half},
           {"qwen3-0.6b", qwen3_half},
+          {"qwen2.5-1.5b", qwen2_1_5b},
+          {"qwen2.5-3b", qwen2_3b},
           {"llama-3.2-1b", llama_3_2(16, 32, 64, 2048)},
           {"llama-3.2-3b", llama_3_2(28, 24, 128, 3072)},
           {"llama-2-7b", llama_2_7b()},

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "core/clock.h"
+#include "kernels/gpu_matmul_peak.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
@@ -12,10 +13,8 @@ namespace tranche::tools {
 
 namespace {
 
-/// A CPU's caches hold matrices near its peak; a GPU needs many tiles for each multiprocessor.
-std::int64_t largest(const Device& device) {
-  return device.host_accessible() ? 768 : 8192;
-}
+/// A CPU's caches hold matrices near its peak.
+constexpr std::int64_t largest = 768;
 
 /// Random numbers: zeros draw less power, and a chip that clocks by power runs them faster.
 void fill_random(Stream& stream, const TensorView& out, std::uint64_t subject, const TensorView& scratch) {
@@ -52,13 +51,14 @@ double best_of(Device& device, DataType dtype, std::int64_t n, const std::functi
 
 double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
   if (device.kind() == DeviceKind::meta) return 0;
+  if (device.kind() == DeviceKind::cuda) return kernels::gpu_matmul_peak(device, dtype);
   const detail::Stopwatch whole;
   double best = 0;
   // Larger matrices are nearer to the peak; the largest of which a few calls fit into the time is taken.
   std::int64_t n = 96;
   const auto fits = [&](std::int64_t size) { return 4 * 2.0 * std::pow(size, 3) < best * seconds; };
   best = best_of(device, dtype, n, [&](int calls) { return calls < 2; });
-  while (n < largest(device) && fits(2 * n)) {
+  while (n < largest && fits(2 * n)) {
     n *= 2;
     best = best_of(device, dtype, n, [&](int calls) { return calls < 1; });
   }

@@ -26,7 +26,7 @@ __device__ __forceinline__ T* dynamic_shared() {
 }
 
 /// 16 bytes at once: one ld.global.v4 / st.global.v4.
-struct alignas(16) Vector16 {
+struct [[gnu::may_alias]] alignas(16) Vector16 {
   std::uint32_t words[4];
 };
 

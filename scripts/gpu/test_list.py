@@ -33,7 +33,7 @@ def gathered(tests, labels, build, source):
         command, its = test.get("command"), properties(test)
         if not command:  # a program that was not built
             continue
-        if "TRANCHE_TEST_AS_ON_GPU=1" in its.get("ENVIRONMENT", []):
+        if {"TRANCHE_TEST_AS_ON_GPU=1", "TRANCHE_EMULATION_LAZY=1"} & set(its.get("ENVIRONMENT", [])):
             continue  # the emulation runs some of a program's cases once more; on a GPU the program's own entry has them
         if "libtorch" in its.get("LABELS", []):
             continue  # a GPU host has no LibTorch from us (scripts/libtorch_tests.sh)
