@@ -52,7 +52,7 @@ if [ "$compile" = 1 ]; then
     cmake --preset cuda -S "$root" -B "$build" ${gpu:+"-DCMAKE_CUDA_ARCHITECTURES=$gpu"} > /dev/null ||
       fail "cmake could not configure $build" 1
   fi
-  targets=$(cmake --build "$build" --target help | sed -n 's/^\(gpu_tests\|gpu_probe\|attention_samples\|comm_mpi_failing\|bench_[a-z_]*gpu\): phony$/\1/p')
+  targets=$(cmake --build "$build" --target help | sed -n 's/^\(gpu_tests\|gpu_probe\|attention_samples\|kernel_bounds\|comm_mpi_failing\|bench_[a-z_]*gpu\): phony$/\1/p')
   # shellcheck disable=SC2086
   cmake --build "$build" --target tranche_program test_core $targets || fail "the build in $build failed" 1
 fi
@@ -74,7 +74,7 @@ mkdir -p "$top"/{bin,tests,deps,host,scripts/gpu} "$debs" "$(dirname "$out")"
 echo "== programs of $build"
 "$here/test_list.py" "$build" --source "$root" --labels gpu > "$top/gpu_tests.json"
 mapfile -t tests < <({ grep -o '@BUILD@/tests/[^" ]*' "$top/gpu_tests.json" | sed 's|.*/||'
-  printf '%s\n' test_core comm_mpi_failing gpu_probe attention_samples; } | sort -u)
+  printf '%s\n' test_core comm_mpi_failing gpu_probe attention_samples kernel_bounds; } | sort -u)
 # Only what run.sh runs: the program, and the benches whose names say that they are for GPUs.
 for program in "$build"/bin/tranche "$build"/bin/bench_*gpu* "${tests[@]/#/$build/tests/}"; do
   if [ -f "$program" ] && [ -x "$program" ]; then

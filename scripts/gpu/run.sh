@@ -59,7 +59,11 @@ fi
 results=$(cd "$results" && pwd -P)
 # Two at once would take each other's time on the GPU, and unpack over each other.
 exec 8> "$root/build/gpu-run.lock"
-flock -n 8 || fail "another run.sh runs here (it holds $root/build/gpu-run.lock): wait for its end"
+if ! command -v flock > /dev/null; then
+  echo "run.sh: note: this host has no flock, so a second run.sh beside this one would not be noticed"
+elif ! flock -n 8; then
+  fail "another run.sh runs here (it holds $root/build/gpu-run.lock): wait for its end"
+fi
 if [ "$resume" = 0 ]; then
   for folder in "$results" "$keep"; do
     rm -f "$folder"/{summary.md,results.json,tests.json,benches.json,training.json,machine.txt,log.txt,build.txt}

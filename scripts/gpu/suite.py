@@ -592,11 +592,29 @@ class Suite:
             for entry in entries:
                 self.add({"part": "sanitizer", "item": f"{entry['name']} under {check}", "status": "skipped", "detail": reason})
             return
+        if check == "memcheck":
+            self.bounds(tool)
         # Shadow memory makes kernels some hundred times slower: the large sizes are for the plain run, and products are
         # cuBLASLt's kernels.
         self.round("sanitizer", entries, prefix=[tool, "--error-exitcode", "99", "--tool", check],
                    left_out=["*Large*", "*Long*", "*Many*", "MatmulGpu.*"], case_seconds=3 * plan.CASE_SECONDS,
                    environment={"TRANCHE_PLAIN_DEVICE_MEMORY": "1"})
+
+    def bounds(self, tool):
+        """Whether memcheck finds an access one byte beyond each tensor of a list of kernels: else its silence means nothing."""
+        command = [tool, "--tool", "memcheck", "--destroy-on-device-error", "kernel", self.program("tests", "kernel_bounds"), "--all"]
+        record = {"part": "sanitizer", "item": "kernel_bounds under memcheck", "command": self.shown(command)}
+        if self.settled("sanitizer", record["item"]):
+            return
+        _, output, seconds = self.run(command, max(plan.CASE_SECONDS, self.left() / 3), {"TRANCHE_PLAIN_DEVICE_MEMORY": "1"})
+        parts = re.split(r"^kernel_bounds: (.*)$", output, flags=re.MULTILINE)
+        missed = [name for name, said in zip(parts[1::2], parts[2::2]) if "Invalid __global__" not in said]
+        count = len(parts) // 2
+        found = {"status": "passed", "detail": f"an access one byte beyond each of {count} tensors was found"}
+        if missed or not count:
+            found = {"status": "failed", "detail": f"of {count} accesses one byte beyond a tensor {len(missed)} were not found: "
+                     + "; ".join(missed[:8])}
+        self.add({**record, "seconds": seconds, **found})
 
     # --- Nsight Compute ----------------------------------------------------------------------------------------
     def profile(self):

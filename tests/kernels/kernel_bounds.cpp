@@ -104,7 +104,6 @@ CrossEntropyState cross_entropy_state(Tensors& of, std::int64_t rows) {
 const std::vector<Kernel>& kernels() {
   static const std::vector<Kernel> listed = {
       {"cast", [](Tensors& of) { cast(of.stream(), of(fp32, {1001}), of(bf16, {1001})); }},
-      {"copy", [](Tensors& of) { copy(of.stream(), of(bf16, {1001}), of(bf16, {1001})); }},
       {"fill_constant", [](Tensors& of) { fill_constant(of.stream(), of(fp32, {1001}), 2); }},
       {"fill_normal", [](Tensors& of) { fill_normal(of.stream(), of(fp32, {1001}), {.seed = 1}, 0, 0, 1); }},
       {"fill_uniform",
@@ -209,7 +208,7 @@ const std::vector<Kernel>& kernels() {
        }},
       {"squared_error_gradient",
        [](Tensors& of) {
-         const TensorView y = of(bf16, {5, 96}), target = of(bf16, {5, 96}), d_y = of(bf16, {5, 96});
+         const TensorView y = of(fp32, {5, 96}), target = of(fp32, {5, 96}), d_y = of(fp32, {5, 96});
          squared_error_gradient(of.stream(), y, target, 1, d_y);
        }},
       {"quantize",

@@ -567,6 +567,24 @@ esac""")
                          "Invalid __global__ write of size 4 bytes; at kernel in a.cu:12")
         self.assertEqual(self.records["faults"]["detail"], "1 faulted (S.b_faults), 2 passed, 1 skipped; 2 processes")
 
+    def test_memcheck_must_find_what_is_wrong(self):
+        # It sees each allocation of its own, since tensors in one mapping would all be one to it.
+        write_program(self.folder / "toolkit" / "bin" / "compute-sanitizer", r"""
+[ "$TRANCHE_PLAIN_DEVICE_MEMORY" = 1 ] || { echo 'no plain memory'; exit 99; }
+case "$*" in *kernel_bounds*) ;; *) exit 0 ;; esac
+for tensor in 'add, tensor 0' 'add, tensor 1'; do echo "kernel_bounds: $tensor"; [ "$tensor" = "$MISSED" ] || echo '========= Invalid __global__ read'; done
+""")
+        write_gtest(self.build / "tests" / "test_kernels_gpu", "S.a")
+        item = "kernel_bounds under memcheck"
+        with mock.patch.dict(os.environ, CUDA_HOME=str(self.folder / "toolkit")):
+            self.suite("test_kernels_gpu", arguments=["--only", "tests"])
+            self.assertEqual(self.records[item]["detail"], "an access one byte beyond each of 2 tensors was found")
+            self.assertEqual(self.records["test_kernels_gpu under compute-sanitizer memcheck"]["status"], "passed")
+            with mock.patch.dict(os.environ, MISSED="add, tensor 1"):
+                self.suite("test_kernels_gpu", arguments=["--only", "tests"])
+            self.assertEqual(self.records[item]["status"], "failed")
+            self.assertIn("of 2 accesses one byte beyond a tensor 1 were not found: add, tensor 1", self.records[item]["detail"])
+
     def test_benches_stopped_at_their_time_keep_their_figures(self):
         write_program(self.build / "bin" / "bench_some_gpu",
                       BENCH.replace("%s", ', {"name": "cut", "of_copy": 0.') + "sleep 100")
@@ -698,6 +716,15 @@ class Tables(unittest.TestCase):
         self.assertEqual(plan.case_seconds("test_unknown"), 40)
         for part, seconds in plan.EMULATED_SECONDS:
             self.assertGreaterEqual(plan.case_seconds(f"test_{part}_gpu"), 4 * seconds)
+
+    def test_times_of_cases(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "tests.json"
+            file.write_text(json.dumps({"p": [{"testsuites": [{"testsuite": [
+                {"classname": "S", "name": "a", "time": "12.5s"}, {"classname": "S", "name": "b", "time": "0.1s"}]}]}]}))
+            result = run(GPU / "case_times.py", file)
+        self.assertEqual(result.stdout, "   12.50 s  p  S.a\n    0.10 s  p  S.b\nEMULATED_SECONDS = [('p', 12.5)]\n")
+        self.assertIn("is no report of GoogleTest", run(GPU / "case_times.py", "/dev/null").stderr)
 
     def test_kernel_times(self):
         def span(name, begin, end, track=1):
