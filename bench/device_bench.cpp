@@ -41,7 +41,7 @@ std::int64_t DeviceBench::sized(std::int64_t size) const {
 
 TensorView DeviceBench::tensor(DataType dtype, const Shape& shape, float low, float high) {
   const std::int64_t elements = shape.elements();
-  operands_.emplace_back(device_->memory(Tier::device), elements * size_of(dtype), Category::other,
+  operands_.emplace_back(device_->memory(Tier::device), bytes_of(dtype, elements), Category::other,
                          "bench operand");
   const TensorView view{operands_.back().data(), dtype, shape};
   if (dtype == DataType::int32) {

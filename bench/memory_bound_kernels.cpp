@@ -98,14 +98,22 @@ void add_elementwise(const Entries& entry) {
   }
 }
 
+/// The elements of the blocks that begin in so many.
+std::int64_t whole_blocks(std::int64_t elements) {
+  return (elements + quantized_block - 1) / quantized_block * quantized_block;
+}
+
 void add_updates(const Entries& entry) {
   const std::int64_t flat = entry.flat;
-  for (const auto& [name, moment] : {std::pair{"adamw", fp32}, {"adamw_bf16_moments", bf16}}) {
+  static_assert(quantized_block == block8_elements);
+  for (const auto& [name, moment] :
+       {std::pair{"adamw", fp32}, {"adamw_bf16_moments", bf16}, {"adamw_block8", DataType::block8}}) {
     entry(with_elements(name, flat), [flat, moment = moment](Bench& b) -> Bench::Call {
-      const Shape shape{b.sized(flat)};
+      const Shape shape{whole_blocks(b.sized(flat))};
       const auto gradient = b.tensor(bf16, shape), master = b.tensor(fp32, shape),
                  weight = b.tensor(bf16, shape);
-      const auto m = b.tensor(moment, shape), v = b.tensor(moment, shape, 0.1f);
+      const auto m = b.tensor(moment, shape),
+                 v = b.tensor(is_block(moment) ? DataType::block8_unsigned : moment, shape, 0.1f);
       AdamArguments arguments;
       arguments.learning_rate = arguments.step_size = 1e-4f;
       arguments.weight_decay = 0.1f;
@@ -126,11 +134,6 @@ void add_updates(const Entries& entry) {
       sgd_update(stream, {held}, {&all, 1}, gradient, master, buffer, weight);
     };
   });
-}
-
-/// The elements of the blocks that begin in so many.
-std::int64_t whole_blocks(std::int64_t elements) {
-  return (elements + quantized_block - 1) / quantized_block * quantized_block;
 }
 
 void add_reductions(const Entries& entry) {

@@ -728,7 +728,7 @@ class Suite:
             return
         card = self.card()
         status, output, seconds = self.run(command + [f"--benchmark_out={file}", "--benchmark_out_format=json"], limit)
-        found = 0 if emulated else self.bench_figures(program.name, file, record["command"], f"{card}; after: {self.card()}")
+        found = 0 if emulated else self.bench_figures(program.name, file, record["command"], card and f"{card}; after: {self.card()}")
         if emulated:
             self.add({**record, "seconds": seconds, **self.verdict(status, output)})
         elif status != 0 or not found:
@@ -806,7 +806,7 @@ class Suite:
             found = json.loads(report.read_text(encoding="utf-8"))
             self.raw["training"][item] = found
             self.unsaved.add("training")
-            return found, record, 0, f"{card}; after: {self.card()}"
+            return found, record, 0, card and f"{card}; after: {self.card()}"
         if status != 3:
             self.add({**record, **self.verdict(status, output)})
         return None, record, status, ""

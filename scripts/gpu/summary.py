@@ -18,7 +18,7 @@ TARGETS = [
     (r"attention_forward.*/head:128/.*time:1024\b", "of_peak", 0.35, "lowest"),
     (r"attention_forward.*/head:128/.*time:4096\b", "of_peak", 0.42, "lowest"),
     (r"attention_backward", "of_forward", 0.8, "lowest"),
-    (r"/adamw", "of_copy", 0.92, "lowest"),
+    (r"/adamw(_bf16_moments)?/", "of_copy", 0.92, "lowest"),
     (r"", "of_copy", 0.85, "lowest"),
     (r"training (gpt2-xl|qwen2.5-1.5b)", "of_peak", 0.55, "lowest"),
     (r"training gpt2-xl", "tokens_per_second", 46800, "lowest"),  # llm.c's on one of eight H100
