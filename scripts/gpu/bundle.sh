@@ -98,15 +98,20 @@ done || true
 
 echo "== Debian packages"
 wanted() { sed -n "s/^$1 //p" "$here/packages.list"; }
-elfs=$(find "$top/bin" "$top/tests" -type f)
+elfs=$(find "$top/bin" "$top/tests" -type f ! -name '*.json')
+mapfile -t opened < <(wanted opened | xargs -r dpkg-query -L | grep -E '\.so(\.[0-9.]+)?$' |
+  grep -vE '/lib(blas|lapack)\.so' | while IFS= read -r file; do
+  [ -L "$file" ] || echo "$file"
+done)
+[ ${#opened[@]} -gt 0 ] || fail "the packages that packages.list calls 'opened' are not installed here: $(wanted opened | paste -sd ' ')"
 # shellcheck disable=SC2086
-asked=$(ldd $elfs | sed -n 's/.* => \(\/[^ ]*\) (.*/\1/p' | sort -u)
+asked=$(ldd $elfs "${opened[@]}" | sed -n 's/.* => \(\/[^ ]*\) (.*/\1/p' | sort -u)
 owners=()
 while IFS= read -r library; do
   package=$(dpkg-query -S "$(readlink -f "$library")" 2> /dev/null || dpkg-query -S "$library" 2> /dev/null || true)
   [ -n "$package" ] && owners+=("${package%%:*}")  # CUDA's own libraries belong to no package
 done <<< "$asked"
-mapfile -t run < <({ wanted run; printf '%s\n' "${owners[@]}"; } | grep -vxF -e libc6 -f <(wanted host) | sort -u)
+mapfile -t run < <({ wanted run; wanted opened; printf '%s\n' "${owners[@]}"; } | grep -vxF -e libc6 -f <(wanted host) | sort -u)
 mapfile -t host < <(wanted host)
 more=()
 [ "$headers" = 0 ] || mapfile -t more < <({ wanted build; sed -n '/^packages=(/,/^)/{s/#.*//;p}' "$root/scripts/setup.sh" |
@@ -143,6 +148,7 @@ find "$top/deps" \( -name '*.mod' -o -name '*mpifh*' -o -name '*usempi*' -o -nam
   -o -name 'oshrun' -o -name 'shmem*' -o -name 'mpif77*' -o -name 'mpif90*' -o -name 'mpifort*' -o -name 'mpijava*' \
   -o -name '*.jar' \) -exec rm -rf {} +
 find "$libraries" -name '*.a' -size +2M -delete
+rm -f "$libraries"/openblas-pthread/lib{blas,lapack}.so*  # OpenBLAS under other names
 if [ "$headers" = 0 ]; then
   rm -rf "$usr/include" "$usr/share/cmake" "$usr/share/pkgconfig" "$libraries/cmake" "$libraries/pkgconfig"
   find "$libraries" -name '*.a' -delete
@@ -177,7 +183,7 @@ while :; do
       # Only the bundle's own folders and the C library's count: what this machine has, the host may lack.
       readelf -d "$file" 2> /dev/null | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | while IFS= read -r name; do
         case $name in
-          libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1 | ld-linux-x86-64.so.2) continue ;;
+          libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1 | libresolv.so.2 | ld-linux-x86-64.so.2) continue ;;
         esac
         [ -e "$libraries/$name" ] || [ -e "$libraries/pmix2/lib/$name" ] || [ -e "$top/host/$name" ] || { echo "$file"; break; }
       done
@@ -192,6 +198,9 @@ while :; do
 done
 find "$top/deps" -xtype l -delete
 find "$top/deps" -type d -empty -delete
+for file in "${opened[@]}"; do
+  [ -e "$top/deps$file" ] || [ -e "$top/deps/usr$file" ] || fail "${file##*/} was left out, and programs open it by name: see the lines above" 1
+done
 
 echo "== MANIFEST"
 needed() {  # PREFIX: the newest symbol version of this prefix that any ELF file asks for
