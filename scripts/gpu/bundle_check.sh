@@ -35,7 +35,7 @@ ln -s usr/bin "$root/bin" && ln -s usr/bin "$root/sbin" && ln -s usr/lib "$root/
 put() {  # a file of this system, at its place, with the libraries that it asks for
   local file=$1 library
   [ -e "$root$file" ] || install -D "$(readlink -f "$file")" "$root$file"
-  { ldd "$file" 2> /dev/null || true; } | grep -o '/[^ ]*' | while IFS= read -r library; do
+  { ldd "$file" 2> /dev/null || true; } | { grep -o '/[^ ]*' || true; } | while IFS= read -r library; do
     [ -e "$root$library" ] || install -D "$(readlink -f "$library")" "$root$library"
   done
 }
@@ -65,7 +65,8 @@ mount -t proc none "$root/proc"
 mount --rbind /dev "$root/dev"
 tar -C "$root/bundle" -xJf "$archive"
 failed=0
-inside() { env -i PATH=/usr/bin HOME=/root TMPDIR=/tmp LC_ALL=C.UTF-8 chroot "$root" /bin/bash -c "cd /bundle/tranche-gpu-bundle && $1"; }
+chroot=$(PATH=/usr/sbin:/sbin:$PATH type -P chroot) || skip "this system has no chroot"
+inside() { env -i PATH=/usr/bin HOME=/root TMPDIR=/tmp LC_ALL=C PYTHONUTF8=1 "$chroot" "$root" /bin/bash -c "cd /bundle/tranche-gpu-bundle && $1"; }
 verdict() { if [ "$1" -eq 0 ]; then echo "ok      $2"; else echo "FAILED  $2"; failed=1; fi; }
 
 echo "== what the archive holds"
@@ -85,12 +86,15 @@ status=0
 said=$(inside ". ./env.sh; tranche info" 2>&1) || status=$?
 echo "$said"
 verdict $status "tranche info"
-case $said in *unavailable*) verdict 1 "tranche info finds oneDNN and OpenBLAS" ;; *) verdict 0 "tranche info finds oneDNN and OpenBLAS" ;; esac
+found=1
+case $said in *unavailable*) ;; *OpenBLAS*oneDNN*) found=0 ;; esac
+verdict $found "tranche info finds oneDNN and OpenBLAS"
 
 echo "== one case of each test program"
 programs=$(python3 -c 'import json, sys
 for entry in json.load(open(sys.argv[1])):
     if entry.get("googletest"): print(entry["command"][0].replace("@BUILD@/", ""))' "$root/bundle/tranche-gpu-bundle/gpu_tests.json" | sort -u)
+[ -n "$programs" ] || verdict 1 "the archive lists test programs"
 for program in $programs; do
   status=0
   said=$(inside ". ./env.sh; GTEST_TOTAL_SHARDS=1000000 GTEST_SHARD_INDEX=0 $program" 2>&1) || status=$?

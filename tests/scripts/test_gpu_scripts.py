@@ -715,7 +715,8 @@ class Tables(unittest.TestCase):
     def test_limits_of_cases(self):
         self.assertEqual(plan.case_seconds("test_unknown"), 40)
         for part, seconds in plan.EMULATED_SECONDS:
-            self.assertGreaterEqual(plan.case_seconds(f"test_{part}_gpu"), 4 * seconds)
+            self.assertGreaterEqual(plan.case_seconds(part), 4 * seconds)
+        self.assertEqual(plan.case_seconds("test_combinations_gpu"), 120)
 
     def test_times_of_cases(self):
         with tempfile.TemporaryDirectory() as folder:
