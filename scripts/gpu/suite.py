@@ -811,10 +811,14 @@ class Suite:
             self.add({**record, **self.verdict(status, output)})
         return None, record, status, ""
 
+    def small(self):
+        """Trainings of the smallest sizes: an emulated GPU has little memory, and no speed."""
+        return self.options.smoke or bool(self.information.get("emulated"))
+
     def trainings(self, chosen, traced):
         """`chosen` as FIRST_TRAININGS of plan.py; with `traced` each with its device time by kernel."""
         for number, (model, sequences, accumulate, seconds) in enumerate(chosen):
-            smoke = self.options.smoke
+            smoke = self.small()
             item = f"training {model}" + (", traced" if traced else "")
             if self.settled("training", item):
                 continue
@@ -862,11 +866,11 @@ class Suite:
 
     def first_look(self):
         self.first_benches()
-        self.trainings(plan.SMOKE_TRAININGS if self.options.smoke else plan.FIRST_TRAININGS, True)
+        self.trainings(plan.SMOKE_TRAININGS if self.small() else plan.FIRST_TRAININGS, True)
 
     def training(self):
         self.agreement()
-        if not self.options.smoke:
+        if not self.small():
             self.trainings(plan.TRAININGS, False)
 
     def agreement(self):
@@ -882,9 +886,9 @@ class Suite:
             for device in ("cpu", "cuda"):
                 report, record, _, _ = self.train(
                     f"agreement of CPU and GPU, {optimizer}, {device}",
-                    ["--config", config, "--device", device, "--model", "gpt-nano" if self.options.smoke else "gpt-mini",
+                    ["--config", config, "--device", device, "--model", "gpt-nano" if self.small() else "gpt-mini",
                      "--data", self.tokens(256, 20000), "--data-format", "nanogpt", "--dtype", "fp32", "--micro-batch", 4,
-                     "--sequence", 32 if self.options.smoke else 128, "--steps", 3 if self.options.smoke else 20,
+                     "--sequence", 32 if self.small() else 128, "--steps", 3 if self.small() else 20,
                      "--eval-batches", 1])
                 if report is None:
                     break
