@@ -238,8 +238,8 @@ cuda.Event = Event
     def test_a_clock_that_runs_out(self):
         self.program("test_engine_gpu", "S.a S.b_lasts S.c_lasts S.d_lasts", environment=[])
         begin = time.time()
-        self.flow(4, "--only", "tests", limit=14)
-        self.assertLess(time.time() - begin, 24)
+        self.flow(4, "--only", "tests", limit=30)
+        self.assertLess(time.time() - begin, 45)
         self.assertEqual(self.records["test_engine_gpu"]["status"], "not finished")
         self.assertEqual(self.records["test_kernels_gpu"]["status"], "passed")
         self.assertRegex(self.summary, r"test_engine_gpu \| not finished \| .*left, stopped in S\.\w_lasts")

@@ -823,7 +823,7 @@ class Flow(Folder):
                             "googletest": name != "test_comm_mpi", "filter": "*", "command": [f"@BUILD@/tests/{name}"]})
         entries[-1]["command"].insert(0, "@SOURCE@/scripts/run_mpi.sh")
         (self.folder / "gpu_tests.json").write_text(json.dumps(entries))
-        result = run(scripts / "run.sh", "--results", self.folder / "results", "--limit", "25",
+        result = run(scripts / "run.sh", "--results", self.folder / "results", "--limit", "50",
                      env={**os.environ, "PATH": f"{self.folder}/host bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": "/driver",
                           "CUDA_HOME": ""})
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
