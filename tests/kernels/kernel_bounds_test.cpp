@@ -15,7 +15,6 @@ namespace tranche::test {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 ProgramOutput bounds(const std::string& arguments, bool plain = true) {
   const std::string own = own_path();
@@ -45,7 +44,9 @@ TEST(KernelBounds, AnAccessOneByteBeyondEachTensorOfTwentyDrawnKernelsIsFound) {
     for (int tensor = 0; tensor < tensors; ++tensor) {
       const ProgramOutput run = bounds(name + " " + std::to_string(tensor));
       EXPECT_NE(run.status, 0) << name << ", tensor " << tensor;
-      EXPECT_THAT(run.text, HasSubstr("AddressSanitizer: use-after-poison")) << name << ", tensor " << tensor;
+      // To it an access of 16 bytes that begins within the tensor is an "unknown-crash", and others are
+      // "use-after-poison".
+      EXPECT_THAT(run.text, HasSubstr("ERROR: AddressSanitizer: ")) << name << ", tensor " << tensor;
     }
   }
 }
