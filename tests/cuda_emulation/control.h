@@ -46,6 +46,9 @@ void recover();
 void set_seed(std::uint64_t seed);
 /// Streams rest up to so many microseconds before each operation (TRANCHE_EMULATION_DELAY at the start).
 void set_delay(int microseconds);
+/// From now on the first launch of each kernel waits for the whole device, or none does
+/// (TRANCHE_EMULATION_LAZY at the start).
+void set_lazy_loading(bool lazy);
 /// Memory of each emulated GPU (TRANCHE_EMULATED_MEMORY at the start; 4 GiB by default).
 void set_total_memory(std::int64_t bytes);
 

@@ -1,4 +1,7 @@
 // Streams, events, graphs, memory and copies: their order, and what is refused.
+#include <cuda.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -49,6 +52,48 @@ TEST_F(Runtime, StreamsKeepTheirOrderUnderDelays) {
     expected = expected * 2 + i;
   }
   EXPECT_EQ(host(value, 1)[0], expected);
+}
+
+TEST_F(Runtime, TheFirstLaunchOfAKernelWaitsForTheDeviceWhereLoadingIsLazy) {
+  set_lazy_loading(true);
+  cudaStream_t parked = nullptr;
+  ASSERT_EQ(cudaStreamCreate(&parked), cudaSuccess);
+  const auto park = [&](std::atomic<bool>& open) {
+    const auto wait = [](void* gate) {
+      while (!*static_cast<std::atomic<bool>*>(gate)) std::this_thread::yield();
+    };
+    EXPECT_EQ(cudaLaunchHostFunc(parked, wait, &open), cudaSuccess);
+  };
+  const int kernel = 0, other = 0, loaded = 0;  // their addresses are what a launch knows of a function
+  const auto launch_while_parked = [&](const void* function) {
+    std::atomic<bool> open = false;
+    std::atomic<bool> launched = false;
+    park(open);
+    std::thread host([&] {
+      EXPECT_EQ(launch("k", function, 1, 1, 0, stream_, [] {}), cudaSuccess);
+      launched = true;
+    });
+    for (int i = 0; i < 100 && !launched; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const bool before = launched;
+    open = true;
+    host.join();
+    EXPECT_EQ(cudaStreamSynchronize(parked), cudaSuccess);
+    return before;
+  };
+  EXPECT_FALSE(launch_while_parked(&kernel)) << "its first launch loads it";
+  EXPECT_TRUE(launch_while_parked(&kernel));
+  EXPECT_FALSE(launch_while_parked(&other));
+  // As device/cuda/cuda_modules.cpp loads all kernels of a source.
+  decltype(&cuFuncLoad) load = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  ASSERT_EQ(cudaGetDriverEntryPointByVersion("cuFuncLoad", reinterpret_cast<void**>(&load), 12040,
+                                             cudaEnableDefault, &found),
+            cudaSuccess);
+  ASSERT_NE(load, nullptr);
+  EXPECT_EQ(load(nullptr), CUDA_SUCCESS);
+  EXPECT_TRUE(launch_while_parked(&loaded));
+  set_lazy_loading(false);
+  EXPECT_EQ(cudaStreamDestroy(parked), cudaSuccess);
 }
 
 TEST_F(Runtime, EventsOrderStreams) {

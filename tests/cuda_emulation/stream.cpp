@@ -272,6 +272,13 @@ void load_all_kernels() {
   loaded.all = true;
 }
 
+void set_lazy_loading(bool lazy) {
+  LoadedKernels& loaded = loaded_kernels();
+  std::lock_guard lock(loaded.mutex);
+  loaded.all = !lazy;
+  loaded.functions.clear();
+}
+
 cudaError_t launch(const char* name, const void* function, dim3 grid, dim3 block,
                    std::size_t dynamic_shared_bytes, cudaStream_t handle, std::function<void()> body) {
   return call("cudaLaunchKernelExC", [&]() -> cudaError_t {
