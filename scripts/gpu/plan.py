@@ -32,6 +32,7 @@ TRAIN = r"combinations|engine|models"
 
 # The first programs stand on nothing else, and wait for nothing but the GPU. Ranks that are threads run alone.
 AT_ONCE = 4
+SMOKE_PROGRAMS = r"device_gpu|offload_gpu"  # a few seconds each on the emulation, with AddressSanitizer too
 FIRST_PROGRAMS = r"device|kernels|models|gpu_(cases|probe)"
 # Tests that later ones stand on come first; those that wait for others, and so hang likeliest, come last.
 ORDER = [r"device", r"kernels_gpu", r"kernels_layers", r"kernels", r"models", r"engine", r"offload", r"", r"combinations",

@@ -537,7 +537,7 @@ class Suite:
                    if bool(entry.get("googletest") and re.search(plan.FIRST_PROGRAMS, entry["name"])) == first]
         if self.options.smoke:  # whoever smokes has CTest for the rest
             entries = sorted((entry for entry in entries if entry.get("googletest")),
-                             key=lambda entry: entry.get("count", 0))[:1]
+                             key=lambda entry: (not re.search(plan.SMOKE_PROGRAMS, entry["name"]), entry.get("count", 0)))[:1]
         return entries
 
     def first_tests(self):
