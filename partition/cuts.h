@@ -1,0 +1,21 @@
+#pragma once
+/// Where a model's units are divided among the stages of a pipeline. Integers and counted operations only.
+
+#include <span>
+#include <vector>
+
+namespace tranche::detail {
+
+/// For each stage the first of the uses of units that it computes, in forward order; stage s has uses
+/// [cuts[s], cuts[s + 1]), and the last stage all from cuts.back() on. `work` is the operations of each use. The
+/// largest share of a stage is the least that there is; of the cuts with this share, stages take as many uses
+/// from the front as fit. Throws InvalidArgument when there are more stages than uses.
+std::vector<int> balanced_cuts(std::span<const double> work, int stages);
+/// As many uses a stage as there can be alike; the first stages have one more where they do not divide.
+std::vector<int> equal_cuts(int uses, int stages);
+/// The cuts that `begins` lists, the first use of each stage but the first. Throws InvalidArgument naming the
+/// list and its first wrong number when it has another length than stages - 1, does not ascend, or leaves a
+/// stage without a use.
+std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages);
+
+}  // namespace tranche::detail
