@@ -179,6 +179,7 @@ struct TensorDescription {
   bool frozen = false;
   std::vector<std::string> aliases;
   int state_class = 0;
+  std::vector<int> stages = {}, uses = {};  ///< as detail::TensorFacts has them
 };
 struct UnitDescription {
   std::string name;

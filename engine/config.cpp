@@ -306,7 +306,39 @@ void read_replicas(const Values& values, Config& config, Problems& problems) {
   }
 }
 
+/// How a pipeline cuts the model and orders its work.
+void read_pipeline(const Values& values, Config& config, Problems& problems) {
+  const std::string tie_sum = values.text("tranche.tie_sum").value_or("together");
+  config.tie_sum = tie_sum == "by_use" ? TieSum::by_use : TieSum::together;
+  if (tie_sum != "by_use" && tie_sum != "together") {
+    problems.add(fmt::format("tranche.tie_sum: '{}' is not one of together, by_use", tie_sum));
+  }
+  const std::string schedule = values.text("tranche.pipeline_schedule").value_or("1f1b");
+  config.pipeline_schedule = schedule == "afab" ? PipelineSchedule::afab : PipelineSchedule::one_f_one_b;
+  if (schedule != "afab" && schedule != "1f1b") {
+    problems.add(fmt::format("tranche.pipeline_schedule: '{}' is not one of 1f1b, afab", schedule));
+  }
+  constexpr int most_units = 1 << 20;
+  const Json* const cuts = values.json("tranche.pipeline_cuts");
+  if (cuts == nullptr || *cuts == "balanced") return;
+  if (*cuts == "equal") {
+    config.pipeline_cuts = PipelineCuts::equal;
+  } else if (cuts->is_array() && !cuts->empty() &&
+             std::all_of(cuts->begin(), cuts->end(), [](const Json& cut) {
+               return cut.is_number_integer() && cut >= 0 && cut <= most_units;
+             })) {
+    config.pipeline_cuts = PipelineCuts::listed;
+    config.pipeline_begins = cuts->get<std::vector<int>>();
+  } else {
+    problems.add(fmt::format(
+        "tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first unit of each "
+        "stage but the first, not {}",
+        cuts->dump()));
+  }
+}
+
 void read_tranche(const Values& values, Config& config, Problems& problems) {
+  read_pipeline(values, config, problems);
   const std::string reduction = values.text("tranche.reduction").value_or("auto");
   if (reduction == "boundary") {
     config.reduction = ReductionPolicy::boundary;
@@ -548,6 +580,14 @@ std::string_view name_of(OffloadTier tier) {
 
 std::string_view name_of(Replicate replicate) {
   return replicate == Replicate::all ? "all" : "parameters";
+}
+
+std::string_view name_of(TieSum sum) {
+  return sum == TieSum::by_use ? "by_use" : "together";
+}
+
+std::string_view name_of(PipelineSchedule schedule) {
+  return schedule == PipelineSchedule::afab ? "afab" : "1f1b";
 }
 
 std::string_view name_of(ReplicaSum sum) {

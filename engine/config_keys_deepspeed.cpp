@@ -215,7 +215,7 @@ constexpr ConfigKey keys[] = {
     refused("amp", "null", "Apex AMP is a PyTorch extension; use bf16 or fp16"),
     refused("torch_autocast", "null", "autocasting is PyTorch's; use bf16 or fp16"),
     refused("sparse_attention", "null", "attention is dense and causal"),
-    refused("pipeline", "null", "pipeline parallelism is not part of this version"),
+    refused("pipeline", "null", "the stages of a pipeline are an axis of tranche.mesh, and tranche.pipeline_cuts says where they lie"),
     refused("tensor_parallel", "null", "tensor parallelism is not part of this version"),
     refused("expert_parallel", "null", "expert parallelism is not part of this version"),
     refused("use_data_before_expert_parallelism", "false", "expert parallelism is not part of this version"),

@@ -146,11 +146,21 @@ constexpr ConfigKey keys[] = {
              "steps report the noise of their gradient as a batch size (McCandlish et al., 2018); takes at least two micro-batches or ranks that are reduced apart"),
     honoured("tranche.gradient_noise_smoothing", number, "0.9", "what a step leaves of the averages whose ratio is reported; in 0..1, 0: each step by itself"),
     honoured("tranche.mesh", text, "\"shard=*\"",
-             "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state) and shard; * takes the rest"),
+             "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers) and shard; * takes the rest"),
     honoured("tranche.replicate", text, "\"all\"",
              "what each replica of the mesh has a copy of: all (HSDP, MiCS), or parameters, where gradients and optimizer state are sharded over all ranks (hpZ; stages 1-3)"),
     honoured("tranche.replica_sum", text, "\"micro_batch\"",
              "when replicas add up gradients that are reduced each micro_batch: then too, or once a step (other bits)"),
+    honoured("tranche.tie_sum", text, "\"together\"",
+             "how the gradients of a tensor with several uses (a tied token table) are added: together, or by_use: "
+             "each use's is rounded by itself and they are added in order, which a mesh with a pipeline always does"),
+    honoured("tranche.pipeline_cuts", any, "\"balanced\"",
+             "where a pipeline cuts the model: balanced (the least largest share of the operations), equal (as many "
+             "units a stage), or a list with the number of the first unit of each stage but the first; the embedding "
+             "is 0, the head the last"),
+    honoured("tranche.pipeline_schedule", text, "\"1f1b\"",
+             "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there "
+             "are stages), or afab (all forward, all backward, as GPipe has it)"),
     automatic("tranche.reduction_group", integer, "ranks on a node",
               "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto"),
     automatic("tranche.depth", integer, "2", "units gathered at once in stage 3, the one in use included"),

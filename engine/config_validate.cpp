@@ -231,9 +231,42 @@ void check_replicas(const Config& config, Problems& problems) {
   }
 }
 
-void check_mesh(const Config& config, int ranks, Problems& problems) {
+/// Refuses what a pipeline does not have, and what sums by use do not.
+void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
+  const int stages = mesh.size(MeshAxis::pipeline);
+  if (stages > 1) config.tie_sum = TieSum::by_use;
+  if (config.tie_sum != TieSum::by_use) return;
+  const std::string what =
+      stages > 1 ? fmt::format("tranche.mesh \"{}\"", config.mesh) : std::string("tranche.tie_sum by_use");
+  const auto refuse = [&](bool asked, std::string_view key, std::string_view reason) {
+    if (asked) problems.add(fmt::format("{}: not with {}: {}", key, what, reason));
+  };
+  refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
+         "a stage has a part of each gradient alone; leave it out");
+  refuse(config.quantized_gradients, "zero_optimization.zero_quantized_gradients",
+         "the gradients of each use of a tied tensor are added in fp32; leave it out");
+  if (stages == 1) return;
+  if (config.accumulation_steps < stages) {
+    config.notes.push_back(fmt::format(
+        "{} micro-batches on {} stages of a pipeline: at most {} ranks of {} can work at once; a step of more "
+        "micro-batches keeps them busy (gradient_accumulation_steps)",
+        config.accumulation_steps, stages, config.accumulation_steps, stages));
+  }
+  refuse(config.world_size_invariant && mesh.data_ranks() > 1, "tranche.world_size_invariant",
+         "gradients of data ranks are added one by one, those of a tied tensor's uses in pairs; leave it out");
+  refuse(config.replicate == Replicate::parameters, "tranche.replicate parameters",
+         "its state would be shared by ranks of other stages; write all, or leave it out");
+  refuse(config.offload.parameters != OffloadTier::none, "zero_optimization.offload_param",
+         "each micro-batch would bring a stage's weights anew; a deeper pipeline or offload_optimizer takes "
+         "less memory too");
+  refuse(config.offload.activations, "activation_checkpointing.cpu_checkpointing",
+         "several micro-batches are open at once; leave it out");
+}
+
+void check_mesh(Config& config, int ranks, Problems& problems) {
   try {
     const Mesh mesh = config.mesh_of(ranks);
+    check_pipeline(config, mesh, problems);
     const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
       problems.add(fmt::format(

@@ -31,7 +31,7 @@ LossScalerOptions scaler_options(const Config& config) {
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
-  if (config.mesh.empty() && runtime.replicas() != nullptr) config.mesh = runtime.mesh().to_string();
+  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr)) config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
   return config;
@@ -49,8 +49,10 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       world(runtime_in.all()),
       shard(runtime_in.shard()),
       replicas(runtime_in.replicas()),
-      communicators(replicas == nullptr ? std::vector<Communicator*>{&world}
-                                        : std::vector<Communicator*>{&world, &shard, replicas}),
+      pipeline(runtime_in.pipeline()),
+      communicators{&world},
+      axes{MeshAxis::shard},
+      stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline))),
       compute(runtime_in.device().compute_stream()),
       memory(runtime_in.memory(Tier::device)),
       rank(world.rank()),
@@ -59,7 +61,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       data_ranks(runtime_in.mesh().data_ranks()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      store(config, lay_out(model, groups, *optimizer, runtime.mesh(), shard, replicas),
+      store(config, lay_out(model, groups, *optimizer, runtime.mesh(), stages, world.rank(),
+                    [this](const Placement& placement, int buffer) { return ranks_of(placement, buffer); }),
             {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
@@ -68,6 +71,13 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
       micro_batches(store.units().size()) {
+  for (const auto& [group, axis] :
+       {std::pair(&shard, MeshAxis::shard), std::pair(replicas, MeshAxis::replicate),
+        std::pair(pipeline, MeshAxis::pipeline), std::pair(runtime.pipeline_ends(), MeshAxis::pipeline)}) {
+    if (group == nullptr || group == &world) continue;
+    communicators.push_back(group);
+    axes.push_back(axis);
+  }
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -92,6 +102,12 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
                        {workspace_buffer.data(), workspace_buffer.bytes()});
   start_notes = notes_on_overlap(store, config, runtime.ledger(), runtime.device());
   set_phase("idle");
+}
+
+BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) const {
+  if (!placement.holds(buffer, rank)) return {};
+  const bool tied = placement.buffer(buffer).stages.size() > 1;
+  return {tied ? runtime.pipeline_ends() : &shard, replicas};
 }
 
 Engine::Impl::~Impl() {
@@ -254,7 +270,7 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
   }
   if (!one_sequence || micro_batches.closed() == config.accumulation_steps) gatherer.end_sequence();
   if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().end();
-  reducer.end_micro_batch(micro_batch);
+  reducer.end_micro_batch(micro_batch, micro_batch + 1 == config.accumulation_steps);
 }
 
 std::int64_t Engine::begin_micro_batch(const Shape& shape, std::span<const std::int64_t> samples) {
@@ -427,6 +443,11 @@ void Engine::Impl::note_dropped_plans() {
       " shapes are remembered; a pass that needs it again takes its memory anew (said once)");
 }
 
+Engine::StageUses Engine::stage() const {
+  const detail::Stages& stages = impl_->stages;
+  const int stage = impl_->stage();
+  return {stage, stages.count, stages.begin(stage), stages.end(impl_->model, stage)};
+}
 Device& Engine::device() const {
   return impl_->runtime.device();
 }

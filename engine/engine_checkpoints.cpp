@@ -292,15 +292,19 @@ void Engine::Impl::note_order_of_sums(const checkpoint::Manifest& manifest, Load
         "differently from here on");
     return;
   }
-  if (result.world == ranks && replicas == nullptr && config.reduction_group == 0) {
+  const int saved_data_ranks = result.world / std::max(1, manifest.layout.axis(MeshAxis::pipeline));
+  if (saved_data_ranks == data_ranks && replicas == nullptr && config.reduction_group == 0) {
     // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
     reducer.set_reduction_group(manifest.reduction_group);
   }
   if (result.world != ranks) {
-    const std::string on = replicas == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
+    const std::string on =
+        replicas == nullptr && pipeline == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
     result.notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) +
-                           on +
-                           ": state is equal to the bit, sums over ranks round differently from here on");
+                           on + ": state is equal to the bit" +
+                           (saved_data_ranks == data_ranks
+                                ? ", and as many ranks see different samples as before"
+                                : ", sums over ranks round differently from here on"));
   } else if (reducer.reduction_group() != manifest.reduction_group) {
     result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +
                            ", was " + std::to_string(manifest.reduction_group) +

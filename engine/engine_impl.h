@@ -20,6 +20,7 @@
 #include "engine/gradient_reducer.h"
 #include "engine/micro_batches.h"
 #include "engine/parameter_gatherer.h"
+#include "engine/stages.h"
 #include "engine/state_store.h"
 #include "engine/step_boundary.h"
 #include "engine/step_recorder.h"
@@ -165,8 +166,14 @@ struct Engine::Impl {
   std::string ask_gradient_hook(const StepResult& found, const OptimizerStep& step);
 
   // --- engine_reports.cpp ---
+  /// The communicators of a flat buffer of the mesh, as this rank has them.
+  detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer) const;
+  /// The stage of the pipeline that this rank computes; 0 without one.
+  int stage() const { return pipeline == nullptr ? 0 : pipeline->rank(); }
   /// Elements and bytes that this rank sends to its group of the axis in a step, by the formula.
   TrafficCount formula_traffic(MeshAxis axis) const;
+  /// "2 stages, schedule 1f1b: embedding to h.5 | h.6 to head".
+  std::string describe_stages() const;
   /// How often a step reduces a flat buffer's gradients.
   std::int64_t reductions(const detail::FlatBuffer& flat) const {
     return store.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
@@ -203,7 +210,10 @@ struct Engine::Impl {
   Communicator& world;                       ///< every rank
   Communicator& shard;                       ///< the ranks that this one shards state with
   Communicator* replicas;                    ///< the ranks that hold the same shards; null: only this one
-  std::vector<Communicator*> communicators;  ///< those of the above that differ
+  Communicator* pipeline;                    ///< the stages of this data rank; null: no pipeline
+  std::vector<Communicator*> communicators;  ///< those of the above that differ, and what stages share tensors in
+  std::vector<MeshAxis> axes;                ///< of each of them: where the data goes that it carries
+  detail::Stages stages;
   Stream& compute;
   MemoryResource& memory;
   int rank = 0;

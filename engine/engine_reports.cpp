@@ -79,7 +79,7 @@ std::string Engine::traffic_report() const {
   std::map<MeshAxis, TrafficCount> axes{{MeshAxis::shard, {}}};
   const std::vector<TrafficCount>& sent = impl.recorder.traffic().data_of_groups();
   for (std::size_t i = 0; i < sent.size(); ++i) {
-    TrafficCount& of = axes[impl.communicators[i] == impl.replicas ? MeshAxis::replicate : MeshAxis::shard];
+    TrafficCount& of = axes[impl.axes[i]];
     of.elements += sent[i].elements;
     of.bytes += sent[i].bytes;
   }
@@ -141,13 +141,25 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
     }
     return sent;
   }
-  sent = matrices.sent();
+  const bool of_stages = axis == MeshAxis::pipeline;
+  if (of_stages) {
+    // The residual to the next stage, its gradient to the one before.
+    const int neighbours = (stage() > 0 ? 1 : 0) + (stage() + 1 < stages.count ? 1 : 0);
+    sent.elements = config.accumulation_steps * config.micro_batch_size * model.tokens_per_sample *
+                    model.residual_width * neighbours;
+    sent.bytes = sent.elements * size_of(precision.compute);
+  } else {
+    sent = matrices.sent();
+  }
   ReductionOptions options;
   options.group_size = reducer.reduction_group();
   options.bucket_elements = config.reduce_bucket_elements;
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
+  int shards = 1;
   for (const FlatBuffer* flat : store.trainable()) {
-    if (flat->empty()) continue;
+    if (flat->empty() || (flat->stages > 1) != of_stages) continue;
+    shards = flat->group->size();
+    if (of_stages) options.group_size = flat->stages;
     const std::int64_t elements = flat->layout.padded_elements();
     gathered += elements;
     if (config.quantized_gradients) {  // all ranks send, whoever has samples
@@ -161,16 +173,16 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
   if (config.stage > 0) {
-    const std::int64_t published = formulas.published_elements();
-    const std::int64_t quantized = config.quantized_weights ? published + recorded_quantized_elements : 0;
-    gathered = published + recorded_gather_elements - quantized;
+    const std::int64_t published = formulas.published_elements(of_stages);
+    const std::int64_t quantized =
+        config.quantized_weights && !of_stages ? published + recorded_quantized_elements : 0;
+    gathered = published + (of_stages ? 0 : recorded_gather_elements) - quantized;
     blocks += kernels::quantized_bytes(quantized);
   }
   const std::int64_t gathered_bytes =
       gathered * size_of(config.stage == 0 ? precision.accumulation : precision.compute);
   // Sums that cross between nodes are fp32 whatever travels otherwise.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
-  const int shards = shard.size();
   // The bytes of blocks count as elements.
   sent.elements += (reduced + gathered + blocks) / shards * (shards - 1);
   sent.bytes +=
@@ -180,12 +192,33 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
 }
 
 std::int64_t Engine::formula_traffic_elements() const {
-  return impl_->formula_traffic(MeshAxis::shard).elements +
-         impl_->formula_traffic(MeshAxis::replicate).elements;
+  std::int64_t elements = 0;
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline}) {
+    elements += impl_->formula_traffic(axis).elements;
+  }
+  return elements;
 }
 
 std::int64_t Engine::formula_traffic_bytes() const {
-  return impl_->formula_traffic(MeshAxis::shard).bytes + impl_->formula_traffic(MeshAxis::replicate).bytes;
+  std::int64_t bytes = 0;
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline}) {
+    bytes += impl_->formula_traffic(axis).bytes;
+  }
+  return bytes;
+}
+
+std::string Engine::Impl::describe_stages() const {
+  std::string text;
+  for (int s = 0; s < stages.count; ++s) {
+    const UnitUse first = model.forward[static_cast<std::size_t>(stages.begin(s))],
+                  last = model.forward[static_cast<std::size_t>(stages.end(model, s)) - 1];
+    text += fmt::format("{}{}{}", s == 0 ? "" : " | ", model.unit(first.unit).name,
+                        first.unit == last.unit && first.use == last.use
+                            ? ""
+                            : " to " + (last.use > 0 ? "the last use of " : std::string()) +
+                                  model.unit(last.unit).name);
+  }
+  return fmt::format("{} stages, schedule {}: {}", stages.count, name_of(config.pipeline_schedule), text);
 }
 
 std::string Engine::summary(bool verbose) const {
@@ -197,6 +230,7 @@ std::string Engine::summary(bool verbose) const {
   const std::vector<UnitState>& units = impl.store.units();
   std::int64_t padded = 0, reduced = 0, largest = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
+    if (flat->empty() || flat->stages > 1) continue;
     padded += flat->layout.padded_elements();
     reduced += (config.quantized_gradients ? impl.reductions(*flat) : impl.sent_reductions(*flat)) *
                flat->layout.padded_elements();
@@ -210,8 +244,8 @@ std::string Engine::summary(bool verbose) const {
   const auto row = [&text](std::string_view name, const std::string& value) {
     text += fmt::format("  {:<22} {}\n", name, value);
   };
-  row("parameters",
-      fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(), units.size(), padded));
+  row("parameters", fmt::format("{:L} in {} units ({:L} with padding)", impl.model.parameters(), units.size(),
+                                impl.store.placement().padded_elements()));
   const FlatBuffer& any = *impl.store.trainable().front();
   row("ranks, stage",
       fmt::format("{} x stage {}, {} reduction{}", impl.ranks, config.stage, name_of(residency.policy(any)),
@@ -219,9 +253,15 @@ std::string Engine::summary(bool verbose) const {
                   : shards == 1 && !residency.over_replicas(any)
                       ? " (nothing is sharded: all stages hold the same)"
                       : ""));
-  if (impl.replicas != nullptr) {
+  if (impl.replicas != nullptr || impl.pipeline != nullptr) {
     row("mesh", fmt::format("{}; this is {}", impl.runtime.mesh().to_string(),
                             impl.runtime.mesh().name_of_rank(impl.rank)));
+  }
+  if (impl.pipeline != nullptr) row("pipeline", impl.describe_stages());
+  if (impl.pipeline == nullptr && config.tie_sum == TieSum::by_use) {
+    row("note",
+        "tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each use, and add "
+        "them up in fp32");
   }
   row("batch", config.batch_text(impl.data_ranks));
   row("dtypes", config.dtypes_text());
@@ -316,7 +356,10 @@ std::string Engine::summary(bool verbose) const {
             config.stage == 0 ? "reduced gradients" : "parameters", matrices,
             impl.replicas == nullptr ? ""
                                      : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +
-                                           " sums over replicas"));
+                                           " sums over replicas") +
+            (impl.pipeline == nullptr ? ""
+                                      : " + " + format_bytes(impl.formula_traffic(MeshAxis::pipeline).bytes) +
+                                            " to other stages"));
   }
   if (verbose) {
     for (const IgnoredKey& key : config.ignored) row("note", describe(key));

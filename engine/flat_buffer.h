@@ -81,6 +81,8 @@ struct FlatBuffer {
   FlatLayout layout;
   std::vector<OptimizerStateTensor> states;  ///< that the optimizer keeps of each tensor
   std::vector<int> tensors;                  ///< engine tensor index of each layout tensor
+  int stages = 1;         ///< of a pipeline, that share the buffer: each contributes a gradient of its own
+  std::vector<int> uses;  ///< of the unit, on this rank, whose gradients are told apart; empty: together
 
   Buffer parameters;  ///< compute dtype; the whole buffer or this rank's shard, see Residency
   Buffer master;  ///< master weights, or their lower halves; empty when they are the weights, and for frozen
@@ -94,6 +96,9 @@ struct FlatBuffer {
   TileRegion tiles;                                 ///< nvme: master, then state
   std::int64_t parameters_offset = 0;               ///< nvme: of the shard in the swap file
   Buffer host_gradients;           ///< the main gradient of the range whose state this rank keeps
+  /// Where the uses' gradients are told apart and added up over micro-batches before they are reduced: those
+  /// of the last use; `gradients` holds those of the first.
+  Buffer last_use_gradients;
   StepBuffer transient_gradients;  ///< in place of `gradients` where one micro-batch makes the step
 
   // The order of work on the buffer.
@@ -102,6 +107,10 @@ struct FlatBuffer {
   Event reduce_done;  ///< the main gradient is complete as far as its reduction was launched
   Event gradients_on_host;  ///< host_gradients is filled, its statistics are taken
 
+  /// The gradients of several uses are added up by use on this rank.
+  bool sums_uses() const { return uses.size() > 1; }
+  /// Ranks of its group that see different samples.
+  int data_ranks() const { return layout.ranks() / stages; }
   int rank() const { return group->rank(); }
   ElementRange shard() const { return empty() ? ElementRange() : layout.shard_range(rank()); }
   int replica_count() const { return replicas == nullptr ? 1 : replicas->size(); }
@@ -128,7 +137,9 @@ struct FlatBuffer {
 /// A unit of gathering and its flat buffers.
 struct UnitState {
   std::string name;
-  int uses_per_micro_batch = 1;
+  std::vector<int> uses = {0};  ///< in a micro-batch, on this rank; backward takes them in descending order
+  int uses_in_model = 1;
+  int uses_per_micro_batch() const { return static_cast<int>(uses.size()); }
   std::vector<int> tensors;  ///< engine tensor indices in UnitSpec order
   std::vector<FlatBuffer> buffers;
 

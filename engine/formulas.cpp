@@ -46,7 +46,8 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       bytes.kept_elements += kept.size();
       if (away) bytes.moved_elements += kept.size();
       Bytes::OnTier& home = bytes.tiers[of_tier(flat.optimizer_tier)];
-      if (!residency.transient_gradients(flat)) {
+      for (int sum = residency.transient_gradients(flat) ? 1 : 0; sum < (residency.keeps_last_use(flat) ? 2 : 1);
+           ++sum) {
         add(residency.gradients_range(flat), accumulation_bytes, bytes.gradients,
             bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients);
       }
@@ -174,6 +175,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
   for (const UnitState& unit : store_.units()) {
     std::int64_t whole_elements = 0;
     for (const FlatBuffer& flat : unit.buffers) {
+      if (flat.empty()) continue;
       const int ranks = flat.layout.ranks();
       const std::int64_t elements = flat.layout.padded_elements();
       bytes += residency.parameters_range(flat).size() * compute_bytes;
@@ -202,7 +204,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
                                           : flat.layout.shard_elements() * size_of(DataType::float32);
       // A unit that is used several times a micro-batch keeps its slot from the first use in backward to the
       // last.
-      const bool stays = unit.uses_per_micro_batch > 1;
+      const bool stays = unit.uses_per_micro_batch() > 1;
       if (stays) tied += elements * slot_bytes;
       largest_reduction =
           std::max(largest_reduction, elements * (stays ? 0 : slot_bytes) + sent + of_replica);
@@ -246,7 +248,10 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step() const {
                      std::to_string(store_.units().size()));
   }
   std::vector<std::int64_t> gathers;
-  for (const int count : declared) {
+  for (std::size_t u = 0; u < declared.size(); ++u) {
+    // A stage of a pipeline gathers a unit for its own uses.
+    const UnitState& unit = store_.units()[u];
+    const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
     gathers.push_back(config_.gather_for == GatherFor::step ? std::min(count, 1)
                                                             : config_.accumulation_steps * count);
   }
@@ -268,10 +273,11 @@ std::int64_t StateFormulas::gathered_elements() const {
   return elements;
 }
 
-std::int64_t StateFormulas::published_elements() const {
+std::int64_t StateFormulas::published_elements(bool over_stages) const {
   std::int64_t elements = 0;
   for (const FlatBuffer* flat : store_.trainable()) {
     const Residency& residency = store_.residency();
+    if ((flat->stages > 1) != over_stages || flat->empty()) continue;
     if (flat->layout.ranks() > 1 && residency.whole_parameters(*flat) && !residency.whole_optimizer(*flat)) {
       elements += flat->layout.padded_elements();
     }

@@ -20,14 +20,19 @@ GradientReducer::GradientReducer(StateStore& store, const Config& config, StepAr
       ledger_(ledger),
       scalars_(scalars),
       accumulated_(store.trainable().size(), 0),
-      direct_(store.trainable().size()) {}
+      accumulated_last_use_(store.trainable().size(), 0),
+      direct_(store.trainable().size()),
+      direct_last_use_(store.trainable().size()) {}
 
 // --- Micro-batches --------------------------------------------------------------------------------------
 
 void GradientReducer::begin_micro_batch(std::int64_t micro_batch) {
   MicroBatch& uses = open_[micro_batch];
   uses.resize(store_.units().size());
-  for (std::size_t u = 0; u < uses.size(); ++u) uses[u].targets.resize(store_.units()[u].buffers.size());
+  for (std::size_t u = 0; u < uses.size(); ++u) {
+    uses[u].targets.resize(store_.units()[u].buffers.size());
+    uses[u].last_uses.resize(store_.units()[u].buffers.size());
+  }
 }
 
 std::string GradientReducer::held(std::int64_t micro_batch) const {
@@ -42,7 +47,7 @@ bool GradientReducer::owes(const MicroBatch& uses, std::size_t unit) const {
   const UnitState& state = store_.units()[unit];
   const bool trains = std::any_of(state.buffers.begin(), state.buffers.end(),
                                   [](const FlatBuffer& flat) { return flat.trainable && !flat.empty(); });
-  return trains && uses[unit].submitted != state.uses_per_micro_batch;
+  return trains && uses[unit].submitted != state.uses_per_micro_batch();
 }
 
 std::string GradientReducer::missing(std::int64_t micro_batch) const {
@@ -51,18 +56,28 @@ std::string GradientReducer::missing(std::int64_t micro_batch) const {
     if (!owes(uses, u)) continue;
     const UnitState& unit = store_.units()[u];
     return "unit " + unit.name + " submitted its gradients " + std::to_string(uses[u].submitted) + " of " +
-           std::to_string(unit.uses_per_micro_batch) + " times in micro-batch " +
+           std::to_string(unit.uses_per_micro_batch()) + " times in micro-batch " +
            std::to_string(micro_batch) + "; call skip_gradients() for a unit that is not used";
   }
   return {};
 }
 
-void GradientReducer::end_micro_batch(std::int64_t micro_batch) {
+void GradientReducer::end_micro_batch(std::int64_t micro_batch, bool last) {
+  for (std::size_t u = 0; u < store_.units().size(); ++u) {
+    UnitState& unit = store_.units()[u];
+    for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
+      FlatBuffer& flat = unit.buffers[b];
+      if (!flat.trainable || flat.empty() || flat.stages == 1) continue;
+      UnitUses& uses = at(micro_batch)[u];
+      reduce(target_of(uses, flat, static_cast<int>(b)), uses.last_uses[b], flat, micro_batch, last);
+    }
+  }
   open_.erase(micro_batch);
 }
 
 void GradientReducer::begin_step() {
   std::fill(accumulated_.begin(), accumulated_.end(), 0);
+  std::fill(accumulated_last_use_.begin(), accumulated_last_use_.end(), 0);
 }
 
 void GradientReducer::abandon_step() {
@@ -79,7 +94,7 @@ bool GradientReducer::backward_begun(std::int64_t micro_batch) const {
 
 bool GradientReducer::submitted(std::int64_t micro_batch, int unit) const {
   return at(micro_batch)[static_cast<std::size_t>(unit)].submitted >=
-         store_.units()[static_cast<std::size_t>(unit)].uses_per_micro_batch;
+         store_.units()[static_cast<std::size_t>(unit)].uses_per_micro_batch();
 }
 
 // --- Where kernels add ----------------------------------------------------------------------------------
@@ -90,10 +105,13 @@ void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
   if (uses.open) {
     throw LogicError("gradients(" + unit.name + ") while another handle of the unit is open");
   }
-  if (uses.begun >= unit.uses_per_micro_batch) {
+  if (uses.begun >= unit.uses_per_micro_batch()) {
     throw LogicError("gradients(" + unit.name + ") for use " + std::to_string(uses.begun + 1) +
-                     " of a micro-batch, but the model declares uses_per_micro_batch = " +
-                     std::to_string(unit.uses_per_micro_batch));
+                     " of a micro-batch, but " +
+                     (unit.uses_per_micro_batch() == unit.uses_in_model
+                          ? "the model declares uses_per_micro_batch = "
+                          : "this stage's uses of the unit are ") +
+                     std::to_string(unit.uses_per_micro_batch()));
   }
 }
 
@@ -108,36 +126,46 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
   check_open(micro_batch, index);
   UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
   UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(index)];
-  for (std::size_t b = 0; b < unit.buffers.size() && uses.begun == 0; ++b) {
-    FlatBuffer& flat = unit.buffers[b];
-    if (!flat.trainable || flat.empty()) continue;
-    if (store_.residency().direct_accumulation(flat)) {
-      // First use of the step: nothing has been added yet.
-      char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
-      if (accumulated != 0) continue;
-      if (store_.residency().transient_gradients(flat)) take_transient_gradients(flat);
-      accumulated = 1;
-    } else {
-      StepBuffer& slot = uses.targets[b].slot;
-      slot = arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients,
-                            unit.name + " gradients");
-      for (const Event& event : slot.ready()) compute_.wait(event);
-    }
-    begin_target(target_of(uses, flat, static_cast<int>(b)), flat);
-  }
   ++uses.begun;
   uses.open = true;
+  for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
+    FlatBuffer& flat = unit.buffers[b];
+    if (!flat.trainable || flat.empty() || (uses.begun > 1 && !flat.sums_uses())) continue;
+    const auto position = static_cast<std::size_t>(flat.trainable_index);
+    Target& target = target_of(uses, flat, static_cast<int>(b));
+    if (store_.residency().direct_accumulation(flat)) {
+      // First use of the step: nothing has been added yet.
+      char& accumulated = uses.of_last(flat) ? accumulated_last_use_[position] : accumulated_[position];
+      if (accumulated != 0) continue;
+      if (store_.residency().transient_gradients(flat) && !flat.transient_gradients) {
+        take_transient_gradients(flat);
+      }
+      target.accumulator = uses.of_last(flat) ? flat.last_use_gradients.data() : flat.gradients_data();
+      accumulated = 1;
+    } else {
+      target.slot = acquire_sum(flat, unit.name + " gradients");
+    }
+    begin_target(target, flat);
+  }
+}
+
+StepBuffer GradientReducer::acquire_sum(const FlatBuffer& flat, std::string_view tag) {
+  StepBuffer sum = arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32),
+                                  Category::gradients, tag);
+  for (const Event& event : sum.ready()) compute_.wait(event);
+  return sum;
 }
 
 GradientReducer::Target& GradientReducer::target_of(UnitUses& uses, const FlatBuffer& flat, int buffer) {
-  return store_.residency().direct_accumulation(flat)
-             ? direct_[static_cast<std::size_t>(flat.trainable_index)]
-             : uses.targets[static_cast<std::size_t>(buffer)];
+  const auto index = static_cast<std::size_t>(flat.trainable_index), b = static_cast<std::size_t>(buffer);
+  if (store_.residency().direct_accumulation(flat)) {
+    return uses.of_last(flat) ? direct_last_use_[index] : direct_[index];
+  }
+  return uses.of_last(flat) ? uses.last_uses[b] : uses.targets[b];
 }
 
-TensorView GradientReducer::range_of(const Target& target, const FlatBuffer& flat, std::int64_t position,
-                                     std::int64_t elements) const {
-  void* base = store_.residency().direct_accumulation(flat) ? flat.gradients_data() : target.slot.data();
+TensorView GradientReducer::range_of(const Target& target, std::int64_t position, std::int64_t elements) {
+  void* base = target.accumulator != nullptr ? target.accumulator : target.slot.data();
   return {static_cast<float*>(base) + position, DataType::float32, Shape{elements}};
 }
 
@@ -148,7 +176,7 @@ void GradientReducer::begin_target(Target& target, const FlatBuffer& flat) {
   target.unwritten.assign(static_cast<std::size_t>(layout.tensors()), 0);
   std::int64_t cleared = 0;
   const auto clear_up_to = [&](std::int64_t end) {
-    if (end > cleared) kernels::fill_zero(compute_, range_of(target, flat, cleared, end - cleared));
+    if (end > cleared) kernels::fill_zero(compute_, range_of(target, cleared, end - cleared));
   };
   for (int tensor = 0; tensor < layout.tensors(); ++tensor) {
     if (layout.tensor_elements(tensor) < large) continue;
@@ -161,7 +189,7 @@ void GradientReducer::begin_target(Target& target, const FlatBuffer& flat) {
 
 void GradientReducer::clear_unwritten(Target& target, const FlatBuffer& flat, int tensor) {
   if (std::exchange(target.unwritten[static_cast<std::size_t>(tensor)], 0) == 0) return;
-  kernels::fill_zero(compute_, range_of(target, flat, flat.layout.tensor_offset(tensor),
+  kernels::fill_zero(compute_, range_of(target, flat.layout.tensor_offset(tensor),
                                         flat.layout.tensor_elements(tensor)));
 }
 
@@ -184,7 +212,7 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
   const FlatBuffer& flat = store_.buffer_of(tensor);
   Target& target = target_of(uses, flat, tensor.buffer);
   clear_unwritten(target, flat, tensor.flat_index);
-  return range_of(target, flat, flat.layout.tensor_offset(tensor.flat_index), tensor.shape.elements())
+  return range_of(target, flat.layout.tensor_offset(tensor.flat_index), tensor.shape.elements())
       .reshaped(tensor.shape);
 }
 
@@ -207,16 +235,78 @@ void GradientReducer::submit(std::int64_t micro_batch, int index, bool last) {
   uses.open = false;
   for (StepBuffer& scratch : uses.scratch) scratch.release(compute_.record());
   ++uses.submitted;
-  if (uses.submitted < unit.uses_per_micro_batch) return;
+  const bool complete = uses.submitted == unit.uses_per_micro_batch();
   for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
     FlatBuffer& flat = unit.buffers[b];
-    if (!flat.trainable) continue;
+    if (!flat.trainable || flat.empty() || !(complete || flat.sums_uses())) continue;
     Target& target = target_of(uses, flat, static_cast<int>(b));
     for (int tensor = 0; tensor < flat.layout.tensors(); ++tensor) clear_unwritten(target, flat, tensor);
     ledger_.set_phase("reduce", unit.name);
-    if (!flat.empty()) reduce(target, flat, micro_batch, last);
+    if (flat.sums_uses() && store_.residency().policy(flat) == ReductionPolicy::boundary) {
+      accumulate(target, flat, uses.of_last(flat));
+    }
+    if (complete && flat.stages == 1) reduce(target, uses.last_uses[b], flat, micro_batch, last);
     ledger_.set_phase("backward", unit.name);
   }
+}
+
+void GradientReducer::accumulate(Target& target, FlatBuffer& flat, bool of_last_use) {
+  if (store_.residency().direct_accumulation(flat)) return;
+  const auto index = static_cast<std::size_t>(flat.trainable_index);
+  char& accumulated = of_last_use ? accumulated_last_use_[index] : accumulated_[index];
+  if (!of_last_use && store_.residency().transient_gradients(flat) && !flat.transient_gradients) {
+    take_transient_gradients(flat);
+  }
+  const Shape elements{flat.layout.padded_elements()};
+  const TensorView source{target.slot.data(), DataType::float32, elements};
+  const TensorView accumulator{of_last_use ? flat.last_use_gradients.data() : flat.gradients_data(),
+                               config_.precision.accumulation, elements};
+  if (accumulated != 0) {
+    kernels::accumulate(compute_, source, accumulator);
+  } else {
+    kernels::cast(compute_, source, accumulator);
+  }
+  accumulated = 1;
+  target.slot.release(compute_.record());
+}
+
+void GradientReducer::add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient,
+                                  const TensorView& sum, bool first) {
+  const DataType communication = config_.precision.communication;
+  const auto add = [&](const ConstTensorView& rounded) {
+    if (!first) {
+      kernels::accumulate(compute_, rounded, sum);
+    } else if (rounded.data != sum.data) {
+      kernels::cast(compute_, rounded, sum);
+    }
+  };
+  if (gradient.dtype == communication) return add(gradient);
+  StepBuffer sent = arena_.acquire(gradient.elements() * size_of(communication), Category::communication,
+                                   flat.name + " rounded");
+  for (const Event& event : sent.ready()) compute_.wait(event);
+  const TensorView rounded{sent.data(), communication, gradient.shape};
+  kernels::cast(compute_, gradient, rounded);
+  add(rounded);
+  sent.release(compute_.record());
+}
+
+StepBuffer GradientReducer::sum_of_uses(Target& first, Target& last, const FlatBuffer& flat) {
+  const Shape elements{flat.layout.padded_elements()};
+  StepBuffer memory = acquire_sum(flat, flat.name + " sum of uses");
+  const TensorView sum{memory.data(), DataType::float32, elements};
+  const DataType accumulation = config_.precision.accumulation;
+  const bool at_boundary = store_.residency().policy(flat) == ReductionPolicy::boundary;
+  add_rounded(flat,
+              at_boundary ? ConstTensorView(flat.gradients_data(), accumulation, elements)
+                          : ConstTensorView(first.slot.data(), DataType::float32, elements),
+              sum, true);
+  add_rounded(flat,
+              at_boundary ? ConstTensorView(flat.last_use_gradients.data(), accumulation, elements)
+                          : ConstTensorView(last.slot.data(), DataType::float32, elements),
+              sum, false);
+  first.slot.release(compute_.record());
+  last.slot.release(compute_.record());
+  return memory;
 }
 
 void GradientReducer::drop(std::int64_t micro_batch, int unit) noexcept {
@@ -238,6 +328,7 @@ GradientReducer::Sent GradientReducer::round(Target& target, FlatBuffer& flat, c
   const std::int64_t elements = source.elements();
   Sent sent;
   sent.values = source;
+  if (flat.sums_uses()) return sent;  // a sum of what was rounded
   if (!config_.quantized_gradients && flat.group->rounds(source.dtype, communication)) return sent;
   const std::int64_t bytes =
       config_.quantized_gradients ? kernels::quantized_bytes(elements) : elements * size_of(communication);
@@ -312,7 +403,8 @@ void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const Sent& sent,
                                 accumulation, config_.allgather_bucket_elements, summed, label);
 }
 
-void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micro_batch, bool last) {
+void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat, std::int64_t micro_batch,
+                             bool last) {
   const Residency& residency = store_.residency();
   const std::int64_t elements = flat.layout.padded_elements();
   const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
@@ -322,18 +414,13 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
   if (residency.transient_gradients(flat) && !flat.transient_gradients) take_transient_gradients(flat);
   TensorView source{target.slot.data(), DataType::float32, Shape{elements}};
   if (reduce_once) {
-    const TensorView accumulator{flat.gradients_data(), accumulation, Shape{elements}};
-    if (!residency.direct_accumulation(flat)) {
-      if (accumulated != 0) {
-        kernels::accumulate(compute_, source, accumulator);
-      } else {
-        kernels::cast(compute_, source, accumulator);
-      }
-      accumulated = 1;
-      target.slot.release(compute_.record());
-    }
+    if (!flat.sums_uses()) accumulate(target, flat, false);
     if (!last) return;
-    source = accumulator;
+    source = {flat.gradients_data(), accumulation, Shape{elements}};
+  }
+  if (flat.sums_uses()) {
+    target.slot = sum_of_uses(target, last_use, flat);
+    source = {target.slot.data(), DataType::float32, Shape{elements}};
   }
 
   if (config_.gradient_noise_scale) {
@@ -344,10 +431,12 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
   Sent sent = round(target, flat, source);
   ReductionOptions options;
   options.group_size = reduction_group_;
+  // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are.
+  if (!flat.uses.empty() && (flat.sums_uses() || flat.stages > 1)) options.group_size = flat.stages;
   options.accumulate = !reduce_once && accumulated != 0;
   options.bucket_elements = config_.reduce_bucket_elements;
-  options.round_to = config_.precision.communication;
-  options.givers = config_.ranks_with_samples(micro_batch, flat.group->size());
+  if (!flat.sums_uses()) options.round_to = config_.precision.communication;
+  options.givers = config_.ranks_with_samples(micro_batch, flat.data_ranks()) * flat.stages;
   const std::vector<Event> ready{compute_.record(), flat.reduce_done};
   const OperationLabel label{flat.name, "backward", Traffic::data};
   if (flat.replicas == nullptr) {
@@ -366,7 +455,8 @@ void GradientReducer::reduce(Target& target, FlatBuffer& flat, std::int64_t micr
   sent.rounded.release(flat.reduce_done);
   sent.received.release(flat.reduce_done);
   target.slot.release(flat.reduce_done);
-  if (!config_.overlap) flat.reduce_done.wait();
+  // Another stage may submit its part only once it has what this rank computes next.
+  if (!config_.overlap && flat.stages == 1) flat.reduce_done.wait();
   if (last && flat.optimizer_tier != OffloadTier::none) {
     store_.offload()->send_gradients(flat, scalars_.statistics() + flat.trainable_index);
   }

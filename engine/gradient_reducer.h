@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/state_store.h"
@@ -33,7 +34,10 @@ class GradientReducer {
   std::string held(std::int64_t micro_batch) const;
   /// Gradients that the micro-batch still owes, as a sentence; empty: none.
   std::string missing(std::int64_t micro_batch) const;
-  void end_micro_batch(std::int64_t micro_batch);
+  /// Also launches the reductions of buffers that stages of a pipeline share: this late, because memory that
+  /// such a reduction holds comes back once the other stage has launched its part, for which that may need
+  /// what this stage sends in the micro-batch. `last` as for submit().
+  void end_micro_batch(std::int64_t micro_batch, bool last = true);
   /// The next gradients are those of a new step.
   void begin_step();
   /// The same where the step has not ended: its open micro-batches and gradients are forgotten.
@@ -64,6 +68,7 @@ class GradientReducer {
   /// The memory that kernels add to.
   struct Target {
     StepBuffer slot;              ///< fp32; empty where the main gradient itself is added to
+    void* accumulator = nullptr;  ///< the main gradient, where it is added to
     std::vector<char> unwritten;  ///< by tensor: nothing was added and nothing cleared yet
   };
   /// A unit in an open micro-batch.
@@ -71,7 +76,10 @@ class GradientReducer {
     int begun = 0, submitted = 0;
     bool open = false;
     std::vector<Target> targets;      ///< by flat buffer, where the main gradient is not added to directly
+    std::vector<Target> last_uses;    ///< the same of the unit's last use, where uses are told apart
     std::vector<StepBuffer> scratch;  ///< by tensor of the unit: gradients of frozen tensors
+    /// The present use is the last of two that are told apart: backward takes it first.
+    bool of_last(const FlatBuffer& flat) const { return flat.sums_uses() && begun == 1; }
   };
   using MicroBatch = std::vector<UnitUses>;
 
@@ -81,14 +89,23 @@ class GradientReducer {
   bool owes(const MicroBatch& uses, std::size_t unit) const;
   Target& target_of(UnitUses& uses, const FlatBuffer& flat, int buffer);
   /// Elements of the memory that kernels add to.
-  TensorView range_of(const Target& target, const FlatBuffer& flat, std::int64_t position,
-                      std::int64_t elements) const;
+  static TensorView range_of(const Target& target, std::int64_t position, std::int64_t elements);
+  /// fp32 memory of the step for a whole buffer, ready on the compute stream.
+  StepBuffer acquire_sum(const FlatBuffer& flat, std::string_view tag);
   /// Clears it, but for the large tensors, which the first kernel writes or clear_unwritten() clears.
   void begin_target(Target& target, const FlatBuffer& flat);
   void clear_unwritten(Target& target, const FlatBuffer& flat, int tensor);
   /// Takes memory of the step for the main gradient.
   void take_transient_gradients(FlatBuffer& flat);
-  void reduce(Target& target, FlatBuffer& flat, std::int64_t micro_batch, bool last);
+  /// Adds a slot to the accumulator over micro-batches, unless kernels added there themselves.
+  void accumulate(Target& target, FlatBuffer& flat, bool of_last_use);
+  /// `sum` (fp32) = or += `gradient`, rounded to the communication dtype.
+  void add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient, const TensorView& sum, bool first);
+  /// The gradients of both uses, each rounded, in ascending order, in fp32 memory of the step. Lets their
+  /// slots go.
+  StepBuffer sum_of_uses(Target& first, Target& last, const FlatBuffer& flat);
+  /// `last_use`: the target of the last use, where uses are told apart.
+  void reduce(Target& target, Target& last_use, FlatBuffer& flat, std::int64_t micro_batch, bool last);
   /// The gradients of a whole buffer as they are sent.
   struct Sent {
     ConstTensorView values;  ///< without data where they are blocks
@@ -116,7 +133,9 @@ class GradientReducer {
   std::map<std::int64_t, MicroBatch> open_;
   // Indexed by trainable buffer.
   std::vector<char> accumulated_;  ///< the main gradient, or the local accumulator, holds some of this step
-  std::vector<Target> direct_;     ///< main gradients that kernels add to directly
+  std::vector<char> accumulated_last_use_;  ///< so does FlatBuffer::last_use_gradients
+  std::vector<Target> direct_;              ///< main gradients that kernels add to directly
+  std::vector<Target> direct_last_use_;
 };
 
 }  // namespace tranche::detail

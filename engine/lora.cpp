@@ -103,6 +103,8 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.flops_per_token = model.flops_per_token;
   result.gathers_per_micro_batch = model.gathers_per_micro_batch;
   result.recomputes_activations = model.recomputes_activations;
+  result.forward = model.forward;
+  result.residual_width = model.residual_width;
   std::vector<bool> matched(lora.targets.size(), false);
   std::uint32_t site = first_site;
   for (const UnitSpec& of : model.units()) {
@@ -125,7 +127,12 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
       const float bound = 1 / std::sqrt(static_cast<float>(in));
       unit.tensors.push_back({adapter_a_name(name), {lora.rank, in}, Initializer::uniform(-bound, bound)});
       unit.tensors.push_back({adapter_b_name(name), {out, lora.rank}, Initializer::zeros()});
-      for (const int factor : {first, first + 1}) unit.tensors[static_cast<std::size_t>(factor)].matrices = 1;
+      for (const int factor : {first, first + 1}) {
+        TensorSpec& adapter = unit.tensors[static_cast<std::size_t>(factor)];
+        adapter.matrices = 1;
+        // A weight that is tied to an embedding is a linear layer in its last use alone.
+        if (unit.uses_per_micro_batch > 1) adapter.uses = {unit.uses_per_micro_batch - 1};
+      }
       unit.adapters.push_back({.weight = static_cast<int>(i),
                                .a = first,
                                .b = first + 1,

@@ -41,7 +41,7 @@ class Residency {
            policy(flat) == ReductionPolicy::micro_batch;
   }
   ReductionPolicy policy(const FlatBuffer& flat) const {
-    return config_.effective_reduction(over_replicas(flat) ? flat.owners() : flat.layout.ranks());
+    return config_.effective_reduction(over_replicas(flat) ? flat.owners() / flat.stages : flat.data_ranks());
   }
   // True when a rank keeps the whole of a buffer.
   bool whole_parameters(const FlatBuffer& flat) const {
@@ -60,12 +60,16 @@ class Residency {
   bool direct_accumulation(const FlatBuffer& flat) const {
     return policy(flat) == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;
   }
+  /// The gradients of two uses are added up over micro-batches, each by itself.
+  bool keeps_last_use(const FlatBuffer& flat) const {
+    return flat.sums_uses() && policy(flat) == ReductionPolicy::boundary;
+  }
   /// Some of the unit's parameters must be gathered before they can be used.
   bool gathers(const UnitState& unit) const;
   /// The main gradient takes memory of the step only: one micro-batch makes the step, and nothing needs it on
   /// the device behind that.
   bool transient_gradients(const FlatBuffer& flat) const {
-    return flat.optimizer_tier != OffloadTier::none && config_.accumulation_steps == 1;
+    return !keeps_last_use(flat) && flat.optimizer_tier != OffloadTier::none && config_.accumulation_steps == 1;
   }
   /// Anything of the buffer, or of the unit, lives off the device.
   bool offloaded(const FlatBuffer& flat) const {

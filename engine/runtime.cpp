@@ -99,7 +99,8 @@ struct Runtime::Impl {
   std::unique_ptr<TraceRecorder> trace;
   std::unique_ptr<Communicator> world;
   Mesh mesh{1};
-  std::unique_ptr<Communicator> shards, replicas;  ///< null without replicas
+  std::unique_ptr<Communicator> shards, replicas;  ///< null where all ranks shard, or without replicas
+  std::unique_ptr<Communicator> pipeline, ends;    ///< null without a pipeline
   Logger log;
   std::exception_ptr told;  ///< the last that fail() was called with
 
@@ -279,10 +280,27 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     impl.world.reset();  // in order, as in from_config()
     throw error;
   }
-  if (impl.mesh.size(MeshAxis::replicate) > 1) {
-    const int rank = impl.world->rank();
-    impl.shards = impl.world->subgroup(impl.mesh.group({MeshAxis::shard}, rank));
-    impl.replicas = impl.world->subgroup(impl.mesh.group({MeshAxis::replicate}, rank));
+  const Mesh& mesh = impl.mesh;
+  const int rank = impl.world->rank(), stages = mesh.size(MeshAxis::pipeline);
+  const bool replicas = mesh.size(MeshAxis::replicate) > 1;
+  if (replicas || stages > 1) impl.shards = impl.world->subgroup(mesh.group({MeshAxis::shard}, rank));
+  if (replicas) impl.replicas = impl.world->subgroup(mesh.group({MeshAxis::replicate}, rank));
+  if (stages > 1) {
+    impl.pipeline = impl.world->subgroup(mesh.group({MeshAxis::pipeline}, rank));
+    // By data rank, and within a data rank by stage, as Placement::group() has them.
+    const int stage = mesh.coordinate(MeshAxis::pipeline, rank);
+    const bool at_an_end = stage == 0 || stage == stages - 1;
+    if (impl.world->simulated() && at_an_end) {
+      std::vector<int> ends;
+      for (const int other : mesh.group({MeshAxis::pipeline, MeshAxis::shard}, rank)) {
+        const int of = mesh.coordinate(MeshAxis::pipeline, other);
+        if (of == 0 || of == stages - 1) ends.push_back(other);
+      }
+      impl.ends = impl.world->subgroup(ends);
+    } else if (!impl.world->simulated()) {
+      impl.ends = impl.world->split(at_an_end ? mesh.coordinate(MeshAxis::replicate, rank) : -1,
+                                  mesh.coordinate(MeshAxis::shard, rank) * 2 + (stage == 0 ? 0 : 1));
+    }
   }
   impl.log = Logger(impl.world->rank(), options.log_level);
   if (impl.world->local_rank() == 0) {
@@ -352,6 +370,12 @@ Communicator& Runtime::shard() const {
 }
 Communicator* Runtime::replicas() const {
   return impl_->replicas.get();
+}
+Communicator* Runtime::pipeline() const {
+  return impl_->pipeline.get();
+}
+Communicator* Runtime::pipeline_ends() const {
+  return impl_->ends.get();
 }
 const Mesh& Runtime::mesh() const {
   return impl_->mesh;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "tranche/core/error.h"
+
 namespace tranche::detail {
 
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
@@ -15,16 +17,27 @@ TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& 
   return slice.state.at(static_cast<std::size_t>(found - states.begin()));
 }
 
+FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece) {
+  std::vector<FlatBuffer>& buffers = store.units()[static_cast<std::size_t>(piece.unit)].buffers;
+  const std::size_t kinds = store.state_classes().size() + 1;
+  int instance = 0;
+  for (std::size_t b = static_cast<std::size_t>(piece.buffer); b < buffers.size(); b += kinds) {
+    if (buffers[b].layout.padded_elements() > 0 && instance++ == piece.instance) return buffers[b];
+  }
+  throw InvalidArgument("a checkpoint's layout has a buffer that the engine has not");
+}
+
 checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
                                      bool frozen) {
   std::vector<checkpoint::UnitDescription> described;
   for (const UnitState& unit : store.units()) {
-    checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
+    checkpoint::UnitDescription description{unit.name, unit.uses_in_model, {}};
     for (const int index : unit.tensors) {
       const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
       if (tensor.frozen && !frozen) continue;
-      description.tensors.push_back(
-          {tensor.name, tensor.shape, tensor.frozen, tensor.aliases, tensor.frozen ? 0 : tensor.buffer});
+      const Placement::Buffer& buffer = store.placement().buffer(store.placement().buffer_of(index));
+      description.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases,
+                                     buffer.state_class, buffer.stages, buffer.uses});
     }
     described.push_back(std::move(description));
   }

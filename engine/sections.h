@@ -16,10 +16,9 @@ namespace tranche::detail {
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
                       const std::vector<OptimizerStateTensor>& states);
 
-/// The flat buffer of which a piece is: a unit's buffers are laid out as the store has them.
-inline FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece) {
-  return store.units()[static_cast<std::size_t>(piece.unit)].buffers[static_cast<std::size_t>(piece.buffer)];
-}
+/// The flat buffer of which a piece is. A checkpoint's buffers are the kinds of a unit's flat buffers (a state
+/// class, or frozen); the flat buffers of a kind, one for each set of uses, are its instances in order.
+FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece);
 
 /// The layout of a checkpoint of the store, over the ranks of `mesh`: of everything, or, without `frozen`, of
 /// what is trained. A unit of which nothing is saved stays, empty.

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -31,11 +32,15 @@ void check_group(const Optimizer& optimizer, const TrainableTensor& tensor) {
 
 std::string name_of(const UnitState& unit, const Placement::Buffer& buffer,
                     const std::vector<StateClass>& classes) {
-  if (buffer.frozen) return unit.name + " frozen";
-  if (buffer.state_class == 0) return unit.name;
+  std::string name = unit.name;
+  for (std::size_t i = 0; i < buffer.uses.size() && unit.uses_in_model > 1; ++i) {
+    name += (i == 0 ? " use " : " and ") + std::to_string(buffer.uses[i]);
+  }
+  if (buffer.frozen) return name + " frozen";
+  if (buffer.state_class == 0) return name;
   const std::vector<OptimizerStateTensor>& states =
       classes[static_cast<std::size_t>(buffer.state_class)].states;
-  return unit.name + " " + (states.empty() ? "stateless" : states.front().name);
+  return name + " " + (states.empty() ? "stateless" : states.front().name);
 }
 
 }  // namespace
@@ -60,13 +65,14 @@ StateClasses classify(const ModelSpec& model, const ParameterGroups& groups, con
 }
 
 Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh,
-                const TensorStages& stages) {
+                const Stages& stages) {
   std::vector<TensorFacts> facts;
   for (std::size_t u = 0; u < model.units().size(); ++u) {
     for (const TensorSpec& tensor : model.units()[u].tensors) {
       const int state_class = classes.of_tensor[facts.size()];
-      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0),
-                       stages.empty() ? std::vector<int>() : stages.at(facts.size())});
+      const TensorUses of = stages.tensors.empty() ? TensorUses() : stages.tensors.at(facts.size());
+      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0), of.stages,
+                       of.uses});
     }
   }
   std::vector<bool> in_blocks;
@@ -79,11 +85,13 @@ Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh&
 
 Placement place(const ModelSpec& model, const Config& config, int ranks) {
   const ParameterGroups groups(config.group_rules, config.frozen);
-  return place(model, classify(model, groups, *make_optimizer(config)), config.mesh_of(ranks));
+  const Mesh mesh = config.mesh_of(ranks);
+  return place(model, classify(model, groups, *make_optimizer(config)), mesh,
+               divide(model, config, mesh.size(MeshAxis::pipeline)));
 }
 
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
-                    const Mesh& mesh, const TensorStages& stages, const RanksOfBuffer& ranks_of) {
+                    const Mesh& mesh, const Stages& stages, int rank, const RanksOfBuffer& ranks_of) {
   if (model.units().empty()) throw ConfigurationError("the model has no units");
   StateClasses classes = classify(model, groups, optimizer);
   StateLayout layout{place(model, classes, mesh, stages), {}, {}, {}};
@@ -99,7 +107,9 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
   for (const UnitSpec& spec : model.units()) {
     UnitState unit;
     unit.name = spec.name;
-    unit.uses_per_micro_batch = spec.uses_per_micro_batch;
+    unit.uses_in_model = spec.uses_per_micro_batch;
+    unit.uses = stages.uses_of(model, static_cast<int>(layout.units.size()),
+                               mesh.coordinate(MeshAxis::pipeline, rank));
     const std::size_t own = spec.tensors.size() - 2 * spec.adapters.size();  // which adapters follow
     for (const TensorSpec& tensor : spec.tensors) {
       TensorState state;
@@ -152,6 +162,9 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
           unit.buffers.emplace_back(name_of(unit, buffer, layout.state_classes), !buffer.frozen, ranks.group,
                                     ranks.replicas, buffer.layout, buffer.tensors, of.states);
       flat.whole_matrices = of.whole_matrices;
+      flat.stages = static_cast<int>(buffer.stages.size());
+      std::set_intersection(buffer.uses.begin(), buffer.uses.end(), unit.uses.begin(), unit.uses.end(),
+                            std::back_inserter(flat.uses));
     }
   }
   return layout;
@@ -159,7 +172,7 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
 
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
                     const Mesh& mesh, Communicator& group, Communicator* replicas) {
-  return lay_out(model, groups, optimizer, mesh, {}, [&](const Placement&, int) {
+  return lay_out(model, groups, optimizer, mesh, {}, 0, [&](const Placement&, int) {
     return BufferRanks{&group, replicas};
   });
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "engine/flat_buffer.h"
+#include "engine/stages.h"
 #include "partition/placement.h"
 #include "tranche/optim/parameter_groups.h"
 
@@ -26,12 +27,9 @@ struct StateClasses {
 /// Throws ConfigurationError for settings of a parameter group that the optimizer cannot honour.
 StateClasses classify(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer);
 
-/// The stages of the pipeline that hold each tensor (TensorFacts::stages). Empty: there is one stage.
-using TensorStages = std::vector<std::vector<int>>;
-
 /// Places the model's tensors on `mesh`. Tensors have the numbers of StateLayout::tensors.
 Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh,
-                const TensorStages& stages = {});
+                const Stages& stages = {});
 /// The same for a configuration that names the rule, the groups and the mesh, which is that of `ranks`. It
 /// tells a planner what an engine of this configuration has. `model` has its adapters. Throws as classify()
 /// and Mesh::parse() do.
@@ -52,12 +50,13 @@ struct BufferRanks {
 };
 using RanksOfBuffer = std::function<BufferRanks(const Placement& placement, int buffer)>;
 
-/// The model's tensors and their flat buffers, each sharded over the ranks that `ranks_of` tells. Throws
+/// The model's tensors and their flat buffers as `rank` of the mesh has them, each sharded over the ranks that
+/// `ranks_of` tells. Throws
 /// ConfigurationError for a pattern that matches no tensor, a model without units or without trainable
 /// tensors, settings of a parameter group that the optimizer cannot honour, and more state classes than a
 /// checkpoint can tell apart.
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
-                    const Mesh& mesh, const TensorStages& stages, const RanksOfBuffer& ranks_of);
+                    const Mesh& mesh, const Stages& stages, int rank, const RanksOfBuffer& ranks_of);
 /// The same where all buffers are sharded over `group`, the ranks of the mesh's axis `shard`, and `replicas`
 /// hold the same shards.
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,

@@ -86,7 +86,8 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
       };
       if (flat.trainable && flat.empty()) continue;
       if (flat.trainable) {
-        const int of_class = store.tensors()[static_cast<std::size_t>(flat.tensors.front())].buffer;
+        const Placement& placement = store.placement();
+        const int of_class = placement.buffer(placement.buffer_of(flat.tensors.front())).state_class;
         store.visit(flat, store.residency().optimizer_range(flat), StateStore::Access::update,
                     [&](const ShardSlice& slice) {
                       for (const checkpoint::SectionRecord& section : sections) {

@@ -70,7 +70,8 @@ void StateStore::assign_tiers() {
   PersistentBuffers persistent(config_);
   for (UnitState& unit : layout_.units) {
     for (FlatBuffer& flat : unit.buffers) {
-      flat.persistent = persistent.keeps(flat.layout);
+      // Two stages that gathered a shared tensor for each use would wait for each other.
+      flat.persistent = persistent.keeps(flat.layout) || (config_.stage == 3 && flat.stages > 1);
       flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
     }
   }
@@ -132,6 +133,10 @@ void StateStore::set_offload(std::unique_ptr<OffloadedState> offload) {
 
 void StateStore::allocate_gradients(FlatBuffer& flat) {
   const std::int64_t elements = residency_.gradients_range(flat).size();
+  if (residency_.keeps_last_use(flat) && !flat.last_use_gradients) {
+    flat.last_use_gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
+                                     Category::gradients, flat.name + " last use's gradients");
+  }
   if (flat.gradients || elements == 0) return;
   flat.gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
                           Category::gradients, flat.name + " gradients");

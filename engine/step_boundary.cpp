@@ -125,6 +125,8 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
       bad = &record;
     }
   }
+  // The ranks of a data rank see the same tokens, and one of them counts them.
+  if (ranks_.simulated()) all.tokens = all.tokens / ranks_.size() * mesh_.data_ranks();
   all.loss_sum = loss.value();
   if (config_.gradient_noise_scale) measure_pieces({tokens.data(), own}, all);
   all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::infinity();

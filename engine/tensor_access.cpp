@@ -68,7 +68,8 @@ void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float 
 }
 
 TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh,
-                           Device& device, MemoryResource& memory, kernels::Workspace workspace)
+                           Device& device, MemoryResource& memory, kernels::Workspace workspace,
+                           Communicator* pipeline)
     : store_(store),
       config_(config),
       ranks_(ranks),
@@ -76,7 +77,19 @@ TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator
       device_(device),
       compute_(device.compute_stream()),
       memory_(memory),
-      workspace_(workspace) {}
+      workspace_(workspace),
+      pipeline_(pipeline) {}
+
+std::vector<float> TensorAccess::to_all_stages(int index, std::vector<float> values) {
+  if (pipeline_ == nullptr) return values;
+  const Placement& placement = store_.placement();
+  const int root = placement.buffer(placement.buffer_of(index)).stages.front();
+  pipeline_
+      ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32, root, {},
+                  access_label(tensor_at(index).name))
+      .wait();
+  return values;
+}
 
 std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange local_range,
                                         const Read& read) {
@@ -85,6 +98,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
   const std::int64_t elements = tensor.shape.elements();
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
+  if (flat.empty()) return to_all_stages(index, std::move(values));
   std::vector<std::byte> raw;
   const bool in_blocks = is_block(dtype);
   const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
@@ -116,7 +130,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
     }
     if (!everywhere) send(*flat.group, part, owner);
   }
-  return values;
+  return to_all_stages(index, std::move(values));
 }
 
 std::vector<float> TensorAccess::gather_state(int index, int which) {
@@ -215,6 +229,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   const TensorState& tensor = tensor_at(index);
   FlatBuffer& flat = store_.buffer_of(tensor);
   const DataType accumulation = config_.precision.accumulation;
+  if (flat.empty()) return gather(index, accumulation, {}, {});
   const ElementRange shard_range = flat.shard();
   compute_.wait(flat.reduce_done);
   const auto from = [&](const TensorView& kept, ElementRange mine, bool on_host) {

@@ -17,13 +17,14 @@ namespace tranche::detail {
 float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype);
 void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value);
 
-/// All calls but write_main_gradient() are collective over the group and the replicas of the tensor's buffer,
-/// digest() over `ranks`; they wait for the work that they need and are done on return.
+/// All calls but write_main_gradient() are collective over the group and the replicas of the tensor's buffer
+/// and over the stages of a pipeline, digest() over `ranks`; they wait for the work that they need and are done on return.
 class TensorAccess {
  public:
   /// All arguments outlive it; nothing else uses the workspace during a call.
+  /// `pipeline`: the stages of this rank's data rank; null: there is one.
   TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh, Device& device,
-               MemoryResource& memory, kernels::Workspace workspace);
+               MemoryResource& memory, kernels::Workspace workspace, Communicator* pipeline = nullptr);
 
   /// The tensor in fp32: master weights, or the compute-dtype values of a frozen one.
   std::vector<float> weight(int tensor);
@@ -54,6 +55,8 @@ class TensorAccess {
   /// buffer in `local_range`: all of them on all ranks, this rank's shard, or what it owns; then every
   /// element is sent by the rank whose range it lies in.
   std::vector<float> gather(int tensor, DataType dtype, ElementRange local_range, const Read& read);
+  /// Sends a tensor from the first stage that holds it to the others.
+  std::vector<float> to_all_stages(int tensor, std::vector<float> values);
   /// Optimizer state, or the master weight with state -1.
   std::vector<float> gather_state(int tensor, int which);
   void write_slices(int tensor, int which, std::span<const float> values);
@@ -67,6 +70,7 @@ class TensorAccess {
   Stream& compute_;
   MemoryResource& memory_;
   kernels::Workspace workspace_;
+  Communicator* pipeline_;
 };
 
 }  // namespace tranche::detail

@@ -59,9 +59,7 @@ static bool train(const std::string& text, const std::string& folder, std::int64
 
   bool stopped = false;
   while (engine.steps() < steps && !stopped) {
-    for (std::int64_t m = 0; m < accumulation; ++m) {
-      gpt.forward_backward(engine, feeder.training_batch(training, order, m));
-    }
+    models::train_step(gpt, engine, [&](std::int64_t m) { return feeder.training_batch(training, order, m); });
     if (signals.poll() != 0) engine.request_stop();  // on any rank: all of them stop after this step
     const StepResult result = engine.step();
     stopped = result.stop_requested;

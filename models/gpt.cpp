@@ -68,9 +68,18 @@ UnitSpec Gpt::embedding_unit() const {
                        normal,
                        {"lm_head.weight"},
                        LinearLayout::out_in},
-                      {"transformer.wpe.weight", {config_.positions, width}, normal},
-                      {"transformer.ln_f.weight", {width}, Initializer::ones()},
-                      {"transformer.ln_f.bias", {width}, Initializer::zeros()}},
+                      {.name = "transformer.wpe.weight",
+                       .shape = {config_.positions, width},
+                       .initializer = normal,
+                       .uses = {embedding_use}},
+                      {.name = "transformer.ln_f.weight",
+                       .shape = {width},
+                       .initializer = Initializer::ones(),
+                       .uses = {head_use}},
+                      {.name = "transformer.ln_f.bias",
+                       .shape = {width},
+                       .initializer = Initializer::zeros(),
+                       .uses = {head_use}}},
           .uses_per_micro_batch = 2};
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "models/language_head.h"
+#include "models/language_stage.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/key_value_cache.h"
@@ -15,8 +16,6 @@
 namespace tranche::models {
 
 namespace {
-
-constexpr UnitId embedding{0};
 
 StepTensors acquire_residual(const Pass& pass) {
   return {pass.engine, Category::activations, "residual", {{pass.dtype(), {pass.rows(), pass.shape.width}}}};
@@ -62,6 +61,7 @@ void require_token(std::int32_t token, std::int64_t vocabulary) {
 std::vector<float> whole_text(const LanguageModel& model, Engine& engine,
                               std::span<const std::int32_t> tokens, const KeyValueCache* cache,
                               std::int64_t row) {
+  require_whole(engine, "generation", "generate without tranche.mesh, or on replicate and shard alone");
   if (tokens.empty()) throw InvalidArgument("no tokens were given to continue; give at least one");
   const auto seen = static_cast<std::int64_t>(tokens.size());
   for (const std::int32_t token : tokens) require_token(token, model.shape().vocabulary);

@@ -3,141 +3,17 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <memory>
 #include <utility>
 
-#include "models/language_head.h"
+#include "models/language_stage.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/models/weight_gradients.h"
+#include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
 
 namespace {
-
-constexpr UnitId embedding{0};
-TensorRequest residual_request(const Pass& pass) {
-  return {pass.dtype(), {pass.rows(), pass.shape.width}};
-}
-
-StepTensors acquire_residual(const Pass& pass, std::string_view tag) {
-  return {pass.engine, Category::activations, tag, {residual_request(pass)}};
-}
-
-/// Loss and token count of the micro-batch, zero.
-StepTensors acquire_totals(Engine& engine) {
-  StepTensors totals(engine, Category::activations, "loss and tokens",
-                     {{DataType::float64, {}}, {DataType::int64, {}}});
-  kernels::fill_zero(engine.compute_stream(), totals[0]);
-  kernels::fill_zero(engine.compute_stream(), totals[1]);
-  return totals;
-}
-
-/// Activations saved for backward: at index i the input of block i and its activations, where saved; at index
-/// `layers` the last block's output. `inputs` holds activation checkpoints, the inputs that recomputation
-/// starts from, in host memory if Config::offload.activations asks for it.
-struct SavedActivations {
-  std::vector<StepTensors> residuals;
-  std::vector<StepTensors> activations;
-  std::vector<HostCopy> inputs;
-  explicit SavedActivations(std::int64_t layers)
-      : residuals(static_cast<std::size_t>(layers) + 1),
-        activations(static_cast<std::size_t>(layers)),
-        inputs(static_cast<std::size_t>(layers)) {}
-};
-
-/// Computes block `i` from its input; writes the input of the next.
-void forward_block(const LanguageModel& model, const Pass& pass, SavedActivations& saved, std::size_t i,
-                   const GatheredUnit& unit, const TensorView& input, bool save) {
-  StepTensors activations = model.acquire_block_activations(pass);
-  if (!saved.residuals[i + 1].held()) saved.residuals[i + 1] = acquire_residual(pass, "residual");
-  const auto block = static_cast<std::int64_t>(i);
-  model.block_forward(pass, block, unit, input, activations, &saved.residuals[i + 1][0]);
-  if (save) saved.activations[i] = std::move(activations);
-}
-
-/// Recomputes the activations of block `i` from its checkpoint, and nothing that only the next block needs.
-void recompute_block(const LanguageModel& model, const Pass& pass, SavedActivations& saved, std::size_t i,
-                     const GatheredUnit& unit) {
-  saved.activations[i] = model.acquire_block_activations(pass);
-  model.block_forward(pass, static_cast<std::int64_t>(i), unit, saved.residuals[i][0], saved.activations[i],
-                      nullptr);
-}
-
-/// Embedding and all blocks. `save_every` 0 saves nothing but the last output, 1 everything that backward
-/// reads; with `inputs_only` only the inputs of blocks 0, save_every, 2 save_every ... are saved.
-void forward_blocks(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
-                    SavedActivations& saved, std::int64_t save_every, bool inputs_only) {
-  Engine& engine = pass.engine;
-  saved.residuals[0] = acquire_residual(pass, "residual");
-  model.embedding_forward(pass, engine.gather(embedding), tokens, saved.residuals[0][0]);
-  for (std::size_t i = 0; i < saved.activations.size(); ++i) {
-    const auto block = static_cast<std::int64_t>(i);
-    const bool saves = save_every > 0 && block % save_every == 0;
-    const TensorView input = saved.residuals[i][0];
-    // The copy to the host runs while the block reads the input; the memory is free behind both.
-    if (saves && inputs_only) {
-      saved.inputs[i] = engine.send_to_host(saved.residuals[i].take(), "block input");
-    }
-    forward_block(model, pass, saved, i, engine.gather(model.unit_of_block(block)), input,
-                  save_every > 0 && !inputs_only);
-    saved.inputs[i].leave_device();
-    if (!saves) saved.residuals[i].release();
-  }
-}
-
-/// Starts the copy back of the checkpoint of the group of blocks that ends before block `end`.
-void prefetch_input(const Pass& pass, SavedActivations& saved, std::int64_t save_every, std::int64_t end) {
-  if (end == 0 || !pass.engine.config().overlap) return;
-  const std::int64_t begin = (end - 1) / save_every * save_every;
-  pass.engine.prefetch_from_host(saved.inputs[static_cast<std::size_t>(begin)]);
-}
-
-/// Puts the checkpoint of block `i` back into the residuals, on the device.
-void fetch_input(const Pass& pass, SavedActivations& saved, std::size_t i) {
-  saved.residuals[i] =
-      StepTensors(pass.engine.fetch_from_host(std::move(saved.inputs[i])), {residual_request(pass)});
-}
-
-/// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when
-/// that many units may be gathered at once; otherwise all but its last block are gathered once more.
-bool group_stays_gathered(const Config& config, std::int64_t blocks) {
-  return blocks <= config.depth;
-}
-
-void backward_blocks(const LanguageModel& model, const Pass& pass, SavedActivations& saved,
-                     std::int64_t save_every, bool recompute, const TensorView& gradient) {
-  Engine& engine = pass.engine;
-  std::vector<GatheredUnit> held;
-  for (std::int64_t end = pass.shape.layers; end > 0;) {
-    const std::int64_t begin = (end - 1) / save_every * save_every;
-    const bool stays_gathered = group_stays_gathered(engine.config(), end - begin);
-    if (recompute) {
-      fetch_input(pass, saved, static_cast<std::size_t>(begin));
-      prefetch_input(pass, saved, save_every, begin);
-    }
-    for (std::int64_t block = begin; recompute && block < end - 1; ++block) {
-      GatheredUnit unit = engine.gather(model.unit_of_block(block));
-      const auto i = static_cast<std::size_t>(block);
-      forward_block(model, pass, saved, i, unit, saved.residuals[i][0], true);
-      if (stays_gathered) held.push_back(std::move(unit));
-    }
-    for (std::int64_t block = end - 1; block >= begin; --block) {
-      const auto i = static_cast<std::size_t>(block);
-      const bool last = block == end - 1;
-      const GatheredUnit unit =
-          held.empty() || last ? engine.gather(model.unit_of_block(block)) : std::move(held.back());
-      if (!last && !held.empty()) held.pop_back();
-      if (recompute && last) recompute_block(model, pass, saved, i, unit);
-      UnitGradients gradients = engine.gradients(model.unit_of_block(block));
-      WeightGradients weights(gradients);
-      model.block_backward(pass, block, unit, weights, saved.residuals[i][0], saved.activations[i], gradient);
-      std::move(gradients).reduce();
-      saved.activations[i].release();
-      saved.residuals[i].release();
-    }
-    end = begin;
-  }
-}
 
 void require_places(const std::optional<ConstTensorView>& view, const Shape& tokens, std::string_view what,
                     const LanguageModel& model) {
@@ -153,12 +29,14 @@ void require_places(const std::optional<ConstTensorView>& view, const Shape& tok
   }
 }
 
-/// What the sizes of a micro-batch's buffers follow from.
-Shape shape_of(const Pass& pass) {
-  return {pass.batch, pass.time, pass.document_begin ? 1 : 0, pass.positions ? 1 : 0};
-}
-
 }  // namespace
+
+void require_whole(const Engine& engine, std::string_view call, std::string_view instead) {
+  if (engine.stage().stages == 1) return;
+  throw ConfigurationError(fmt::format("{} on a mesh with a pipeline ({}), whose stages compute a part of the "
+                                       "model each; {}",
+                                       call, engine.runtime().mesh().to_string(), instead));
+}
 
 DataType Pass::dtype() const {
   return engine.config().precision.compute;
@@ -223,6 +101,13 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
     }
     return gathers;
   };
+  spec.forward.push_back({embedding, embedding_use, 0});
+  for (std::int64_t block = 0; block < layers; ++block) {
+    spec.forward.push_back({unit_of_block(block), 0, block_operations(sequence)});
+  }
+  const double head = 2 * static_cast<double>(shape().vocabulary) * static_cast<double>(shape().width);
+  spec.forward.push_back({unit_of_head(), tied ? head_use : 0, head});
+  spec.residual_width = shape().width;
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;
@@ -265,45 +150,32 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
 }
 
 void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) const {
-  Pass pass = pass_of(engine, batch, true);
-  const bool recompute = engine.config().activation_checkpointing;
-  const std::int64_t save_every = recompute ? std::max(engine.config().checkpoint_every, 1) : 1;
-
-  engine.begin_micro_batch(shape_of(pass), batch.samples);
-  const StepTensors totals = acquire_totals(engine);
-  pass.tables = acquire_tables(pass);
-  SavedActivations saved(pass.shape.layers);
-  forward_blocks(*this, pass, batch.tokens, saved, save_every, recompute);
-
-  if (recompute) prefetch_input(pass, saved, save_every, pass.shape.layers);
-  StepTensors gradient = acquire_residual(pass, "residual gradient");
-  {
-    const GatheredUnit unit = engine.gather(unit_of_head());
-    UnitGradients gradients = engine.gradients(unit_of_head());
-    language_head(*this, pass, unit, &gradients, saved.residuals.back()[0], batch.targets, totals[0],
-                  totals[1], &gradient[0]);
-    std::move(gradients).reduce();
-  }
-  saved.residuals.back().release();
-  backward_blocks(*this, pass, saved, save_every, recompute, gradient[0]);
-  UnitGradients gradients = engine.gradients(embedding);
-  embedding_backward(pass, gradients, batch.tokens, gradient[0]);
-  std::move(gradients).reduce();
-  gradient.release();
-  engine.end_micro_batch(totals[0], totals[1]);
+  require_whole(engine, "forward_backward()", "use models::train_step()");
+  LanguageStage work(*this, engine, batch, LanguageStage::Kind::alone);
+  work.forward();
+  work.backward();
+  work.end();
 }
 
 void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
-  Pass pass = pass_of(engine, batch, false);
-  engine.begin_micro_batch(shape_of(pass), batch.samples);
-  const StepTensors totals = acquire_totals(engine);
-  pass.tables = acquire_tables(pass);
-  SavedActivations saved(pass.shape.layers);
-  forward_blocks(*this, pass, batch.tokens, saved, 0, false);
-  language_head(*this, pass, engine.gather(unit_of_head()), nullptr, saved.residuals.back()[0], batch.targets,
-                totals[0], totals[1], nullptr);
-  saved.residuals.back().release();
-  engine.end_micro_batch(totals[0], totals[1]);
+  const auto begin = [&](std::int64_t) {
+    return std::make_unique<LanguageStage>(*this, engine, batch, LanguageStage::Kind::evaluation);
+  };
+  if (engine.stage().stages > 1) return pipeline::run_forward(engine, begin);
+  const auto work = begin(0);
+  work->forward();
+  work->end();
+}
+
+void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches) {
+  if (engine.stage().stages > 1) {
+    return pipeline::run_step(engine, [&](std::int64_t micro_batch) {
+      return std::make_unique<LanguageStage>(model, engine, batches(micro_batch), LanguageStage::Kind::beside);
+    });
+  }
+  for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
+    model.forward_backward(engine, batches(m));
+  }
 }
 
 }  // namespace tranche::models

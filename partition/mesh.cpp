@@ -117,7 +117,7 @@ Mesh Mesh::parse_axes(std::string_view text, int ranks) {
 
 Mesh Mesh::parse(std::string_view text, int ranks) {
   const Mesh mesh = parse_axes(text, ranks);
-  for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
+  for (const MeshAxis axis : {MeshAxis::context, MeshAxis::tensor}) {
     if (mesh.size(axis) == 1) continue;
     refuse(text, std::string(name_of(axis)) + " is " + std::to_string(mesh.size(axis)) +
                      ", but this version has no " + std::string(name_of(axis)) +

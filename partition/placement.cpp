@@ -21,8 +21,8 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
   std::size_t t = 0;
   for (int unit = 0; unit < units; ++unit) {
     first_buffer_.push_back(static_cast<int>(buffers_.size()));
-    std::vector<std::vector<int>> sets;     // of stages, in order of first appearance
-    std::vector<std::vector<int>> members;  // tensors by set and kind
+    std::vector<std::pair<std::vector<int>, std::vector<int>>> sets;  // stages and uses, as they appear
+    std::vector<std::vector<int>> members;                            // tensors by set and kind
     const auto kinds = static_cast<std::size_t>(classes_) + 1;
     for (; t < tensors_.size() && tensors_[t].unit == unit; ++t) {
       TensorFacts& tensor = tensors_[t];
@@ -34,10 +34,11 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
                               " and of stages " + std::to_string(tensor.stages.front()) + " to " +
                               std::to_string(tensor.stages.back()) + " of " + std::to_string(last_stage + 1));
       }
-      const auto found = std::find(sets.begin(), sets.end(), tensor.stages);
+      const std::pair own(tensor.stages, tensor.uses);
+      const auto found = std::find(sets.begin(), sets.end(), own);
       const auto set = static_cast<std::size_t>(found - sets.begin());
       if (found == sets.end()) {
-        sets.push_back(tensor.stages);
+        sets.push_back(own);
         members.resize(members.size() + kinds);
       }
       const std::size_t kind = tensor.frozen ? kinds - 1 : static_cast<std::size_t>(tensor.state_class);
@@ -47,13 +48,13 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
       others.push_back(static_cast<int>(t));
     }
     if (sets.empty()) {
-      sets = {{0}};
+      sets = {{{0}, {}}};
       members.resize(kinds);
     }
     for (std::size_t b = 0; b < members.size(); ++b) {
       const std::size_t kind = b % kinds;
       const bool frozen = kind == kinds - 1;
-      std::vector<int>& stages = sets[b / kinds];
+      const auto& [stages, uses] = sets[b / kinds];
       sizes.clear();
       for (const int member : members[b]) {
         sizes.push_back(tensors_[static_cast<std::size_t>(member)].shape.elements());
@@ -61,8 +62,8 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
       FlatLayout layout(
           sizes, mesh.size(MeshAxis::shard) * static_cast<int>(stages.size()), mesh.size(MeshAxis::replicate),
           !frozen && block_classes[kind] ? block_alignment_elements : tensor_alignment_elements);
-      buffers_.push_back({unit, frozen, frozen ? 0 : static_cast<int>(kind), stages, std::move(members[b]),
-                          std::move(layout)});
+      buffers_.push_back({unit, frozen, frozen ? 0 : static_cast<int>(kind), stages, uses,
+                          std::move(members[b]), std::move(layout)});
     }
   }
   first_buffer_.push_back(static_cast<int>(buffers_.size()));

@@ -24,14 +24,17 @@ struct TensorFacts {
   /// Coordinates on the axis `pipeline` whose ranks hold the tensor, ascending: several for a tensor that is
   /// tied over stages. Empty: the first.
   std::vector<int> stages = {};
+  /// Uses of its unit that read the tensor, ascending, where the gradients of each use are told apart:
+  /// tensors of different uses are in different buffers then. Empty: they are not told apart.
+  std::vector<int> uses = {};
 };
 
 /// A pure function of the mesh, the model's tensors and the classes of optimizer state, so that each rank
 /// knows the place of every tensor on every rank.
 ///
 /// Tensors are numbered over all units, in declared order. Buffers are numbered over all units too. A unit's
-/// tensors are divided by the stages that hold them, in order of first appearance; for each such set the unit
-/// has one buffer for each state class and one for frozen tensors behind them. Buffers without tensors keep
+/// tensors are divided by the uses that read them and the stages that hold them, in order of first appearance;
+/// for each such set the unit has one buffer for each state class and one for frozen tensors behind them. Buffers without tensors keep
 /// their number.
 ///
 /// A buffer belongs to the group of ranks that hold equal values of its tensors. It is sharded over that
@@ -43,6 +46,7 @@ class Placement {
     bool frozen = false;
     int state_class = 0;
     std::vector<int> stages;   ///< that hold it
+    std::vector<int> uses;     ///< that read its tensors, if they are told apart
     std::vector<int> tensors;  ///< by their number in the layout
     FlatLayout layout;
     bool empty() const { return tensors.empty(); }

@@ -359,6 +359,9 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["mesh"] = result.mesh.to_string();
   document["coordinate"] = {{"replicate", result.mesh.coordinate(MeshAxis::replicate, request.rank)},
                             {"shard", result.mesh.coordinate(MeshAxis::shard, request.rank)}};
+  if (result.mesh.size(MeshAxis::pipeline) > 1) {
+    document["coordinate"]["pipeline"] = result.mesh.coordinate(MeshAxis::pipeline, request.rank);
+  }
   document["config"] = ordered_json::parse(result.config);
   document["stage"] = document["config"]["zero_optimization"]["stage"];
   document["covers_activations"] = request.model.covers_activations();

@@ -74,11 +74,13 @@ PlannedRun::PlannedRun(Runtime& runtime, const PlanRequest& request, const Confi
   if (lengths_.empty()) lengths_ = {sequence};
   const std::int64_t bytes = 4 * checked_multiply(config.micro_batch_size, sequence);
   MemoryResource& device = runtime.memory(Tier::device);
-  tokens_ = Buffer(device, bytes, Category::other, "tokens of a micro-batch");
-  targets_ = Buffer(device, bytes, Category::other, "targets of a micro-batch");
-  if (documents_) {
-    begin_ = Buffer(device, bytes, Category::other, "documents of a micro-batch");
-    positions_ = Buffer(device, bytes, Category::other, "positions of a micro-batch");
+  const std::int64_t places = engine_.stage().stages > 1 ? config.accumulation_steps : 1;
+  for (std::int64_t i = 0; i < places; ++i) {
+    tokens_.emplace_back(device, bytes, Category::other, "tokens of a micro-batch");
+    tokens_.emplace_back(device, bytes, Category::other, "targets of a micro-batch");
+    if (!documents_) continue;
+    tokens_.emplace_back(device, bytes, Category::other, "documents of a micro-batch");
+    tokens_.emplace_back(device, bytes, Category::other, "positions of a micro-batch");
   }
   if (request.device != DeviceKind::cuda) return;
   staging_ = Buffer(runtime.memory(Tier::host),
@@ -104,12 +106,12 @@ models::TokenBatch PlannedRun::batch() {
   return batch;
 }
 
-void PlannedRun::micro_batch() {
+void PlannedRun::micro_batches() {
   if (language_) {
-    language_->forward_backward(engine_, batch());
-  } else {
-    pass_over_units(engine_);
+    models::train_step(*language_, engine_, [this](std::int64_t) { return batch(); });
+    return;
   }
+  for (std::int64_t m = 0; m < engine_.config().accumulation_steps; ++m) pass_over_units(engine_);
 }
 
 void PlannedRun::evaluate() {

@@ -37,7 +37,8 @@ class PlannedRun {
   /// Steps, and micro-batches of an evaluation, after which all that follow take memory as before.
   int steps() const;
   int evaluations() const;
-  void micro_batch();
+  /// Those of one step.
+  void micro_batches();
   void evaluate();
 
  private:
@@ -50,9 +51,8 @@ class PlannedRun {
   std::vector<std::int64_t> lengths_;
   std::size_t micro_batches_ = 0;
   bool documents_ = false;
-  Buffer tokens_, targets_;
-  Buffer begin_, positions_;  ///< with documents
-  Buffer staging_;            ///< used if the host cannot reach the device's memory
+  std::vector<Buffer> tokens_;  ///< as a BatchFeeder has them
+  Buffer staging_;              ///< used if the host cannot reach the device's memory
 };
 
 /// The meta device's runtime for one rank of `request`.

@@ -45,7 +45,7 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
   result.mesh = Mesh::parse(config.mesh, request.ranks);
   int per_node = config.debug.ranks_per_host > 0 ? config.debug.ranks_per_host : request.ranks_per_node;
   if (per_node == 0) per_node = request.ranks;
-  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard}) {
+  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard, MeshAxis::pipeline}) {
     const auto counts = std::find_if(by_axis.begin(), by_axis.end(),
                                      [&](const auto& each) { return each["axis"] == name_of(axis); });
     if (counts == by_axis.end()) continue;
@@ -59,6 +59,14 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
     sent.group = static_cast<int>(group.size());
     sent.elsewhere = static_cast<int>(std::count_if(
         group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
+    if (axis == MeshAxis::pipeline) {
+      // To neighbours, and between the ends: how much of it crosses is not told apart.
+      if (sent.elsewhere > 0) {
+        result.crossing_bytes += sent.bytes;
+        result.crossing_exact = false;
+      }
+      continue;
+    }
     result.crossing_bytes += sent.bytes_to_other_nodes();
     const bool alone = sent.elsewhere == sent.group - 1;
     // Ranks of a node share what crosses in NCCL's rings.
@@ -119,7 +127,7 @@ PlanResult plan_run(const PlanRequest& request) {
   Stream& compute = engine.compute_stream();
   for (int step = 0; step < run.steps(); ++step) {
     const WorkCount before = compute.work();
-    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) run.micro_batch();
+    run.micro_batches();
     result.offload_bytes = engine.step().offload_traffic;
     result.work = difference(compute.work(), before);
   }

@@ -168,9 +168,17 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   for (std::size_t u = 0; u < spec.units().size(); ++u) {
     OffloadUnit& of = schedule.units.emplace_back();
     of.persistent = true;
+    int number = placement.first_buffer(static_cast<int>(u));
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
       const std::int64_t whole = buffer.layout.padded_elements(), shard = buffer.layout.shard_elements();
       const bool keeps = persistent.keeps(buffer.layout);
+      if (!placement.holds(number++, request.rank)) {  // another stage of a pipeline does
+        if (!buffer.frozen) {
+          trainable.push_back(whole);
+          unit_of.push_back(u);
+        }
+        continue;
+      }
       if (!buffer.frozen) {
         of.kept += config.stage == 0 ? whole : shard / copies;
         of.persistent &= keeps || buffer.empty();
@@ -627,6 +635,10 @@ OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates
 }
 
 FitResult find_fit(const FitRequest& request) {
+  if (const Mesh mesh = request.plan.config.mesh_of(request.plan.ranks); mesh.size(MeshAxis::pipeline) > 1) {
+    throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" + request.plan.config.mesh +
+                             "\" has a pipeline: plan its stages with --rank");
+  }
   if (request.budget < 1) throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes");
   return Search(request).run();
 }

@@ -1,11 +1,16 @@
 #include "planner/record_steps.h"
 
 #include "planner/planned_run.h"
+#include "tranche/core/error.h"
 
 namespace tranche::planner {
 
 std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps) {
   Config config = checked_config(request);
+  if (config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1) {
+    throw ConfigurationError("--machine projects meshes of replicate and shard; tranche.mesh \"" + config.mesh +
+                             "\" has a pipeline, whose messages it does not know: leave --machine out");
+  }
   config.debug.poison_memory = false;
   const std::shared_ptr<detail::WorkRecorder> recorder =
       detail::WorkRecorder::make(request.device != DeviceKind::cuda);
@@ -16,7 +21,7 @@ std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, i
   for (int step = 0; step < settling_steps + steps; ++step) {
     const bool settled = step >= settling_steps;
     if (settled) recorder->mark(step_mark);
-    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) run.micro_batch();
+    run.micro_batches();
     if (settled) recorder->mark(boundary_mark);
     (void)run.engine().step();
     if (settled) recorder->mark(end_mark);

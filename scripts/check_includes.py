@@ -13,14 +13,14 @@ import sys
 
 # Folders of one layer do not know each other.
 LAYERS = [
-    ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"],
+    ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"], ["pipeline"],
     ["report", "models", "data"], ["generation"], ["trainer"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
-MODELS_MAY = ["core", "device", "kernels", "engine", "models"]
+MODELS_MAY = ["core", "device", "kernels", "engine", "pipeline", "models"]
 # The adapters are written as a user's own program would be, in public headers alone (libtorch.h, libtorch/).
 ADAPTERS = ["libtorch"]
 # The folders that a user's own model and training loop are written with.

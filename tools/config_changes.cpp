@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -20,7 +21,7 @@ namespace {
 
 /// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
 /// only summarise others.
-constexpr std::array<std::string_view, 35> quiet_keys{
+constexpr std::array<std::string_view, 37> quiet_keys{
     "steps_per_print",
     "wall_clock_breakdown",
     "tensorboard",
@@ -52,6 +53,8 @@ constexpr std::array<std::string_view, 35> quiet_keys{
     "tranche.checkpoint_every",
     "tranche.vocabulary_chunk",
     "tranche.replicate",
+    "tranche.pipeline_cuts",
+    "tranche.pipeline_schedule",
     "tranche.save_buffer",
     "tranche.lora.save_base",
     "tranche.maximum_consecutive_skips",
@@ -116,13 +119,24 @@ std::optional<Mesh> saved_mesh(std::string_view config_json) {
   };
   const std::int64_t of_rank =
       number("train_micro_batch_size_per_gpu") * number("gradient_accumulation_steps");
-  const std::int64_t ranks = of_rank > 0 ? number("train_batch_size") / of_rank : 0;
-  if (ranks < 1 || ranks > INT32_MAX) return std::nullopt;
+  std::int64_t ranks = of_rank > 0 ? number("train_batch_size") / of_rank : 0;
   std::string text;
   if (const auto block = config.find("tranche"); block != config.end() && block->is_object()) {
     const auto found = block->find("mesh");
     if (found != block->end() && found->is_string()) text = found->get<std::string>();
   }
+  // The batch counts data ranks; a pipeline has several ranks for each.
+  const std::string axis(name_of(MeshAxis::pipeline));
+  if (const auto named = text.find(axis); named != std::string::npos) {
+    const auto digits = text.find_first_not_of(" \t=", named + axis.size());
+    std::int64_t stages = 1;
+    if (digits != std::string::npos) {
+      std::from_chars(text.data() + digits, text.data() + text.size(), stages);
+    }
+    if (stages < 1 || stages > INT32_MAX || ranks > INT32_MAX / stages) return std::nullopt;
+    ranks *= stages;
+  }
+  if (ranks < 1 || ranks > INT32_MAX) return std::nullopt;
   try {
     return Mesh::parse(text, static_cast<int>(ranks));
   } catch (const ConfigurationError&) {

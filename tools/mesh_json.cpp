@@ -10,6 +10,9 @@ nlohmann::ordered_json mesh_json(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     coordinates.push_back({{"replicate", mesh.coordinate(MeshAxis::replicate, rank)},
                            {"shard", mesh.coordinate(MeshAxis::shard, rank)}});
+    if (mesh.size(MeshAxis::pipeline) > 1) {
+      coordinates.back()["pipeline"] = mesh.coordinate(MeshAxis::pipeline, rank);
+    }
   }
   return {{"axes", mesh.to_string()}, {"coordinates", std::move(coordinates)}};
 }

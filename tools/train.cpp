@@ -188,12 +188,11 @@ class Training {
 
   StepResult train_step(std::int64_t step) {
     const std::int64_t accumulation = run_.settings.batch.accumulation;
-    for (std::int64_t m = 0; m < accumulation; ++m) {
+    models::train_step(*run_.settings.model, *run_.engine, [&](std::int64_t m) {
       // In the middle of a step, where peers are waiting.
       if (m == accumulation - 1) inject(run_.runtime->rank(), step, m);
-      run_.settings.model->forward_backward(
-          *run_.engine, run_.feeder->training_batch(*run_.data.training, *run_.data.mixture, m));
-    }
+      return run_.feeder->training_batch(*run_.data.training, *run_.data.mixture, m);
+    });
     // Before the ranks agree on the step, so that all of them end with this one.
     if (signals_ != nullptr && signals_->poll() != 0) {
       run_.engine->request_stop();

@@ -9,14 +9,20 @@ namespace tranche::trainer {
 
 BatchFeeder::BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape,
                          std::int64_t sequence, bool documents)
-    : engine_(engine), shape_(shape), vocabulary_(vocabulary), sequence_(sequence) {
+    : engine_(engine),
+      shape_(shape),
+      vocabulary_(vocabulary),
+      sequence_(sequence),
+      places_(static_cast<std::size_t>(engine.stage().stages > 1 ? engine.config().accumulation_steps : 1)),
+      documents_wanted_(documents) {
   const std::int64_t bytes = checked_multiply(checked_multiply(shape.micro_batch, sequence), 4);
   MemoryResource& memory = engine.runtime().memory(Tier::device);
-  device_tokens_ = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
-  device_targets_ = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
-  if (documents) {
-    device_begin_ = Buffer(memory, bytes, Category::other, "documents of a micro-batch");
-    device_positions_ = Buffer(memory, bytes, Category::other, "positions of a micro-batch");
+  for (Place& place : places_) {
+    place.tokens = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
+    place.targets = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
+    if (!documents) continue;
+    place.begin = Buffer(memory, bytes, Category::other, "documents of a micro-batch");
+    place.positions = Buffer(memory, bytes, Category::other, "positions of a micro-batch");
   }
   const Device& device = engine.device();
   if (device.host_accessible() || device.kind() == DeviceKind::meta) return;
@@ -41,15 +47,18 @@ models::TokenBatch BatchFeeder::training_batch(const data::Windows& windows, con
 
 models::TokenBatch BatchFeeder::fill(const data::Windows& windows, const std::vector<std::int64_t>& numbers,
                                      std::vector<std::int64_t> samples) {
-  // The copies are ordered behind the micro-batch before, which reads the same buffers.
+  // The copies are ordered behind earlier work on the stream, which reads the same buffers.
   Stream& stream = engine_.compute_stream();
-  data::read_windows(windows, numbers, vocabulary_, tokens_, targets_, device_begin_ ? &documents_ : nullptr);
-  samples_ = std::move(samples);
+  data::read_windows(windows, numbers, vocabulary_, tokens_, targets_,
+                     documents_wanted_ ? &documents_ : nullptr);
+  Place& into = places_[next_];
+  next_ = (next_ + 1) % places_.size();
+  into.samples = std::move(samples);
   const Shape shape{static_cast<std::int64_t>(numbers.size()), sequence_};
   auto* place = static_cast<std::byte*>(staging_.data());
   if (staging_) {
     staged_[place_].wait();
-    place += static_cast<std::ptrdiff_t>(place_) * (device_begin_ ? 4 : 2) * device_tokens_.bytes();
+    place += static_cast<std::ptrdiff_t>(place_) * (documents_wanted_ ? 4 : 2) * into.tokens.bytes();
   }
   const auto copy = [&](const Buffer& device, const std::vector<std::int32_t>& host) {
     const void* from = host.data();
@@ -62,11 +71,11 @@ models::TokenBatch BatchFeeder::fill(const data::Windows& windows, const std::ve
     engine_.device().copy_from_host(stream, device.data(), from, static_cast<std::int64_t>(bytes));
     return ConstTensorView(device.data(), DataType::int32, shape);
   };
-  const ConstTensorView tokens = copy(device_tokens_, tokens_), targets = copy(device_targets_, targets_);
-  models::TokenBatch batch{tokens, targets, samples_};
-  if (device_begin_) {
-    batch.document_begin = copy(device_begin_, documents_.begin);
-    batch.positions = copy(device_positions_, documents_.positions);
+  const ConstTensorView tokens = copy(into.tokens, tokens_), targets = copy(into.targets, targets_);
+  models::TokenBatch batch{tokens, targets, into.samples};
+  if (documents_wanted_) {
+    batch.document_begin = copy(into.begin, documents_.begin);
+    batch.positions = copy(into.positions, documents_.positions);
   }
   if (staging_) {
     staged_[place_] = stream.record();

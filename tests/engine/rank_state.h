@@ -30,6 +30,7 @@ inline ModelSpec two_units() {
       {"a", {{"a.w", {137, 41}, Initializer::normal(1)}, {"a.b", {7}, Initializer::constant(0.5f)}}, 1});
   model.add_unit(
       {"b", {{"b.w", {1009}, Initializer::uniform(-1, 1)}, {"b.frozen", {13}, Initializer::ones()}}, 2});
+  model.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{1}, 1, 1}};
   return model;
 }
 
@@ -63,7 +64,7 @@ inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
 /// Units a and b on a pipeline's two stages of as many ranks each, and the groups of their buffers.
 struct Staged {
   Mesh mesh;
-  detail::TensorStages stages = {{0}, {0}, {1}, {1}};
+  detail::Stages stages;
   detail::RanksOfBuffer ranks_of;
 };
 
@@ -112,7 +113,7 @@ struct RankState {
     detail::StateLayout laid =
         staged == nullptr
             ? detail::lay_out(two_units(), groups, *optimizer, mesh, group)
-            : detail::lay_out(two_units(), groups, *optimizer, mesh, staged->stages, staged->ranks_of);
+            : detail::lay_out(two_units(), groups, *optimizer, mesh, staged->stages, group.rank(), staged->ranks_of);
     if (regroup) regroup(laid);
     return laid;
   }

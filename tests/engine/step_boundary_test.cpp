@@ -114,6 +114,11 @@ struct Outcome {
   kernels::Digest before, after;
 };
 
+/// Unit a on the first stage, unit b on the second.
+detail::Stages two_stages() {
+  return {2, {0, 1}, {{{0}, {}}, {{0}, {}}, {{1}, {}}, {{1}, {}}}};
+}
+
 /// A step in which rank r of a unit's group adds r + 1 to each of its gradients, on `ranks` ranks that share
 /// all units, or with `staged` on two groups of as many, of which each holds one.
 Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
@@ -128,7 +133,7 @@ Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
     const int held = number / ranks;  // the unit
     const Staged stages{
         Mesh::parse_axes(staged ? "pipeline=2, shard=*" : "shard=*", all->size()),
-        {{0}, {0}, {1}, {1}},
+        two_stages(),
         [&](const detail::Placement& placement, int buffer) {
           return detail::BufferRanks{placement.holds(buffer, number) ? &group : nullptr, nullptr};
         }};
@@ -194,7 +199,7 @@ TEST(StepBoundary, TakesARankWithoutTrainableTensors) {
     config.frozen = {"a.*", "b.frozen"};
     const Staged stages{
         Mesh::parse_axes("pipeline=2", 2),
-        {{0}, {0}, {1}, {1}},
+        two_stages(),
         [&](const detail::Placement& placement, int buffer) {
           return detail::BufferRanks{placement.holds(buffer, number) ? alone.get() : nullptr, nullptr};
         }};

@@ -141,7 +141,7 @@ int generation_differences(const Llama& model, Engine& engine, const Floats& wan
 
 }  // namespace
 
-GoldenDifferences compare_with_golden(const std::string& folder) {
+GoldenDifferences compare_with_golden(const std::string& folder, int stages) {
   const checkpoint::SafetensorsFolder weights(detail::posix_file_system(), folder + "/model.safetensors");
   const Llama model(LlamaConfig::from_json(weights.config(), folder + "/config.json"));
   const Golden golden(folder + "/golden.safetensors");
@@ -152,27 +152,32 @@ GoldenDifferences compare_with_golden(const std::string& folder) {
   config.optimizer.learning_rate = 1e-3;
   config.optimizer.parameters["weight_decay"] = 0.1;
   config.lora = adapters_in(folder);
-  on_ranks(1, model.spec(batches.time), config, [&](Engine& engine) {
+  if (stages > 1) config.mesh = "pipeline=" + std::to_string(stages);
+  on_ranks(stages, model.spec(batches.time), config, [&](Engine& engine) {
     load_weights(engine, folder + "/model.safetensors");
     if (config.lora.any()) load_adapters(engine, folder + "/adapter_model.safetensors");
-    result.logits = logits_difference(model, engine, batches, golden["logits"], nullptr);
-    KeyValueCache cache(engine, model, 1, batches.time);
-    result.cached = logits_difference(model, engine, batches, golden["logits"], &cache);
-    result.generated = generation_differences(model, engine, golden["generated"]);
+    if (stages == 1) {
+      result.logits = logits_difference(model, engine, batches, golden["logits"], nullptr);
+      KeyValueCache cache(engine, model, 1, batches.time);
+      result.cached = logits_difference(model, engine, batches, golden["logits"], &cache);
+      result.generated = generation_differences(model, engine, golden["generated"]);
+    }
     const Floats losses = golden["losses"];
     for (std::int64_t step = 0; step < batches.steps; ++step) {
-      model.forward_backward(engine, batches.of(step));
+      train_step(model, engine, [&](std::int64_t) { return batches.of(step); });
+      const bool root = engine.runtime().rank() == 0;  // every rank has the same numbers
       for (const auto& unit : engine.model().units()) {
         for (const auto& tensor : unit.tensors) {
           if (step > 0 || engine.frozen(tensor.name)) continue;
           const double difference =
               relative(engine.read_gradient(tensor.name), golden["gradient." + tensor.name]);
-          if (difference < result.gradients) continue;
+          if (!root || difference < result.gradients) continue;
           result.gradients = difference;
           result.worst_gradient = tensor.name;
         }
       }
       const double loss = engine.step().loss, theirs = losses.at(static_cast<std::size_t>(step));
+      if (!root) continue;
       result.training = std::max(result.training, std::abs(loss - theirs) / theirs);
       if (step == 0) result.loss = std::abs(loss - golden["loss"].at(0)) / theirs;
     }

@@ -48,7 +48,8 @@ Measured measure(const PlanRequest& request) {
     options.log_level = LogLevel::off;
     Runtime runtime(options, factory);
     Engine engine(runtime, request.model.spec(request.sequence), config);
-    const data::BatchShape shape{config.micro_batch_size, config.accumulation_steps, request.ranks};
+    const data::BatchShape shape{config.micro_batch_size, config.accumulation_steps,
+                                 runtime.mesh().data_ranks()};
     const trainer::BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape,
                                       request.sequence, request.documents);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.micro_batch * request.sequence), 1);
@@ -73,8 +74,7 @@ Measured measure(const PlanRequest& request) {
     const std::int64_t steps = request.lengths.empty() ? 4 : 3 * lengths;
     for (std::int64_t step = 0; step < steps; ++step) {
       before = engine.compute_stream().work();
-      for (std::int64_t m = 0; m < shape.accumulation; ++m)
-        request.model.language->forward_backward(engine, batch());
+      models::train_step(*request.model.language, engine, [&](std::int64_t) { return batch(); });
       offload = engine.step().offload_traffic;
     }
     const WorkCount after = engine.compute_stream().work();
@@ -209,7 +209,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
   // A report has the maximum over ranks, which are alike unless they begin at different lengths, or some own
   // matrices that they update whole.
   const bool whole = find_rule(request.config.optimizer.type)->rule->whole_matrices;
-  if (request.lengths.empty() && !whole) {
+  const bool stages = request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
+  if (request.lengths.empty() && !whole && !stages) {
     EXPECT_EQ(plan.memory, run.memory) << line;
   }
   EXPECT_EQ(plan.state.parameters, run.state.parameters) << line;
@@ -280,6 +281,38 @@ PlanRequest draw_lengths(std::uint64_t number) {
     for (int i = 0; i < 4; ++i) request.lengths.push_back(1 + pick(9));
   }
   return request;
+}
+
+/// The draw on a mesh with a pipeline, without what that refuses.
+PlanRequest draw_stages(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 7};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
+  PlanRequest request = draw(2000 + number);
+  Config& config = request.config;
+  const int most = static_cast<int>(request.model.language->shape().layers) + 2;
+  const int stages = std::min(2 + pick(3), most), shards = 1 + pick(2), replicas = pick(3) == 0 ? 2 : 1;
+  request.ranks = stages * shards * replicas;
+  request.rank = pick(static_cast<std::uint32_t>(request.ranks));
+  request.ranks_per_node = 0;
+  const std::string pipeline = "pipeline=" + std::to_string(stages),
+                    rest = "shard=" + std::to_string(shards) + ", replicate=" + std::to_string(replicas);
+  config.mesh = pick(2) == 0 ? pipeline + ", " + rest : rest + ", " + pipeline;
+  config.replicate = Replicate::all;
+  config.replica_sum = ReplicaSum::micro_batch;
+  config.offload.parameters = OffloadTier::none;
+  config.offload.activations = false;
+  config.accumulation_steps = 1 + pick(6);
+  config.pipeline_cuts = pick(2) == 0 ? PipelineCuts::balanced : PipelineCuts::equal;
+  config.pipeline_schedule = pick(2) == 0 ? PipelineSchedule::one_f_one_b : PipelineSchedule::afab;
+  return request;
+}
+
+TEST(PlanIsMeasured, AnyStageOfAPipeline) {
+  for (const std::uint64_t number : tranche::test::rounds(tranche::test::sweep({0, 40}))) {
+    expect_plan_is_measured(number, draw_stages(number));
+    if (testing::Test::HasFailure()) return;
+  }
 }
 
 // Lengths that alternate, and the places of documents: the ledger after as many rounds is the plan.

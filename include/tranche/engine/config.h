@@ -38,6 +38,16 @@ std::string_view name_of(Replicate replicate);
 /// has the bits of one group of all ranks, or once a step.
 enum class ReplicaSum : std::uint8_t { micro_batch, step };
 std::string_view name_of(ReplicaSum sum);
+/// How the gradients of a tensor that several uses of its unit read (a token table that is embedding and
+/// head) are added up: together, by kernels that add to one buffer; or each use's by itself, which are then
+/// rounded as they are sent and added in the order of the uses. A pipeline's stages hold one use each, so
+/// theirs are added by use; without a pipeline `by_use` gives the same bits.
+enum class TieSum : std::uint8_t { together, by_use };
+std::string_view name_of(TieSum sum);
+/// Where a pipeline cuts a model (Config::pipeline_begins).
+enum class PipelineCuts : std::uint8_t { balanced, equal, listed };
+enum class PipelineSchedule : std::uint8_t { one_f_one_b, afab };
+std::string_view name_of(PipelineSchedule schedule);
 
 /// How long stage 3 keeps a unit gathered. use: until its handles are released; the next use gathers it
 /// again. step: from its first use in a training step until the step's gradients are complete, so that a step
@@ -113,6 +123,10 @@ struct Config {
   int data_ranks(int ranks) const { return mesh_of(ranks).data_ranks(); }
   Replicate replicate = Replicate::all;  ///< stages 1 to 3
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
+  TieSum tie_sum = TieSum::together;  ///< validate_config() sets by_use where the mesh has a pipeline
+  PipelineCuts pipeline_cuts = PipelineCuts::balanced;
+  std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
+  PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;
   int shard_size = 0;

@@ -127,6 +127,17 @@ class Engine {
   EvaluationResult end_evaluation();
   // Without loss and token count: InferenceScope (handles.h).
 
+  // --- Pipelines ---------------------------------------------------------------------------------------
+  /// What this rank computes of a model: uses [begin, end) of ModelSpec::forward, as stage `stage` of `stages`.
+  /// Without a pipeline there is one stage, which computes all of them.
+  struct StageUses {
+    int stage = 0, stages = 1;
+    int begin = 0, end = 0;
+    bool first() const { return stage == 0; }
+    bool last() const { return stage + 1 == stages; }
+  };
+  StageUses stage() const;
+
   // --- Resources for models ----------------------------------------------------------------------------
   Device& device() const;
   Stream& compute_stream() const;

@@ -1,6 +1,7 @@
 #pragma once
 /// A model as the engine knows it: units of named tensors, in forward order. It never sees layers.
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -60,6 +61,13 @@ struct TensorSpec {
   /// that lie side by side along its outputs (3: fused query, key and value). `linear` says which side these
   /// are; `none` is out_in here. 0: an embedding, a head, a vector, or anything else.
   int matrices = 0;
+  /// Uses of its unit in a forward pass that read it, ascending from 0 on: for a pipeline, whose stages may
+  /// have one use each. Empty: all of them. (GPT-2's token table is read by both uses of its unit, the
+  /// position table by the first, the final norm by the second.)
+  std::vector<int> uses = {};
+  bool read_by(int use) const {
+    return uses.empty() || std::find(uses.begin(), uses.end(), use) != uses.end();
+  }
 };
 
 /// A low-rank adapter beside a linear layer of its unit, by indices of tensors: the layer's output has
@@ -92,6 +100,13 @@ struct UnitId {
   friend bool operator==(UnitId, UnitId) = default;
 };
 
+/// One use of a unit in a forward pass.
+struct UnitUse {
+  UnitId unit;
+  int use = 0;            ///< which of the unit's uses it is
+  double operations = 0;  ///< of forward, a token: by these a pipeline is cut
+};
+
 class ModelSpec {
  public:
   /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
@@ -112,6 +127,10 @@ class ModelSpec {
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
   /// for tables that are wanted before the first step has shown it. Empty: not known.
   std::function<std::vector<int>(const Config& config)> gathers_per_micro_batch;
+  /// The uses of units in forward order, between which a pipeline can be cut. Empty: the model cannot be cut.
+  std::vector<UnitUse> forward;
+  /// Elements of a token that go from one use of a unit to the next: what crosses the cuts of a pipeline.
+  std::int64_t residual_width = 0;
   /// True when the model recomputes activations in backward where Config::activation_checkpointing asks for
   /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
   /// so.

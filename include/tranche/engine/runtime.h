@@ -85,6 +85,11 @@ class Runtime {
   Communicator& all() const;
   Communicator& shard() const;
   Communicator* replicas() const;
+  /// The stages of this rank's data rank, in order; null without a pipeline.
+  Communicator* pipeline() const;
+  /// The ranks of the first and the last stage that share tensors which both read, by data rank and then by
+  /// stage; null without a pipeline, and on the stages between.
+  Communicator* pipeline_ends() const;
   int rank() const;
   int size() const;
   Device& device() const;

@@ -2,6 +2,7 @@
 /// Causal language models under the engine: what an architecture defines, and the training that all share.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -33,6 +34,9 @@ inline constexpr std::int64_t most_width = std::int64_t{1} << 20;
 /// The largest vocabulary and the largest number of positions.
 inline constexpr std::int64_t most_rows = std::int64_t{1} << 24;
 inline constexpr std::int64_t most_parameters = std::int64_t{1} << 44;
+
+/// The uses of a unit that embedding and head share.
+inline constexpr int embedding_use = 0, head_use = 1;
 
 /// A micro-batch of token sequences.
 struct TokenBatch {
@@ -125,7 +129,7 @@ class LanguageModel {
   /// are recomputed in backward, group by group, with the same bits. A block is gathered twice a micro-batch
   /// when its group is no larger than Config::depth, so that its units stay gathered between recomputation
   /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,
-  /// ConfigurationError on a sequence that is too long.
+  /// ConfigurationError on a sequence that is too long and on a mesh with a pipeline (train_step()).
   void forward_backward(Engine& engine, const TokenBatch& batch) const;
   /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
   void evaluate(Engine& engine, const TokenBatch& batch) const;
@@ -204,6 +208,15 @@ class LanguageModel {
                                    const TensorView& d_normed, const ConstTensorView& x,
                                    const FinalNorm& norm, const TensorView& d_x) const = 0;
 };
+
+/// This rank's micro-batches of a step by their number, from 0 on. Each is asked for once, when its forward
+/// begins, and its memory stays as it is until the step has ended.
+using MicroBatches = std::function<TokenBatch(std::int64_t micro_batch)>;
+
+/// The micro-batches of one step: forward and backward of all of them, for Engine::step() to follow. On a mesh
+/// with a pipeline this rank computes its own stage (pipeline/executor.h); without one it is a loop over
+/// LanguageModel::forward_backward(). Collective over the ranks that see the same samples. Throws as that does.
+void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches);
 
 }  // namespace models
 }  // namespace tranche

@@ -18,15 +18,18 @@ namespace tranche::trainer {
 class BatchFeeder {
  public:
   /// Takes device memory for `shape.micro_batch` rows of `sequence` tokens and as many targets, 4 bytes each;
-  /// with `documents` as much again, for batches that tell where the documents of a row begin. Where host
-  /// code cannot reach the device it also takes host memory for the micro-batches of a step and one more.
+  /// with `documents` as much again, for batches that tell where the documents of a row begin. On a mesh with
+  /// a pipeline, where several micro-batches are open at once, it takes that for each micro-batch of a step.
+  /// Where host code cannot reach the device it also takes host memory for the micro-batches of a step and
+  /// one more.
   /// `vocabulary` is the model's; tokens beyond it are refused as they are read. Throws OutOfMemory.
   BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::BatchShape& shape, std::int64_t sequence,
               bool documents = false);
 
   /// This rank's micro-batch `number` (from 0) of the step that the engine takes next: the samples behind
   /// those that were seen (Engine::samples()), from the windows that `mixture` gives them. Not collective.
-  /// The batch is filled by work on the compute stream, and valid until the next call. Throws
+  /// The batch is filled by work on the compute stream, and valid until the next call; on a mesh with a
+  /// pipeline, for as many calls as a step has micro-batches. Throws
   /// ConfigurationError, naming the file, where it cannot be read or holds a token beyond the vocabulary.
   models::TokenBatch training_batch(const data::Windows& windows, const data::Mixture& mixture,
                                     std::int64_t number);
@@ -43,8 +46,14 @@ class BatchFeeder {
   data::BatchShape shape_;
   std::int64_t vocabulary_;
   std::int64_t sequence_;
-  Buffer device_tokens_, device_targets_;
-  Buffer device_begin_, device_positions_;  ///< with documents
+  struct Place {
+    Buffer tokens, targets;
+    Buffer begin, positions;  ///< with documents
+    std::vector<std::int64_t> samples;
+  };
+  std::vector<Place> places_;  ///< taken in turn
+  std::size_t next_ = 0;
+  bool documents_wanted_;
   /// Used if host code cannot reach the device: memory that is copied from behind the host's back, one place
   /// for each micro-batch of a step and one more, so that no step waits for a place.
   Buffer staging_;
@@ -52,7 +61,6 @@ class BatchFeeder {
   std::size_t place_ = 0;
   std::vector<std::int32_t> tokens_, targets_;
   data::RowDocuments documents_;
-  std::vector<std::int64_t> samples_;
 };
 
 }  // namespace tranche::trainer

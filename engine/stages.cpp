@@ -1,0 +1,97 @@
+#include "engine/stages.h"
+
+#include <algorithm>
+#include <string>
+
+#include "partition/cuts.h"
+#include "tranche/core/error.h"
+
+namespace tranche::detail {
+
+namespace {
+
+std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stages) {
+  const auto uses = static_cast<int>(model.forward.size());
+  const std::string mesh = "tranche.mesh \"" + config.mesh + "\"";
+  if (uses == 0) {
+    throw ConfigurationError(mesh +
+                             ": the model does not say in which order its units follow each other "
+                             "(ModelSpec::forward), so that it cannot be cut into stages");
+  }
+  if (stages > uses) {
+    throw ConfigurationError(mesh + ": the model has " + std::to_string(uses) + " units to cut, so " +
+                             std::to_string(uses) + " stages at most");
+  }
+  if (config.pipeline_cuts == PipelineCuts::equal) return equal_cuts(uses, stages);
+  if (config.pipeline_cuts == PipelineCuts::listed) {
+    try {
+      return listed_cuts(config.pipeline_begins, uses, stages);
+    } catch (const InvalidArgument& error) {
+      throw ConfigurationError("tranche.pipeline_cuts " + error.message());
+    }
+  }
+  std::vector<double> work;
+  for (const UnitUse& use : model.forward) work.push_back(use.operations);
+  return balanced_cuts(work, stages);
+}
+
+}  // namespace
+
+int Stages::end(const ModelSpec& model, int stage) const {
+  return stage + 1 == count ? static_cast<int>(model.forward.size())
+                            : begins.at(static_cast<std::size_t>(stage) + 1);
+}
+
+std::vector<int> Stages::uses_of(const ModelSpec& model, int unit, int stage) const {
+  std::vector<int> uses;
+  if (count == 1) {
+    for (int use = 0; use < model.unit({unit}).uses_per_micro_batch; ++use) uses.push_back(use);
+    return uses;
+  }
+  for (int i = begin(stage); i < end(model, stage); ++i) {
+    const UnitUse& use = model.forward[static_cast<std::size_t>(i)];
+    if (use.unit.index == unit) uses.push_back(use.use);
+  }
+  std::sort(uses.begin(), uses.end());
+  return uses;
+}
+
+Stages divide(const ModelSpec& model, const Config& config, int stages) {
+  Stages result;
+  result.count = stages;
+  result.begins = stages == 1 ? std::vector<int>{0} : cuts_of(model, config, stages);
+  if (stages == 1 && config.tie_sum != TieSum::by_use) return result;
+  for (std::size_t u = 0; u < model.units().size(); ++u) {
+    const UnitSpec& unit = model.units()[u];
+    for (const TensorSpec& tensor : unit.tensors) {
+      TensorUses of;
+      for (int use = 0; use < unit.uses_per_micro_batch; ++use) {
+        if (tensor.read_by(use)) of.uses.push_back(use);
+      }
+      for (int stage = 0; stage < stages; ++stage) {
+        const std::vector<int> here = result.uses_of(model, static_cast<int>(u), stage);
+        if (std::any_of(here.begin(), here.end(), [&](int use) { return tensor.read_by(use); })) {
+          of.stages.push_back(stage);
+        }
+      }
+      if (of.stages.size() > 1 && of.stages != std::vector<int>{0, stages - 1}) {
+        throw ConfigurationError("tranche.mesh \"" + config.mesh + "\": tensor " + tensor.name +
+                                 " is read by stages " + std::to_string(of.stages.front()) + " and " +
+                                 std::to_string(of.stages.back()) +
+                                 "; a tensor can be shared by the first and the last stage alone");
+      }
+      if (of.uses.size() > 1 && of.stages.size() == 1 && of.uses.size() != 2) {
+        throw ConfigurationError("tranche.tie_sum by_use: tensor " + tensor.name + " is read by " +
+                                 std::to_string(of.uses.size()) + " uses of its unit; two can be told apart");
+      }
+      if (of.stages.empty()) {
+        throw ConfigurationError("tranche.mesh \"" + config.mesh + "\": no unit of ModelSpec::forward reads tensor " +
+                                 tensor.name);
+      }
+      result.tensors.push_back(std::move(of));
+    }
+  }
+  return result;
+}
+
+}  // namespace tranche::detail

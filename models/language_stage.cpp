@@ -1,0 +1,217 @@
+#include "models/language_stage.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "models/language_head.h"
+#include "tranche/engine/engine.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/models/weight_gradients.h"
+
+namespace tranche::models {
+
+namespace {
+
+TensorRequest residual_request(const Pass& pass) {
+  return {pass.dtype(), {pass.rows(), pass.shape.width}};
+}
+
+StepTensors acquire_residual(const Pass& pass, std::string_view tag) {
+  return {pass.engine, Category::activations, tag, {residual_request(pass)}};
+}
+
+/// Loss and token count of the micro-batch, zero.
+StepTensors acquire_totals(Engine& engine) {
+  StepTensors totals(engine, Category::activations, "loss and tokens",
+                     {{DataType::float64, {}}, {DataType::int64, {}}});
+  kernels::fill_zero(engine.compute_stream(), totals[0]);
+  kernels::fill_zero(engine.compute_stream(), totals[1]);
+  return totals;
+}
+
+/// The numbers that the sizes of a micro-batch's buffers follow from.
+Shape shape_of(const Pass& pass) {
+  return {pass.batch, pass.time, pass.document_begin ? 1 : 0, pass.positions ? 1 : 0};
+}
+
+}  // namespace
+
+bool group_stays_gathered(const Config& config, std::int64_t blocks) {
+  return blocks <= config.depth;
+}
+
+LanguageStage::LanguageStage(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind)
+    : model_(model),
+      engine_(engine),
+      batch_(batch),
+      pass_(model.pass_of(engine, batch, kind != Kind::evaluation)),
+      uses_(engine.stage()),
+      first_block_(std::max(uses_.begin - 1, 0)),
+      // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
+      end_block_(uses_.stages == 1
+                     ? pass_.shape.layers
+                     : std::min<std::int64_t>(uses_.end - 1, pass_.shape.layers)),
+      training_(kind != Kind::evaluation),
+      recompute_(training_ && engine.config().activation_checkpointing),
+      residuals_(static_cast<std::size_t>(pass_.shape.layers) + 1),
+      activations_(static_cast<std::size_t>(pass_.shape.layers)),
+      inputs_(static_cast<std::size_t>(pass_.shape.layers)) {
+  if (training_) save_every_ = recompute_ ? std::max(engine.config().checkpoint_every, 1) : 1;
+  if (kind == Kind::beside) {
+    engine.begin_micro_batch_beside(shape_of(pass_), batch.samples);
+  } else {
+    engine.begin_micro_batch(shape_of(pass_), batch.samples);
+  }
+  totals_ = acquire_totals(engine);
+  pass_.tables = model.acquire_tables(pass_);
+}
+
+std::int64_t LanguageStage::group_begin(std::int64_t end) const {
+  return std::max((end - 1) / save_every_ * save_every_, first_block_);
+}
+
+// --- Forward --------------------------------------------------------------------------------------------
+
+TensorView LanguageStage::input() {
+  residual(first_block_) = acquire_residual(pass_, "residual");
+  return residual(first_block_)[0];
+}
+
+void LanguageStage::forward_block(std::int64_t block, const GatheredUnit& unit, const TensorView& input,
+                                  bool save) {
+  StepTensors activations = model_.acquire_block_activations(pass_);
+  if (!residual(block + 1).held()) residual(block + 1) = acquire_residual(pass_, "residual");
+  model_.block_forward(pass_, block, unit, input, activations, &residual(block + 1)[0]);
+  if (save) activations_[static_cast<std::size_t>(block)] = std::move(activations);
+}
+
+void LanguageStage::forward() {
+  if (has_embedding()) {
+    residual(0) = acquire_residual(pass_, "residual");
+    model_.embedding_forward(pass_, engine_.gather(embedding), batch_.tokens, residual(0)[0]);
+  }
+  for (std::int64_t block = first_block_; block < end_block_; ++block) {
+    const bool saves = save_every_ > 0 && block == group_begin(block + 1);
+    const TensorView input = residual(block)[0];
+    HostCopy& kept = inputs_[static_cast<std::size_t>(block)];
+    // The copy to the host runs while the block reads the input; the memory is free behind both.
+    if (saves && recompute_) kept = engine_.send_to_host(residual(block).take(), "block input");
+    forward_block(block, engine_.gather(model_.unit_of_block(block)), input, save_every_ > 0 && !recompute_);
+    kept.leave_device();
+    if (!saves) residual(block).release();
+  }
+  if (training_ || !has_head()) return;
+  language_head(model_, pass_, engine_.gather(model_.unit_of_head()), nullptr, residual(end_block_)[0],
+                batch_.targets, totals_[0], totals_[1], nullptr);
+  residual(end_block_).release();
+}
+
+ConstTensorView LanguageStage::output() {
+  return residual(end_block_)[0];
+}
+
+void LanguageStage::output_sent(const Event& sent) {
+  if (training_) {
+    output_sent_ = sent;
+  } else {
+    residual(end_block_).take().release(sent);
+  }
+}
+
+// --- Backward -------------------------------------------------------------------------------------------
+
+/// Computes the activations of a block again from its checkpoint, and nothing that only the next block needs.
+void LanguageStage::recompute_block(std::int64_t block, const GatheredUnit& unit) {
+  StepTensors& activations = activations_[static_cast<std::size_t>(block)];
+  activations = model_.acquire_block_activations(pass_);
+  model_.block_forward(pass_, block, unit, residual(block)[0], activations, nullptr);
+}
+
+/// Starts the copy back of the checkpoint of the group of blocks that ends before block `end`.
+void LanguageStage::prefetch_input(std::int64_t end) {
+  if (end <= first_block_ || !engine_.config().overlap) return;
+  engine_.prefetch_from_host(inputs_[static_cast<std::size_t>(group_begin(end))]);
+}
+
+/// Puts the checkpoint of a block back into the residuals, on the device.
+void LanguageStage::fetch_input(std::int64_t block) {
+  residual(block) =
+      StepTensors(engine_.fetch_from_host(std::move(inputs_[static_cast<std::size_t>(block)])),
+                  {residual_request(pass_)});
+}
+
+TensorView LanguageStage::output_gradient() {
+  if (recompute_) prefetch_input(end_block_);
+  gradient_ = acquire_residual(pass_, "residual gradient");
+  return gradient_[0];
+}
+
+void LanguageStage::backward_blocks(const TensorView& gradient) {
+  std::vector<GatheredUnit> held;
+  for (std::int64_t end = end_block_; end > first_block_;) {
+    const std::int64_t begin = group_begin(end);
+    const bool stays_gathered = group_stays_gathered(engine_.config(), end - begin);
+    if (recompute_) {
+      fetch_input(begin);
+      prefetch_input(begin);
+    }
+    for (std::int64_t block = begin; recompute_ && block < end - 1; ++block) {
+      GatheredUnit unit = engine_.gather(model_.unit_of_block(block));
+      forward_block(block, unit, residual(block)[0], true);
+      if (stays_gathered) held.push_back(std::move(unit));
+    }
+    for (std::int64_t block = end - 1; block >= begin; --block) {
+      const bool last = block == end - 1;
+      const GatheredUnit unit =
+          held.empty() || last ? engine_.gather(model_.unit_of_block(block)) : std::move(held.back());
+      if (!last && !held.empty()) held.pop_back();
+      if (recompute_ && last) recompute_block(block, unit);
+      UnitGradients gradients = engine_.gradients(model_.unit_of_block(block));
+      WeightGradients weights(gradients);
+      StepTensors& activations = activations_[static_cast<std::size_t>(block)];
+      model_.block_backward(pass_, block, unit, weights, residual(block)[0], activations, gradient);
+      std::move(gradients).reduce();
+      activations.release();
+      residual(block).release();
+    }
+    end = begin;
+  }
+}
+
+void LanguageStage::backward() {
+  if (has_head()) {
+    const TensorView gradient = output_gradient();
+    const GatheredUnit unit = engine_.gather(model_.unit_of_head());
+    UnitGradients gradients = engine_.gradients(model_.unit_of_head());
+    language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], batch_.targets, totals_[0],
+                  totals_[1], &gradient);
+    std::move(gradients).reduce();
+  }
+  if (has_head()) {
+    residual(end_block_).release();
+  } else {
+    residual(end_block_).take().release(output_sent_);  // which has passed: its gradient has come back
+  }
+  backward_blocks(gradient_[0]);
+  if (!has_embedding()) return;
+  UnitGradients gradients = engine_.gradients(embedding);
+  model_.embedding_backward(pass_, gradients, batch_.tokens, gradient_[0]);
+  std::move(gradients).reduce();
+  gradient_.release();
+}
+
+ConstTensorView LanguageStage::input_gradient() {
+  return gradient_[0];
+}
+
+void LanguageStage::input_gradient_sent(const Event& sent) {
+  gradient_.take().release(sent);
+}
+
+void LanguageStage::end() {
+  engine_.end_micro_batch(totals_[0], totals_[1]);
+  totals_.release();
+  pass_.tables.release();
+}
+
+}  // namespace tranche::models

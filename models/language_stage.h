@@ -1,0 +1,75 @@
+#pragma once
+/// One micro-batch of a language model on one stage of a pipeline, or on the only one.
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "tranche/engine/host_copies.h"
+#include "tranche/models/language_model.h"
+#include "tranche/pipeline/executor.h"
+
+namespace tranche::models {
+
+inline constexpr UnitId embedding{0};
+
+/// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when
+/// that many units may be gathered at once; otherwise all but its last block are gathered once more.
+bool group_stays_gathered(const Config& config, std::int64_t blocks);
+
+/// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
+void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
+
+/// Computes the uses of units that Engine::stage() names: embedding, blocks, head with the loss. What backward
+/// reads is kept in between, or with activation checkpointing the input of each group of blocks; a group ends
+/// where the stage does.
+class LanguageStage : public pipeline::StageWork {
+ public:
+  /// alone: the only open micro-batch of a step. beside: others of the step may be open. evaluation: without
+  /// backward.
+  enum class Kind : std::uint8_t { alone, beside, evaluation };
+  /// Begins the micro-batch. All arguments, and the memory of the batch, outlive it. Throws as
+  /// LanguageModel::pass_of() does.
+  LanguageStage(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind);
+
+  TensorView input() override;
+  void forward() override;
+  ConstTensorView output() override;
+  void output_sent(const Event& sent) override;
+  TensorView output_gradient() override;
+  void backward() override;
+  ConstTensorView input_gradient() override;
+  void input_gradient_sent(const Event& sent) override;
+  void end() override;
+
+ private:
+  bool has_embedding() const { return uses_.begin == 0; }
+  bool has_head() const { return uses_.last(); }
+  StepTensors& residual(std::int64_t block) { return residuals_[static_cast<std::size_t>(block)]; }
+  /// First block of the group of blocks that ends before block `end`.
+  std::int64_t group_begin(std::int64_t end) const;
+  void forward_block(std::int64_t block, const GatheredUnit& unit, const TensorView& input, bool save);
+  void recompute_block(std::int64_t block, const GatheredUnit& unit);
+  void prefetch_input(std::int64_t end);
+  void fetch_input(std::int64_t block);
+  void backward_blocks(const TensorView& gradient);
+
+  const LanguageModel& model_;
+  Engine& engine_;
+  TokenBatch batch_;
+  Pass pass_;
+  Engine::StageUses uses_;
+  std::int64_t first_block_, end_block_;
+  bool training_, recompute_;
+  std::int64_t save_every_ = 0;  ///< 0: nothing but the last output is kept, 1: all that backward reads
+  StepTensors totals_;           ///< loss and token count
+  /// At index i the input of block i and its activations, where they are kept; at the end the last output.
+  std::vector<StepTensors> residuals_, activations_;
+  std::vector<HostCopy> inputs_;  ///< of groups that are recomputed, in host memory if the configuration asks
+  /// Until it has passed the output stays. Its memory is given back once the gradient has come, so that nothing
+  /// that this stage does before waits for the next stage to take the residual: both might wait for each other.
+  Event output_sent_;
+  StepTensors gradient_;
+};
+
+}  // namespace tranche::models

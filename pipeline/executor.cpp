@@ -1,0 +1,128 @@
+#include "tranche/pipeline/executor.h"
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "pipeline/schedule/schedule.h"
+#include "tranche/comm/communicator.h"
+#include "tranche/core/error.h"
+
+namespace tranche::pipeline {
+
+namespace {
+
+class Executor {
+ public:
+  Executor(Engine& engine, const BeginWork& begin, bool training)
+      : engine_(engine),
+        begin_(begin),
+        training_(training),
+        stage_(engine.stage()),
+        stages_(engine.runtime().pipeline()) {
+    if (stages_ == nullptr) throw LogicError("a schedule of a pipeline on a mesh without one");
+  }
+
+  void run(const std::vector<Action>& actions) {
+    for (const Action& action : actions) run(action);
+    if (!open_.empty()) {
+      throw LogicError("the schedule left micro-batch " + std::to_string(open_.begin()->first) + " open");
+    }
+  }
+
+ private:
+  void run(const Action& action) {
+    switch (action.kind) {
+      case ActionKind::receive_residual:
+        receive(begin(action).input(), stage_.stage - 1, action);
+        return;
+      case ActionKind::forward:
+        (stage_.first() ? begin(action) : work(action)).forward();
+        if (!training_ && stage_.last()) end(action);
+        return;
+      case ActionKind::send_residual: {
+        StageWork& done = work(action);
+        done.output_sent(send(done.output(), stage_.stage + 1, action));
+        if (!training_) end(action);
+        return;
+      }
+      case ActionKind::receive_gradient:
+        receive(work(action).output_gradient(), stage_.stage + 1, action);
+        return;
+      case ActionKind::backward:
+        work(action).backward();
+        if (stage_.first()) end(action);
+        return;
+      case ActionKind::send_gradient: {
+        StageWork& done = work(action);
+        done.input_gradient_sent(send(done.input_gradient(), stage_.stage - 1, action));
+        end(action);
+        return;
+      }
+    }
+  }
+
+  StageWork& begin(const Action& action) {
+    std::unique_ptr<StageWork>& work = open_[action.micro_batch];
+    work = begin_(action.micro_batch);
+    return *work;
+  }
+  StageWork& work(const Action& action) {
+    if (training_) engine_.select_micro_batch(action.micro_batch);
+    return *open_.at(action.micro_batch);
+  }
+  void end(const Action& action) {
+    work(action).end();
+    open_.erase(action.micro_batch);
+  }
+
+  static bool of_residual(const Action& action) {
+    return action.kind == ActionKind::send_residual || action.kind == ActionKind::receive_residual;
+  }
+  /// In errors and traces.
+  static std::string name_of_message(const Action& action) {
+    return (of_residual(action) ? "residual of micro-batch " : "gradient of micro-batch ") +
+           std::to_string(action.micro_batch);
+  }
+  std::string_view phase(const Action& action) const {
+    return !training_ ? "evaluate" : of_residual(action) ? "forward" : "backward";
+  }
+  void receive(const TensorView& into, int from, const Action& action) {
+    Stream& compute = engine_.compute_stream();
+    const std::vector<Event> ready{compute.record()};
+    const std::string name = name_of_message(action);
+    compute.wait(stages_->recv(into.data, into.elements(), into.dtype, from, ready, {name, phase(action)}));
+  }
+  Event send(const ConstTensorView& from, int to, const Action& action) {
+    const std::vector<Event> ready{engine_.compute_stream().record()};
+    const std::string name = name_of_message(action);
+    return stages_->send(from.data, from.elements(), from.dtype, to, ready, {name, phase(action)});
+  }
+
+  Engine& engine_;
+  const BeginWork& begin_;
+  bool training_;
+  Engine::StageUses stage_;
+  Communicator* stages_;
+  std::map<std::int64_t, std::unique_ptr<StageWork>> open_;
+};
+
+}  // namespace
+
+void run_step(Engine& engine, const BeginWork& begin) {
+  const Engine::StageUses stage = engine.stage();
+  const ScheduleKind kind = engine.config().pipeline_schedule == PipelineSchedule::afab
+                                ? ScheduleKind::afab
+                                : ScheduleKind::one_f_one_b;
+  Executor(engine, begin, true)
+      .run(actions_of(kind, stage.stages, engine.config().accumulation_steps, stage.stage));
+}
+
+void run_forward(Engine& engine, const BeginWork& begin) {
+  const Engine::StageUses stage = engine.stage();
+  Executor(engine, begin, false).run(actions_of(ScheduleKind::forward_alone, stage.stages, 1, stage.stage));
+}
+
+}  // namespace tranche::pipeline

@@ -1,0 +1,386 @@
+// Language models on the stages of a pipeline: the bits of one rank, whatever the mesh and the schedule.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tests/models/training_fixture.h"
+#include "tranche/core/error.h"
+#include "tranche/models/llama.h"
+
+namespace tranche::models {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr std::int64_t time_steps = 11;
+constexpr int steps = 3;
+
+/// The bits of a training: of all state at its end, of each step, and of an evaluation.
+struct Bits {
+  kernels::Digest state, weights;
+  std::vector<double> losses, norms, evaluated;
+  friend bool operator==(const Bits&, const Bits&) = default;
+};
+
+std::shared_ptr<const LanguageModel> narrow_model(bool llama, std::int64_t layers) {
+  if (llama) {
+    LlamaConfig config = LlamaConfig::preset("qwen3-nano");
+    config.tied = false;
+    config.layers = layers;
+    config.vocabulary = 61;
+    config.positions = 16;
+    return std::make_shared<Llama>(config);
+  }
+  GptConfig config = tiny_gpt();
+  config.layers = layers;
+  config.embedding_dropout = config.attention_dropout = config.residual_dropout = 0.1f;
+  return std::make_shared<Gpt>(config);
+}
+
+Config pipeline_config(DataType dtype, int stage, ReductionPolicy policy, int micro_batches = 4) {
+  Config config = plain_config(1);
+  config.train_batch_size = 0;
+  config.micro_batch_size = 1;
+  config.accumulation_steps = micro_batches;
+  config.stage = stage;
+  config.reduction = policy;
+  config.precision.compute = config.precision.communication = dtype;
+  config.gradient_clipping = 0.5;
+  config.optimizer.learning_rate = 2e-3;
+  config.optimizer.parameters["weight_decay"] = 0.1;
+  config.tie_sum = TieSum::by_use;
+  return config;
+}
+
+/// Each micro-batch in memory of its own, as several are open at once.
+struct StepData {
+  std::vector<TokenData> places;
+  StepData(Engine& engine, std::int64_t vocabulary)
+      : places(static_cast<std::size_t>(engine.config().accumulation_steps),
+               TokenData(time_steps, vocabulary, true)) {}
+  TokenBatch draw(Engine& engine, std::int64_t m) {
+    const Mesh& mesh = engine.runtime().mesh();
+    TokenData& data = places[static_cast<std::size_t>(m)];
+    data.draw(engine.samples() + m * mesh.data_ranks() + mesh.data_rank(engine.runtime().rank()), 1);
+    return data.batch();
+  }
+};
+
+StepResult train(Engine& engine, const LanguageModel& model) {
+  StepData data(engine, model.shape().vocabulary);
+  train_step(model, engine, [&](std::int64_t m) { return data.draw(engine, m); });
+  return engine.step();
+}
+
+Bits bits_of(Engine& engine, const LanguageModel& model) {
+  Bits mine;
+  for (int step = 0; step < steps; ++step) {
+    const StepResult result = train(engine, model);
+    mine.losses.push_back(result.loss);
+    mine.norms.push_back(result.gradient_norm);
+  }
+  const Mesh& mesh = engine.runtime().mesh();
+  engine.begin_evaluation();
+  TokenData data(time_steps, model.shape().vocabulary, true);
+  for (std::int64_t first = 0; first < 6; first += mesh.data_ranks()) {
+    data.draw(1000 + first + mesh.data_rank(engine.runtime().rank()), 1);
+    model.evaluate(engine, data.batch());
+  }
+  mine.evaluated.push_back(engine.end_evaluation().loss);
+  mine.state = engine.state_digest();
+  mine.weights = engine.weights_digest();
+  return mine;
+}
+
+/// What every rank of the mesh has seen; they have to agree.
+Bits trained(const LanguageModel& model, Config config, const std::string& mesh, int ranks,
+             PipelineSchedule schedule = PipelineSchedule::one_f_one_b) {
+  config.mesh = mesh;
+  config.pipeline_schedule = schedule;
+  std::vector<Bits> all;
+  std::mutex mutex;
+  on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {
+    Bits mine = bits_of(engine, model);
+    const std::lock_guard lock(mutex);
+    all.push_back(std::move(mine));
+  });
+  for (const Bits& other : all) EXPECT_TRUE(other == all.front()) << "all ranks know loss, norm and evaluation";
+  return all.front();
+}
+
+/// 2, 4 and 8 stages against one, with `shards` ranks beside.
+void expect_one_digest(bool llama, DataType dtype, ReductionPolicy policy, bool whole) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(llama, whole ? 16 : 4);
+  for (const int shards : {1, 2}) {
+    const Bits one = trained(*model, pipeline_config(dtype, 0, policy), "", shards);
+    EXPECT_LT(one.losses.back(), one.losses.front() + 0.1);
+    for (int stages = 2; stages <= (whole ? 8 / shards : 4 / shards); stages *= 2) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (const PipelineSchedule schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::afab}) {
+          // Each commit takes a part of the combinations; the sweep takes all.
+          if (!whole && (stage + stages / 2 + static_cast<int>(schedule) + shards) % 4 != 0) continue;
+          const std::string mesh = "pipeline=" + std::to_string(stages) + ", shard=*";
+          EXPECT_TRUE(trained(*model, pipeline_config(dtype, stage, policy), mesh, stages * shards, schedule) ==
+                      one)
+              << model->architecture() << " " << mesh << " of " << stages * shards << " ranks, ZeRO stage "
+              << stage << ", " << name_of(schedule) << ", " << name_of(dtype) << ", " << name_of(policy);
+        }
+      }
+    }
+  }
+}
+
+constexpr std::array dtypes{DataType::float32, DataType::bfloat16};
+constexpr std::array policies{ReductionPolicy::boundary, ReductionPolicy::micro_batch};
+
+TEST(Pipeline, HasTheBitsOfOneRank) {
+  for (const bool llama : {false, true}) {
+    for (const DataType dtype : dtypes) {
+      for (const ReductionPolicy policy : policies) expect_one_digest(llama, dtype, policy, false);
+    }
+  }
+}
+
+TEST(PipelineSlow, HasTheBitsOfOneRankOnUpToEightStages) {
+  for (const bool llama : {false, true}) {
+    for (const DataType dtype : dtypes) {
+      for (const ReductionPolicy policy : policies) expect_one_digest(llama, dtype, policy, true);
+    }
+  }
+}
+
+// Features beside two stages, each against the same on one rank.
+TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const auto expect_same = [&](const char* what, const std::function<void(Config&)>& change) {
+    Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::boundary);
+    change(config);
+    EXPECT_TRUE(trained(*model, config, "pipeline=2", 2) == trained(*model, config, "", 1)) << what;
+  };
+  expect_same("activation checkpointing in groups that a cut divides", [](Config& config) {
+    config.activation_checkpointing = true;
+    config.checkpoint_every = 3;
+    config.depth = 4;
+  });
+  expect_same("optimizer state in host memory", [](Config& config) {
+    config.offload.optimizer = OffloadTier::cpu;
+  });
+  expect_same("optimizer state on nvme", [](Config& config) {
+    config.offload.optimizer = OffloadTier::nvme;
+    config.offload.nvme_path = std::filesystem::temp_directory_path().string();
+  });
+  expect_same("moments in blocks of 8 bits", [](Config& config) {
+    config.precision.moments = DataType::block8;
+  });
+  expect_same("fp16 with loss scaling", [](Config& config) {
+    config.precision.compute = config.precision.communication = DataType::float16;
+    config.loss_scaling = true;
+  });
+  expect_same("a vocabulary in chunks", [](Config& config) { config.vocabulary_chunk = 20; });
+  expect_same("LAMB", [](Config& config) { config.optimizer.type = "Lamb"; });
+  expect_same("a frozen token table", [](Config& config) { config.frozen = {"transformer.wte.weight"}; });
+  expect_same("low-rank adapters", [](Config& config) {
+    config.lora = {.rank = 2, .alpha = 4};
+    config.lora.targets = {"c_attn", "c_fc", "lm_head"};
+  });
+  expect_same("no overlap", [](Config& config) { config.overlap = false; });
+  expect_same("one micro-batch", [](Config& config) { config.accumulation_steps = 1; });
+  expect_same("cuts of the user's", [](Config& config) {
+    config.pipeline_cuts = PipelineCuts::listed;
+    config.pipeline_begins = {1};
+  });
+  expect_same("the head alone on a stage", [](Config& config) {
+    config.pipeline_cuts = PipelineCuts::listed;
+    config.pipeline_begins = {5};
+  });
+}
+
+TEST(Pipeline, HasTheBitsOfOneRankWithReplicas) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  for (const int stage : {0, 3}) {
+    const Config config = pipeline_config(DataType::float32, stage, ReductionPolicy::micro_batch);
+    EXPECT_TRUE(trained(*model, config, "replicate=2, pipeline=2, shard=2", 8) ==
+                trained(*model, config, "replicate=2, shard=2", 4))
+        << stage;
+  }
+}
+
+// Without by_use the uses of a tied table are added before they are rounded: other bits, by intent.
+TEST(Pipeline, IsNotTheSumOfUsesTogether) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::bfloat16, 0, ReductionPolicy::micro_batch);
+  const Bits by_use = trained(*model, config, "", 1);
+  config.tie_sum = TieSum::together;
+  const Bits together = trained(*model, config, "", 1);
+  EXPECT_EQ(by_use.losses.front(), together.losses.front());
+  EXPECT_FALSE(by_use.state == together.state);
+}
+
+// A checkpoint of one mesh is read by any other, with the state equal to the bit.
+TEST(Pipeline, ReadsCheckpointsOfAnyMesh) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const std::vector<std::pair<std::string, int>> meshes{
+      {"", 1}, {"pipeline=2", 2}, {"shard=2", 2}, {"pipeline=2, shard=2", 4}, {"pipeline=3", 3}, {"shard=2, pipeline=2", 4}};
+  for (std::size_t from = 0; from < meshes.size(); ++from) {
+    const std::filesystem::path folder = std::filesystem::temp_directory_path() /
+                                         ("tranche-pipeline-" + std::to_string(::getpid()) + "-" +
+                                          std::to_string(from));
+    const int zero = static_cast<int>(from) % 4;
+    kernels::Digest saved;
+    std::string path;
+    std::mutex mutex;
+    Config config = pipeline_config(DataType::bfloat16, zero, ReductionPolicy::automatic);
+    config.mesh = meshes[from].first;
+    on_ranks(meshes[from].second, model->spec(time_steps), config, [&](Engine& engine) {
+      (void)train(engine, *model);
+      const std::string written = engine.save(folder.string(), {});
+      const kernels::Digest digest = engine.state_digest();
+      const std::lock_guard lock(mutex);
+      saved = digest;
+      path = written;
+    });
+    for (std::size_t to = 0; to < meshes.size(); ++to) {
+      Config other = config;
+      other.mesh = meshes[to].first;
+      other.stage = static_cast<int>(from + to) % 4;
+      on_ranks(meshes[to].second, model->spec(time_steps), other, [&](Engine& engine) {
+        engine.load(path, {});
+        EXPECT_TRUE(engine.state_digest() == saved)
+            << "from '" << meshes[from].first << "' to '" << meshes[to].first << "'";
+      });
+    }
+    std::filesystem::remove_all(folder);
+  }
+}
+
+// Every rank reads every tensor, whichever stage holds it.
+TEST(Pipeline, ReadsAndWritesTensorsOfAllStagesFromEveryRank) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const Config config = pipeline_config(DataType::float32, 2, ReductionPolicy::micro_batch);
+  const auto run = [&](const std::string& mesh, int ranks) {
+    Config own = config;
+    own.mesh = mesh;
+    std::vector<reference_training::Tensors> all;
+    std::mutex mutex;
+    on_ranks(ranks, model->spec(time_steps), own, [&](Engine& engine) {
+      for (const char* name : {"transformer.h.0.ln_1.weight", "transformer.h.3.ln_1.weight",
+                               "transformer.wte.weight", "transformer.ln_f.bias"}) {
+        std::vector<float> values = engine.read_weight(name);
+        for (float& value : values) value = value * 0.5f + 0.25f;
+        engine.write_weight(name, values);
+      }
+      StepData data(engine, model->shape().vocabulary);
+      train_step(*model, engine, [&](std::int64_t m) { return data.draw(engine, m); });
+      reference_training::Tensors found = read_all(engine, true);
+      (void)engine.step();
+      for (auto& [name, values] : read_all(engine)) found["new " + name] = values;
+      const std::vector<float> moment = engine.read_optimizer_state("transformer.h.3.ln_1.weight", "exp_avg");
+      found["moment"].assign(moment.begin(), moment.end());
+      const std::lock_guard lock(mutex);
+      all.push_back(std::move(found));
+    });
+    return all;
+  };
+  const auto one = run("", 1), staged = run("pipeline=3", 3);
+  ASSERT_EQ(staged.size(), 3u);
+  for (const auto& rank : staged) EXPECT_EQ(rank, one.front());
+}
+
+/// Activation bytes of the first stage at the peak of a step.
+std::int64_t activations(PipelineSchedule schedule, int micro_batches) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, micro_batches);
+  config.mesh = "pipeline=4";
+  config.pipeline_schedule = schedule;
+  std::int64_t bytes = 0;
+  on_ranks(4, model->spec(time_steps), config, [&](Engine& engine) {
+    for (int step = 0; step < 3; ++step) (void)train(engine, *model);
+    if (engine.stage().first()) {
+      bytes = engine.runtime().ledger().account(Tier::device).category_peak[Category::activations];
+    }
+  });
+  return bytes;
+}
+
+TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
+  EXPECT_EQ(activations(PipelineSchedule::one_f_one_b, 8), activations(PipelineSchedule::one_f_one_b, 64));
+  const std::int64_t four = activations(PipelineSchedule::afab, 4);
+  // But for the residual gradient of the one in backward, and what a block's backward takes.
+  EXPECT_NEAR(static_cast<double>(activations(PipelineSchedule::afab, 8)) / static_cast<double>(four), 2, 0.2);
+}
+
+std::string refusal(const Config& config, int ranks, const LanguageModel& model,
+                    const std::function<void(Engine&)>& body = [](Engine&) {}) {
+  std::string text = "nothing was thrown";
+  std::mutex mutex;
+  try {
+    on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) { body(engine); });
+  } catch (const Error& error) {
+    text = error.message();
+  }
+  return text;
+}
+
+TEST(Pipeline, RefusesWhatItDoesNotHave) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const auto with = [&](const std::function<void(Config&)>& change, int ranks = 2) {
+    Config config = pipeline_config(DataType::bfloat16, 3, ReductionPolicy::automatic);
+    config.mesh = "pipeline=2, shard=*";
+    change(config);
+    return refusal(config, ranks, *model);
+  };
+  EXPECT_THAT(with([](Config& c) { c.mesh = "pipeline=8"; }, 8),
+              HasSubstr("tranche.mesh \"pipeline=8\": the model has 6 units to cut, so 6 stages at most"));
+  EXPECT_THAT(with([](Config& c) {
+                c.pipeline_cuts = PipelineCuts::listed;
+                c.pipeline_begins = {6};
+              }),
+              HasSubstr("tranche.pipeline_cuts [6]: 6 leaves a stage without a unit"));
+  EXPECT_THAT(with([](Config& c) { c.offload.parameters = OffloadTier::cpu; }),
+              HasSubstr("zero_optimization.offload_param: not with tranche.mesh \"pipeline=2, shard=*\""));
+  EXPECT_THAT(with([](Config& c) {
+                c.activation_checkpointing = true;
+                c.offload.activations = true;
+              }),
+              HasSubstr("activation_checkpointing.cpu_checkpointing: not with tranche.mesh"));
+  EXPECT_THAT(with([](Config& c) { c.gradient_noise_scale = true; }),
+              HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh"));
+  EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
+              HasSubstr("zero_optimization.zero_quantized_gradients: not with tranche.mesh"));
+  EXPECT_THAT(with([](Config& c) {
+                c.mesh = "pipeline=2, shard=1, replicate=2";
+                c.replicate = Replicate::parameters;
+              }, 4),
+              HasSubstr("tranche.replicate parameters: not with tranche.mesh"));
+  EXPECT_THAT(with([](Config& c) {
+                c.world_size_invariant = true;
+                c.train_batch_size = 8;
+                c.accumulation_steps = 0;
+              }, 4),
+              HasSubstr("tranche.world_size_invariant: not with tranche.mesh"));
+}
+
+TEST(Pipeline, SaysWhereAWholeModelIsNeeded) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::bfloat16, 0, ReductionPolicy::automatic);
+  config.mesh = "pipeline=2";
+  EXPECT_THAT(refusal(config, 2, *model,
+                      [&](Engine& engine) {
+                        TokenData data(time_steps, 61, false);
+                        data.draw(0, 1);
+                        model->forward_backward(engine, data.batch());
+                      }),
+              HasSubstr("forward_backward() on a mesh with a pipeline (pipeline=2), whose stages compute a part of "
+                        "the model each; use models::train_step()"));
+  const std::vector<std::int32_t> prompt{1, 2};
+  EXPECT_THAT(refusal(config, 2, *model,
+                      [&](Engine& engine) { (void)model->next_token_logits(engine, prompt); }),
+              HasSubstr("generation on a mesh with a pipeline"));
+}
+
+}  // namespace
+}  // namespace tranche::models
