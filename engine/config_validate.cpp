@@ -235,6 +235,13 @@ void check_replicas(const Config& config, Problems& problems) {
 void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   const int stages = mesh.size(MeshAxis::pipeline);
   if (stages > 1) config.tie_sum = TieSum::by_use;
+  for (const auto& [asked, key] :
+       {std::pair(config.pipeline_cuts != PipelineCuts::balanced, "tranche.pipeline_cuts"),
+        std::pair(config.pipeline_schedule != PipelineSchedule::one_f_one_b, "tranche.pipeline_schedule")}) {
+    if (asked && stages == 1) {
+      config.notes.push_back(fmt::format("{} has no effect: the mesh has no axis pipeline", key));
+    }
+  }
   if (config.tie_sum != TieSum::by_use) return;
   const std::string what =
       stages > 1 ? fmt::format("tranche.mesh \"{}\"", config.mesh) : std::string("tranche.tie_sum by_use");

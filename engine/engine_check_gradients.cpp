@@ -117,7 +117,7 @@ class Check {
     }
     result.loss = loss_ = first.loss;
     tokens_ = static_cast<double>(first.tokens) /
-              static_cast<double>(engine_.config().accumulation_steps * engine_.runtime().size());
+              static_cast<double>(engine_.config().accumulation_steps * engine_.runtime().mesh().data_ranks());
     scale_ = engine_.loss_gradient_scale();
     if (scale_ == 1) {
       result.notes.emplace_back(

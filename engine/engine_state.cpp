@@ -110,13 +110,13 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
   const FlatBuffer& flat = store.buffer_of(tensor);
   const bool last = micro_batches.closed() == config.accumulation_steps;
   const bool reduced = residency.policy(flat) == ReductionPolicy::micro_batch || last;
-  require(reduced || flat.uses.empty() || (!flat.sums_uses() && flat.stages == 1),
+  require(reduced || store.placement().buffer(store.placement().buffer_of(index)).uses.size() < 2,
           "read_gradient(" + tensor.name +
               ") before the last micro-batch of a step: its uses' gradients are kept apart until then "
               "(tranche.tie_sum by_use, or a pipeline)");
   // The replicas keep what they own: complete behind each micro-batch where they add it up that often.
   const bool complete = residency.over_replicas(flat) && !residency.sums_replicas_once(flat);
-  require(flat.replicas == nullptr || !reduced || last || complete,
+  require(replicas == nullptr || !reduced || last || complete,
           "read_gradient(" + tensor.name +
               ") before the last micro-batch of a step, on a mesh with replicas and " +
               "reduction per micro-batch: the replicas' sums are complete at the end of the step only");

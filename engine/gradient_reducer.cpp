@@ -195,6 +195,7 @@ void GradientReducer::clear_unwritten(Target& target, const FlatBuffer& flat, in
 
 TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) {
   const TensorState& tensor = store_.tensor_in_unit(unit, index);
+  store_.require_held(tensor);
   UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(unit)];
   if (tensor.frozen) {
     // Kernels that compute several gradients at once need memory for this one too.
@@ -218,6 +219,7 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
 
 GradientTarget GradientReducer::target(std::int64_t micro_batch, int unit, int index) {
   const TensorState& tensor = store_.tensor_in_unit(unit, index);
+  store_.require_held(tensor);
   bool accumulate = true;
   if (!tensor.frozen) {
     UnitUses& uses = at(micro_batch)[static_cast<std::size_t>(unit)];
@@ -432,7 +434,11 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   ReductionOptions options;
   options.group_size = reduction_group_;
   // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are.
-  if (!flat.uses.empty() && (flat.sums_uses() || flat.stages > 1)) options.group_size = flat.stages;
+  if (flat.stages > 1) {
+    options.group_size = flat.stages;
+  } else if (flat.sums_uses() && reduction_group_ > 0) {
+    options.group_size = 1;
+  }
   options.accumulate = !reduce_once && accumulated != 0;
   options.bucket_elements = config_.reduce_bucket_elements;
   if (!flat.sums_uses()) options.round_to = config_.precision.communication;

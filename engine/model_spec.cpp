@@ -142,6 +142,8 @@ std::uint64_t ModelSpec::hash() const {
       hash.add(std::bit_cast<std::int32_t>(tensor.initializer.a));
       hash.add(std::bit_cast<std::int32_t>(tensor.initializer.b));
       hash.add(tensor.initializer.name);
+      hash.add(static_cast<std::int64_t>(tensor.uses.size()));
+      for (const int use : tensor.uses) hash.add(use);
       hash.add(static_cast<std::int64_t>(tensor.aliases.size()));
       for (const std::string& alias : tensor.aliases) hash.add(alias);
       if (tensor.matrices == 0) continue;
@@ -152,6 +154,11 @@ std::uint64_t ModelSpec::hash() const {
       for (const int index : {adapter.weight, adapter.a, adapter.b}) hash.add(index);
       for (const float value : {adapter.scale, adapter.dropout}) hash.add(std::bit_cast<std::int32_t>(value));
     }
+  }
+  hash.add(residual_width);
+  for (const UnitUse& use : forward) {
+    hash.add(use.unit.index);
+    hash.add(use.use);
   }
   return hash.value();
 }
@@ -167,6 +174,7 @@ std::vector<std::string> ModelSpec::describe() const {
                                      tensor.shape.to_string(), unit.name,
                                      kinds[static_cast<std::size_t>(initial.kind)], initial.a, initial.b);
       if (!initial.name.empty()) line += fmt::format(" by '{}'", initial.name);
+      for (const int use : tensor.uses) line += fmt::format(", read by use {}", use);
       for (const std::string& alias : tensor.aliases) line += fmt::format(", also named {}", alias);
       if (tensor.matrices != 0) {
         line +=
@@ -179,6 +187,10 @@ std::vector<std::string> ModelSpec::describe() const {
                                   unit.name, adapter.weight, adapter.a, adapter.b, adapter.scale,
                                   adapter.dropout));
     }
+  }
+  if (residual_width > 0) lines.push_back(fmt::format("{} elements a token between units", residual_width));
+  for (const UnitUse& use : forward) {
+    lines.push_back(fmt::format("then use {} of unit {}", use.use, unit(use.unit).name));
   }
   lines.emplace_back("no more units");
   return lines;

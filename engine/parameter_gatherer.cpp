@@ -224,6 +224,7 @@ void ParameterGatherer::abandon_sequence() {
 
 ConstTensorView ParameterGatherer::view(int index, int position) const {
   const TensorState& tensor = store_.tensor_in_unit(index, position);
+  store_.require_held(tensor);
   const FlatBuffer& flat = store_.buffer_of(tensor);
   const DataType dtype = config_.precision.compute;
   const StepBuffer& whole =

@@ -35,6 +35,21 @@ std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stage
   return balanced_cuts(work, stages);
 }
 
+/// Throws ConfigurationError unless ModelSpec::forward has each use of each unit once.
+void require_whole_forward(const ModelSpec& model) {
+  for (std::size_t u = 0; u < model.units().size(); ++u) {
+    const UnitSpec& unit = model.units()[u];
+    for (int use = 0; use < unit.uses_per_micro_batch; ++use) {
+      const auto times = std::count_if(model.forward.begin(), model.forward.end(), [&](const UnitUse& one) {
+        return one.unit.index == static_cast<int>(u) && one.use == use;
+      });
+      if (times == 1) continue;
+      throw ConfigurationError("ModelSpec::forward has use " + std::to_string(use) + " of unit " + unit.name +
+                               " " + std::to_string(times) + " times; a pipeline needs each use once");
+    }
+  }
+}
+
 }  // namespace
 
 int Stages::end(const ModelSpec& model, int stage) const {
@@ -61,6 +76,7 @@ Stages divide(const ModelSpec& model, const Config& config, int stages) {
   result.count = stages;
   result.begins = stages == 1 ? std::vector<int>{0} : cuts_of(model, config, stages);
   if (stages == 1 && config.tie_sum != TieSum::by_use) return result;
+  if (stages > 1) require_whole_forward(model);
   for (std::size_t u = 0; u < model.units().size(); ++u) {
     const UnitSpec& unit = model.units()[u];
     for (const TensorSpec& tensor : unit.tensors) {
@@ -80,7 +96,7 @@ Stages divide(const ModelSpec& model, const Config& config, int stages) {
                                  std::to_string(of.stages.back()) +
                                  "; a tensor can be shared by the first and the last stage alone");
       }
-      if (of.uses.size() > 1 && of.stages.size() == 1 && of.uses.size() != 2) {
+      if (of.uses.size() > 2) {
         throw ConfigurationError("tranche.tie_sum by_use: tensor " + tensor.name + " is read by " +
                                  std::to_string(of.uses.size()) + " uses of its unit; two can be told apart");
       }

@@ -71,13 +71,14 @@ void StateStore::assign_tiers() {
   for (UnitState& unit : layout_.units) {
     for (FlatBuffer& flat : unit.buffers) {
       // Two stages that gathered a shared tensor for each use would wait for each other.
-      flat.persistent = persistent.keeps(flat.layout) || (config_.stage == 3 && flat.stages > 1);
+      flat.persistent =
+          flat.group != nullptr && (persistent.keeps(flat.layout) || (config_.stage == 3 && flat.stages > 1));
       flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
     }
   }
   if (config_.offload.optimizer == OffloadTier::none) return;
   std::vector<std::int64_t> sizes;
-  for (const FlatBuffer* flat : trainable_) sizes.push_back(flat->layout.padded_elements());
+  for (const FlatBuffer* flat : trainable_) sizes.push_back(flat->empty() ? 0 : flat->layout.padded_elements());
   const std::vector<bool> moves = units_that_move(sizes, config_.offload.ratio);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (moves[i]) trainable_[i]->optimizer_tier = config_.offload.optimizer;
@@ -123,6 +124,15 @@ const TensorState& StateStore::tensor_in_unit(int unit_index, int index) const {
                           " tensors, no index " + std::to_string(index));
   }
   return layout_.tensors[static_cast<std::size_t>(unit.tensors[static_cast<std::size_t>(index)])];
+}
+
+void StateStore::require_held(const TensorState& tensor) const {
+  if (buffer_of(tensor).group != nullptr) return;
+  const Placement& placement = layout_.placement;
+  const int number = placement.first_buffer(tensor.unit) + tensor.buffer;
+  throw InvalidArgument("tensor " + tensor.name + " is held by stage " +
+                        std::to_string(placement.buffer(number).stages.front()) +
+                        " of the pipeline, and not by this rank's");
 }
 
 // --- Memory ---------------------------------------------------------------------------------------------

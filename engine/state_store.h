@@ -72,6 +72,8 @@ class StateStore {
   /// Position of a tensor in its unit; throws InvalidArgument naming the unit's tensors.
   int index_in_unit(int unit, std::string_view tensor) const;
   /// The tensor at a position of its unit; throws InvalidArgument when there is none.
+  /// Throws InvalidArgument, naming the stage, for a tensor that another stage of a pipeline holds.
+  void require_held(const TensorState& tensor) const;
   const TensorState& tensor_in_unit(int unit, int index) const;
 
   // --- Memory ---

@@ -340,8 +340,17 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
 kernels::Digest TensorAccess::digest(Digested what) {
   const bool with_state = what == Digested::weights_and_state;
   // Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
-  // shard that its replicas keep alike.
-  enum Sum { own_elements, weights_of_all, state_of_all, weights_of_shard, state_of_shard, sum_count };
+  // shard that its replicas keep alike; and of what both ends of a pipeline keep alike.
+  enum Sum {
+    own_elements,
+    weights_of_all,
+    state_of_all,
+    weights_of_shard,
+    state_of_shard,
+    weights_of_ends,
+    state_of_ends,
+    sum_count
+  };
   // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
   constexpr auto sum_bytes = static_cast<std::int64_t>(sum_count * sizeof(kernels::Digest));
   constexpr std::int64_t joined_at = round_up(sum_bytes, 16);
@@ -430,6 +439,10 @@ kernels::Digest TensorAccess::digest(Digested what) {
         }
       }
       if (flat.owners() == 1) continue;
+      if (flat.stages > 1) {
+        if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_ends);
+        if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_ends);
+      }
       if (residency.whole_parameters(flat)) {
         add_parameters(flat, whole, weights_of_all);
       } else if (flat.replicas != nullptr && flat.parameters_tier == OffloadTier::none) {
@@ -467,6 +480,10 @@ kernels::Digest TensorAccess::digest(Digested what) {
     compare(state_of_all, alike, "optimizer state");
     compare(weights_of_shard, holder, "weights");
     compare(state_of_shard, holder, "optimizer state");
+    const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
+    if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
+    compare(weights_of_ends, 0, "weights");  // rank 0 is of the first stage
+    compare(state_of_ends, 0, "optimizer state");
   }
   return total;
 }

@@ -164,6 +164,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   const detail::Placement placement = detail::place(spec, config, request.ranks);
   std::vector<std::int64_t> trainable;  // padded elements of each trainable buffer
   std::vector<std::size_t> unit_of;     // and its unit
+  std::vector<std::int64_t> kept;       // and the elements of it whose state this rank keeps
   detail::PersistentBuffers persistent(config);
   for (std::size_t u = 0; u < spec.units().size(); ++u) {
     OffloadUnit& of = schedule.units.emplace_back();
@@ -171,16 +172,11 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     int number = placement.first_buffer(static_cast<int>(u));
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
       const std::int64_t whole = buffer.layout.padded_elements(), shard = buffer.layout.shard_elements();
-      const bool keeps = persistent.keeps(buffer.layout);
-      if (!placement.holds(number++, request.rank)) {  // another stage of a pipeline does
-        if (!buffer.frozen) {
-          trainable.push_back(whole);
-          unit_of.push_back(u);
-        }
-        continue;
-      }
+      if (!placement.holds(number++, request.rank)) continue;  // another stage of a pipeline does
+      const bool keeps =
+          persistent.keeps(buffer.layout) || (config.stage == 3 && buffer.stages.size() > 1);
       if (!buffer.frozen) {
-        of.kept += config.stage == 0 ? whole : shard / copies;
+        kept.push_back(config.stage == 0 ? whole : shard / copies);
         of.persistent &= keeps || buffer.empty();
         trainable.push_back(whole);
         unit_of.push_back(u);
@@ -190,12 +186,15 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       of.gathered += whole;
     }
   }
-  // A unit counts as one that moves when any of its buffers does.
+  // A unit counts as one that moves when any of its buffers does; it keeps what moves, then.
   const std::vector<bool> moves = detail::units_that_move(trainable, config.offload.ratio);
   for (std::size_t b = 0; b < trainable.size(); ++b) {
-    if (moves[b] && config.offload.optimizer != OffloadTier::none) {
-      schedule.units[unit_of[b]].moves = true;
-    }
+    if (!moves[b] || config.offload.optimizer == OffloadTier::none) continue;
+    schedule.units[unit_of[b]].moves = true;
+    schedule.units[unit_of[b]].kept += kept[b];
+  }
+  for (std::size_t b = 0; b < trainable.size(); ++b) {
+    if (!schedule.units[unit_of[b]].moves) schedule.units[unit_of[b]].kept += kept[b];
   }
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   schedule.state_bytes = (config.precision.master == MasterFormat::none ? 2.0 : 4.0) +

@@ -129,7 +129,7 @@ std::optional<Mesh> saved_mesh(std::string_view config_json) {
   const std::string axis(name_of(MeshAxis::pipeline));
   if (const auto named = text.find(axis); named != std::string::npos) {
     const auto digits = text.find_first_not_of(" \t=", named + axis.size());
-    std::int64_t stages = 1;
+    std::int64_t stages = 0;
     if (digits != std::string::npos) {
       std::from_chars(text.data() + digits, text.data() + text.size(), stages);
     }
@@ -149,7 +149,8 @@ bool of_one_mesh(std::string_view saved, std::string_view present) {
   const auto was = saved_mesh(saved), is = saved_mesh(present);
   if (!was || !is) return false;
   const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
-  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1);
+  const auto stages = [](const Mesh& mesh) { return mesh.size(MeshAxis::pipeline); };
+  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && stages(*was) == stages(*is));
 }
 
 /// The policy that `auto` stands for at this stage.

@@ -16,14 +16,7 @@ BatchFeeder::BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::Ba
       places_(static_cast<std::size_t>(engine.stage().stages > 1 ? engine.config().accumulation_steps : 1)),
       documents_wanted_(documents) {
   const std::int64_t bytes = checked_multiply(checked_multiply(shape.micro_batch, sequence), 4);
-  MemoryResource& memory = engine.runtime().memory(Tier::device);
-  for (Place& place : places_) {
-    place.tokens = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
-    place.targets = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
-    if (!documents) continue;
-    place.begin = Buffer(memory, bytes, Category::other, "documents of a micro-batch");
-    place.positions = Buffer(memory, bytes, Category::other, "positions of a micro-batch");
-  }
+  for (Place& place : places_) take(place, bytes);
   const Device& device = engine.device();
   if (device.host_accessible() || device.kind() == DeviceKind::meta) return;
   const auto places = engine.config().accumulation_steps + 1;
@@ -31,6 +24,15 @@ BatchFeeder::BatchFeeder(Engine& engine, std::int64_t vocabulary, const data::Ba
       Buffer(engine.runtime().memory(Tier::host), checked_multiply(places, (documents ? 4 : 2) * bytes),
              Category::other, "batches on their way");
   staged_.resize(static_cast<std::size_t>(places));
+}
+
+void BatchFeeder::take(Place& place, std::int64_t bytes) {
+  MemoryResource& memory = engine_.runtime().memory(Tier::device);
+  place.tokens = Buffer(memory, bytes, Category::other, "tokens of a micro-batch");
+  place.targets = Buffer(memory, bytes, Category::other, "targets of a micro-batch");
+  if (!documents_wanted_) return;
+  place.begin = Buffer(memory, bytes, Category::other, "documents of a micro-batch");
+  place.positions = Buffer(memory, bytes, Category::other, "positions of a micro-batch");
 }
 
 models::TokenBatch BatchFeeder::training_batch(const data::Windows& windows, const data::Mixture& mixture,
@@ -51,6 +53,11 @@ models::TokenBatch BatchFeeder::fill(const data::Windows& windows, const std::ve
   Stream& stream = engine_.compute_stream();
   data::read_windows(windows, numbers, vocabulary_, tokens_, targets_,
                      documents_wanted_ ? &documents_ : nullptr);
+  if (places_.size() > 1 || engine_.stage().stages > 1) {
+    // Engine::set_batch() may have changed the number of micro-batches.
+    const auto wanted = static_cast<std::size_t>(engine_.config().accumulation_steps);
+    while (places_.size() < wanted) take(places_.emplace_back(), places_.front().tokens.bytes());
+  }
   Place& into = places_[next_];
   next_ = (next_ + 1) % places_.size();
   into.samples = std::move(samples);

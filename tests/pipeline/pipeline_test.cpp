@@ -159,7 +159,12 @@ TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
   const auto expect_same = [&](const char* what, const std::function<void(Config&)>& change) {
     Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::boundary);
     change(config);
-    EXPECT_TRUE(trained(*model, config, "pipeline=2", 2) == trained(*model, config, "", 1)) << what;
+    const Bits one = trained(*model, config, "", 1);
+    for (const int stages : {2, 3}) {
+      if (stages == 3 && config.pipeline_cuts == PipelineCuts::listed) continue;
+      EXPECT_TRUE(trained(*model, config, "pipeline=" + std::to_string(stages), stages) == one)
+          << what << " on " << stages << " stages";
+    }
   };
   expect_same("activation checkpointing in groups that a cut divides", [](Config& config) {
     config.activation_checkpointing = true;
@@ -181,6 +186,11 @@ TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
     config.loss_scaling = true;
   });
   expect_same("a vocabulary in chunks", [](Config& config) { config.vocabulary_chunk = 20; });
+  expect_same("half of the optimizer state in host memory", [](Config& config) {
+    config.offload.optimizer = OffloadTier::cpu;
+    config.offload.ratio = 0.5;
+  });
+  expect_same("Muon", [](Config& config) { config.optimizer.type = "Muon"; });
   expect_same("LAMB", [](Config& config) { config.optimizer.type = "Lamb"; });
   expect_same("a frozen token table", [](Config& config) { config.frozen = {"transformer.wte.weight"}; });
   expect_same("low-rank adapters", [](Config& config) {
@@ -218,6 +228,84 @@ TEST(Pipeline, IsNotTheSumOfUsesTogether) {
   const Bits together = trained(*model, config, "", 1);
   EXPECT_EQ(by_use.losses.front(), together.losses.front());
   EXPECT_FALSE(by_use.state == together.state);
+}
+
+// With world_size_invariant the uses of a data rank are added first, and data ranks then one by one.
+TEST(Pipeline, SumsByUseAreThoseOfAnyNumberOfRanks) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::automatic);
+  config.world_size_invariant = true;
+  config.train_batch_size = 12;
+  config.accumulation_steps = 0;
+  const Bits one = trained(*model, config, "", 1);
+  EXPECT_TRUE(trained(*model, config, "", 3) == one);
+  EXPECT_TRUE(trained(*model, config, "pipeline=2", 2) == one);
+}
+
+TEST(Pipeline, ComparesTheCopiesOfBothEnds) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 1, ReductionPolicy::automatic);
+  config.mesh = "pipeline=2";
+  on_ranks(2, model->spec(time_steps), config, [&](Engine& engine) {
+    const std::string tied = "transformer.wte.weight";
+    std::vector<float> values = engine.read_weight(tied);
+    if (engine.stage().last()) values[3] += 1;  // each rank writes its own copy
+    engine.write_weight(tied, values);
+    try {
+      (void)engine.weights_digest();
+      ADD_FAILURE() << "the copies differ";
+    } catch (const CommunicationError& error) {
+      EXPECT_THAT(error.message(), HasSubstr("replicas differ: rank 1 holds other weights than rank 0"));
+    }
+  });
+}
+
+TEST(Pipeline, NamesTheStageThatHoldsATensor) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 1, ReductionPolicy::automatic);
+  config.mesh = "pipeline=2";
+  on_ranks(2, model->spec(time_steps), config, [&](Engine& engine) {
+    if (engine.stage().first()) return;
+    const InferenceScope scope(engine, {1, 1, 1});
+    const GatheredUnit unit = engine.gather({0});
+    try {
+      (void)unit.tensor("transformer.wpe.weight");
+      ADD_FAILURE() << "the positions are on the first stage";
+    } catch (const InvalidArgument& error) {
+      EXPECT_THAT(error.message(), HasSubstr("tensor transformer.wpe.weight is held by stage 0 of the pipeline"));
+    }
+  });
+}
+
+TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
+  const auto problem = [](const std::string& keys, int ranks = 1) {
+    try {
+      const Config config = parse_config("{\"tranche\": {" + keys + "}}", ranks);
+      std::string notes;
+      for (const std::string& note : config.notes) notes += note + "\n";
+      return notes;
+    } catch (const ConfigurationError& error) {
+      return error.message();
+    }
+  };
+  EXPECT_THAT(problem(R"("pipeline_cuts": [3])"),
+              HasSubstr("tranche.pipeline_cuts has no effect: the mesh has no axis pipeline"));
+  EXPECT_THAT(problem(R"("pipeline_schedule": "afab")"), HasSubstr("tranche.pipeline_schedule has no effect"));
+  EXPECT_THAT(problem(R"("mesh": "pipeline=2")", 2),
+              HasSubstr("1 micro-batches on 2 stages of a pipeline: at most 1 ranks of 2 can work at once"));
+  EXPECT_THAT(problem(R"("tie_sum": "apart")"),
+              HasSubstr("tranche.tie_sum: 'apart' is not one of together, by_use"));
+  EXPECT_THAT(problem(R"("pipeline_schedule": "zb")"),
+              HasSubstr("tranche.pipeline_schedule: 'zb' is not one of 1f1b, afab"));
+  EXPECT_THAT(problem(R"("pipeline_cuts": "best")"),
+              HasSubstr("tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first unit "
+                        "of each stage but the first, not \"best\""));
+  const Config read = parse_config(
+      R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab"}})", 2);
+  const Config again = parse_config(read.to_json(), 2);
+  EXPECT_EQ(again.pipeline_begins, std::vector<int>{3});
+  EXPECT_EQ(again.pipeline_schedule, PipelineSchedule::afab);
+  EXPECT_EQ(again.tie_sum, TieSum::by_use);
 }
 
 // A checkpoint of one mesh is read by any other, with the state equal to the bit.

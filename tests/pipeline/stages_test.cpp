@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
@@ -66,11 +68,25 @@ TEST(Stages, RefuseModelsThatCannotBeCut) {
   silent.forward.clear();
   EXPECT_THAT(refusal(silent, config, 3), HasSubstr("the model does not say in which order its units follow"));
   ModelSpec shared = tied_model();
-  shared.forward.insert(shared.forward.begin() + 3, {{0}, 1, 5});
+  std::rotate(shared.forward.begin() + 2, shared.forward.begin() + 4, shared.forward.end());
+  config.pipeline_cuts = PipelineCuts::listed;
+  config.pipeline_begins = {1, 3};
   EXPECT_THAT(refusal(shared, config, 3), HasSubstr("a tensor can be shared by the first and the last stage alone"));
   ModelSpec unread = tied_model();
   unread.forward.erase(unread.forward.begin() + 1);
-  EXPECT_THAT(refusal(unread, config, 3), HasSubstr("no unit of ModelSpec::forward reads tensor a.w"));
+  EXPECT_THAT(refusal(unread, config, 3), HasSubstr("ModelSpec::forward has use 0 of unit a 0 times"));
+  ModelSpec thrice = tied_model();
+  ModelSpec three;
+  UnitSpec table = thrice.units()[0];
+  table.uses_per_micro_batch = 3;
+  three.add_unit(table);
+  three.forward = {{{0}, 0, 1}, {{0}, 1, 1}, {{0}, 2, 1}};
+  for (const int stages : {1, 2}) {
+    Config by_use = config;
+    by_use.tie_sum = TieSum::by_use;
+    by_use.pipeline_cuts = PipelineCuts::balanced;
+    EXPECT_THAT(refusal(three, by_use, stages), HasSubstr("is read by 3 uses of its unit; two can be told apart"));
+  }
 }
 
 }  // namespace

@@ -88,13 +88,14 @@ int status_of(pid_t child) {
 
 /// A check that runs.
 struct Running {
-  const Check* check;
+  const Check* check = nullptr;
   pid_t child = -1;
   int reasons = -1;
   std::string problem;
 };
 Running start(const Check& check) {
-  Running running{&check};
+  Running running;
+  running.check = &check;
   std::array<int, 2> ends{};
   if (pipe(ends.data()) != 0) {
     running.problem = "no pipe could be made";

@@ -67,6 +67,7 @@ CASES = [
       "scheduler: step 1 has its first rate"]),
     ("plan --model gpt-nano --set optimizer.type=Muon", ["optimizer.params.adjust_lr_fn: not given: match_rms_adamw, with which AdamW's rate"]),
     ("plan --model gpt-nano --set tranche.tie_sum=by_use", ["tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each"]),
+    ("plan --model gpt-nano --set tranche.pipeline_schedule=afab", ["tranche.pipeline_schedule has no effect: the mesh has no axis pipeline"]),
     ("plan --model gpt-nano --ranks 2 --mesh pipeline=2", ["1 micro-batches on 2 stages of a pipeline: at most 1 ranks of 2 can work at once"]),
     ("plan --model gpt-nano --set zero_optimization=true", ["zero_optimization: true is taken as stage 1"]),
     ("plan --model units.json --ranks 2 --stage 3 --set tranche.reduction=micro_batch", ["stage 2 would take less memory here: "]),

@@ -51,6 +51,7 @@ class BatchFeeder {
     Buffer begin, positions;  ///< with documents
     std::vector<std::int64_t> samples;
   };
+  void take(Place& place, std::int64_t bytes);
   std::vector<Place> places_;  ///< taken in turn
   std::size_t next_ = 0;
   bool documents_wanted_;
