@@ -404,7 +404,6 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
 std::string refusal(const Config& config, int ranks, const LanguageModel& model,
                     const std::function<void(Engine&)>& body = [](Engine&) {}) {
   std::string text = "nothing was thrown";
-  std::mutex mutex;
   try {
     on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) { body(engine); });
   } catch (const Error& error) {
