@@ -7,6 +7,7 @@
 
 #include "comm/node/crossings.h"
 #include "tranche/comm/communicator.h"
+#include "tranche/core/shape.h"
 
 namespace tranche::comm {
 
@@ -52,7 +53,7 @@ class CommunicatorBase : public Communicator {
               std::int64_t more_bytes = 0);
   /// Bytes to other nodes where every rank sends `elements` to every other.
   Crossings::Bytes to_all(std::int64_t elements, DataType dtype) const {
-    return crossings_ ? crossings_->to_all(elements * size_of(dtype)) : Crossings::Bytes{};
+    return crossings_ ? crossings_->to_all(checked_multiply(elements, size_of(dtype))) : Crossings::Bytes{};
   }
   std::unique_ptr<const Crossings> crossings_;
   ByteMeter meter_;

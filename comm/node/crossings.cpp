@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/node/window_policy.h"
+#include "tranche/core/shape.h"
 
 namespace tranche::comm {
 
@@ -27,12 +28,14 @@ Crossings::Bytes Crossings::sum(const OfMember& of_member) const {
 }
 
 Crossings::Bytes Crossings::to_all(std::int64_t bytes, int givers) const {
+  checked_multiply(bytes, layout_.ranks());  // the caller's count may be any number
   const auto here = static_cast<std::int64_t>(layout_.members(layout_.node(self_)).size());
   return sum([&](int member) { return member < givers ? bytes * (layout_.ranks() - here) : 0; });
 }
 
 Crossings::Bytes Crossings::all_gather(std::int64_t count, DataType dtype) const {
-  const std::int64_t bytes = count * size_of(dtype);
+  const std::int64_t bytes = checked_multiply(count, size_of(dtype));
+  checked_multiply(bytes, layout_.ranks());
   if (!by_window((layout_.ranks() - 1) * bytes, least_gathered_bytes)) return to_all(bytes);
   return sum([&](int) { return bytes * (layout_.nodes() - 1); });
 }
@@ -40,6 +43,7 @@ Crossings::Bytes Crossings::all_gather(std::int64_t count, DataType dtype) const
 Crossings::Bytes Crossings::reduce_scatter(std::int64_t count, DataType dtype,
                                            const ReductionOptions& options) const {
   const std::int64_t width = size_of(dtype);
+  checked_multiply(checked_multiply(count, size_of(DataType::float32)), layout_.ranks());
   if (!by_window((layout_.ranks() - 1) * count * width, least_summed_bytes)) {
     return to_all(count * width, options.givers);
   }
