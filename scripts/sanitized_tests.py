@@ -4,8 +4,8 @@
 It chooses the programs whose sources, or the folders of the library that they link, the last N (20) commits or the working
 tree changed; those of tests/comm, tests/offload and tests/pipeline always; and a third of the others, which moves on with
 every N commits, so that 3 N commits have run each program. Where that is more than --most (24) programs, as after a change
-to a header that all of them include, every other changed program waits for the next commit, so that two commits in a row
-have run each of them. It says what it leaves out. BUILD is a folder that CMake has configured: it wrote test_programs.json
+to a header that all of them include, it takes a third of the changed programs, so that three commits in a row have run
+each of them. It says what it leaves out. BUILD is a folder that CMake has configured: it wrote test_programs.json
 there.
 
 FILE gets two lines for scripts/test.sh, 'targets NAME...' and 'tests REGEX'. Exit status: 0 chosen, 2 usage.
@@ -91,9 +91,9 @@ def choose(root, programs, commits, most):
     if len(chosen) > most and count > 0:
         changed_ones = [name for name, why in chosen.items() if why == "changed"]
         for position, name in enumerate(changed_ones):
-            if position % 2 != count % 2:
+            if position % THIRDS != count % THIRDS:
                 del chosen[name]
-                left_out[name] = "changed, the next commit's half"
+                left_out[name] = "changed, for the next commits"
     return chosen, left_out
 
 
@@ -109,7 +109,7 @@ def main():
     parser.add_argument("--log", type=pathlib.Path)
     parser.add_argument("--only", default="", metavar="REGEX", help="no other programs")
     parser.add_argument("--commits", type=int, default=20)
-    parser.add_argument("--most", type=int, default=24, metavar="N", help="of more programs only half of the changed ones")
+    parser.add_argument("--most", type=int, default=24, metavar="N", help="of more programs only a third of the changed ones")
     options = parser.parse_args()
     listing = options.build / "test_programs.json"
     if not listing.is_file() or options.commits < 1:
