@@ -157,26 +157,27 @@ release_suites() {
   fi
 }
 
-# sanitized PRESET REGEX TARGET...: builds and runs those of the programs REGEX, which TARGET... are, that are due.
+# sanitized PRESET REGEX MOST TARGET...: builds and runs those of the programs REGEX, which TARGET... are, that are due; of
+# more than MOST a third of those that changed.
 sanitized() {
-  local preset=$1 only=$2 chosen=$logs/chosen-$1.txt
-  shift 2
+  local preset=$1 only=$2 most=$3 chosen=$logs/chosen-$1.txt
+  shift 3
   suite "configure $preset" configure "$preset"
   if [ $full = yes ] || [ $whole = OFF ]; then
     suite "build $preset" build "$preset" "$@"
     suite "tests $preset" run_tests "$preset"
     return
   fi
-  suite "choose $preset" scripts/sanitized_tests.py "build/$preset" --only "$only" --log "$chosen"
+  suite "choose $preset" scripts/sanitized_tests.py "build/$preset" --only "$only" --most "$most" --log "$chosen"
   # shellcheck disable=SC2046
   suite "build $preset" build "$preset" $(sed -n 's/^targets //p' "$chosen")
   suite "tests $preset" run_tests "$preset" -R "$(sed -n 's/^tests //p' "$chosen")"
 }
 
 sanitizer_suites() {
-  sanitized asan "" unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
+  sanitized asan "" 24 unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
   # Tests in which our own threads meet; kernels and models are run by those of the engine's tests.
-  sanitized tsan '^test_(core|device|comm|offload|engine|engine_parts)$' \
+  sanitized tsan '^test_(core|device|comm|offload|engine|engine_parts)$' 4 \
     test_core test_device test_comm test_offload test_engine test_engine_parts
 }
 
