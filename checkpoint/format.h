@@ -93,8 +93,8 @@ struct Manifest {
   /// The run that saved it, last, and before it those that it went on from, the first one first; a run is
   /// its RunFolder's number. Empty: of a version that knew none.
   std::vector<std::uint64_t> lineage;
-  /// By run of `lineage`: RunState::applied of the checkpoint that it went on from, 0 for a run from scratch
-  /// and where that is not known. Empty: of a version that did not write it.
+  /// For each run of `lineage`, RunState::applied of the checkpoint that the run went on from. It is 0 for a
+  /// run from scratch and where it is not known, and empty when the version that saved did not write it.
   std::vector<std::int64_t> branches;
   int stage = 0;            ///< of the run that saved
   std::string numerics;     ///< its numerics_fingerprint

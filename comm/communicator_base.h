@@ -22,7 +22,7 @@ class CommunicatorBase : public Communicator {
   }
 
  protected:
-  /// From here on calls are counted by node, too; set by communicators of host memory.
+  /// Makes the base count the bytes that go to other nodes, too. Communicators of host memory call it once.
   void count_crossings(std::unique_ptr<const Crossings> crossings) { crossings_ = std::move(crossings); }
   // Each checks the arguments (InvalidArgument naming the operation), counts what this rank will send and,
   // for collectives, extends the hash.

@@ -96,8 +96,8 @@ struct FlatBuffer {
   TileRegion tiles;                                 ///< nvme: master, then state
   std::int64_t parameters_offset = 0;               ///< nvme: of the shard in the swap file
   Buffer host_gradients;           ///< the main gradient of the range whose state this rank keeps
-  /// Where the uses' gradients are told apart and added up over micro-batches before they are reduced: those
-  /// of the last use; `gradients` holds those of the first.
+  /// Gradients of the buffer's last use, summed over micro-batches. It exists when the gradients of two uses
+  /// are kept apart and are reduced once a step; `gradients` then holds those of the first use.
   Buffer last_use_gradients;
   StepBuffer transient_gradients;  ///< in place of `gradients` where one micro-batch makes the step
 

@@ -287,7 +287,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   if (replicas) impl.replicas = impl.world->subgroup(mesh.group({MeshAxis::replicate}, rank));
   if (stages > 1) {
     impl.pipeline = impl.world->subgroup(mesh.group({MeshAxis::pipeline}, rank));
-    // By data rank, and within a data rank by stage, as Placement::group() has them.
+    // The group is ordered by data rank, and within a data rank by stage, as Placement::group() has it.
     const int stage = mesh.coordinate(MeshAxis::pipeline, rank);
     const bool at_an_end = stage == 0 || stage == stages - 1;
     if (impl.world->simulated() && at_an_end) {

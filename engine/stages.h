@@ -8,7 +8,7 @@
 
 namespace tranche::detail {
 
-/// Where a tensor is read.
+/// The stages and the uses that read a tensor.
 struct TensorUses {
   std::vector<int> stages;  ///< that hold it, ascending; empty: there is one
   std::vector<int> uses;    ///< of its unit, ascending, where gradients are told apart by use; else empty

@@ -483,12 +483,13 @@ ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batc
   changed.plan.config.world_size_invariant = false;
   changed.plan.config.micro_batch_size = effective.micro_batch_size;
   changed.plan.config.accumulation_steps = micro_batches;
-  changed.plan.config.train_batch_size = effective.micro_batch_size * micro_batches * ranks;
   if (ranks != request.plan.ranks) {
     changed.plan.ranks = ranks;
     changed.plan.rank = 0;
     changed.plan.config.mesh.clear();  // which is for the others
   }
+  changed.plan.config.train_batch_size =
+      effective.micro_batch_size * micro_batches * changed.plan.config.data_ranks(ranks);
   return changed;
 }
 

@@ -24,7 +24,7 @@ Ranks& ranks() {
   return instance;
 }
 
-// What fails here is no failure of the program: the kernel is loaded at its first launch.
+// A failure here does not fail the program, because CUDA loads the kernel at its first launch anyway.
 void load_all(const DriverFunctions& driver, const void* kernel) {
   cudaFunction_t function = nullptr;
   if (cudaGetFuncBySymbol(&function, kernel) != cudaSuccess) {

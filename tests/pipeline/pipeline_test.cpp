@@ -9,6 +9,7 @@
 
 #include "tests/models/training_fixture.h"
 #include "tranche/core/error.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/models/llama.h"
 
 namespace tranche::models {
@@ -274,6 +275,44 @@ TEST(Pipeline, NamesTheStageThatHoldsATensor) {
     } catch (const InvalidArgument& error) {
       EXPECT_THAT(error.message(), HasSubstr("tensor transformer.wpe.weight is held by stage 0 of the pipeline"));
     }
+  });
+}
+
+TEST(Pipeline, RefusesUsesThatAStageDoesNotHaveAndSumsThatAreNotThereYet) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const auto message = [](const std::function<void()>& call) {
+    try {
+      call();
+    } catch (const LogicError& error) {
+      return error.message();
+    }
+    return std::string("nothing was thrown");
+  };
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary);
+  on_ranks(1, model->spec(time_steps), config, [&](Engine& engine) {
+    TokenData data(time_steps, 61, false);
+    data.draw(0, 1);
+    model->forward_backward(engine, data.batch());
+    EXPECT_THAT(message([&] { (void)engine.read_gradient("transformer.wte.weight"); }),
+                HasSubstr("before the last micro-batch of a step: its uses' gradients are kept apart until then"));
+    (void)engine.read_gradient("transformer.wpe.weight");  // which one use reads
+  });
+  config.mesh = "pipeline=2";
+  config.accumulation_steps = 1;
+  on_ranks(2, model->spec(time_steps), config, [&](Engine& engine) {
+    (void)engine.begin_micro_batch({}, {});
+    const UnitId table{0};  // both stages have one of its two uses
+    engine.gradients(table).reduce();
+    EXPECT_THAT(message([&] { (void)engine.gradients(table); }), HasSubstr("this stage's uses of the unit are 1"));
+    for (int i = engine.stage().begin; i < engine.stage().end; ++i) {
+      const UnitUse& use = engine.model().forward[static_cast<std::size_t>(i)];
+      if (!(use.unit == table)) engine.skip_gradients(use.unit);
+    }
+    Buffer totals(engine.runtime().memory(Tier::device), 16, Category::other, "totals");
+    kernels::fill_zero(engine.compute_stream(), {totals.data(), DataType::int64, Shape{2}});
+    engine.end_micro_batch({totals.data(), DataType::float64, {}},
+                           {static_cast<std::int64_t*>(totals.data()) + 1, DataType::int64, {}});
+    (void)engine.step();
   });
 }
 

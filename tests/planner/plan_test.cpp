@@ -610,6 +610,15 @@ TEST(PlanCommand, Refusals) {
   EXPECT_THAT(refused({"--fit", "1GiB", "--flops", "100X"}), HasSubstr("--flops '100X' is no rate"));
   EXPECT_THAT(refused({"--write", "f.json"}), HasSubstr("--write is for the configuration that --fit"));
   EXPECT_THAT(refused({"--fit", "1GiB", "--write", "/nonexistent/f.json"}), HasSubstr("--write"));
+  const std::vector<std::string> staged{"--ranks", "2", "--mesh", "pipeline=2"};
+  const auto of_stages = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), staged.begin(), staged.end());
+    return refused(more);
+  };
+  EXPECT_THAT(of_stages({"--fit", "1GiB"}), HasSubstr("--fit searches on replicate and shard; tranche.mesh "
+                                                      "\"pipeline=2\" has a pipeline: plan its stages with --rank"));
+  EXPECT_THAT(of_stages({"--device", "cuda", "--machine", "dgx-h100"}),
+              HasSubstr("--machine projects meshes of replicate and shard; tranche.mesh \"pipeline=2\""));
   EXPECT_THAT(refused({"--rnks", "2"}), HasSubstr("did you mean --ranks?"));
   EXPECT_THAT(refused({"--data", "x"}), HasSubstr("unknown flag --data"));
   EXPECT_THAT(refused({"--stage", "4"}), HasSubstr("stage is 0 to 3"));

@@ -72,6 +72,35 @@ TEST(BatchFeeder, ARankWithoutSamplesGetsRowsWithoutTargets) {
       invariant);
 }
 
+// Several micro-batches of a pipeline are open at once, and set_batch() may make them more.
+TEST(BatchFeeder, KeepsTheMicroBatchesOfAPipelineThatAreOpen) {
+  const TemporaryFolder folder;
+  const Texts texts(folder);
+  const auto digest = [&](int ranks, const std::string& mesh) {
+    kernels::Digest found;
+    std::mutex mutex;
+    on_ranks(
+        ranks,
+        [&](const Trained& trained) {
+          trained.step(texts);
+          trained.engine.set_batch(2, 6);
+          trained.step(texts);
+          trained.step(texts);
+          const kernels::Digest state = trained.engine.state_digest();
+          const std::lock_guard lock(mutex);
+          found = state;
+        },
+        [&](Config& config) {
+          config.mesh = mesh;
+          config.tie_sum = TieSum::by_use;
+        });
+    return found;
+  };
+  const kernels::Digest one = digest(1, "");
+  EXPECT_TRUE(digest(2, "pipeline=2") == one);
+  EXPECT_TRUE(digest(3, "pipeline=3") == one);
+}
+
 TEST(BatchFeeder, NamesAFileOfTokensBeyondTheVocabulary) {
   const TemporaryFolder folder;
   const Texts texts(folder);

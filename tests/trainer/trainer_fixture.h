@@ -35,8 +35,9 @@ struct Trained {
   int rank = 0;
 
   StepResult step(const Texts& texts) const {
-    for (std::int64_t m = 0; m < feeder.shape().accumulation; ++m)
-      model.forward_backward(engine, feeder.training_batch(texts.training, texts.mixture, m));
+    models::train_step(model, engine, [&](std::int64_t m) {
+      return feeder.training_batch(texts.training, texts.mixture, m);
+    });
     return engine.step();
   }
 };
@@ -58,8 +59,9 @@ inline void on_ranks(int ranks, const std::function<void(const Trained&)>& body,
     options.log_level = LogLevel::off;
     Runtime runtime(options, factory);
     Engine engine(runtime, models::Gpt::spec(model.config(), sequence), config);
-    BatchFeeder feeder(engine, vocabulary, {config.micro_batch_size, config.accumulation_steps, ranks},
-                       sequence);
+    BatchFeeder feeder(
+        engine, vocabulary,
+        {config.micro_batch_size, config.accumulation_steps, engine.runtime().mesh().data_ranks()}, sequence);
     body({engine, model, feeder, rank});
   });
 }

@@ -27,8 +27,8 @@ struct TensorCheck {
   std::int64_t checked = 0;  ///< elements that were compared
   std::int64_t unresolved =
       0;  ///< of them, so small beside the loss's rounding that a difference says little
-  /// Of them, where the loss has a kink at the weight itself (a ReLU of a sum that is exactly 0): the
-  /// backward lies between the slopes on both sides, of which none is the right one.
+  /// Compared elements at which the loss has a kink in the weight itself (a ReLU of a sum that is exactly 0):
+  /// the backward lies between the slopes on both sides, and neither slope is the right one.
   std::int64_t kinks = 0;
   std::int64_t wrong = 0;  ///< of them
   std::int64_t worst = 0;  ///< index of the element with the largest error

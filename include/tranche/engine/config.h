@@ -44,7 +44,7 @@ std::string_view name_of(ReplicaSum sum);
 /// theirs are added by use; without a pipeline `by_use` gives the same bits.
 enum class TieSum : std::uint8_t { together, by_use };
 std::string_view name_of(TieSum sum);
-/// Where a pipeline cuts a model (Config::pipeline_begins).
+/// The rule by which a pipeline is cut into stages; `listed` takes Config::pipeline_begins.
 enum class PipelineCuts : std::uint8_t { balanced, equal, listed };
 enum class PipelineSchedule : std::uint8_t { one_f_one_b, afab };
 std::string_view name_of(PipelineSchedule schedule);

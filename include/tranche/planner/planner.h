@@ -78,11 +78,11 @@ struct PlanResult {
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   Mesh mesh{1};
   std::map<MeshAxis, AxisTraffic> axes;  ///< shard; replicate where the mesh has replicas
-  /// From this rank to other nodes in a step. GPUs may gather in rings, in which a shard crosses once for all
-  /// ranks of a node: then `crossing_exact` is false, and it is at most this.
+  /// Bytes that this rank sends to other nodes in a step. GPUs may gather in rings, in which a shard crosses
+  /// once for all ranks of a node: then `crossing_exact` is false, and it is at most this.
   std::int64_t crossing_bytes = 0;
   bool crossing_exact = true;
-  /// From all ranks of its node together, which are taken to send alike; not of GPUs.
+  /// The same for all ranks of its node together, which are assumed to send alike. Not set for GPUs.
   std::optional<std::int64_t> node_crossing_bytes;
   /// Elements of all flat buffers, padding included.
   std::int64_t padded_elements = 0;
