@@ -62,7 +62,8 @@ std::int64_t scaled(std::int64_t size, std::int64_t tiny) {
   return detail::probe_cuda().emulated ? tiny : size;
 }
 
-/// The matrix products of this device at their fastest, in operations a second; trainings are held against it too.
+/// The matrix products of this device at their fastest, in operations a second; trainings are held against it
+/// too.
 double peak() {
   static const double known = [] {
     Gpu gpu;

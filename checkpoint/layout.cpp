@@ -371,9 +371,8 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
   std::vector<detail::TensorFacts> facts;
   for (std::size_t u = 0; u < units.size(); ++u) {
     for (const TensorDescription& tensor : units[u].tensors) {
-      facts.push_back(
-          {tensor.shape, static_cast<int>(u), tensor.frozen, tensor.frozen ? 0 : tensor.state_class,
-           tensor.stages, tensor.uses});
+      facts.push_back({tensor.shape, static_cast<int>(u), tensor.frozen,
+                       tensor.frozen ? 0 : tensor.state_class, tensor.stages, tensor.uses});
     }
   }
   const detail::Placement placement(mesh, static_cast<int>(units.size()), std::move(facts), in_blocks);

@@ -168,7 +168,8 @@ void CommunicatorBase::validate_and_record_send(const void* values, std::int64_t
   require_buffer("send", label, values, count, "values");
   require_rank("send", label, peer, size(), "peer");
   if (peer == rank()) refuse("send", label, "the peer is this rank itself");
-  const std::int64_t crossing = crossings_ && crossings_->elsewhere(peer) ? checked_multiply(count, size_of(dtype)) : 0;
+  const std::int64_t crossing =
+      crossings_ && crossings_->elsewhere(peer) ? checked_multiply(count, size_of(dtype)) : 0;
   record("send", count, dtype, count, label, {crossing, crossing}, false);
 }
 

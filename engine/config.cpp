@@ -330,10 +330,11 @@ void read_pipeline(const Values& values, Config& config, Problems& problems) {
     config.pipeline_cuts = PipelineCuts::listed;
     config.pipeline_begins = cuts->get<std::vector<int>>();
   } else {
-    problems.add(fmt::format(
-        "tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first unit of each "
-        "stage but the first, not {}",
-        cuts->dump()));
+    problems.add(
+        fmt::format("tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first "
+                    "unit of each "
+                    "stage but the first, not {}",
+                    cuts->dump()));
   }
 }
 

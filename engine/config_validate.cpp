@@ -254,13 +254,15 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
          "the gradients of each use of a tied tensor are added in fp32; leave it out");
   if (stages == 1) return;
   if (config.accumulation_steps < stages) {
-    config.notes.push_back(fmt::format(
-        "{} micro-batches on {} stages of a pipeline: at most {} ranks of {} can work at once; a step of more "
-        "micro-batches keeps them busy (gradient_accumulation_steps)",
-        config.accumulation_steps, stages, config.accumulation_steps, stages));
+    config.notes.push_back(
+        fmt::format("{} micro-batches on {} stages of a pipeline: at most {} ranks of {} can work at once; a "
+                    "step of more "
+                    "micro-batches keeps them busy (gradient_accumulation_steps)",
+                    config.accumulation_steps, stages, config.accumulation_steps, stages));
   }
-  refuse(config.world_size_invariant && mesh.data_ranks() > 1, "tranche.world_size_invariant",
-         "gradients of data ranks are added one by one, those of a tied tensor's uses in pairs; leave it out");
+  refuse(
+      config.world_size_invariant && mesh.data_ranks() > 1, "tranche.world_size_invariant",
+      "gradients of data ranks are added one by one, those of a tied tensor's uses in pairs; leave it out");
   refuse(config.replicate == Replicate::parameters, "tranche.replicate parameters",
          "its state would be shared by ranks of other stages; write all, or leave it out");
   refuse(config.offload.parameters != OffloadTier::none, "zero_optimization.offload_param",

@@ -31,15 +31,17 @@ LossScalerOptions scaler_options(const Config& config) {
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
-  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr)) config.mesh = runtime.mesh().to_string();
+  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr))
+    config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
   const Device& device = runtime.device();
   if (runtime.pipeline() != nullptr && !device.host_accessible() && device.kind() != DeviceKind::meta) {
     // There a communicator's calls run in order on one stream: a send waits behind a receive.
-    throw ConfigurationError("tranche.mesh \"" + config.mesh +
-                             "\": pipelines run on CPUs in this version; on GPUs, which wait for messages in the "
-                             "order of their calls, take replicate and shard");
+    throw ConfigurationError(
+        "tranche.mesh \"" + config.mesh +
+        "\": pipelines run on CPUs in this version; on GPUs, which wait for messages in the "
+        "order of their calls, take replicate and shard");
   }
   return config;
 }
@@ -68,7 +70,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       data_ranks(runtime_in.mesh().data_ranks()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      store(config, lay_out(model, groups, *optimizer, runtime.mesh(), stages, world.rank(),
+      store(config,
+            lay_out(model, groups, *optimizer, runtime.mesh(), stages, world.rank(),
                     [this](const Placement& placement, int buffer) { return ranks_of(placement, buffer); }),
             {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),

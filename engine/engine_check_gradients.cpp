@@ -116,8 +116,8 @@ class Check {
           called, first.loss, again));
     }
     result.loss = loss_ = first.loss;
-    tokens_ = static_cast<double>(first.tokens) /
-              static_cast<double>(engine_.config().accumulation_steps * engine_.runtime().mesh().data_ranks());
+    tokens_ = static_cast<double>(first.tokens) / static_cast<double>(engine_.config().accumulation_steps *
+                                                                      engine_.runtime().mesh().data_ranks());
     scale_ = engine_.loss_gradient_scale();
     if (scale_ == 1) {
       result.notes.emplace_back(

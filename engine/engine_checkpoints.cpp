@@ -300,12 +300,13 @@ void Engine::Impl::note_order_of_sums(const checkpoint::Manifest& manifest, Load
   if (result.world != ranks) {
     const std::string on =
         replicas == nullptr && pipeline == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
-    result.notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) +
-                           on + ": state is equal to the bit" +
-                           (saved_data_ranks == data_ranks
-                                ? "; the bits from here on are those of a run that adds the gradients of tied "
-                                  "tensors by use (tranche.tie_sum), as a pipeline does"
-                                : ", sums over ranks round differently from here on"));
+    result.notes.push_back(
+        "saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) + on +
+        ": state is equal to the bit" +
+        (saved_data_ranks == data_ranks
+             ? "; the bits from here on are those of a run that adds the gradients of tied "
+               "tensors by use (tranche.tie_sum), as a pipeline does"
+             : ", sums over ranks round differently from here on"));
   } else if (reducer.reduction_group() != manifest.reduction_group) {
     result.notes.push_back("tranche.reduction_group is " + std::to_string(reducer.reduction_group()) +
                            ", was " + std::to_string(manifest.reduction_group) +

@@ -207,12 +207,13 @@ struct Engine::Impl {
   std::optional<double> hook_scale;  ///< while the hook runs: from the main gradient to what the update takes
   ParameterGroups groups;
   LossScaler scaler;
-  Communicator& world;                       ///< every rank
-  Communicator& shard;                       ///< the ranks that this one shards state with
-  Communicator* replicas;                    ///< the ranks that hold the same shards; null: only this one
-  Communicator* pipeline;                    ///< the stages of this data rank; null: no pipeline
-  std::vector<Communicator*> communicators;  ///< those of the above that differ, and what stages share tensors in
-  std::vector<MeshAxis> axes;                ///< of each of them: where the data goes that it carries
+  Communicator& world;     ///< every rank
+  Communicator& shard;     ///< the ranks that this one shards state with
+  Communicator* replicas;  ///< the ranks that hold the same shards; null: only this one
+  Communicator* pipeline;  ///< the stages of this data rank; null: no pipeline
+  std::vector<Communicator*>
+      communicators;           ///< those of the above that differ, and what stages share tensors in
+  std::vector<MeshAxis> axes;  ///< of each of them: where the data goes that it carries
   detail::Stages stages;
   Stream& compute;
   MemoryResource& memory;

@@ -212,11 +212,11 @@ std::string Engine::Impl::describe_stages() const {
   for (int s = 0; s < stages.count; ++s) {
     const UnitUse first = model.forward[static_cast<std::size_t>(stages.begin(s))],
                   last = model.forward[static_cast<std::size_t>(stages.end(model, s)) - 1];
-    text += fmt::format("{}{}{}", s == 0 ? "" : " | ", model.unit(first.unit).name,
-                        first.unit == last.unit && first.use == last.use
-                            ? ""
-                            : " to " + (last.use > 0 ? "the last use of " : std::string()) +
-                                  model.unit(last.unit).name);
+    text += fmt::format(
+        "{}{}{}", s == 0 ? "" : " | ", model.unit(first.unit).name,
+        first.unit == last.unit && first.use == last.use
+            ? ""
+            : " to " + (last.use > 0 ? "the last use of " : std::string()) + model.unit(last.unit).name);
   }
   return fmt::format("{} stages, schedule {}: {}", stages.count, name_of(config.pipeline_schedule), text);
 }
@@ -260,7 +260,8 @@ std::string Engine::summary(bool verbose) const {
   if (impl.pipeline != nullptr) row("pipeline", impl.describe_stages());
   if (impl.pipeline == nullptr && config.tie_sum == TieSum::by_use) {
     row("note",
-        "tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each use, and add "
+        "tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each use, and "
+        "add "
         "them up in fp32");
   }
   row("batch", config.batch_text(impl.data_ranks));

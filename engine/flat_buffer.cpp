@@ -10,7 +10,8 @@ Event FlatBuffer::all_gather(void* whole, DataType dtype, std::int64_t bucket_el
 
 std::int64_t UnitState::gathered_elements() const {
   std::int64_t elements = 0;
-  for (const FlatBuffer& flat : buffers) elements += flat.persistent || flat.empty() ? 0 : flat.layout.padded_elements();
+  for (const FlatBuffer& flat : buffers)
+    elements += flat.persistent || flat.empty() ? 0 : flat.layout.padded_elements();
   return elements;
 }
 

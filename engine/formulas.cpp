@@ -46,8 +46,8 @@ StateFormulas::Bytes StateFormulas::bytes() const {
       bytes.kept_elements += kept.size();
       if (away) bytes.moved_elements += kept.size();
       Bytes::OnTier& home = bytes.tiers[of_tier(flat.optimizer_tier)];
-      for (int sum = residency.transient_gradients(flat) ? 1 : 0; sum < (residency.keeps_last_use(flat) ? 2 : 1);
-           ++sum) {
+      for (int sum = residency.transient_gradients(flat) ? 1 : 0;
+           sum < (residency.keeps_last_use(flat) ? 2 : 1); ++sum) {
         add(residency.gradients_range(flat), accumulation_bytes, bytes.gradients,
             bytes.tiers[static_cast<std::size_t>(Tier::device)].gradients);
       }

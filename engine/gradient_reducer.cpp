@@ -106,12 +106,11 @@ void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
     throw LogicError("gradients(" + unit.name + ") while another handle of the unit is open");
   }
   if (uses.begun >= unit.uses_per_micro_batch()) {
-    throw LogicError("gradients(" + unit.name + ") for use " + std::to_string(uses.begun + 1) +
-                     " of a micro-batch, but " +
-                     (unit.uses_per_micro_batch() == unit.uses_in_model
-                          ? "the model declares uses_per_micro_batch = "
-                          : "this stage's uses of the unit are ") +
-                     std::to_string(unit.uses_per_micro_batch()));
+    throw LogicError(
+        "gradients(" + unit.name + ") for use " + std::to_string(uses.begun + 1) + " of a micro-batch, but " +
+        (unit.uses_per_micro_batch() == unit.uses_in_model ? "the model declares uses_per_micro_batch = "
+                                                           : "this stage's uses of the unit are ") +
+        std::to_string(unit.uses_per_micro_batch()));
   }
 }
 
@@ -150,8 +149,8 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
 }
 
 StepBuffer GradientReducer::acquire_sum(const FlatBuffer& flat, std::string_view tag) {
-  StepBuffer sum = arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32),
-                                  Category::gradients, tag);
+  StepBuffer sum =
+      arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients, tag);
   for (const Event& event : sum.ready()) compute_.wait(event);
   return sum;
 }
@@ -189,8 +188,8 @@ void GradientReducer::begin_target(Target& target, const FlatBuffer& flat) {
 
 void GradientReducer::clear_unwritten(Target& target, const FlatBuffer& flat, int tensor) {
   if (std::exchange(target.unwritten[static_cast<std::size_t>(tensor)], 0) == 0) return;
-  kernels::fill_zero(compute_, range_of(target, flat.layout.tensor_offset(tensor),
-                                        flat.layout.tensor_elements(tensor)));
+  kernels::fill_zero(
+      compute_, range_of(target, flat.layout.tensor_offset(tensor), flat.layout.tensor_elements(tensor)));
 }
 
 TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) {

@@ -100,7 +100,8 @@ class GradientReducer {
   /// Adds a slot to the accumulator over micro-batches, unless kernels added there themselves.
   void accumulate(Target& target, FlatBuffer& flat, bool of_last_use);
   /// `sum` (fp32) = or += `gradient`, rounded to the communication dtype.
-  void add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient, const TensorView& sum, bool first);
+  void add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient, const TensorView& sum,
+                   bool first);
   /// The gradients of both uses, each rounded, in ascending order, in fp32 memory of the step. Lets their
   /// slots go.
   StepBuffer sum_of_uses(Target& first, Target& last, const FlatBuffer& flat);

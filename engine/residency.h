@@ -69,7 +69,8 @@ class Residency {
   /// The main gradient takes memory of the step only: one micro-batch makes the step, and nothing needs it on
   /// the device behind that.
   bool transient_gradients(const FlatBuffer& flat) const {
-    return !keeps_last_use(flat) && flat.optimizer_tier != OffloadTier::none && config_.accumulation_steps == 1;
+    return !keeps_last_use(flat) && flat.optimizer_tier != OffloadTier::none &&
+           config_.accumulation_steps == 1;
   }
   /// Anything of the buffer, or of the unit, lives off the device.
   bool offloaded(const FlatBuffer& flat) const {

@@ -299,7 +299,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
       impl.ends = impl.world->subgroup(ends);
     } else if (!impl.world->simulated()) {
       impl.ends = impl.world->split(at_an_end ? mesh.coordinate(MeshAxis::replicate, rank) : -1,
-                                  mesh.coordinate(MeshAxis::shard, rank) * 2 + (stage == 0 ? 0 : 1));
+                                    mesh.coordinate(MeshAxis::shard, rank) * 2 + (stage == 0 ? 0 : 1));
     }
   }
   impl.log = Logger(impl.world->rank(), options.log_level);

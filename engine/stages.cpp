@@ -101,8 +101,8 @@ Stages divide(const ModelSpec& model, const Config& config, int stages) {
                                  std::to_string(of.uses.size()) + " uses of its unit; two can be told apart");
       }
       if (of.stages.empty()) {
-        throw ConfigurationError("tranche.mesh \"" + config.mesh + "\": no unit of ModelSpec::forward reads tensor " +
-                                 tensor.name);
+        throw ConfigurationError("tranche.mesh \"" + config.mesh +
+                                 "\": no unit of ModelSpec::forward reads tensor " + tensor.name);
       }
       result.tensors.push_back(std::move(of));
     }

@@ -64,15 +64,14 @@ StateClasses classify(const ModelSpec& model, const ParameterGroups& groups, con
   return result;
 }
 
-Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh,
-                const Stages& stages) {
+Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh, const Stages& stages) {
   std::vector<TensorFacts> facts;
   for (std::size_t u = 0; u < model.units().size(); ++u) {
     for (const TensorSpec& tensor : model.units()[u].tensors) {
       const int state_class = classes.of_tensor[facts.size()];
       const TensorUses of = stages.tensors.empty() ? TensorUses() : stages.tensors.at(facts.size());
-      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0), of.stages,
-                       of.uses});
+      facts.push_back(
+          {tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0), of.stages, of.uses});
     }
   }
   std::vector<bool> in_blocks;

@@ -50,11 +50,10 @@ struct BufferRanks {
 };
 using RanksOfBuffer = std::function<BufferRanks(const Placement& placement, int buffer)>;
 
-/// The model's tensors and their flat buffers as `rank` of the mesh has them, each sharded over the ranks that
-/// `ranks_of` tells. Throws
-/// ConfigurationError for a pattern that matches no tensor, a model without units or without trainable
-/// tensors, settings of a parameter group that the optimizer cannot honour, and more state classes than a
-/// checkpoint can tell apart.
+/// The model's tensors and their flat buffers as `rank` of the mesh has them, each sharded over the ranks
+/// that `ranks_of` tells. Throws ConfigurationError for a pattern that matches no tensor, a model without
+/// units or without trainable tensors, settings of a parameter group that the optimizer cannot honour, and
+/// more state classes than a checkpoint can tell apart.
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
                     const Mesh& mesh, const Stages& stages, int rank, const RanksOfBuffer& ranks_of);
 /// The same where all buffers are sharded over `group`, the ranks of the mesh's axis `shard`, and `replicas`

@@ -78,7 +78,8 @@ void StateStore::assign_tiers() {
   }
   if (config_.offload.optimizer == OffloadTier::none) return;
   std::vector<std::int64_t> sizes;
-  for (const FlatBuffer* flat : trainable_) sizes.push_back(flat->empty() ? 0 : flat->layout.padded_elements());
+  for (const FlatBuffer* flat : trainable_)
+    sizes.push_back(flat->empty() ? 0 : flat->layout.padded_elements());
   const std::vector<bool> moves = units_that_move(sizes, config_.offload.ratio);
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (moves[i]) trainable_[i]->optimizer_tier = config_.offload.optimizer;
@@ -144,8 +145,9 @@ void StateStore::set_offload(std::unique_ptr<OffloadedState> offload) {
 void StateStore::allocate_gradients(FlatBuffer& flat) {
   const std::int64_t elements = residency_.gradients_range(flat).size();
   if (residency_.keeps_last_use(flat) && !flat.last_use_gradients) {
-    flat.last_use_gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
-                                     Category::gradients, flat.name + " last use's gradients");
+    flat.last_use_gradients =
+        Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
+               Category::gradients, flat.name + " last use's gradients");
   }
   if (flat.gradients || elements == 0) return;
   flat.gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),

@@ -18,7 +18,8 @@ float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype);
 void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value);
 
 /// All calls but write_main_gradient() are collective over the group and the replicas of the tensor's buffer
-/// and over the stages of a pipeline, digest() over `ranks`; they wait for the work that they need and are done on return.
+/// and over the stages of a pipeline, digest() over `ranks`; they wait for the work that they need and are
+/// done on return.
 class TensorAccess {
  public:
   /// All arguments outlive it; nothing else uses the workspace during a call.

@@ -35,7 +35,8 @@ static bool train(const std::string& text, const std::string& folder, std::int64
   Engine engine(runtime, models::Gpt::spec(gpt.config(), sequence), runtime.config());
   const std::int64_t accumulation = engine.config().accumulation_steps;
   trainer::BatchFeeder feeder(engine, gpt.config().vocabulary,
-                              {engine.config().micro_batch_size, accumulation, runtime.size()}, sequence);
+                              {engine.config().micro_batch_size, accumulation, runtime.mesh().data_ranks()},
+                              sequence);
   if (std::filesystem::exists(folder + "/latest")) engine.load(folder);
 
   trainer::CheckpointScheduleOptions kept;
@@ -59,7 +60,8 @@ static bool train(const std::string& text, const std::string& folder, std::int64
 
   bool stopped = false;
   while (engine.steps() < steps && !stopped) {
-    models::train_step(gpt, engine, [&](std::int64_t m) { return feeder.training_batch(training, order, m); });
+    models::train_step(gpt, engine,
+                       [&](std::int64_t m) { return feeder.training_batch(training, order, m); });
     if (signals.poll() != 0) engine.request_stop();  // on any rank: all of them stop after this step
     const StepResult result = engine.step();
     stopped = result.stop_requested;

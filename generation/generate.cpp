@@ -120,7 +120,8 @@ class Generator {
         writable_(
             static_cast<std::size_t>(options.writable == 0 ? model.shape().vocabulary : options.writable)) {
     if (engine.stage().stages > 1) {
-      throw ConfigurationError("generation on a mesh with a pipeline (" + engine.runtime().mesh().to_string() +
+      throw ConfigurationError("generation on a mesh with a pipeline (" +
+                               engine.runtime().mesh().to_string() +
                                ") is not part of this version; generate on replicate and shard alone");
     }
     const std::int64_t hash = hash_of(prompts, options);

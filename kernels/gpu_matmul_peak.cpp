@@ -59,8 +59,9 @@ double gpu_matmul_peak(Device& device, DataType dtype) {
     }
     stream.synchronize();
   }
-  const double seconds =
-      median_seconds(stream, [&] { matmul(stream, {}, a, b, c, {workspace.data(), workspace_bytes}); });
+  const double seconds = median_seconds(stream, [&] {
+    matmul(stream, {}, a, b, c, {workspace.data(), workspace_bytes});
+  });
   return 2.0 * std::pow(static_cast<double>(size), 3) / std::max(seconds, 1e-9);
 }
 

@@ -33,9 +33,10 @@ void require_places(const std::optional<ConstTensorView>& view, const Shape& tok
 
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead) {
   if (engine.stage().stages == 1) return;
-  throw ConfigurationError(fmt::format("{} on a mesh with a pipeline ({}), whose stages compute a part of the "
-                                       "model each; {}",
-                                       call, engine.runtime().mesh().to_string(), instead));
+  throw ConfigurationError(
+      fmt::format("{} on a mesh with a pipeline ({}), whose stages compute a part of the "
+                  "model each; {}",
+                  call, engine.runtime().mesh().to_string(), instead));
 }
 
 DataType Pass::dtype() const {
@@ -170,7 +171,8 @@ void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
 void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches) {
   if (engine.stage().stages > 1) {
     return pipeline::run_step(engine, [&](std::int64_t micro_batch) {
-      return std::make_unique<LanguageStage>(model, engine, batches(micro_batch), LanguageStage::Kind::beside);
+      return std::make_unique<LanguageStage>(model, engine, batches(micro_batch),
+                                             LanguageStage::Kind::beside);
     });
   }
   for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {

@@ -48,9 +48,8 @@ LanguageStage::LanguageStage(const LanguageModel& model, Engine& engine, const T
       uses_(engine.stage()),
       first_block_(std::max(uses_.begin - 1, 0)),
       // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
-      end_block_(uses_.stages == 1
-                     ? pass_.shape.layers
-                     : std::min<std::int64_t>(uses_.end - 1, pass_.shape.layers)),
+      end_block_(uses_.stages == 1 ? pass_.shape.layers
+                                   : std::min<std::int64_t>(uses_.end - 1, pass_.shape.layers)),
       training_(kind != Kind::evaluation),
       recompute_(training_ && engine.config().activation_checkpointing),
       residuals_(static_cast<std::size_t>(pass_.shape.layers) + 1),
@@ -135,9 +134,8 @@ void LanguageStage::prefetch_input(std::int64_t end) {
 
 /// Puts the checkpoint of a block back into the residuals, on the device.
 void LanguageStage::fetch_input(std::int64_t block) {
-  residual(block) =
-      StepTensors(engine_.fetch_from_host(std::move(inputs_[static_cast<std::size_t>(block)])),
-                  {residual_request(pass_)});
+  residual(block) = StepTensors(engine_.fetch_from_host(std::move(inputs_[static_cast<std::size_t>(block)])),
+                                {residual_request(pass_)});
 }
 
 TensorView LanguageStage::output_gradient() {

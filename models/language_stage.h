@@ -20,9 +20,9 @@ bool group_stays_gathered(const Config& config, std::int64_t blocks);
 /// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
 
-/// Computes the uses of units that Engine::stage() names: embedding, blocks, head with the loss. What backward
-/// reads is kept in between, or with activation checkpointing the input of each group of blocks; a group ends
-/// where the stage does.
+/// Computes the uses of units that Engine::stage() names: embedding, blocks, head with the loss. What
+/// backward reads is kept in between, or with activation checkpointing the input of each group of blocks; a
+/// group ends where the stage does.
 class LanguageStage : public pipeline::StageWork {
  public:
   /// alone: the only open micro-batch of a step. beside: others of the step may be open. evaluation: without
@@ -66,8 +66,9 @@ class LanguageStage : public pipeline::StageWork {
   /// At index i the input of block i and its activations, where they are kept; at the end the last output.
   std::vector<StepTensors> residuals_, activations_;
   std::vector<HostCopy> inputs_;  ///< of groups that are recomputed, in host memory if the configuration asks
-  /// Until it has passed the output stays. Its memory is given back once the gradient has come, so that nothing
-  /// that this stage does before waits for the next stage to take the residual: both might wait for each other.
+  /// Until it has passed the output stays. Its memory is given back once the gradient has come, so that
+  /// nothing that this stage does before waits for the next stage to take the residual: both might wait for
+  /// each other.
   Event output_sent_;
   StepTensors gradient_;
 };

@@ -70,8 +70,10 @@ UnitSpec Llama::embedding_unit() const {
   if (config_.tied) {
     unit.tensors.front().aliases = {head_name};
     unit.tensors.front().linear = LinearLayout::out_in;
-    unit.tensors.push_back(
-        {.name = norm_name, .shape = {config_.width}, .initializer = Initializer::ones(), .uses = {head_use}});
+    unit.tensors.push_back({.name = norm_name,
+                            .shape = {config_.width},
+                            .initializer = Initializer::ones(),
+                            .uses = {head_use}});
     unit.uses_per_micro_batch = 2;
   }
   return unit;

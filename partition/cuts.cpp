@@ -12,8 +12,8 @@ namespace {
 
 void require(int uses, int stages) {
   if (stages >= 1 && stages <= uses) return;
-  throw InvalidArgument("the model has " + std::to_string(uses) + " units to cut, so " + std::to_string(uses) +
-                        " stages at most, not " + std::to_string(stages));
+  throw InvalidArgument("the model has " + std::to_string(uses) + " units to cut, so " +
+                        std::to_string(uses) + " stages at most, not " + std::to_string(stages));
 }
 
 }  // namespace
@@ -64,9 +64,7 @@ std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages) 
   require(uses, stages);
   std::string list;
   for (const int begin : begins) list += (list.empty() ? "" : ", ") + std::to_string(begin);
-  const auto refuse = [&](const std::string& reason) {
-    throw InvalidArgument("[" + list + "]: " + reason);
-  };
+  const auto refuse = [&](const std::string& reason) { throw InvalidArgument("[" + list + "]: " + reason); };
   if (static_cast<int>(begins.size()) != stages - 1) {
     refuse("it has " + std::to_string(begins.size()) + " numbers; " + std::to_string(stages) +
            " stages have " + std::to_string(stages - 1) + " cuts");

@@ -7,9 +7,9 @@
 namespace tranche::detail {
 
 /// For each stage the first of the uses of units that it computes, in forward order; stage s has uses
-/// [cuts[s], cuts[s + 1]), and the last stage all from cuts.back() on. `work` is the operations of each use. The
-/// largest share of a stage is the least that there is; of the cuts with this share, stages take as many uses
-/// from the front as fit. Throws InvalidArgument when there are more stages than uses.
+/// [cuts[s], cuts[s + 1]), and the last stage all from cuts.back() on. `work` is the operations of each use.
+/// The largest share of a stage is the least that there is; of the cuts with this share, stages take as many
+/// uses from the front as fit. Throws InvalidArgument when there are more stages than uses.
 std::vector<int> balanced_cuts(std::span<const double> work, int stages);
 /// As many uses a stage as there can be alike; the first stages have one more where they do not divide.
 std::vector<int> equal_cuts(int uses, int stages);

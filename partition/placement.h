@@ -33,9 +33,9 @@ struct TensorFacts {
 /// knows the place of every tensor on every rank.
 ///
 /// Tensors are numbered over all units, in declared order. Buffers are numbered over all units too. A unit's
-/// tensors are divided by the uses that read them and the stages that hold them, in order of first appearance;
-/// for each such set the unit has one buffer for each state class and one for frozen tensors behind them. Buffers without tensors keep
-/// their number.
+/// tensors are divided by the uses that read them and the stages that hold them, in order of first
+/// appearance; for each such set the unit has one buffer for each state class and one for frozen tensors
+/// behind them. Buffers without tensors keep their number.
 ///
 /// A buffer belongs to the group of ranks that hold equal values of its tensors. It is sharded over that
 /// group, and each of the group's replicas owns an equal part of each shard.

@@ -173,8 +173,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
       const std::int64_t whole = buffer.layout.padded_elements(), shard = buffer.layout.shard_elements();
       if (!placement.holds(number++, request.rank)) continue;  // another stage of a pipeline does
-      const bool keeps =
-          persistent.keeps(buffer.layout) || (config.stage == 3 && buffer.stages.size() > 1);
+      const bool keeps = persistent.keeps(buffer.layout) || (config.stage == 3 && buffer.stages.size() > 1);
       if (!buffer.frozen) {
         kept.push_back(config.stage == 0 ? whole : shard / copies);
         of.persistent &= keeps || buffer.empty();
@@ -635,8 +634,8 @@ OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates
 
 FitResult find_fit(const FitRequest& request) {
   if (const Mesh mesh = request.plan.config.mesh_of(request.plan.ranks); mesh.size(MeshAxis::pipeline) > 1) {
-    throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" + request.plan.config.mesh +
-                             "\" has a pipeline: plan its stages with --rank");
+    throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" +
+                             request.plan.config.mesh + "\" has a pipeline: plan its stages with --rank");
   }
   if (request.budget < 1) throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes");
   return Search(request).run();

@@ -8,7 +8,8 @@ namespace tranche::planner {
 std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps) {
   Config config = checked_config(request);
   if (config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1) {
-    throw ConfigurationError("--machine projects meshes of replicate and shard; tranche.mesh \"" + config.mesh +
+    throw ConfigurationError("--machine projects meshes of replicate and shard; tranche.mesh \"" +
+                             config.mesh +
                              "\" has a pipeline, whose messages it does not know: leave --machine out");
   }
   config.debug.poison_memory = false;

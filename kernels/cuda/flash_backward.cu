@@ -43,8 +43,8 @@ struct Place {
 constexpr float log2_of_e = 1.4426950408889634f;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// Eight 16-bit elements times eight others. By value, so that each operand is one load: through a reference the compiler no
-/// longer knows their alignment and may load element by element.
+/// Eight 16-bit elements times eight others. By value, so that each operand is one load: through a reference
+/// the compiler no longer knows their alignment and may load element by element.
 template <class T>
 __device__ __forceinline__ float dot_of(const Vector16 a, const Vector16 b) {
   const T *x = reinterpret_cast<const T*>(&a), *y = reinterpret_cast<const T*>(&b);

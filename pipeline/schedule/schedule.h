@@ -1,6 +1,6 @@
 #pragma once
-/// Schedules of a pipeline: for each rank a list of what it computes and which messages it sends and receives.
-/// Integers only; no device, no communicator.
+/// Schedules of a pipeline: for each rank a list of what it computes and which messages it sends and
+/// receives. Integers only; no device, no communicator.
 
 #include <cstdint>
 #include <string>
@@ -36,9 +36,10 @@ enum class ScheduleKind : std::uint8_t {
 /// "afab", "1f1b".
 std::string_view name_of(ScheduleKind kind);
 
-/// The actions of one stage in order. Each micro-batch has one forward and, but for forward_alone, one backward;
-/// a receive stands in front of the action that reads it, a send behind the one that made it. Backward passes
-/// ascend in micro-batches. Throws InvalidArgument for a stage that does not exist or numbers below 1.
+/// The actions of one stage in order. Each micro-batch has one forward and, but for forward_alone, one
+/// backward; a receive stands in front of the action that reads it, a send behind the one that made it.
+/// Backward passes ascend in micro-batches. Throws InvalidArgument for a stage that does not exist or numbers
+/// below 1.
 std::vector<Action> actions_of(ScheduleKind kind, int stages, std::int64_t micro_batches, int stage);
 
 /// The most micro-batches of a stage that are open at once.

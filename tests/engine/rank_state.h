@@ -110,10 +110,10 @@ struct RankState {
 
   detail::StateLayout layout(const std::function<void(detail::StateLayout&)>& regroup, const Staged* staged) {
     const ParameterGroups groups(config.group_rules, config.frozen);
-    detail::StateLayout laid =
-        staged == nullptr
-            ? detail::lay_out(two_units(), groups, *optimizer, mesh, group)
-            : detail::lay_out(two_units(), groups, *optimizer, mesh, staged->stages, group.rank(), staged->ranks_of);
+    detail::StateLayout laid = staged == nullptr
+                                   ? detail::lay_out(two_units(), groups, *optimizer, mesh, group)
+                                   : detail::lay_out(two_units(), groups, *optimizer, mesh, staged->stages,
+                                                     group.rank(), staged->ranks_of);
     if (regroup) regroup(laid);
     return laid;
   }

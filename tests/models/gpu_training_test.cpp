@@ -78,7 +78,8 @@ TEST_F(GpuTraining, APipelineIsRefused) {
   Config config = gpu_config(1, "AdamW");
   config.mesh = "pipeline=2";
   try {
-    on_ranks(2, Gpt::spec(tiny_gpt(), time_steps), config, [](Engine&) {}, DeviceKind::cuda);
+    on_ranks(
+        2, Gpt::spec(tiny_gpt(), time_steps), config, [](Engine&) {}, DeviceKind::cuda);
     ADD_FAILURE() << "nothing was thrown";
   } catch (const ConfigurationError& error) {
     EXPECT_THAT(error.message(),

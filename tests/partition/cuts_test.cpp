@@ -87,17 +87,24 @@ TEST(Cuts, ListedAreCheckedOneByOne) {
   EXPECT_THAT(listed_cuts(std::vector{2, 5}, 6, 3), ElementsAre(0, 2, 5));
   EXPECT_EQ(refusal([] { (void)listed_cuts(std::vector{2}, 6, 3); }),
             "[2]: it has 1 numbers; 3 stages have 2 cuts");
-  EXPECT_EQ(refusal([] { (void)listed_cuts(std::vector{4, 4}, 6, 3); }),
-            "[4, 4]: 4 leaves a stage without a unit; it has to be above 4 and below 6, the number of the model's "
-            "units");
-  EXPECT_EQ(refusal([] { (void)listed_cuts(std::vector{2, 6}, 6, 3); }),
-            "[2, 6]: 6 leaves a stage without a unit; it has to be above 2 and below 6, the number of the model's "
-            "units");
+  EXPECT_EQ(
+      refusal([] {
+        (void)listed_cuts(std::vector{4, 4}, 6, 3);
+      }),
+      "[4, 4]: 4 leaves a stage without a unit; it has to be above 4 and below 6, the number of the model's "
+      "units");
+  EXPECT_EQ(
+      refusal([] {
+        (void)listed_cuts(std::vector{2, 6}, 6, 3);
+      }),
+      "[2, 6]: 6 leaves a stage without a unit; it has to be above 2 and below 6, the number of the model's "
+      "units");
 }
 
 TEST(Cuts, MoreStagesThanUsesAreRefused) {
-  for (const auto& call : {std::function<void()>([] { (void)equal_cuts(6, 8); }),
-                           std::function<void()>([] { (void)balanced_cuts(std::vector<double>(6, 1), 8); })}) {
+  for (const auto& call : {std::function<void()>([] { (void)equal_cuts(6, 8); }), std::function<void()>([] {
+                             (void)balanced_cuts(std::vector<double>(6, 1), 8);
+                           })}) {
     EXPECT_EQ(refusal(call), "the model has 6 units to cut, so 6 stages at most, not 8");
   }
 }

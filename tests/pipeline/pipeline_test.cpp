@@ -109,7 +109,8 @@ Bits trained(const LanguageModel& model, Config config, const std::string& mesh,
     const std::lock_guard lock(mutex);
     all.push_back(std::move(mine));
   });
-  for (const Bits& other : all) EXPECT_TRUE(other == all.front()) << "all ranks know loss, norm and evaluation";
+  for (const Bits& other : all)
+    EXPECT_TRUE(other == all.front()) << "all ranks know loss, norm and evaluation";
   return all.front();
 }
 
@@ -125,8 +126,8 @@ void expect_one_digest(bool llama, DataType dtype, ReductionPolicy policy, bool 
           // Each commit takes a part of the combinations; the sweep takes all.
           if (!whole && (stage + stages / 2 + static_cast<int>(schedule) + shards) % 4 != 0) continue;
           const std::string mesh = "pipeline=" + std::to_string(stages) + ", shard=*";
-          EXPECT_TRUE(trained(*model, pipeline_config(dtype, stage, policy), mesh, stages * shards, schedule) ==
-                      one)
+          EXPECT_TRUE(
+              trained(*model, pipeline_config(dtype, stage, policy), mesh, stages * shards, schedule) == one)
               << model->architecture() << " " << mesh << " of " << stages * shards << " ranks, ZeRO stage "
               << stage << ", " << name_of(schedule) << ", " << name_of(dtype) << ", " << name_of(policy);
         }
@@ -172,16 +173,14 @@ TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
     config.checkpoint_every = 3;
     config.depth = 4;
   });
-  expect_same("optimizer state in host memory", [](Config& config) {
-    config.offload.optimizer = OffloadTier::cpu;
-  });
+  expect_same("optimizer state in host memory",
+              [](Config& config) { config.offload.optimizer = OffloadTier::cpu; });
   expect_same("optimizer state on nvme", [](Config& config) {
     config.offload.optimizer = OffloadTier::nvme;
     config.offload.nvme_path = std::filesystem::temp_directory_path().string();
   });
-  expect_same("moments in blocks of 8 bits", [](Config& config) {
-    config.precision.moments = DataType::block8;
-  });
+  expect_same("moments in blocks of 8 bits",
+              [](Config& config) { config.precision.moments = DataType::block8; });
   expect_same("fp16 with loss scaling", [](Config& config) {
     config.precision.compute = config.precision.communication = DataType::float16;
     config.loss_scaling = true;
@@ -273,7 +272,8 @@ TEST(Pipeline, NamesTheStageThatHoldsATensor) {
       (void)unit.tensor("transformer.wpe.weight");
       ADD_FAILURE() << "the positions are on the first stage";
     } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.message(), HasSubstr("tensor transformer.wpe.weight is held by stage 0 of the pipeline"));
+      EXPECT_THAT(error.message(),
+                  HasSubstr("tensor transformer.wpe.weight is held by stage 0 of the pipeline"));
     }
   });
 }
@@ -293,8 +293,9 @@ TEST(Pipeline, RefusesUsesThatAStageDoesNotHaveAndSumsThatAreNotThereYet) {
     TokenData data(time_steps, 61, false);
     data.draw(0, 1);
     model->forward_backward(engine, data.batch());
-    EXPECT_THAT(message([&] { (void)engine.read_gradient("transformer.wte.weight"); }),
-                HasSubstr("before the last micro-batch of a step: its uses' gradients are kept apart until then"));
+    EXPECT_THAT(
+        message([&] { (void)engine.read_gradient("transformer.wte.weight"); }),
+        HasSubstr("before the last micro-batch of a step: its uses' gradients are kept apart until then"));
     (void)engine.read_gradient("transformer.wpe.weight");  // which one use reads
   });
   config.mesh = "pipeline=2";
@@ -303,7 +304,8 @@ TEST(Pipeline, RefusesUsesThatAStageDoesNotHaveAndSumsThatAreNotThereYet) {
     (void)engine.begin_micro_batch({}, {});
     const UnitId table{0};  // both stages have one of its two uses
     engine.gradients(table).reduce();
-    EXPECT_THAT(message([&] { (void)engine.gradients(table); }), HasSubstr("this stage's uses of the unit are 1"));
+    EXPECT_THAT(message([&] { (void)engine.gradients(table); }),
+                HasSubstr("this stage's uses of the unit are 1"));
     for (int i = engine.stage().begin; i < engine.stage().end; ++i) {
       const UnitUse& use = engine.model().forward[static_cast<std::size_t>(i)];
       if (!(use.unit == table)) engine.skip_gradients(use.unit);
@@ -329,16 +331,19 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
   };
   EXPECT_THAT(problem(R"("pipeline_cuts": [3])"),
               HasSubstr("tranche.pipeline_cuts has no effect: the mesh has no axis pipeline"));
-  EXPECT_THAT(problem(R"("pipeline_schedule": "afab")"), HasSubstr("tranche.pipeline_schedule has no effect"));
+  EXPECT_THAT(problem(R"("pipeline_schedule": "afab")"),
+              HasSubstr("tranche.pipeline_schedule has no effect"));
   EXPECT_THAT(problem(R"("mesh": "pipeline=2")", 2),
               HasSubstr("1 micro-batches on 2 stages of a pipeline: at most 1 ranks of 2 can work at once"));
   EXPECT_THAT(problem(R"("tie_sum": "apart")"),
               HasSubstr("tranche.tie_sum: 'apart' is not one of together, by_use"));
   EXPECT_THAT(problem(R"("pipeline_schedule": "zb")"),
               HasSubstr("tranche.pipeline_schedule: 'zb' is not one of 1f1b, afab"));
-  EXPECT_THAT(problem(R"("pipeline_cuts": "best")"),
-              HasSubstr("tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first unit "
-                        "of each stage but the first, not \"best\""));
+  EXPECT_THAT(
+      problem(R"("pipeline_cuts": "best")"),
+      HasSubstr(
+          "tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first unit "
+          "of each stage but the first, not \"best\""));
   const Config read = parse_config(
       R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab"}})", 2);
   const Config again = parse_config(read.to_json(), 2);
@@ -350,12 +355,13 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
 // A checkpoint of one mesh is read by any other, with the state equal to the bit.
 TEST(Pipeline, ReadsCheckpointsOfAnyMesh) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
-  const std::vector<std::pair<std::string, int>> meshes{
-      {"", 1}, {"pipeline=2", 2}, {"shard=2", 2}, {"pipeline=2, shard=2", 4}, {"pipeline=3", 3}, {"shard=2, pipeline=2", 4}};
+  const std::vector<std::pair<std::string, int>> meshes{{"", 1},           {"pipeline=2", 2},
+                                                        {"shard=2", 2},    {"pipeline=2, shard=2", 4},
+                                                        {"pipeline=3", 3}, {"shard=2, pipeline=2", 4}};
   for (std::size_t from = 0; from < meshes.size(); ++from) {
-    const std::filesystem::path folder = std::filesystem::temp_directory_path() /
-                                         ("tranche-pipeline-" + std::to_string(::getpid()) + "-" +
-                                          std::to_string(from));
+    const std::filesystem::path folder =
+        std::filesystem::temp_directory_path() /
+        ("tranche-pipeline-" + std::to_string(::getpid()) + "-" + std::to_string(from));
     const int zero = static_cast<int>(from) % 4;
     kernels::Digest saved;
     std::string path;
@@ -437,11 +443,13 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
   EXPECT_EQ(activations(PipelineSchedule::one_f_one_b, 8), activations(PipelineSchedule::one_f_one_b, 64));
   const std::int64_t four = activations(PipelineSchedule::afab, 4);
   // But for the residual gradient of the one in backward, and what a block's backward takes.
-  EXPECT_NEAR(static_cast<double>(activations(PipelineSchedule::afab, 8)) / static_cast<double>(four), 2, 0.2);
+  EXPECT_NEAR(static_cast<double>(activations(PipelineSchedule::afab, 8)) / static_cast<double>(four), 2,
+              0.2);
 }
 
-std::string refusal(const Config& config, int ranks, const LanguageModel& model,
-                    const std::function<void(Engine&)>& body = [](Engine&) {}) {
+std::string refusal(
+    const Config& config, int ranks, const LanguageModel& model,
+    const std::function<void(Engine&)>& body = [](Engine&) {}) {
   std::string text = "nothing was thrown";
   try {
     on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) { body(engine); });
@@ -477,16 +485,20 @@ TEST(Pipeline, RefusesWhatItDoesNotHave) {
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh"));
   EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
               HasSubstr("zero_optimization.zero_quantized_gradients: not with tranche.mesh"));
-  EXPECT_THAT(with([](Config& c) {
-                c.mesh = "pipeline=2, shard=1, replicate=2";
-                c.replicate = Replicate::parameters;
-              }, 4),
+  EXPECT_THAT(with(
+                  [](Config& c) {
+                    c.mesh = "pipeline=2, shard=1, replicate=2";
+                    c.replicate = Replicate::parameters;
+                  },
+                  4),
               HasSubstr("tranche.replicate parameters: not with tranche.mesh"));
-  EXPECT_THAT(with([](Config& c) {
-                c.world_size_invariant = true;
-                c.train_batch_size = 8;
-                c.accumulation_steps = 0;
-              }, 4),
+  EXPECT_THAT(with(
+                  [](Config& c) {
+                    c.world_size_invariant = true;
+                    c.train_batch_size = 8;
+                    c.accumulation_steps = 0;
+                  },
+                  4),
               HasSubstr("tranche.world_size_invariant: not with tranche.mesh"));
 }
 
@@ -494,18 +506,19 @@ TEST(Pipeline, SaysWhereAWholeModelIsNeeded) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::bfloat16, 0, ReductionPolicy::automatic);
   config.mesh = "pipeline=2";
-  EXPECT_THAT(refusal(config, 2, *model,
-                      [&](Engine& engine) {
-                        TokenData data(time_steps, 61, false);
-                        data.draw(0, 1);
-                        model->forward_backward(engine, data.batch());
-                      }),
-              HasSubstr("forward_backward() on a mesh with a pipeline (pipeline=2), whose stages compute a part of "
-                        "the model each; use models::train_step()"));
+  EXPECT_THAT(
+      refusal(config, 2, *model,
+              [&](Engine& engine) {
+                TokenData data(time_steps, 61, false);
+                data.draw(0, 1);
+                model->forward_backward(engine, data.batch());
+              }),
+      HasSubstr("forward_backward() on a mesh with a pipeline (pipeline=2), whose stages compute a part of "
+                "the model each; use models::train_step()"));
   const std::vector<std::int32_t> prompt{1, 2};
-  EXPECT_THAT(refusal(config, 2, *model,
-                      [&](Engine& engine) { (void)model->next_token_logits(engine, prompt); }),
-              HasSubstr("generation on a mesh with a pipeline"));
+  EXPECT_THAT(
+      refusal(config, 2, *model, [&](Engine& engine) { (void)model->next_token_logits(engine, prompt); }),
+      HasSubstr("generation on a mesh with a pipeline"));
 }
 
 }  // namespace

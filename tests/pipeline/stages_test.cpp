@@ -66,12 +66,14 @@ TEST(Stages, RefuseModelsThatCannotBeCut) {
   config.mesh = "pipeline=3";
   ModelSpec silent = tied_model();
   silent.forward.clear();
-  EXPECT_THAT(refusal(silent, config, 3), HasSubstr("the model does not say in which order its units follow"));
+  EXPECT_THAT(refusal(silent, config, 3),
+              HasSubstr("the model does not say in which order its units follow"));
   ModelSpec shared = tied_model();
   std::rotate(shared.forward.begin() + 2, shared.forward.begin() + 4, shared.forward.end());
   config.pipeline_cuts = PipelineCuts::listed;
   config.pipeline_begins = {1, 3};
-  EXPECT_THAT(refusal(shared, config, 3), HasSubstr("a tensor can be shared by the first and the last stage alone"));
+  EXPECT_THAT(refusal(shared, config, 3),
+              HasSubstr("a tensor can be shared by the first and the last stage alone"));
   ModelSpec unread = tied_model();
   unread.forward.erase(unread.forward.begin() + 1);
   EXPECT_THAT(refusal(unread, config, 3), HasSubstr("ModelSpec::forward has use 0 of unit a 0 times"));
@@ -85,7 +87,8 @@ TEST(Stages, RefuseModelsThatCannotBeCut) {
     Config by_use = config;
     by_use.tie_sum = TieSum::by_use;
     by_use.pipeline_cuts = PipelineCuts::balanced;
-    EXPECT_THAT(refusal(three, by_use, stages), HasSubstr("is read by 3 uses of its unit; two can be told apart"));
+    EXPECT_THAT(refusal(three, by_use, stages),
+                HasSubstr("is read by 3 uses of its unit; two can be told apart"));
   }
 }
 

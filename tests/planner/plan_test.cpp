@@ -615,8 +615,9 @@ TEST(PlanCommand, Refusals) {
     more.insert(more.begin(), staged.begin(), staged.end());
     return refused(more);
   };
-  EXPECT_THAT(of_stages({"--fit", "1GiB"}), HasSubstr("--fit searches on replicate and shard; tranche.mesh "
-                                                      "\"pipeline=2\" has a pipeline: plan its stages with --rank"));
+  EXPECT_THAT(of_stages({"--fit", "1GiB"}),
+              HasSubstr("--fit searches on replicate and shard; tranche.mesh "
+                        "\"pipeline=2\" has a pipeline: plan its stages with --rank"));
   EXPECT_THAT(of_stages({"--device", "cuda", "--machine", "dgx-h100"}),
               HasSubstr("--machine projects meshes of replicate and shard; tranche.mesh \"pipeline=2\""));
   EXPECT_THAT(refused({"--rnks", "2"}), HasSubstr("did you mean --ranks?"));

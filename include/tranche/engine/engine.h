@@ -128,8 +128,8 @@ class Engine {
   // Without loss and token count: InferenceScope (handles.h).
 
   // --- Pipelines ---------------------------------------------------------------------------------------
-  /// The part of a model that this rank computes: uses [begin, end) of ModelSpec::forward, as stage `stage` of
-  /// `stages`. Without a pipeline there is one stage, which computes all of them.
+  /// The part of a model that this rank computes: uses [begin, end) of ModelSpec::forward, as stage `stage`
+  /// of `stages`. Without a pipeline there is one stage, which computes all of them.
   struct StageUses {
     int stage = 0, stages = 1;
     int begin = 0, end = 0;

@@ -213,9 +213,10 @@ class LanguageModel {
 /// begins, and its memory stays as it is until the step has ended.
 using MicroBatches = std::function<TokenBatch(std::int64_t micro_batch)>;
 
-/// The micro-batches of one step: forward and backward of all of them, for Engine::step() to follow. On a mesh
-/// with a pipeline this rank computes its own stage (pipeline/executor.h); without one it is a loop over
-/// LanguageModel::forward_backward(). Collective over the ranks that see the same samples. Throws as that does.
+/// The micro-batches of one step: forward and backward of all of them, for Engine::step() to follow. On a
+/// mesh with a pipeline this rank computes its own stage (pipeline/executor.h); without one it is a loop over
+/// LanguageModel::forward_backward(). Collective over the ranks that see the same samples. Throws as that
+/// does.
 void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches);
 
 }  // namespace models

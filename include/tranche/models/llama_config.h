@@ -62,8 +62,8 @@ struct LlamaConfig {
   static std::vector<std::string> model_types();
 
   /// llama-mini (1.2 million parameters, bytes, 256 positions), llama-nano and qwen3-nano (bytes, tests),
-  /// llama-160m, llama-2-7b, llama-3.1-8b, -70b and -405b, llama-3.2-1b and -3b, mistral-7b, qwen2.5-0.5b, -1.5b, -3b and
-  /// -7b, qwen3-0.6b and -8b. Throws ConfigurationError listing the names.
+  /// llama-160m, llama-2-7b, llama-3.1-8b, -70b and -405b, llama-3.2-1b and -3b, mistral-7b, qwen2.5-0.5b,
+  /// -1.5b, -3b and -7b, qwen3-0.6b and -8b. Throws ConfigurationError listing the names.
   static LlamaConfig preset(std::string_view name);
   static std::vector<std::string> preset_names();
   /// Hugging Face's config.json as transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5

@@ -15,8 +15,8 @@ namespace tranche::pipeline {
 /// implements it. Its constructor begins the micro-batch of the engine (Engine::begin_micro_batch_beside() in
 /// training). The executor makes the micro-batch the engine's current one before each call.
 ///
-/// A residual is [rows, ModelSpec::residual_width] in the compute dtype. Both sides of a cut compute its shape
-/// from their own batch, of which all stages of a data rank have the same: nothing is negotiated.
+/// A residual is [rows, ModelSpec::residual_width] in the compute dtype. Both sides of a cut compute its
+/// shape from their own batch, of which all stages of a data rank have the same: nothing is negotiated.
 class StageWork {
  public:
   StageWork() = default;
