@@ -10,7 +10,11 @@
     `// ...` stands for lines that are left out. FILE is an example or a test, so the build compiles it. C++ is fenced, never
     only indented.
   - A block fenced as ```json is JSON.
+  - A folder's README.md names, in backticks, each group of its source files: those that differ in their suffix alone (`*` stands
+    for any text, and `_text` for any name that ends so), and each subfolder without a README of its own (`NAME/`). A folder
+    include/tranche/NAME/ is part of NAME/.
 """
+import fnmatch
 import json
 import pathlib
 import posixpath
@@ -21,6 +25,7 @@ import sys
 LINK = re.compile(r"\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|(?:src|href)=\"([^\"]+)\"")
 CITATION = re.compile(r"(?<![\w/.-])((?:docs|bench/results)/[\w./-]+\.md)\b")
 COMPILED = ("examples/", "tests/")
+SOURCES = {".h", ".hpp", ".cpp", ".inl", ".cu", ".cuh", ".cmake", ".py", ".sh"}
 
 
 def slug(heading):
@@ -85,6 +90,16 @@ def is_of(block, source):
     return True
 
 
+def names_in(readme):
+    """The names that a README has in backticks, file suffixes left out."""
+    words = re.findall(r"[\w*+.-]+/?", " ".join(re.findall(r"`([^`]+)`", re.sub("``+", "", readme))))
+    return {word[:-len(pathlib.PurePosixPath(word).suffix)] if pathlib.PurePosixPath(word).suffix in SOURCES else word for word in words}
+
+
+def is_named(name, names):
+    return any(name == word or (word.startswith("_") and name.endswith(word)) or ("*" in word and fnmatch.fnmatchcase(name, word)) for word in names)
+
+
 class Check:
     def __init__(self, root):
         self.root = root
@@ -136,6 +151,21 @@ class Check:
             except json.JSONDecodeError as error:
                 self.problems.append(f"{page}:{number}: this is not JSON: {error}")
 
+    def groups(self):
+        """What the README of a folder leaves out."""
+        readmes = {posixpath.dirname(file): names_in(self.text(file)) for file in self.files if file.endswith("/README.md")}
+        missing = set()
+        for file in self.files:
+            path = pathlib.PurePosixPath(re.sub("^include/tranche/(?=[^/]+/)", "", file))
+            home = next((folder for folder in path.parents if str(folder) in readmes), None)
+            if home is None or path.suffix not in SOURCES:
+                continue
+            inside = path.relative_to(home)
+            name = f"{inside.parts[0]}/" if len(inside.parts) > 1 else path.stem
+            if not is_named(name, readmes[str(home)]):
+                missing.add(f"{home}/README.md: it does not name `{name}`")
+        self.problems += sorted(missing)
+
     def run(self):
         for file in self.files:
             path = self.root / file
@@ -148,6 +178,7 @@ class Check:
                 self.links(file, text)
                 self.code(file, text)
                 self.data(file, text)
+        self.groups()
         self.problems += [f"{file}: no page links it" for file in self.files
                           if file.startswith("docs/") and file.endswith(".md") and file not in self.linked]
         return self.problems

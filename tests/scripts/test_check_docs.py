@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""scripts/check_docs.py finds links, citations and C++ blocks that are wrong; scripts/sentences.py counts words."""
+"""scripts/check_docs.py finds links, citations, C++ blocks and READMEs of folders that are wrong; scripts/sentences.py counts words."""
 import pathlib
 import subprocess
 import sys
@@ -68,6 +68,16 @@ class Pages(unittest.TestCase):
     def test_json(self):
         self.holds('```json\n{"a": [1]}\n```\n')
         self.finds('\n```json\n{"a": 1,}\n```\n', "README.md:2: this is not JSON")
+
+    def test_files_of_a_folder(self):
+        for file in ["core/a_b.h", "core/a_b.cpp", "core/deep/c.cpp", "core/deeper/d.cpp", "core/deeper/README.md", "include/tranche/core/e.h"]:
+            self.write(file, "`d.cpp`" if file.endswith(".md") else "")
+        self.write("core/README.md", "`a_b`, `deep/`, `e.h`")
+        self.holds("text")
+        self.write("core/README.md", "`_b`, `d*p/`, ```` ```x ````, `*`")
+        self.holds("text")
+        self.write("core/README.md", "a_b, `a`, `deep`")
+        self.finds("text", "core/README.md: it does not name `a_b`\ncore/README.md: it does not name `deep/`\ncore/README.md: it does not name `e`\n", 3)
 
     def test_sentences(self):
         short, long = "One two three. " * 9, "word " * 26 + "end.\n"
