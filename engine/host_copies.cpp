@@ -1,9 +1,8 @@
-#include "tranche/engine/host_copies.h"
+#include "engine/host_copies.h"
 
 #include <utility>
 #include <vector>
 
-#include "offload/host_link.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

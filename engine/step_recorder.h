@@ -5,10 +5,10 @@
 #include <cstdint>
 
 #include "engine/exposed_time.h"
+#include "engine/host_copies.h"
 #include "engine/parameter_gatherer.h"
 #include "engine/step_traffic.h"
 #include "tranche/device/step_arena.h"
-#include "tranche/engine/host_copies.h"
 #include "tranche/engine/step_result.h"
 
 namespace tranche::detail {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/engine/host_copies.h"
+#include "tranche/engine/host_copy.h"
 #include "tranche/models/language_model.h"
 #include "tranche/pipeline/executor.h"
 

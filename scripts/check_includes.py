@@ -51,6 +51,8 @@ HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]
 # Names of the CUDA and NCCL interfaces, wherever they are declared.
 CUDA_NAME = re.compile(r"\b(cuda[A-Z]\w*|cu(?:Mem|Stream|Event|Ctx|Device|Graph|Get)[A-Z]\w*|CU(?:DA|BLAS|_)[A-Z_]\w*|cublas\w+|"
                        r"nccl[A-Z]\w*|nvtx[A-Z]\w*|__(?:global|device|host|shared)__|__syncthreads|__shfl\w*)")
+# Public headers hold public things; what their templates need lies in a folder detail/.
+INTERNAL_WORD = re.compile(r"^\s*///?.*\binternal\b", re.IGNORECASE)
 CUDA_HOMES = ["*/cuda*", "comm/nccl*", "tests/*", "bench/*"]
 # These serve every device with the same lines: the word itself is out of place in their code.
 DEVICE_BLIND = ["optim", "checkpoint", "engine", "models"]
@@ -177,6 +179,8 @@ def check(root):
             if text:
                 complaints.append(f"{file}:{number}: {text}")
         for number, line in enumerate(whole.splitlines(), 1):
+            if file.startswith(PUBLIC) and "/detail/" not in file and INTERNAL_WORD.match(line):
+                complaints.append(f"{file}:{number}: a public header that calls something internal: move it to a private header, or to detail/")
             found = INCLUDE.match(line)
             if found:
                 text = complaint(root, file, found[1], found[2])

@@ -1,5 +1,5 @@
 // Step memory that goes to host memory and comes back: alone with a link and two arenas, then by the engine.
-#include "tranche/engine/host_copies.h"
+#include "engine/host_copies.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

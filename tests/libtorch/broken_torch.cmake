@@ -15,7 +15,7 @@ function(configure)
 endfunction()
 function(expect_broken name text)
   configure(-DTRANCHE_LIBTORCH=AUTO -DTRANCHE_TORCH=${WORK}/${name})
-  if(NOT status EQUAL 0 OR NOT output MATCHES "CMake Warning at [^:]*:[^:]*: Tranche: nothing of adapters/torch is compiled: [^ ]*${text}"
+  if(NOT status EQUAL 0 OR NOT output MATCHES "CMake Warning at [^:]*:[^:]*: Tranche: nothing of include/tranche/libtorch/ is compiled: [^ ]*${text}"
      OR NOT output MATCHES "-- Tranche: LIBTORCH OFF")
     message(FATAL_ERROR "AUTO with '${name}': status ${status}, wanted 0 and a warning '${text}': ${output}")
   endif()
@@ -83,7 +83,7 @@ expect_broken(alone "a program does not link with the LibTorch 2.15.0 in [^ ]*/a
 configure(-DTRANCHE_LIBTORCH=AUTO -UTRANCHE_TORCH
           "-DCMAKE_IGNORE_PATH=/usr/include/torch/csrc/api/include\\;/usr/local/include/torch/csrc/api/include")
 if(NOT status EQUAL 0 OR output MATCHES "CMake Warning" OR NOT output MATCHES
-   "-- Tranche: nothing of adapters/torch is compiled: no LibTorch was found: -DTRANCHE_TORCH=FOLDER")
+   "-- Tranche: nothing of include/tranche/libtorch/ is compiled: no LibTorch was found: -DTRANCHE_TORCH=FOLDER")
   message(FATAL_ERROR "AUTO without any: status ${status}: ${output}")
 endif()
 configure(-DTRANCHE_LIBTORCH=AUTO -UTRANCHE_TORCH -DCMAKE_PREFIX_PATH=${WORK}/empty

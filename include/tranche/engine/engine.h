@@ -14,7 +14,7 @@
 #include "tranche/device/step_arena.h"
 #include "tranche/engine/config.h"
 #include "tranche/engine/handles.h"
-#include "tranche/engine/host_copies.h"
+#include "tranche/engine/host_copy.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/saved_state.h"

@@ -13,7 +13,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/engine/runtime.h"
-#include "tranche/libtorch/cuda_memory.h"
+#include "tranche/libtorch/detail/cuda_memory.h"
 
 namespace tranche::libtorch {
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "tranche/engine/engine.h"
-#include "tranche/libtorch/buffers.h"
-#include "tranche/libtorch/cuda_device.h"
-#include "tranche/libtorch/export.h"
-#include "tranche/libtorch/model.h"
+#include "tranche/libtorch/detail/buffers.h"
+#include "tranche/libtorch/detail/cuda_device.h"
+#include "tranche/libtorch/detail/export.h"
+#include "tranche/libtorch/detail/model.h"
 #include "tranche/libtorch/options.h"
 
 namespace tranche::libtorch {

@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-#include "tranche/libtorch/graph.h"
+#include "tranche/libtorch/detail/graph.h"
 
 namespace tranche::libtorch {
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: what torch's caching allocator holds of a GPU, in Tranche's ledger and under its limit.
+/// What torch's caching allocator holds of a GPU, in Tranche's ledger and under its limit.
 
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: a parameter of a module, whose memory is the engine's while its unit is gathered.
+/// A parameter of a module, whose memory is the engine's while its unit is gathered.
 
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: torch's device, and the stream that it works on: the engine's.
+/// Torch's device, and the stream that it works on: the engine's.
 
 #include <torch/torch.h>
 
@@ -8,7 +8,7 @@
 #include <c10/cuda/CUDAStream.h>
 
 #include "tranche/device/cuda_interop.h"
-#include "tranche/libtorch/cuda_memory.h"
+#include "tranche/libtorch/detail/cuda_memory.h"
 #endif
 
 #include <optional>

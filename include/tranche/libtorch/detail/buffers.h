@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: what of a module is no parameter: buffers, training mode, torch's random state.
+/// The parts of a module that are not parameters: buffers, training mode, torch's random state.
 
 #include <torch/torch.h>
 
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "tranche/engine/engine.h"
-#include "tranche/libtorch/tensors.h"
+#include "tranche/libtorch/detail/tensors.h"
 
 namespace tranche::libtorch::detail {
 

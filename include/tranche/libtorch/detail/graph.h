@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: calls of units in autograd's graph.
+/// Calls of units in autograd's graph.
 ///
 /// Every node of the graph has a number, in the order of forward, and autograd runs what is ready by falling
 /// numbers. A node leads only to older ones, so that with one queue the nodes run by falling numbers
@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "tranche/core/error.h"
-#include "tranche/libtorch/tensors.h"
-#include "tranche/libtorch/unit_state.h"
+#include "tranche/libtorch/detail/tensors.h"
+#include "tranche/libtorch/detail/unit_state.h"
 
 namespace tranche::libtorch::detail {
 

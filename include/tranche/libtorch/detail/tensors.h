@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: tensors inside arguments and results of modules, and what Tranche's dtypes are to LibTorch.
+/// Tensors inside arguments and results of modules, and what Tranche's dtypes are to LibTorch.
 
 #include <torch/torch.h>
 

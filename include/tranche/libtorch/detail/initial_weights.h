@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: the weights that a module's parameters begin with, as the engine asks for them.
+/// The weights that a module's parameters begin with, as the engine asks for them.
 
 #include <torch/torch.h>
 
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "tranche/engine/model_spec.h"
-#include "tranche/libtorch/parameter.h"
-#include "tranche/libtorch/tensors.h"
+#include "tranche/libtorch/detail/parameter.h"
+#include "tranche/libtorch/detail/tensors.h"
 #include "tranche/libtorch/unit.h"
 
 namespace tranche::libtorch::detail {

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: weights and buffers as files of other programs.
+/// Weights and buffers as files of other programs.
 
 #include <torch/torch.h>
 
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "tranche/engine/engine.h"
-#include "tranche/libtorch/tensors.h"
-#include "tranche/libtorch/unit_state.h"
+#include "tranche/libtorch/detail/tensors.h"
+#include "tranche/libtorch/detail/unit_state.h"
 
 namespace tranche::libtorch::detail {
 

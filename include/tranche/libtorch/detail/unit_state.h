@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: a unit under a Trainer: its parameters, its calls in a micro-batch, its gradients.
+/// A unit under a Trainer: its parameters, its calls in a micro-batch, its gradients.
 
 #include <torch/torch.h>
 
@@ -11,7 +11,7 @@
 
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/libtorch/parameter.h"
+#include "tranche/libtorch/detail/parameter.h"
 
 namespace tranche::libtorch::detail {
 

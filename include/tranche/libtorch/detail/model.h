@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: the units of a model, as the engine gets to know them.
+/// The units of a model, as the engine gets to know them.
 
 #include <torch/torch.h>
 
@@ -13,7 +13,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
-#include "tranche/libtorch/initial_weights.h"
+#include "tranche/libtorch/detail/initial_weights.h"
 #include "tranche/libtorch/options.h"
 #include "tranche/libtorch/unit.h"
 #include "tranche/optim/parameter_groups.h"
