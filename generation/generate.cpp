@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_set>
 #include <utility>
 
@@ -15,6 +16,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/models/key_value_cache.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::generation {
 
@@ -113,17 +115,16 @@ class Generator {
         prompts_(prompts),
         options_(options),
         ranks_(engine.runtime().all()),
+        stages_(engine.runtime().pipeline()),
+        stage_(engine.stage()),
+        data_ranks_(engine.runtime().mesh().data_ranks()),
+        data_rank_(engine.runtime().mesh().data_rank(ranks_.rank())),
         context_(options.context == 0 ? model.shape().positions : options.context),
         rows_(std::min(options.max_batch, divide_round_up(static_cast<std::int64_t>(prompts.size()),
-                                                          std::int64_t{ranks_.size()}))),
+                                                          std::int64_t{data_ranks_}))),
         ends_(options.end_tokens.begin(), options.end_tokens.end()),
         writable_(
             static_cast<std::size_t>(options.writable == 0 ? model.shape().vocabulary : options.writable)) {
-    if (engine.stage().stages > 1) {
-      throw ConfigurationError("generation on a mesh with a pipeline (" +
-                               engine.runtime().mesh().to_string() +
-                               ") is not part of this version; generate on replicate and shard alone");
-    }
     const std::int64_t hash = hash_of(prompts, options);
     if (largest(ranks_, hash) != -largest(ranks_, -hash)) {
       throw InvalidArgument("generate: ranks were given different prompts or options");
@@ -145,14 +146,14 @@ class Generator {
     }
   }
 
-  std::int64_t prompts_of_a_round() const { return rows_ * ranks_.size(); }
+  std::int64_t prompts_of_a_round() const { return rows_ * data_ranks_; }
 
   /// The prompts from `first` on.
   std::vector<Generation> round(std::int64_t first) {
     texts_.clear();
     const auto count = static_cast<std::int64_t>(prompts_.size());
     for (std::int64_t row = 0; row < rows_; ++row) {
-      const std::int64_t prompt = first + row * ranks_.size() + ranks_.rank();
+      const std::int64_t prompt = first + row * data_ranks_ + data_rank_;
       if (prompt >= count) break;
       const Tokens& tokens = prompts_[static_cast<std::size_t>(prompt)];
       texts_.push_back({.prompt = prompt,
@@ -167,6 +168,12 @@ class Generator {
   }
 
  private:
+  /// In place of a token: the logits were not finite; another stage draws it.
+  static constexpr std::int32_t not_finite = -2, undrawn = -3;
+  struct Drawn {
+    Text* text = nullptr;
+    std::int32_t token = undrawn;
+  };
   /// More passes than rows can be.
   static constexpr std::int64_t most_passes = std::int64_t{1} << 31;
 
@@ -193,48 +200,80 @@ class Generator {
                                        agreed / most_passes, non_finite_weight(engine_)));
     }
     const std::int64_t passes = agreed;
+    constexpr auto where = models::LogitsOn::last_stage;
+    std::vector<Drawn> drawn;
     for (Text* text : whole) {
       const bool fits = cache_ && text->length() <= cache_->capacity();
-      const std::vector<float> logits = fits ? model_.prefill(engine_, *cache_, text->row, text->tokens)
-                                             : model_.next_token_logits(engine_, seen(*text));
-      draw(*text, logits);
+      const std::vector<float> logits = fits
+                                            ? model_.prefill(engine_, *cache_, text->row, text->tokens, where)
+                                            : model_.next_token_logits(engine_, seen(*text), where);
+      drawn.push_back({text, draw(*text, logits, 0)});
+      // The stages of a pipeline exchange the tokens of a turn together, so that the first ones go on with
+      // the next prompt.
+      if (stages_ == nullptr) take(drawn);
     }
     if (!next.empty()) {
       Tokens tokens(static_cast<std::size_t>(rows_), -1);
       for (const Text* text : next) tokens[static_cast<std::size_t>(text->row)] = text->tokens.back();
-      const std::vector<float> logits = model_.decode(engine_, *cache_, tokens);
-      const auto vocabulary = static_cast<std::size_t>(model_.shape().vocabulary);
-      for (Text* text : next) {
-        draw(*text, std::span(logits).subspan(static_cast<std::size_t>(text->row) * vocabulary, vocabulary));
-      }
+      const std::vector<float> logits = model_.decode(engine_, *cache_, tokens, where);
+      for (Text* text : next) drawn.push_back({text, draw(*text, logits, text->row)});
     }
+    take(drawn);
     for (std::int64_t pass = mine; pass < passes; ++pass) model_.gather_for_others(engine_);
     return passes > 0;
   }
 
-  void draw(Text& text, std::span<const float> logits) {
+  /// The next token of a text from row `row` of the logits, or not_finite. On stages of a pipeline that get
+  /// no logits: undrawn.
+  std::int32_t draw(const Text& text, std::span<const float> logits, std::int64_t row) const {
+    if (!stage_.last()) return undrawn;
+    const std::int64_t begin = row * model_.shape().vocabulary;
+    const std::span<const float> drawn = logits.subspan(static_cast<std::size_t>(begin), writable_);
     // A model of one's own may rule tokens out by minus infinity.
-    const std::span<const float> drawn = logits.first(writable_);
     const bool any =
         std::any_of(drawn.begin(), drawn.end(), [](float value) { return std::isfinite(value); });
     const bool usable = any && std::all_of(drawn.begin(), drawn.end(), [](float value) {
                           return value < std::numeric_limits<float>::infinity();  // no NaN either
                         });
-    if (!usable) {
-      not_finite_ = std::max(not_finite_, text.prompt);
-      text.ended = true;
-      return;
-    }
-    const std::int64_t position = text.length() - text.length_of_prompt;
-    const std::int32_t token = draw_token(logits.first(writable_), options_.sampling, position, text.prompt);
-    const auto end = [&](Generation::End how) {
-      text.ended = true;
-      text.end = how;
+    if (!usable) return not_finite;
+    return draw_token(drawn, options_.sampling, text.length() - text.length_of_prompt, text.prompt);
+  }
+
+  /// Gives a number of each text that was drawn for to the other stages of the data rank.
+  void share(Tokens& numbers, int from, std::string_view what) const {
+    if (stages_ == nullptr) return;
+    stages_
+        ->broadcast(numbers.data(), static_cast<std::int64_t>(numbers.size()), DataType::int32, from, {},
+                    {what, "generation", Traffic::control, Tier::host})
+        .wait();
+  }
+
+  /// Adds the drawn tokens to their texts, on all stages of the data rank alike, and forgets them.
+  void take(std::vector<Drawn>& drawn) {
+    if (drawn.empty()) return;
+    Tokens tokens, stopped(drawn.size());
+    for (const Drawn& one : drawn) tokens.push_back(one.token);
+    share(tokens, stage_.stages - 1, "tokens");
+    const auto ends = [&](std::int32_t token) {
+      return token == options_.end_token || ends_.contains(token);
     };
-    if (token == options_.end_token || ends_.contains(token)) return end(Generation::End::end_token);
-    text.tokens.push_back(token);
-    if (options_.on_token && options_.on_token(text.prompt, token)) return end(Generation::End::stopped);
-    if (position + 1 == options_.tokens) end(Generation::End::length);
+    for (std::size_t i = 0; i < drawn.size(); ++i) {
+      Text& text = *drawn[i].text;
+      if (tokens[i] == not_finite || ends(tokens[i])) continue;
+      text.tokens.push_back(tokens[i]);
+      if (stage_.first() && options_.on_token) stopped[i] = options_.on_token(text.prompt, tokens[i]) ? 1 : 0;
+    }
+    share(stopped, 0, "stops");
+    for (std::size_t i = 0; i < drawn.size(); ++i) {
+      Text& text = *drawn[i].text;
+      const bool full = text.length() - text.length_of_prompt == options_.tokens;
+      if (tokens[i] == not_finite) not_finite_ = std::max(not_finite_, text.prompt);
+      text.ended = tokens[i] == not_finite || ends(tokens[i]) || stopped[i] != 0 || full;
+      text.end = ends(tokens[i])   ? Generation::End::end_token
+                 : stopped[i] != 0 ? Generation::End::stopped
+                                   : Generation::End::length;
+    }
+    drawn.clear();
   }
 
   /// The round's texts of all ranks, in the order of the prompts.
@@ -257,9 +296,15 @@ class Generator {
                       {"generation", "texts", Traffic::control, Tier::host})
           .wait();
     }
+    const Mesh& mesh = engine_.runtime().mesh();
+    std::vector<int> holders(static_cast<std::size_t>(data_ranks_));  // a rank with the texts of each data rank
+    for (int rank = 0; rank < ranks_.size(); ++rank) {
+      holders[static_cast<std::size_t>(mesh.data_rank(rank))] = rank;
+    }
     std::vector<Generation> result;
     for (std::int64_t prompt = first; prompt < end; ++prompt) {
-      const std::int64_t rank = (prompt - first) % ranks_.size(), row = (prompt - first) / ranks_.size();
+      const std::int64_t number = prompt - first, row = number / data_ranks_;
+      const std::int64_t rank = holders[static_cast<std::size_t>(number % data_ranks_)];
       const auto at = all.begin() + (rank * rows_ + row) * stride;
       result.push_back({prompt, {at + 2, at + 2 + at[0]}, static_cast<Generation::End>(at[1])});
     }
@@ -271,10 +316,13 @@ class Generator {
   Prompts prompts_;
   const GenerationOptions& options_;
   Communicator& ranks_;
+  Communicator* stages_;  ///< of this data rank; null: there is one
+  Engine::StageUses stage_;
+  int data_ranks_, data_rank_;
   std::int64_t context_, rows_;
   std::unordered_set<std::int32_t> ends_;
   std::size_t writable_;
-  std::int64_t not_finite_ = -1;  ///< a prompt of this rank
+  std::int64_t not_finite_ = -1;  ///< a prompt of this data rank
   std::optional<models::KeyValueCache> cache_;
   std::vector<Text> texts_;
 };

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "models/language_stage.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 
@@ -17,6 +18,12 @@ CacheHeads heads_of(const LanguageModel& model) {
       model.architecture()));
 }
 
+std::int64_t bytes_of_layers(const CacheHeads& heads, std::int64_t layers, DataType dtype, std::int64_t rows,
+                             std::int64_t capacity) {
+  const std::int64_t token = 2 * layers * heads.key_value_heads * heads.head_width;
+  return checked_multiply(checked_multiply(rows, capacity), token * size_of(dtype));
+}
+
 }  // namespace
 
 KeyValueCache::KeyValueCache(Engine& engine, const LanguageModel& model, std::int64_t rows,
@@ -29,16 +36,20 @@ KeyValueCache::KeyValueCache(Engine& engine, const LanguageModel& model, std::in
         "tokens, which are the model's positions",
         rows, capacity, positions));
   }
-  memory_ = Buffer(engine.runtime().memory(Tier::device), bytes(model, dtype_, rows, capacity),
-                   Category::activations, "key-value cache");
+  const BlockRange blocks = blocks_of_stage(engine, model.shape().layers);
+  first_block_ = blocks.begin;
+  end_block_ = blocks.end;
+  const std::int64_t own = bytes_of_layers(heads_, end_block_ - first_block_, dtype_, rows, capacity);
+  if (own > 0) {
+    memory_ =
+        Buffer(engine.runtime().memory(Tier::device), own, Category::activations, "key-value cache");
+  }
   lengths_.resize(static_cast<std::size_t>(rows));
 }
 
 std::int64_t KeyValueCache::bytes(const LanguageModel& model, DataType dtype, std::int64_t rows,
                                   std::int64_t capacity) {
-  const CacheHeads heads = heads_of(model);
-  const std::int64_t token = 2 * model.shape().layers * heads.key_value_heads * heads.head_width;
-  return checked_multiply(checked_multiply(rows, capacity), token * size_of(dtype));
+  return bytes_of_layers(heads_of(model), model.shape().layers, dtype, rows, capacity);
 }
 
 void KeyValueCache::set_length(std::int64_t row, std::int64_t length) {
@@ -49,7 +60,14 @@ void KeyValueCache::set_length(std::int64_t row, std::int64_t length) {
   lengths_.at(static_cast<std::size_t>(row)) = length;
 }
 
-TensorView KeyValueCache::part(std::int64_t index, std::int64_t first, std::int64_t count) const {
+TensorView KeyValueCache::part(std::int64_t block, std::int64_t which, std::int64_t first,
+                               std::int64_t count) const {
+  if (block < first_block_ || block >= end_block_) {
+    throw InvalidArgument(fmt::format(
+        "block {} is not in the key-value cache of this rank, which has {} blocks from block {} on", block,
+        end_block_ - first_block_, first_block_));
+  }
+  const std::int64_t index = 2 * (block - first_block_) + which;
   const std::int64_t row = heads_.key_value_heads * capacity_ * heads_.head_width;
   const TensorView all{memory_.data(), dtype_, {memory_.bytes() / size_of(dtype_)}};
   return all.slice((index * rows() + first) * row, count * row)

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "models/language_head.h"
@@ -12,6 +14,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/language_model.h"
+#include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
 
@@ -19,22 +22,6 @@ namespace {
 
 StepTensors acquire_residual(const Pass& pass) {
   return {pass.engine, Category::activations, "residual", {{pass.dtype(), {pass.rows(), pass.shape.width}}}};
-}
-
-/// The residual stream behind all blocks.
-StepTensors forward(const LanguageModel& model, Pass& pass, const ConstTensorView& tokens) {
-  Engine& engine = pass.engine;
-  pass.tables = model.acquire_tables(pass);
-  StepTensors residual = acquire_residual(pass);
-  model.embedding_forward(pass, engine.gather(embedding), tokens, residual[0]);
-  for (std::int64_t block = 0; block < pass.shape.layers; ++block) {
-    const GatheredUnit unit = engine.gather(model.unit_of_block(block));
-    const StepTensors activations = model.acquire_block_activations(pass);
-    StepTensors next = acquire_residual(pass);
-    model.block_forward(pass, block, unit, residual[0], activations, &next[0]);
-    residual = std::move(next);
-  }
-  return residual;
 }
 
 /// Logits of rows [first, first + count) of the residual, on the host; waits for them.
@@ -51,6 +38,75 @@ std::vector<float> logits_of(const LanguageModel& model, const Pass& pass, const
   return result;
 }
 
+/// The rows of a pass whose logits are wanted, and the logits, which the last stage writes.
+struct WantedLogits {
+  std::int64_t first = 0, count = 0;
+  std::vector<float> values = {};
+};
+
+/// A pass of inference on this rank's stage.
+class InferenceStage : public pipeline::StageWork {
+ public:
+  InferenceStage(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
+                 WantedLogits& logits)
+      : model_(model), pass_(pass), tokens_(tokens), logits_(logits), stage_(pass.engine.stage()) {}
+
+  TensorView input() override {
+    residual_ = acquire_residual(pass_);
+    return residual_[0];
+  }
+  void forward() override {
+    Engine& engine = pass_.engine;
+    if (stage_.first()) {
+      residual_ = acquire_residual(pass_);
+      model_.embedding_forward(pass_, engine.gather(embedding), tokens_, residual_[0]);
+    }
+    const BlockRange blocks = blocks_of_stage(engine, pass_.shape.layers);
+    for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const GatheredUnit unit = engine.gather(model_.unit_of_block(block));
+      const StepTensors activations = model_.acquire_block_activations(pass_);
+      StepTensors next = acquire_residual(pass_);
+      model_.block_forward(pass_, block, unit, residual_[0], activations, &next[0]);
+      residual_ = std::move(next);
+    }
+    if (!stage_.last()) return;
+    logits_.values = logits_of(model_, pass_, residual_[0], logits_.first, logits_.count);
+    residual_.release();
+  }
+  ConstTensorView output() override { return residual_[0]; }
+  void output_sent(const Event& sent) override { residual_.take().release(sent); }
+  void end() override {}
+
+ private:
+  const LanguageModel& model_;
+  const Pass& pass_;
+  ConstTensorView tokens_;
+  WantedLogits& logits_;
+  Engine::StageUses stage_;
+  StepTensors residual_;
+};
+
+/// Computes the pass on this rank's stage and returns the logits, as `where` says. The host memory that the
+/// pass was filled from is free then.
+std::vector<float> forward(const LanguageModel& model, Pass& pass, const ConstTensorView& tokens,
+                           WantedLogits wanted, LogitsOn where) {
+  Engine& engine = pass.engine;
+  pass.tables = model.acquire_tables(pass);
+  const auto begin = [&](std::int64_t) {
+    return std::make_unique<InferenceStage>(model, pass, tokens, wanted);
+  };
+  if (engine.stage().stages == 1) {
+    begin(0)->forward();
+    return std::move(wanted.values);
+  }
+  pipeline::run_forward(engine, begin, "inference");
+  engine.compute_stream().synchronize();
+  if (where == LogitsOn::last_stage) return std::move(wanted.values);
+  wanted.values.resize(static_cast<std::size_t>(wanted.count * pass.shape.vocabulary));
+  pipeline::give_to_all_stages(engine, wanted.values, "logits");
+  return std::move(wanted.values);
+}
+
 void require_token(std::int32_t token, std::int64_t vocabulary) {
   if (token < 0 || token >= vocabulary) {
     throw InvalidArgument(fmt::format("token {} is not in the vocabulary of {}", token, vocabulary));
@@ -60,8 +116,7 @@ void require_token(std::int32_t token, std::int64_t vocabulary) {
 /// Logits behind `tokens`, which are few enough; into a row of the cache, if there is one.
 std::vector<float> whole_text(const LanguageModel& model, Engine& engine,
                               std::span<const std::int32_t> tokens, const KeyValueCache* cache,
-                              std::int64_t row) {
-  require_whole(engine, "generation", "generate without tranche.mesh, or on replicate and shard alone");
+                              std::int64_t row, LogitsOn where) {
   if (tokens.empty()) throw InvalidArgument("no tokens were given to continue; give at least one");
   const auto seen = static_cast<std::int64_t>(tokens.size());
   for (const std::int32_t token : tokens) require_token(token, model.shape().vocabulary);
@@ -79,8 +134,7 @@ std::vector<float> whole_text(const LanguageModel& model, Engine& engine,
     place.emplace(CachePlace{*cache, row, inputs[1], seen, true});
     pass.cache = &*place;
   }
-  const StepTensors residual = forward(model, pass, inputs[0]);
-  return logits_of(model, pass, residual[0], seen - 1, 1);
+  return forward(model, pass, inputs[0], {seen - 1, 1}, where);
 }
 
 }  // namespace
@@ -93,17 +147,18 @@ bool LanguageModel::has_cache() const {
   return cache_heads().has_value();
 }
 
-std::vector<float> LanguageModel::next_token_logits(Engine& engine,
-                                                    std::span<const std::int32_t> tokens) const {
+std::vector<float> LanguageModel::next_token_logits(Engine& engine, std::span<const std::int32_t> tokens,
+                                                    LogitsOn where) const {
   const auto most = static_cast<std::size_t>(shape().positions);
-  return whole_text(*this, engine, tokens.last(std::min(tokens.size(), most)), nullptr, 0);
+  return whole_text(*this, engine, tokens.last(std::min(tokens.size(), most)), nullptr, 0,
+                    where);
 }
 
 std::vector<float> LanguageModel::prefill(Engine& engine, KeyValueCache& cache, std::int64_t row,
-                                          std::span<const std::int32_t> tokens) const {
+                                          std::span<const std::int32_t> tokens, LogitsOn where) const {
   cache.set_length(row, static_cast<std::int64_t>(tokens.size()));
   try {
-    return whole_text(*this, engine, tokens, &cache, row);
+    return whole_text(*this, engine, tokens, &cache, row, where);
   } catch (...) {
     cache.set_length(row, 0);
     throw;
@@ -111,7 +166,7 @@ std::vector<float> LanguageModel::prefill(Engine& engine, KeyValueCache& cache, 
 }
 
 std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
-                                         std::span<const std::int32_t> tokens) const {
+                                         std::span<const std::int32_t> tokens, LogitsOn where) const {
   const std::int64_t rows = cache.rows();
   if (static_cast<std::int64_t>(tokens.size()) != rows) {
     throw InvalidArgument(
@@ -151,8 +206,7 @@ std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
     pass.positions = memory[1];
     const CachePlace place{cache, 0, memory[2].reshaped({rows}), most, false};
     pass.cache = &place;
-    const StepTensors residual = forward(*this, pass, memory[0]);
-    result = logits_of(*this, pass, residual[0], 0, rows);
+    result = forward(*this, pass, memory[0], {0, rows}, where);
   }
   for (std::int64_t row = 0; row < rows; ++row) {
     if (tokens[static_cast<std::size_t>(row)] >= 0) cache.set_length(row, cache.length(row) + 1);
@@ -162,9 +216,13 @@ std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
 
 void LanguageModel::gather_for_others(Engine& engine) const {
   const InferenceScope scope(engine, {0, 0, 0});
-  (void)engine.gather(embedding);
-  for (std::int64_t block = 0; block < shape().layers; ++block) (void)engine.gather(unit_of_block(block));
-  (void)engine.gather(unit_of_head());
+  const Engine::StageUses stage = engine.stage();
+  const BlockRange blocks = blocks_of_stage(engine, shape().layers);
+  if (stage.first()) (void)engine.gather(embedding);
+  for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+    (void)engine.gather(unit_of_block(block));
+  }
+  if (stage.last()) (void)engine.gather(unit_of_head());
 }
 
 std::vector<double> LanguageModel::next_token_probabilities(Engine& engine,

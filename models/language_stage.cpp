@@ -40,16 +40,21 @@ bool group_stays_gathered(const Config& config, std::int64_t blocks) {
   return blocks <= config.depth;
 }
 
+BlockRange blocks_of_stage(const Engine& engine, std::int64_t layers) {
+  const Engine::StageUses uses = engine.stage();
+  // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
+  if (uses.stages == 1) return {0, layers};
+  return {std::clamp<std::int64_t>(uses.begin - 1, 0, layers), std::min<std::int64_t>(uses.end - 1, layers)};
+}
+
 LanguageStage::LanguageStage(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind)
     : model_(model),
       engine_(engine),
       batch_(batch),
       pass_(model.pass_of(engine, batch, kind != Kind::evaluation)),
       uses_(engine.stage()),
-      first_block_(std::max(uses_.begin - 1, 0)),
-      // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
-      end_block_(uses_.stages == 1 ? pass_.shape.layers
-                                   : std::min<std::int64_t>(uses_.end - 1, pass_.shape.layers)),
+      first_block_(blocks_of_stage(engine, pass_.shape.layers).begin),
+      end_block_(blocks_of_stage(engine, pass_.shape.layers).end),
       training_(kind != Kind::evaluation),
       recompute_(training_ && engine.config().activation_checkpointing),
       residuals_(static_cast<std::size_t>(pass_.shape.layers) + 1),

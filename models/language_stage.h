@@ -17,6 +17,13 @@ inline constexpr UnitId embedding{0};
 /// that many units may be gathered at once; otherwise all but its last block are gathered once more.
 bool group_stays_gathered(const Config& config, std::int64_t blocks);
 
+/// Blocks [begin, end) of a model of `layers` blocks that this rank's stage computes: all of them without a
+/// pipeline, and none on a stage that has the embedding or the head alone.
+struct BlockRange {
+  std::int64_t begin = 0, end = 0;
+};
+BlockRange blocks_of_stage(const Engine& engine, std::int64_t layers);
+
 /// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
 

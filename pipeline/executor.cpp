@@ -1,6 +1,7 @@
 #include "tranche/pipeline/executor.h"
 
 #include <map>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,10 +17,12 @@ namespace {
 
 class Executor {
  public:
-  Executor(Engine& engine, const BeginWork& begin, bool training)
+  /// `forward_phase`: the phase of a forward alone; empty in training.
+  Executor(Engine& engine, const BeginWork& begin, std::string_view forward_phase)
       : engine_(engine),
         begin_(begin),
-        training_(training),
+        training_(forward_phase.empty()),
+        forward_phase_(forward_phase),
         stage_(engine.stage()),
         stages_(engine.runtime().pipeline()) {
     if (stages_ == nullptr) throw LogicError("a schedule of a pipeline on a mesh without one");
@@ -82,12 +85,13 @@ class Executor {
     return action.kind == ActionKind::send_residual || action.kind == ActionKind::receive_residual;
   }
   /// In errors and traces.
-  static std::string name_of_message(const Action& action) {
+  std::string name_of_message(const Action& action) const {
+    if (!training_) return "residual";
     return (of_residual(action) ? "residual of micro-batch " : "gradient of micro-batch ") +
            std::to_string(action.micro_batch);
   }
   std::string_view phase(const Action& action) const {
-    return !training_ ? "evaluate" : of_residual(action) ? "forward" : "backward";
+    return !training_ ? forward_phase_ : of_residual(action) ? "forward" : "backward";
   }
   void receive(const TensorView& into, int from, const Action& action) {
     Stream& compute = engine_.compute_stream();
@@ -104,25 +108,52 @@ class Executor {
   Engine& engine_;
   const BeginWork& begin_;
   bool training_;
+  std::string_view forward_phase_;
   Engine::StageUses stage_;
   Communicator* stages_;
   std::map<std::int64_t, std::unique_ptr<StageWork>> open_;
 };
 
+[[noreturn]] void refuse_backward() {
+  throw LogicError("backward of a micro-batch that has a forward alone");
+}
+
 }  // namespace
+
+TensorView StageWork::output_gradient() {
+  refuse_backward();
+}
+void StageWork::backward() {
+  refuse_backward();
+}
+ConstTensorView StageWork::input_gradient() {
+  refuse_backward();
+}
+void StageWork::input_gradient_sent(const Event& /*sent*/) {
+  refuse_backward();
+}
 
 void run_step(Engine& engine, const BeginWork& begin) {
   const Engine::StageUses stage = engine.stage();
   const ScheduleKind kind = engine.config().pipeline_schedule == PipelineSchedule::afab
                                 ? ScheduleKind::afab
                                 : ScheduleKind::one_f_one_b;
-  Executor(engine, begin, true)
+  Executor(engine, begin, "")
       .run(actions_of(kind, stage.stages, engine.config().accumulation_steps, stage.stage));
 }
 
-void run_forward(Engine& engine, const BeginWork& begin) {
+void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase) {
   const Engine::StageUses stage = engine.stage();
-  Executor(engine, begin, false).run(actions_of(ScheduleKind::forward_alone, stage.stages, 1, stage.stage));
+  Executor(engine, begin, phase).run(actions_of(ScheduleKind::forward_alone, stage.stages, 1, stage.stage));
+}
+
+void give_to_all_stages(Engine& engine, std::span<float> values, std::string_view what) {
+  Communicator* const stages = engine.runtime().pipeline();
+  if (stages == nullptr) return;
+  stages
+      ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32,
+                  stages->size() - 1, {}, {what, "inference", Traffic::control, Tier::host})
+      .wait();
 }
 
 }  // namespace tranche::pipeline

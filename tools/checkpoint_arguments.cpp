@@ -144,6 +144,9 @@ CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options) {
   app->add_option("--stage", options.stage, "under mpirun: 3 shards the weights over the ranks")
       ->type_name("0|1|2|3")
       ->capture_default_str();
+  app->add_option("--mesh", options.mesh,
+                  "under mpirun: axes of the ranks, like 'pipeline=2, shard=*' (default: all ranks shard)")
+      ->type_name("AXES");
   app->add_option("--threads", options.threads, "of a rank (default: the node's cores over its ranks)");
   return app;
 }

@@ -57,6 +57,7 @@ struct GenerateOptions {
   bool json = false;
   std::string dtype = "fp32";
   std::int64_t stage = 0;
+  std::string mesh;  ///< axes of the ranks; empty: all shard
   std::optional<std::int64_t> threads;
 };
 

@@ -260,6 +260,8 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const So
                                      fmt::format("fp16.enabled={}", options.dtype == "fp16"),
                                      "tranche.frozen=" + frozen.dump()};
   if (options.threads) overrides.push_back(fmt::format("tranche.threads={}", *options.threads));
+  if (!options.mesh.empty())
+    overrides.push_back(fmt::format("tranche.mesh={}", nlohmann::json(options.mesh).dump()));
   Config config = parse_config("{}", ranks, overrides);
   config.lora = source.adapters;
   if (source.base_seed) config.seed = *source.base_seed;
@@ -274,6 +276,8 @@ ModelSpec spec_of(const Source& source) {
   ModelSpec spec;
   spec.tokens_per_sample = drawn.tokens_per_sample;
   spec.flops_per_token = drawn.flops_per_token;
+  spec.forward = drawn.forward;
+  spec.residual_width = drawn.residual_width;
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {
       if (source.base_seed) continue;

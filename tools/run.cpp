@@ -208,11 +208,6 @@ void Run::start() {
   if (options.trace.empty()) runtime_options.trace_events = profile_trace_events;
   runtime = std::make_unique<Runtime>(Runtime::from_environment(runtime_options));
   nodes = nodes_of(runtime->all());
-  if (options.sample_bytes > 0 && runtime->pipeline() != nullptr) {
-    throw ConfigurationError(
-        "--sample-bytes: generation on a mesh with a pipeline is not part of this version; leave it out, and "
-        "generate from the checkpoint");
-  }
   peak_flops =
       measure_matmul_peak(runtime->device(), settings.config.precision.compute, options.peak_seconds);
   runtime->all()

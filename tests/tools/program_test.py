@@ -384,8 +384,10 @@ def suite_digests():
 
 
 def suite_pipeline():
-    """Stages of a pipeline have the bits of one rank that adds the gradients of a tied table by use; failures name the message."""
-    same = ["--accumulate", "4", "--digest-every", "1", "--set", "tranche.tie_sum=by_use"]
+    """Stages of a pipeline have the bits of one rank that adds the gradients of a tied table by use, write its text and evaluate its
+    checkpoint; failures name the message."""
+    checkpoint = path("staged")
+    same = ["--accumulate", "4", "--digest-every", "1", "--sample-bytes", "9", "--set", "tranche.tie_sum=by_use"]
     for dtype in ("fp32", "bf16"):
         one = None
         for ranks, arguments in ((0, []), (2, ["--mesh", "pipeline=2"]),
@@ -395,7 +397,7 @@ def suite_pipeline():
             if report is None:
                 continue
             steps = [(step["weights_digest"], step["loss"], step["grad_norm"]) for step in report["steps"]]
-            seen = (report["state_digest"], report["validation_loss"], steps)
+            seen = (report["state_digest"], report["validation_loss"], report["sample"], steps)
             one = one or seen
             if seen != one:
                 failures.append(f"{dtype} {arguments}")
@@ -404,10 +406,19 @@ def suite_pipeline():
                 if axis["elements"] != axis["formula_elements"] or (axis["axis"] == "pipeline" and axis["elements"] == 0):
                     failures.append(f"traffic of {axis}")
                     print(f"FAILED: traffic is the formula's with {arguments}: {axis}")
+    trained(["--mesh", "pipeline=2", "--checkpoint-dir", checkpoint], 2)
+    text = ["generate", "--from", checkpoint, "--prompt", "the cat", "--prompt", "a rat", "--tokens", "40", "--json", "--threads", "1", "--stop", "s"]
+    loss = ["evaluate", "--from", checkpoint] + [word for word in TINY[1:] if word not in ("--steps", "3")]
+    for what, arguments in (("text", text + ["--greedy"]), ("drawn text", text + ["--dtype", "bf16"]), ("loss", loss)):
+        meshes = [(0, []), (2, ["--mesh", "pipeline=2"])] + ([(4, ["--mesh", "pipeline=2, shard=2", "--stage", "3"])] if what == "text" else [])
+        said = [[line for line in expect(arguments + mesh, ranks, 0)[1].split("\n") if line.startswith(("{", "validation loss"))]
+                for ranks, mesh in meshes]
+        if not said[0] or any(one != said[0] for one in said):
+            failures.append(f"{what} of a pipeline")
+            print(f"FAILED: the {what} of one rank on a pipeline\n  {said}")
     staged = TINY + ["--mesh", "pipeline=2", "--accumulate", "4", "--set", "tranche.communication_timeout=10"]
     side_by_side(3, [
-        (expect, staged + ["--sample-bytes", "3"], 2, 2,
-         ["--sample-bytes: generation on a mesh with a pipeline is not part of this version"], None, None, AT_ONCE),
+        (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh"], None, None, AT_ONCE),
         (expect, [staged, staged + ["--set", "tranche.pipeline_cuts=[2]"]], 2, 2,
          ["tranche.pipeline_cuts=[2] on rank 1; start all ranks with the same command and flags"], None, None, AT_ONCE),
         (expect, staged + ["--debug-fail", "1:2"], 2, 5, ["[rank 1] --debug-fail: told to fail in step 2, micro-batch 3", "of micro-batch "], None, None,

@@ -19,20 +19,22 @@ struct CacheHeads {
   std::int64_t head_width = 0;
 };
 
-/// Keys and values of `rows` sequences of up to `capacity` tokens, for all blocks, as
-/// LanguageModel::prefill() and decode() fill them: 2 * layers * rows * key_value_heads * capacity *
-/// head_width elements of the compute dtype, taken from the runtime's device memory at once
-/// (Category::activations, tag "key-value cache") and kept until it is destroyed. The keys are those that
-/// attention sees, behind norms and rotation. A window takes nothing from it: all tokens are kept, the last
-/// ones are read.
+/// Keys and values of `rows` sequences of up to `capacity` tokens, as LanguageModel::prefill() and decode()
+/// fill them: 2 * layers * rows * key_value_heads * capacity * head_width elements of the compute dtype, taken
+/// from the runtime's device memory at once (Category::activations, tag "key-value cache") and kept until it
+/// is destroyed. On a mesh with a pipeline the layers are the blocks of this rank's stage, which may have
+/// none. The keys are those that attention sees, behind norms and rotation. A window takes nothing from it:
+/// all tokens are kept, the last ones are read.
 class KeyValueCache {
  public:
   /// Throws InvalidArgument when the model keeps none (LanguageModel::cache_heads), for less than a row and
   /// for a capacity that is not in 1 to the model's positions; OutOfMemory as all memory does.
   KeyValueCache(Engine& engine, const LanguageModel& model, std::int64_t rows, std::int64_t capacity);
-  /// The memory that one takes.
+  /// The memory that one takes for all blocks, which is that of all stages of a pipeline together.
   static std::int64_t bytes(const LanguageModel& model, DataType dtype, std::int64_t rows,
                             std::int64_t capacity);
+  /// The memory that this one takes on this rank.
+  std::int64_t bytes() const noexcept { return memory_.bytes(); }
 
   std::int64_t rows() const noexcept { return static_cast<std::int64_t>(lengths_.size()); }
   std::int64_t capacity() const noexcept { return capacity_; }
@@ -41,17 +43,20 @@ class KeyValueCache {
   /// Says how many tokens of a row there are; fewer than before forgets the last ones. InvalidArgument
   /// outside 0 to the capacity.
   void set_length(std::int64_t row, std::int64_t length);
-  /// [count, key_value_heads, capacity, head width] of rows from `first` on.
+  /// [count, key_value_heads, capacity, head width] of rows from `first` on. InvalidArgument for a block that
+  /// another stage computes.
   TensorView keys(std::int64_t block, std::int64_t first, std::int64_t count) const {
-    return part(2 * block, first, count);
+    return part(block, 0, first, count);
   }
   TensorView values(std::int64_t block, std::int64_t first, std::int64_t count) const {
-    return part(2 * block + 1, first, count);
+    return part(block, 1, first, count);
   }
 
  private:
-  TensorView part(std::int64_t index, std::int64_t first, std::int64_t count) const;
+  /// `which`: 0 for keys, 1 for values.
+  TensorView part(std::int64_t block, std::int64_t which, std::int64_t first, std::int64_t count) const;
   CacheHeads heads_;
+  std::int64_t first_block_ = 0, end_block_ = 0;  ///< that this rank computes
   std::int64_t capacity_;
   DataType dtype_;
   Buffer memory_;

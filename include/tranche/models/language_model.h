@@ -81,6 +81,11 @@ struct Pass {
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
 };
 
+/// Where logits are wanted on a mesh with a pipeline, whose last stage computes them: on all stages of the
+/// data rank, to which they are broadcast (4 bytes for each of the vocabulary), or on the last one alone, and
+/// the other stages get an empty vector.
+enum class LogitsOn : std::uint8_t { every_stage, last_stage };
+
 /// Rows behind the final norm, and what its backward reads.
 struct FinalNorm {
   TensorView normed;      ///< [rows, width]
@@ -136,8 +141,9 @@ class LanguageModel {
 
   /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
   /// of which are seen. Collective; between steps. It opens an InferenceScope itself, so not inside one.
-  /// Zeros on the meta device.
-  std::vector<float> next_token_logits(Engine& engine, std::span<const std::int32_t> tokens) const;
+  /// Zeros on the meta device. All stages of a pipeline call it with the same tokens and compute a part each.
+  std::vector<float> next_token_logits(Engine& engine, std::span<const std::int32_t> tokens,
+                                       LogitsOn where = LogitsOn::every_stage) const;
   /// softmax(logits / temperature) of the same, in fp64; temperature > 0.
   std::vector<double> next_token_probabilities(Engine& engine, std::span<const std::int32_t> tokens,
                                                double temperature = 1) const;
@@ -148,15 +154,17 @@ class LanguageModel {
   /// next_token_logits() of `tokens`, the same bits, which also leaves their keys and values in row `row` of
   /// the cache, in place of what it held. They have to fit.
   std::vector<float> prefill(Engine& engine, KeyValueCache& cache, std::int64_t row,
-                             std::span<const std::int32_t> tokens) const;
+                             std::span<const std::int32_t> tokens,
+                             LogitsOn where = LogitsOn::every_stage) const;
   /// Appends a token to every row of the cache that does not rest and gives the logits of the next ones:
   /// [rows, vocabulary], next_token_logits() but for rounding. `tokens` has one for each row; a negative one
   /// lets the row rest, whose logits mean nothing. On a CPU a row's logits are the same bits whatever the
   /// other rows hold and however many there are. InvalidArgument for a row that is empty or full. Collective;
   /// between steps.
-  std::vector<float> decode(Engine& engine, KeyValueCache& cache, std::span<const std::int32_t> tokens) const;
-  /// The part of the others' next_token_logits(), prefill() or decode() of a rank that has nothing to
-  /// compute: units are gathered in the same order. Collective; between steps.
+  std::vector<float> decode(Engine& engine, KeyValueCache& cache, std::span<const std::int32_t> tokens,
+                            LogitsOn where = LogitsOn::every_stage) const;
+  /// For a rank that has nothing to compute while other data ranks call next_token_logits(), prefill() or
+  /// decode(): gathers the units of its stage in the same order. Collective; between steps.
   void gather_for_others(Engine& engine) const;
 
   // These functions are for the training above, and for schedules of a caller's own. None of it depends on

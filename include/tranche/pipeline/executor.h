@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
+#include <string_view>
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/device/event.h"
@@ -35,12 +37,12 @@ class StageWork {
   virtual void output_sent(const Event& sent) = 0;
 
   /// Memory for the gradient of output(), which the next stage sends. Called before backward(), not on the
-  /// last stage.
-  virtual TensorView output_gradient() = 0;
-  virtual void backward() = 0;
+  /// last stage. run_forward() calls none of the four; by default they throw LogicError.
+  virtual TensorView output_gradient();
+  virtual void backward();
   /// The gradient of input(), behind backward(); not on the first stage.
-  virtual ConstTensorView input_gradient() = 0;
-  virtual void input_gradient_sent(const Event& sent) = 0;
+  virtual ConstTensorView input_gradient();
+  virtual void input_gradient_sent(const Event& sent);
 
   /// Ends the engine's micro-batch. All memory of the step has been released.
   virtual void end() = 0;
@@ -54,8 +56,12 @@ using BeginWork = std::function<std::unique_ptr<StageWork>(std::int64_t micro_ba
 /// gradients are added in ascending micro-batches on each stage, so that no schedule changes a bit. Throws
 /// what the work and the messages throw.
 void run_step(Engine& engine, const BeginWork& begin);
-/// Forward of one micro-batch of an evaluation, which stages behind this one go on with by themselves.
-/// Collective over the stages of a data rank.
-void run_forward(Engine& engine, const BeginWork& begin);
+/// Forward of one micro-batch of an evaluation, or of a pass of inference. Each stage returns when it has sent
+/// its output, and may begin the next forward while later stages work on this one. Collective over the stages
+/// of a data rank. `phase` stands in errors and traces.
+void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase = "evaluate");
+/// Gives values in host memory that the last stage has computed to all stages of its data rank, and waits.
+/// Collective over those, with as many values on each. `what` names them in errors.
+void give_to_all_stages(Engine& engine, std::span<float> values, std::string_view what);
 
 }  // namespace tranche::pipeline
