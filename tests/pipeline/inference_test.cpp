@@ -28,6 +28,7 @@ using generation::generate;
 using generation::Generation;
 using generation::GenerationOptions;
 using testing::AllOf;
+using testing::AnyOf;
 using testing::HasSubstr;
 
 using Tokens = std::vector<std::int32_t>;
@@ -65,7 +66,7 @@ const Job one_rank;
 const std::array<Job, 4> jobs{
     {{"pipeline=2", 2}, {"pipeline=4", 4}, {"pipeline=2, shard=2", 4}, {"replicate=2, pipeline=2", 4}}};
 
-/// Of different lengths, one longer than the models' 16 positions; texts of 24 tokens outgrow them.
+/// Of different lengths, one longer than the models' 16 positions.
 Prompts ragged_prompts() {
   return {{5, 17, 60},
           {1},
@@ -110,24 +111,24 @@ std::vector<std::vector<float>> all_logits(Engine& engine, const LanguageModel& 
   return logits;
 }
 
-/// Greedy texts, drawn ones, and greedy ones without a cache; all prompts on one rank, or on several.
+/// Greedy texts that outgrow the positions, drawn ones in several rounds, and texts without a cache.
 std::vector<Tokens> all_texts(Engine& engine, const LanguageModel& model) {
   write_adapters(engine);
-  GenerationOptions options{.tokens = 24, .sampling = {.temperature = 0}};
+  GenerationOptions options;
   std::vector<Tokens> texts;
   const auto add = [&] {
     for (const Generation& text : generate(engine, model, ragged_prompts(), options)) {
       texts.push_back(text.tokens);
     }
   };
+  options = {.tokens = 15, .sampling = {.temperature = 0}};
   add();
-  options.cache = false;
+  options = {.tokens = 8,
+             .context = 12,
+             .max_batch = 2,
+             .sampling = {.temperature = 1, .top_k = 40, .top_p = 0.9, .seed = 5}};
   add();
-  options.cache = true;
-  options.sampling = {.temperature = 1, .top_k = 40, .top_p = 0.9, .seed = 5};
-  add();
-  options.max_batch = 2;
-  options.context = 12;
+  options = {.tokens = 3, .sampling = {.temperature = 1, .seed = 6}, .cache = false};
   add();
   return texts;
 }
@@ -138,22 +139,21 @@ TEST(PipelineInference, LogitsAndTextsAreThoseOfOneRank) {
     for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
       Config config = config_of("", dtype, 0);
       if (!llama) config.lora = {.rank = 2, .alpha = 4, .targets = {"c_attn", "c_fc", "lm_head"}};
-      using Logits = std::vector<std::vector<float>>;
-      const auto logits = [&](Engine& engine) { return all_logits(engine, *model); };
-      const auto texts = [&](Engine& engine) { return all_texts(engine, *model); };
-      const auto wanted_logits = agreed<Logits>(one_rank, *model, config, logits);
-      const auto wanted_texts = agreed<std::vector<Tokens>>(one_rank, *model, config, texts);
+      using Seen = std::pair<std::vector<std::vector<float>>, std::vector<Tokens>>;
+      const auto seen = [&](Engine& engine) {
+        return Seen{all_logits(engine, *model), all_texts(engine, *model)};
+      };
+      const Seen wanted = agreed<Seen>(one_rank, *model, config, seen);
       int number = 0;
       for (const Job& job : jobs) {
         for (const int stage : {0, 1, 2, 3}) {
-          // Half precision, and stages 1 and 2, whose weights are whole as those of stage 0, take one mesh each.
+          // Weights are whole at stages 0 to 2. fp16, and stages 1 and 2, take one mesh each.
           const bool other = dtype == DataType::float16 || stage == 1 || stage == 2;
-          if (other && number++ % 4 != stage) continue;
+          if (other && number++ % 5 != 0) continue;
           SCOPED_TRACE(model->architecture() + " " + job.mesh + ", ZeRO stage " + std::to_string(stage) +
                        ", " + std::string(name_of(dtype)));
           config.stage = stage;
-          EXPECT_EQ(agreed<Logits>(job, *model, config, logits), wanted_logits);
-          EXPECT_EQ(agreed<std::vector<Tokens>>(job, *model, config, texts), wanted_texts);
+          EXPECT_EQ(agreed<Seen>(job, *model, config, seen), wanted);
         }
       }
     }
@@ -308,10 +308,12 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
         };
         (void)generate(engine, *model, ragged_prompts(), options);
       });
+  // The failure may reach a peer before the call in front of the one that waits for it has returned there.
   EXPECT_THAT(of_token[0], HasSubstr("told to fail"));
   for (std::size_t rank = 1; rank < 4; ++rank) {
-    EXPECT_THAT(of_token[rank], AllOf(HasSubstr("broadcast of unit stops in generation: "),
-                                      HasSubstr("rank 0"), HasSubstr("failed: "), HasSubstr("told to fail")));
+    EXPECT_THAT(of_token[rank], AnyOf(HasSubstr("broadcast of unit stops in generation: rank 0 failed: "),
+                                      HasSubstr("broadcast of unit tokens in generation: rank 0 failed: ")));
+    EXPECT_THAT(of_token[rank], HasSubstr("told to fail"));
   }
   // A pass that one stage alone cannot begin, in the middle of others.
   const std::vector<std::string> of_pass =
@@ -325,9 +327,10 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
         (void)engine.weights_digest();
       });
   EXPECT_THAT(of_pass[1], HasSubstr("token 61 is not in the vocabulary of 61"));
-  EXPECT_THAT(of_pass[3], AllOf(HasSubstr("recv of unit residual in inference: "),
-                                HasSubstr("rank 1 (pipeline 0, shard 1) failed: "),
-                                HasSubstr("token 61 is not in the vocabulary of 61")));
+  const std::string cause =
+      " in inference: rank 1 (pipeline 0, shard 1) failed: token 61 is not in the vocabulary of 61";
+  EXPECT_THAT(of_pass[3], AnyOf(HasSubstr("recv of unit residual" + cause),
+                                HasSubstr("broadcast of unit logits" + cause)));
 }
 
 TEST(PipelineInference, AForwardAloneHasNoBackward) {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <mutex>
 #include <string>
@@ -412,7 +413,11 @@ std::pair<reference_training::Tensors, kernels::Digest> read_and_written(const L
           note(what + " of " + tensor.name, values);
           for (float& value : values) value = value * 0.5f + 0.25f;
           write(tensor.name, values);
-          EXPECT_EQ(read(tensor.name), values) << what << " of " << tensor.name << " on " << mesh;
+          const std::vector<float> again = read(tensor.name);
+          for (std::size_t i = 0; i < values.size(); ++i) {  // a gradient is stored times the step's tokens
+            ASSERT_NEAR(again[i], values[i], 1e-6 * std::abs(values[i]))
+                << what << " of " << tensor.name << " on " << mesh;
+          }
         }
       }
     };
