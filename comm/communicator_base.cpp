@@ -89,7 +89,6 @@ void CommunicatorBase::validate_and_record_reduce_scatter(const void* full, Data
                        "the values first",
                        name_of(dtype), name_of(to), size()));
   }
-  if (options.group_size < 0) refuse(name, label, fmt::format("group size {}", options.group_size));
   if (options.givers < 1) refuse(name, label, fmt::format("{} ranks give values", options.givers));
   if (options.bucket_elements < 0) {
     refuse(name, label, fmt::format("bucket of {} elements", options.bucket_elements));

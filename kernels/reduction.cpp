@@ -18,7 +18,6 @@ void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType p
   check_floating(name, "pieces", piece_dtype);
   check_floating(name, "out", out.dtype);
   if (pieces.empty()) refuse(name, "`pieces` is empty, wanted at least one");
-  if (group_size < 0) refuse(name, fmt::format("group_size is {}, wanted at least 0", group_size));
   dispatch(
       stream, name, meta::ordered_sum(pieces.size(), piece_dtype, accumulate, out),
       [threads = stream.threads(), owned = std::vector<const void*>(pieces.begin(), pieces.end()),

@@ -173,7 +173,7 @@ class StagedExchange : public DeviceExchange {
       return chunk.staging + round_up(chunk.count * width * size, std::int64_t{8});
     };
     // A fold begins with what the output holds, so that goes down too, and comes back as the sum.
-    const bool folds = call->sum.accumulate && call->sum.group_size == 0;
+    const bool folds = call->sum.accumulate && call->sum.group_size <= 0;
     if (folds && call->output_dtype != DataType::float32) {
       throw InvalidArgument(call->what() + ": a fold through host memory is added up in fp32, not in " +
                             std::string(name_of(call->output_dtype)));

@@ -1,11 +1,12 @@
 #include "comm/node/reduce_plan.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace tranche::comm {
 
 ReducePlan::ReducePlan(const NodeLayout& layout, int group_size, std::int64_t width, int givers)
-    : group_size_(std::clamp(group_size, 1, layout.ranks())),
+    : group_size_(std::clamp(std::abs(group_size), 1, layout.ranks())),
       givers_(std::min(givers, layout.ranks())),
       sums_(static_cast<std::size_t>(layout.nodes())),
       raw_(sums_.size()) {

@@ -39,25 +39,21 @@ HWY_INLINE hn::VFromD<D> load(D d, const Rounded<float16>* from) {
 
 template <class Piece, class Out>
 HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_t group_size, bool accumulate,
-                                 Out* out, std::int64_t first, std::int64_t count) {
+                                 Out* out, std::int64_t first, std::int64_t count, bool folds = false) {
   for_each_vector(count, [&](auto d, std::int64_t offset) HWY_ATTR {
     const std::int64_t i = first + offset;
     const auto piece = [&](std::size_t rank)
                            HWY_ATTR { return load(d, static_cast<const Piece*>(pieces[rank]) + i); };
     auto total = hn::Zero(d);
-    if (group_size == 0) {  // a fold, from what is there
-      total = load(d, out + i);
-      for (std::size_t rank = 0; rank < pieces.size(); ++rank) total = hn::Add(total, piece(rank));
-      return store(d, total, out + i);
-    }
+    if (folds) total = load(d, out + i);  // the groups' sums are added to what is there one by one
     for (std::size_t group = 0; group < pieces.size(); group += group_size) {
       const std::size_t end = pieces.size() - group < group_size ? pieces.size() : group + group_size;
       auto partial = piece(group);
       for (std::size_t rank = group + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
       // The first group's sum is taken as it is: 0 + -0 would lose the sign.
-      total = group == 0 ? partial : hn::Add(total, partial);
+      total = group == 0 && !folds ? partial : hn::Add(total, partial);
     }
-    if (accumulate) total = hn::Add(load(d, out + i), total);
+    if (accumulate && !folds) total = hn::Add(load(d, out + i), total);
     store(d, total, out + i);
   });
 }
@@ -156,13 +152,16 @@ void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int g
     with_floating(out.dtype, [&](auto result) HWY_ATTR {
       using Piece = decltype(piece);
       auto* to = static_cast<decltype(result)*>(out.data);
-      // A fold of one piece, or from nothing, is a sum like any other.
-      const bool folds = group_size == 0 && accumulate && pieces.size() > 1;
-      const auto group = folds ? 0 : group_size == 0 ? pieces.size() : static_cast<std::size_t>(group_size);
+      // A fold of one group, or from nothing, is a sum like any other.
+      const auto of_fold = static_cast<std::size_t>(std::max(-group_size, 1));
+      const bool folds = group_size <= 0 && accumulate && pieces.size() > of_fold;
+      const auto group = folds || group_size < 0 ? of_fold
+                         : group_size == 0       ? pieces.size()
+                                                 : static_cast<std::size_t>(group_size);
       if (target == SumTarget::memory && !folds) {
         ordered_sum_to_memory<Piece>(pieces, group, accumulate, to, first, count);
       } else {
-        ordered_sum_loop<Piece>(pieces, group, accumulate, to, first, count);
+        ordered_sum_loop<Piece>(pieces, group, accumulate, to, first, count, folds);
       }
     });
   });

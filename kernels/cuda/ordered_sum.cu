@@ -24,6 +24,7 @@ struct PieceList {
   int count;
   int group_size;
   bool accumulate;
+  bool folds;  ///< the groups' sums are added to `out` one by one
 };
 
 /// Bytes per element: pieces * size(piece) + size(out), and size(out) again to accumulate.
@@ -31,12 +32,8 @@ template <int n, class Piece, class Out, int capacity>
 __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const Out& out, std::int64_t i) {
   float total[n] = {}, partial[n] = {};
   int in_group = 0;
-  bool first_group = true;
-  const bool folds = list.group_size == 0;  // which makes one group, that begins with `out`
-  if (folds && list.accumulate) {
-    Out::template widen<n>(out.template load<n>(i), partial);
-    in_group = 1;
-  }
+  bool first_group = !list.folds;
+  if (list.folds) Out::template widen<n>(out.template load<n>(i), total);
   for (int base = 0; base < list.count; base += batch) {
     typename Elements<Piece>::template Loaded<n> loaded[batch] = {};
 #pragma unroll
@@ -62,7 +59,7 @@ __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const
       }
     }
   }
-  if (list.accumulate && !folds) {
+  if (list.accumulate && !list.folds) {
     float held[n];
     Out::template widen<n>(out.template load<n>(i), held);
 #pragma unroll
@@ -105,8 +102,9 @@ void launch_ordered_sum(Stream& stream, std::span<const void* const> pieces, int
   PieceList<capacity> list;
   std::fill(std::copy(pieces.begin(), pieces.end(), list.pieces), list.pieces + capacity, nullptr);
   list.count = static_cast<int>(pieces.size());
-  list.group_size = group_size;
   list.accumulate = accumulate;
+  list.folds = accumulate && group_size <= 0;
+  list.group_size = group_size < 0 ? -group_size : group_size > 0 ? group_size : list.folds ? 1 : list.count;
   const VectorRange range = range_of_pieces(pieces, Elements<Piece>::bytes, width, view);
   const auto kernel = range.width == width ? ordered_sum_kernel<width, Piece, Out, capacity>
                                            : ordered_sum_kernel<1, Piece, Out, capacity>;

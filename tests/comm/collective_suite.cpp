@@ -123,13 +123,18 @@ void reduce_scatter_case(Communicator& comm, const SuitePlace& place, std::int64
       .wait();
   const int givers = std::min(options.givers, n);
   std::vector<Out> wanted(before.size());
-  if (options.group_size == 0) {
+  if (options.group_size <= 0) {  // a fold, of sums of as many ranks
+    const int group = std::max(-options.group_size, 1);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
-      float folded = 0;
-      for (int s = 0; s < givers; ++s) {
-        const auto element = comm.rank() * count + static_cast<std::int64_t>(i);
-        const float term = to_float(from_float<T>(test_value(s, element, salt)));
-        folded = s > 0 ? folded + term : options.accumulate ? to_float(before[i]) + term : term;
+      float folded = to_float(before[i]);
+      for (int first = 0; first < givers; first += group) {
+        std::vector<float> terms;
+        for (int s = first; s < std::min(first + group, givers); ++s) {
+          const auto element = comm.rank() * count + static_cast<std::int64_t>(i);
+          terms.push_back(to_float(from_float<T>(test_value(s, element, salt))));
+        }
+        const float sum = reduce_in_order(terms, group);
+        folded = first > 0 || options.accumulate ? folded + sum : sum;
       }
       wanted[i] = from_float<Out>(folded);
     }
@@ -277,6 +282,7 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
     for (int givers = 1; givers <= n; ++givers) {
       reduce_scatter_case<bfloat16, float>(comm, place, count, {0, true, 0, std::nullopt, givers});
       reduce_scatter_case<bfloat16, float>(comm, place, count, {0, false, 300, std::nullopt, givers});
+      reduce_scatter_case<bfloat16, float>(comm, place, count, {-2, true, 0, std::nullopt, givers});
       reduce_scatter_case<float, float>(comm, place, count, {2, true, 0, std::nullopt, givers});
     }
   }
@@ -286,8 +292,10 @@ void check_reduce_scatter(Communicator& comm, std::int64_t staging_bytes, const 
     reduce_scatter_case<float, float>(comm, place, count, {2, true, 0});
     reduce_scatter_case<float16, float16>(comm, place, count, {3, false, 0});
     for (const int givers : {1, n - 1, n}) {
-      if (givers > 0)
+      if (givers > 0) {
         reduce_scatter_case<float, float>(comm, place, count, {0, true, 0, std::nullopt, givers});
+        reduce_scatter_case<float, float>(comm, place, count, {-2, true, 0, std::nullopt, givers});
+      }
     }
   }
   // In place: output is this rank's own part of what it sends.

@@ -609,11 +609,6 @@ TEST(Arguments, AreRefusedWithTheOperationNamed) {
               comm->reduce_scatter(values, DataType::float64, values, DataType::float32, 1, {}, {}, label);
             }),
             "reduce_scatter of unit h.3 in backward: sums fp32, bf16 and fp16, not fp64");
-  EXPECT_EQ(
-      refusal_of([&] {
-        comm->reduce_scatter(values, DataType::float32, values, DataType::float32, 1, {-1, false, 0}, {}, {});
-      }),
-      "reduce_scatter: group size -1");
   EXPECT_EQ(refusal_of([&] {
               ReductionOptions options;
               options.givers = 0;

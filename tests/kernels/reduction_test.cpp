@@ -53,9 +53,14 @@ void expect_fixed_order(const OrderedSumCase& c, const std::string& set, int thr
   std::vector<float> values(static_cast<std::size_t>(c.ranks));
   for (std::int64_t i = 0; i < c.n; ++i) {
     for (std::size_t rank = 0; rank < values.size(); ++rank) values[rank] = pieces[rank].get(i);
-    if (c.group == 0) {
-      float folded = c.accumulate ? wanted.get(i) + values[0] : values[0];
-      for (std::size_t rank = 1; rank < values.size(); ++rank) folded = folded + values[rank];
+    if (c.group <= 0) {  // a fold, of sums of as many ranks
+      const auto group = static_cast<std::size_t>(std::max(-c.group, 1));
+      float folded = wanted.get(i);
+      for (std::size_t first = 0; first < values.size(); first += group) {
+        const auto some = std::span<const float>(values).subspan(first);
+        const float sum = group_sum(some.first(std::min(group, some.size())));
+        folded = first > 0 || c.accumulate ? folded + sum : sum;
+      }
       wanted.set(i, folded);
       continue;
     }
@@ -73,7 +78,7 @@ TEST(OrderedSum, IsInFixedOrderForEveryRankAndGroup) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (int ranks = 1; ranks <= 9; ++ranks) {
-      for (int group = 0; group <= 10; ++group) {
+      for (int group = -4; group <= 10; ++group) {
         for (const DataType piece : floating_types()) {
           for (const DataType out : floating_types()) {
             for (const bool accumulate : {false, true}) {
@@ -92,6 +97,7 @@ TEST(OrderedSum, EverySizeAndThreadCount) {
     for (const std::int64_t n : vector_sizes()) {
       expect_fixed_order({DataType::bfloat16, DataType::float32, 5, 3, true, n}, set, 1);
       expect_fixed_order({DataType::bfloat16, DataType::float32, 5, 0, true, n}, set, 1);
+      expect_fixed_order({DataType::bfloat16, DataType::float32, 6, -2, true, n}, set, 1);
     }
   }
   for (const int threads : thread_counts()) {
@@ -106,7 +112,7 @@ TEST(OrderedSum, IsInFixedOrderWithNonTemporalStores) {
   for (const auto& set : tested_instruction_sets()) {
     const cpu::InstructionSetForTest use(set);
     for (int ranks = 1; ranks <= 9; ++ranks) {
-      for (const int group : {0, 1, 2, 3, 9}) {
+      for (const int group : {-2, 0, 1, 2, 3, 9}) {
         for (const DataType piece : floating_types()) {
           for (const DataType out : floating_types()) {
             for (const std::int64_t n : {0, 1, 37, 131, 1029}) {
@@ -519,8 +525,6 @@ TEST(Reduction, RefusesByName) {
             "ordered_sum: `out` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { ordered_sum(stream, {}, DataType::float32, 1, false, out.view()); }),
             "ordered_sum: `pieces` is empty, wanted at least one");
-  EXPECT_EQ(refusal([&] { ordered_sum(stream, piece, DataType::float32, -1, false, out.view()); }),
-            "ordered_sum: group_size is -1, wanted at least 0");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, integers.view(), DataType::bfloat16, false, out.view()); }),
             "rounded_sum: `source` has dtype int32, wanted fp32");
   EXPECT_EQ(refusal([&] { rounded_sum(stream, out.view(), DataType::int64, false, out.view()); }),

@@ -32,8 +32,8 @@ struct OperationLabel {
 /// The order in which gradients are summed: in rank order inside groups of `group_size` consecutive ranks,
 /// then over groups.
 struct ReductionOptions {
-  /// 0 folds: with `accumulate` the ranks' values are added to what `output` holds one by one, so that the
-  /// bits are those of any other number of ranks that give the same values in the same order.
+  /// 0 folds: with `accumulate` the ranks' values are added to what `output` holds one by one, with the bits
+  /// of any other number of ranks that give the same values in that order. -g folds sums of g ranks each.
   int group_size = 1 << 30;
   bool accumulate = false;  ///< add the sum to what `output` holds
   std::int64_t bucket_elements =

@@ -20,7 +20,8 @@ enum class SumTarget { caches, memory };
 /// groups in order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out =
 /// out + sum (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of
 /// the same dtype. A group_size of 0 folds: with accumulate the pieces are added to out one by one,
-/// ((out + p0) + p1) + p2, so that several calls have the bits of one call with all of their pieces.
+/// ((out + p0) + p1) + p2, so that several calls have the bits of one call with all of their pieces. A
+/// negative group_size -g folds sums of g consecutive ranks: (out + (p0 + p1)) + (p2 + p3) for -2.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
