@@ -250,21 +250,14 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   };
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "a stage has a part of each gradient alone; leave it out");
-  refuse(config.quantized_gradients, "zero_optimization.zero_quantized_gradients",
-         "the gradients of each use of a tied tensor are added in fp32; leave it out");
   if (stages == 1) return;
   if (config.accumulation_steps < stages) {
     config.notes.push_back(
-        fmt::format("{} micro-batches on {} stages of a pipeline: at most {} ranks of {} can work at once; a "
-                    "step of more "
-                    "micro-batches keeps them busy (gradient_accumulation_steps)",
-                    config.accumulation_steps, stages, config.accumulation_steps, stages));
+        fmt::format("{} micro-batch{} on {} stages of a pipeline: at most {} of {} stages can work at once; a "
+                    "step of more micro-batches keeps them busy (gradient_accumulation_steps)",
+                    config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es", stages,
+                    config.accumulation_steps, stages));
   }
-  refuse(
-      config.world_size_invariant && mesh.data_ranks() > 1, "tranche.world_size_invariant",
-      "gradients of data ranks are added one by one, those of a tied tensor's uses in pairs; leave it out");
-  refuse(config.replicate == Replicate::parameters, "tranche.replicate parameters",
-         "its state would be shared by ranks of other stages; write all, or leave it out");
   refuse(config.offload.parameters != OffloadTier::none, "zero_optimization.offload_param",
          "each micro-batch would bring a stage's weights anew; a deeper pipeline or offload_optimizer takes "
          "less memory too");

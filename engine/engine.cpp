@@ -2,6 +2,7 @@
 
 #include "tranche/engine/engine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -76,15 +77,18 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
             {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
-      matrices(store, config, updater, *optimizer, world, runtime.mesh(), runtime.device(), *arena),
+      matrices(store, config, updater, *optimizer, runtime.of_stage(),
+               runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, rank), runtime.mesh(),
+               runtime.device(), *arena),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
       micro_batches(store.units().size()) {
   for (const auto& [group, axis] :
-       {std::pair(&shard, MeshAxis::shard), std::pair(replicas, MeshAxis::replicate),
-        std::pair(pipeline, MeshAxis::pipeline), std::pair(runtime.pipeline_ends(), MeshAxis::pipeline)}) {
-    if (group == nullptr || group == &world) continue;
+       {std::pair(&shard, MeshAxis::shard), std::pair(&runtime.of_stage(), MeshAxis::shard),
+        std::pair(replicas, MeshAxis::replicate), std::pair(pipeline, MeshAxis::pipeline),
+        std::pair(runtime.pipeline_ends(), MeshAxis::pipeline)}) {
+    if (group == nullptr || std::count(communicators.begin(), communicators.end(), group) > 0) continue;
     communicators.push_back(group);
     axes.push_back(axis);
   }
@@ -147,7 +151,8 @@ void Engine::Impl::break_down(std::exception_ptr error) noexcept {
   } catch (const CommunicationError&) {
     // The peers learn of it by their own failed calls and from the program (Runtime::fail).
   } catch (...) {
-    world.post_failure(message_of(error), exit_status_of(error), 2.0);
+    const std::string& place = runtime.place();
+    world.post_failure((place.empty() ? "" : place + ": ") + message_of(error), exit_status_of(error), 2.0);
   }
 }
 
@@ -293,6 +298,10 @@ std::int64_t Engine::begin_micro_batch_beside(const Shape& shape, std::span<cons
 
 void Engine::select_micro_batch(std::int64_t number) {
   impl_->guarded([&] { impl_->select_micro_batch(number); });
+}
+
+void Engine::break_down(const std::exception_ptr& error) noexcept {
+  impl_->break_down(error);
 }
 
 GatheredUnit Engine::gather(UnitId unit) {

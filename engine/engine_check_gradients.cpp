@@ -139,6 +139,11 @@ class Check {
       throw ConfigurationError(
           "check_gradients() on the meta device, which computes nothing: check on cpu or cuda");
     }
+    const Mesh& mesh = engine_.runtime().mesh();
+    if (mesh.size(MeshAxis::pipeline) > 1) {
+      throw ConfigurationError("check_gradients() on a mesh with a pipeline (" + mesh.to_string() +
+                               "), whose micro-batches are a schedule's: check on one rank");
+    }
     const Config& config = engine_.config();
     for (const auto& [what, dtype] : {std::pair("computes", config.precision.compute),
                                       std::pair("reduces", config.precision.communication),

@@ -155,6 +155,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   options.group_size = reducer.reduction_group();
   options.bucket_elements = config.reduce_bucket_elements;
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
+  std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
   int shards = 1;
   for (const FlatBuffer* flat : store.trainable()) {
     if (flat->empty() || (flat->stages > 1) != of_stages) continue;
@@ -162,11 +163,13 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
     if (of_stages) options.group_size = flat->stages;
     const std::int64_t elements = flat->layout.padded_elements();
     gathered += elements;
-    if (config.quantized_gradients) {  // all ranks send, whoever has samples
+    if (store.residency().quantizes_gradients(*flat)) {  // all ranks send, whoever has samples
       blocks += reductions(*flat) * kernels::quantized_bytes(elements);
       continue;
     }
     reduced += sent_reductions(*flat) * elements;
+    if (flat->sums_uses()) wider_sums += sent_reductions(*flat) * elements;
+    if (flat->sums_uses()) continue;  // which is fp32 already
     summed += reductions(*flat) * flat->group->summed_elements_sent(flat->layout.shard_elements(),
                                                                     precision.communication, options);
   }
@@ -175,7 +178,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   if (config.stage > 0) {
     const std::int64_t published = formulas.published_elements(of_stages);
     const std::int64_t quantized =
-        config.quantized_weights && !of_stages ? published + recorded_quantized_elements : 0;
+        config.quantized_weights ? published + (of_stages ? 0 : recorded_quantized_elements) : 0;
     gathered = published + (of_stages ? 0 : recorded_gather_elements) - quantized;
     blocks += kernels::quantized_bytes(quantized);
   }
@@ -186,7 +189,8 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   // The bytes of blocks count as elements.
   sent.elements += (reduced + gathered + blocks) / shards * (shards - 1);
   sent.bytes +=
-      (reduced * size_of(precision.communication) + gathered_bytes + blocks) / shards * (shards - 1) +
+      (reduced * size_of(precision.communication) + wider_sums * wider + gathered_bytes + blocks) / shards *
+          (shards - 1) +
       summed * wider;
   return sent;
 }
@@ -228,12 +232,16 @@ std::string Engine::summary(bool verbose) const {
   const int shards = impl.shard.size();  // which is what the stages share state among
   const Residency& residency = impl.store.residency();
   const std::vector<UnitState>& units = impl.store.units();
-  std::int64_t padded = 0, reduced = 0, largest = 0;
+  std::int64_t padded = 0, reduced = 0, blocks = 0, largest = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
     if (flat->empty() || flat->stages > 1) continue;
     padded += flat->layout.padded_elements();
-    reduced += (config.quantized_gradients ? impl.reductions(*flat) : impl.sent_reductions(*flat)) *
-               flat->layout.padded_elements();
+    const std::int64_t elements = flat->layout.padded_elements();
+    if (residency.quantizes_gradients(*flat)) {
+      blocks += impl.reductions(*flat) * elements;
+    } else {
+      reduced += impl.sent_reductions(*flat) * elements;
+    }
   }
   bool gathers = false;
   for (const UnitState& unit : units) {
@@ -337,8 +345,9 @@ std::string Engine::summary(bool verbose) const {
             : impl.formulas.published_elements() +
                   (declared >= 0 ? declared
                                  : 2 * config.accumulation_steps * impl.formulas.gathered_elements());
-    const auto sent = [&](std::int64_t elements, DataType of, bool quantized) {
-      return format_bytes((quantized ? kernels::quantized_bytes(elements) : elements * size_of(of)) / shards *
+    const bool weights_as_blocks = config.stage > 0 && config.quantized_weights;
+    const auto sent = [&](std::int64_t elements, DataType of, std::int64_t as_blocks) {
+      return format_bytes((kernels::quantized_bytes(as_blocks) + elements * size_of(of)) / shards *
                           (shards - 1));
     };
     const std::string matrices =
@@ -350,10 +359,11 @@ std::string Engine::summary(bool verbose) const {
     row("traffic per step, rank",
         fmt::format(
             "{} gradients + {}{} {}{}{}",
-            sent(reduced, config.precision.communication, config.quantized_gradients),
+            sent(reduced, config.precision.communication, blocks),
             config.stage == 3 && declared < 0 ? "about " : "",
-            sent(gathered, config.stage == 0 ? config.precision.accumulation : config.precision.compute,
-                 config.stage > 0 && config.quantized_weights),
+            sent(weights_as_blocks ? 0 : gathered,
+                 config.stage == 0 ? config.precision.accumulation : config.precision.compute,
+                 weights_as_blocks ? gathered : 0),
             config.stage == 0 ? "reduced gradients" : "parameters", matrices,
             impl.replicas == nullptr ? ""
                                      : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +

@@ -128,10 +128,14 @@ std::string difference_of_models(Communicator& ranks, const ModelSpec& model, in
 void Engine::Impl::agree_on_start() {
   // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
   struct Start {
-    std::uint64_t version, configuration, optimizer, schedule, model_hash, fingerprint;
+    std::uint64_t version, cut, pipeline_schedule, configuration, optimizer, schedule, model_hash, fingerprint;
     std::int64_t local_size;
   };
+  std::string cut;
+  for (const int begin : stages.begins) cut += std::to_string(begin) + " ";
   const Start mine{hash_text(version),
+                   hash_text(cut),
+                   hash_text(std::string(name_of(config.pipeline_schedule))),
                    hash_text(config.to_json()),
                    hash_text(optimizer->name() + " " + optimizer->describe()),
                    hash_text(own_schedule.value_or("the configuration's")),
@@ -145,7 +149,11 @@ void Engine::Impl::agree_on_start() {
       .wait();
   constexpr const char* of_model = "model";
   for (std::size_t r = 0; r < starts.size(); ++r) {
-    const char* differs = starts[r].version != starts[0].version               ? "library version"
+    // A cut that differs under one configuration is a consequence of what differs in the model.
+    const bool configured = starts[r].configuration != starts[0].configuration;
+    const char* differs = starts[r].version != starts[0].version                       ? "library version"
+                          : configured && starts[r].cut != starts[0].cut                ? "cut"
+                          : starts[r].pipeline_schedule != starts[0].pipeline_schedule ? "schedule of the pipeline"
                           : starts[r].configuration != starts[0].configuration ? "configuration"
                           : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
                           : starts[r].schedule != starts[0].schedule           ? "schedule"
@@ -154,12 +162,12 @@ void Engine::Impl::agree_on_start() {
                               ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
                               : nullptr;
     if (differs == of_model) {
-      throw ConfigurationError(name_of_rank(r) + " started with another model than rank 0: " +
+      throw ConfigurationError(name_of_rank(r) + " was started with another model than rank 0: " +
                                difference_of_models(world, model, static_cast<int>(r)) +
                                "; start all ranks with the same program, files and flags");
     }
     if (differs != nullptr) {
-      throw ConfigurationError(name_of_rank(r) + " started with another " + differs +
+      throw ConfigurationError(name_of_rank(r) + " was started with another " + differs +
                                " than rank 0; start all ranks with the same program, files and flags");
     }
   }

@@ -109,6 +109,8 @@ struct FlatBuffer {
 
   /// The gradients of several uses are added up by use on this rank.
   bool sums_uses() const { return uses.size() > 1; }
+  /// The gradients of several uses are added up by use, on this rank or over the stages that have them.
+  bool adds_by_use() const { return sums_uses() || stages > 1; }
   /// Ranks of its group that see different samples.
   int data_ranks() const { return layout.ranks() / stages; }
   int rank() const { return group->rank(); }

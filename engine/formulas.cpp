@@ -193,7 +193,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const DataType source = boundary ? precision.accumulation : DataType::float32;
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
       const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
-      const std::int64_t sent = config_.quantized_gradients ? kernels::quantized_bytes(elements) +
+      const std::int64_t sent = residency.quantizes_gradients(flat) ? kernels::quantized_bytes(elements) +
                                                                   QuantizedExchange::received_bytes(
                                                                       flat.layout.shard_elements(), ranks,
                                                                       config_.reduce_bucket_elements)

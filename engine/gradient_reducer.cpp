@@ -330,12 +330,13 @@ GradientReducer::Sent GradientReducer::round(Target& target, FlatBuffer& flat, c
   Sent sent;
   sent.values = source;
   if (flat.sums_uses()) return sent;  // a sum of what was rounded
-  if (!config_.quantized_gradients && flat.group->rounds(source.dtype, communication)) return sent;
+  const bool quantizes = store_.residency().quantizes_gradients(flat);
+  if (!quantizes && flat.group->rounds(source.dtype, communication)) return sent;
   const std::int64_t bytes =
-      config_.quantized_gradients ? kernels::quantized_bytes(elements) : elements * size_of(communication);
+      quantizes ? kernels::quantized_bytes(elements) : elements * size_of(communication);
   sent.rounded = arena_.acquire(bytes, Category::communication, flat.name + " communication");
   for (const Event& event : sent.rounded.ready()) compute_.wait(event);
-  if (config_.quantized_gradients) {
+  if (quantizes) {
     const int ranks = flat.group->size();
     QuantizedExchange::pack(compute_, source, ranks, config_.reduce_bucket_elements, sent.rounded.data());
     if (ranks > 1) {
@@ -355,7 +356,7 @@ GradientReducer::Sent GradientReducer::round(Target& target, FlatBuffer& flat, c
 void GradientReducer::reduce_in_group(FlatBuffer& flat, const Sent& sent, const TensorView& out,
                                       const ReductionOptions& options, std::vector<Event> ready,
                                       const OperationLabel& label) {
-  if (!config_.quantized_gradients) {
+  if (!store_.residency().quantizes_gradients(flat)) {
     flat.reduce_done = flat.group->reduce_scatter(sent.values.data, sent.values.dtype, out.data, out.dtype,
                                                   out.elements(), options, ready, label);
     return;
@@ -432,9 +433,10 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   Sent sent = round(target, flat, source);
   ReductionOptions options;
   options.group_size = reduction_group_;
-  // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are.
+  // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are. With
+  // world_size_invariant these are added to the main gradient in turn, as they are without a pipeline.
   if (flat.stages > 1) {
-    options.group_size = flat.stages;
+    options.group_size = config_.world_size_invariant ? -flat.stages : flat.stages;
   } else if (flat.sums_uses() && reduction_group_ > 0) {
     options.group_size = 1;
   }

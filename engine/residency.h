@@ -79,6 +79,11 @@ class Residency {
   bool offloaded(const UnitState& unit) const;
   /// Training reads the weights as int8 blocks say them. Frozen ones have no master weights, and stay exact.
   bool quantizes(const FlatBuffer& flat) const { return config_.quantized_weights && flat.trainable; }
+  /// Its gradients travel as int8 blocks. Where they are added by use, each use's is rounded to the
+  /// communication dtype instead, on every mesh: blocks of a sum would not be the sum of blocks.
+  bool quantizes_gradients(const FlatBuffer& flat) const {
+    return config_.quantized_gradients && !flat.adds_by_use();
+  }
   /// The weights that updates start from lie where the parameters do, and are what training reads.
   bool parameters_beside_state(const FlatBuffer& flat) const {
     return flat.optimizer_tier != OffloadTier::nvme && flat.optimizer_tier == flat.parameters_tier &&

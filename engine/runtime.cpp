@@ -101,6 +101,8 @@ struct Runtime::Impl {
   Mesh mesh{1};
   std::unique_ptr<Communicator> shards, replicas;  ///< null where all ranks shard, or without replicas
   std::unique_ptr<Communicator> pipeline, ends;    ///< null without a pipeline
+  std::unique_ptr<Communicator> of_stage;          ///< null unless there are both replicas and a pipeline
+  std::string place;                               ///< set_place()
   Logger log;
   std::exception_ptr told;  ///< the last that fail() was called with
 
@@ -285,6 +287,9 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   const bool replicas = mesh.size(MeshAxis::replicate) > 1;
   if (replicas || stages > 1) impl.shards = impl.world->subgroup(mesh.group({MeshAxis::shard}, rank));
   if (replicas) impl.replicas = impl.world->subgroup(mesh.group({MeshAxis::replicate}, rank));
+  if (replicas && stages > 1) {
+    impl.of_stage = impl.world->subgroup(mesh.group({MeshAxis::replicate, MeshAxis::shard}, rank));
+  }
   if (stages > 1) {
     impl.pipeline = impl.world->subgroup(mesh.group({MeshAxis::pipeline}, rank));
     // The group is ordered by data rank, and within a data rank by stage, as Placement::group() has it.
@@ -371,6 +376,16 @@ Communicator& Runtime::shard() const {
 Communicator* Runtime::replicas() const {
   return impl_->replicas.get();
 }
+void Runtime::set_place(std::string place) {
+  impl_->place = std::move(place);
+}
+const std::string& Runtime::place() const {
+  return impl_->place;
+}
+Communicator& Runtime::of_stage() const {
+  if (impl_->of_stage) return *impl_->of_stage;
+  return impl_->pipeline ? shard() : all();
+}
 Communicator* Runtime::pipeline() const {
   return impl_->pipeline.get();
 }
@@ -453,8 +468,13 @@ int Runtime::fail(std::exception_ptr error) noexcept {
     text = known.rank() == here ? known.message() + " (" + known.position() + ")" : known.what();
   } catch (...) {
   }
+  std::string told = message_of(error);
+  if (impl_ && !impl_->place.empty()) {
+    text = mesh().name_of_rank(here) + ", " + impl_->place + ": " + text;
+    told = impl_->place + ": " + told;
+  }
   (impl_ ? log() : Logger(here)).error(text);
-  if (impl_) all().post_failure(message_of(error), status, 2.0);
+  if (impl_) all().post_failure(told, status, 2.0);
   return static_cast<int>(status);
 }
 

@@ -61,6 +61,19 @@ void note_kept_for_step(const StateStore& store, const Config& config, const Led
               "tranche.gather_for use gathers them anew for each use", config, ledger, device, notes);
 }
 
+/// A note of gradients that keep their dtype where others travel as int8 blocks.
+void note_added_by_use(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
+  for (const FlatBuffer* flat : store.trainable()) {
+    if (!config.quantized_gradients || flat->empty() || store.residency().quantizes_gradients(*flat)) continue;
+    notes.push_back(fmt::format(
+        "zero_optimization.zero_quantized_gradients: gradients of {} and of tensors tied like it travel in {}: "
+        "those of each use are rounded by themselves and added",
+        store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name,
+        name_of(config.precision.communication)));
+    return;
+  }
+}
+
 /// A note of the buffers that stay whole at stage 3, and of their price.
 void note_persistent(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
   std::int64_t elements = 0, bytes = 0;
@@ -95,6 +108,7 @@ std::vector<std::string> notes_on_overlap(const StateStore& store, const Config&
                                           Device& device) {
   const std::vector<UnitState>& units = store.units();
   std::vector<std::string> notes;
+  note_added_by_use(store, config, notes);
   const bool gathers = std::any_of(units.begin(), units.end(),
                                    [&](const UnitState& unit) { return store.residency().gathers(unit); });
   if (config.gather_for == GatherFor::step && config.stage == 3 && !gathers) {

@@ -6,6 +6,7 @@
 
 #include "engine/offloaded_state.h"
 #include "partition/matrix_plan.h"
+#include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
@@ -31,13 +32,14 @@ TensorView message_view(void* data, std::int64_t first, std::int64_t elements) {
 }  // namespace
 
 WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater,
-                             const Optimizer& optimizer, Communicator& ranks, const Mesh& mesh,
-                             Device& device, StepArena& arena)
+                             const Optimizer& optimizer, Communicator& ranks, std::vector<int> in_mesh,
+                             const Mesh& mesh, Device& device, StepArena& arena)
     : store_(store),
       config_(config),
       updater_(updater),
       optimizer_(optimizer),
       ranks_(ranks),
+      in_mesh_(std::move(in_mesh)),
       mesh_(mesh),
       arena_(arena),
       compute_(device.compute_stream()) {
@@ -48,6 +50,11 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
     exchange.flat = flat;
     exchange.everywhere = residency.whole_optimizer(*flat);
     exchange.group = residency.over_replicas(*flat) ? &ranks_ : flat->group;
+    if (residency.over_replicas(*flat) && flat->stages > 1) {
+      throw ConfigurationError("tranche.replicate parameters: stages of the pipeline share tensor " +
+                               store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name +
+                               ", which its optimizer updates as a whole matrix; write all, or leave it out");
+    }
     exchanges_.push_back(std::move(exchange));
   }
   // One plan for all buffers of a group.
@@ -64,7 +71,9 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
 ElementRange WholeMatrices::brought_by(const Exchange& exchange, int rank) const {
   const FlatBuffer& flat = *exchange.flat;
   if (!store_.residency().over_replicas(flat)) return flat.layout.shard_range(rank);
-  return flat.owned_by(mesh_.coordinate(MeshAxis::shard, rank), mesh_.coordinate(MeshAxis::replicate, rank));
+  const int number = in_mesh_[static_cast<std::size_t>(rank)];
+  return flat.owned_by(mesh_.coordinate(MeshAxis::shard, number),
+                       mesh_.coordinate(MeshAxis::replicate, number));
 }
 
 void WholeMatrices::plan(Communicator& group) {

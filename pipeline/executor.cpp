@@ -1,5 +1,7 @@
 #include "tranche/pipeline/executor.h"
 
+#include <cstddef>
+#include <exception>
 #include <map>
 #include <span>
 #include <string>
@@ -10,6 +12,8 @@
 #include "pipeline/schedule/schedule.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
+#include "tranche/engine/runtime.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::pipeline {
 
@@ -29,13 +33,55 @@ class Executor {
   }
 
   void run(const std::vector<Action>& actions) {
-    for (const Action& action : actions) run(action);
+    for (const Action& action : actions) run_named(action);
+    engine_.runtime().set_place({});
     if (!open_.empty()) {
       throw LogicError("the schedule left micro-batch " + std::to_string(open_.begin()->first) + " open");
     }
   }
 
  private:
+  /// Runs the action. When it fails, the texts of all ranks name this rank, the action and the micro-batch,
+  /// and the engine has ended: what the other stages wait for will not come.
+  void run_named(const Action& action) {
+    engine_.runtime().set_place(place_of(action));
+    try {
+      run(action);
+    } catch (...) {
+      engine_.break_down(std::current_exception());
+      throw;
+    }
+  }
+
+  /// "backward of micro-batch 5, receive from rank 4 (pipeline 2, shard 0)"
+  std::string place_of(const Action& action) const {
+    const bool backward = action.kind == ActionKind::receive_gradient ||
+                          action.kind == ActionKind::backward || action.kind == ActionKind::send_gradient;
+    const std::string work = !training_ ? std::string("forward pass")
+                                        : (backward ? "backward of micro-batch " : "forward of micro-batch ") +
+                                              std::to_string(action.micro_batch);
+    switch (action.kind) {
+      case ActionKind::receive_residual:
+        return work + ", receive from " + neighbour(-1);
+      case ActionKind::receive_gradient:
+        return work + ", receive from " + neighbour(1);
+      case ActionKind::send_residual:
+        return work + ", send to " + neighbour(1);
+      case ActionKind::send_gradient:
+        return work + ", send to " + neighbour(-1);
+      case ActionKind::forward:
+      case ActionKind::backward:
+        break;
+    }
+    return work;
+  }
+  /// The rank of the stage that lies so many behind this one, as errors name it.
+  std::string neighbour(int behind) const {
+    const Runtime& runtime = engine_.runtime();
+    const std::vector<int> ranks = runtime.mesh().group({MeshAxis::pipeline}, runtime.rank());
+    return runtime.mesh().name_of_rank(ranks.at(static_cast<std::size_t>(stage_.stage + behind)));
+  }
+
   void run(const Action& action) {
     switch (action.kind) {
       case ActionKind::receive_residual:

@@ -97,7 +97,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
       fmt::format("{} of {}{}", request.rank, request.ranks,
                   request.ranks_per_node > 0 ? fmt::format(", {} on a node", request.ranks_per_node) : ""));
   const bool shared = effective.replicate == Replicate::parameters && effective.stage > 0;
-  const int owners = shared ? request.ranks : result.mesh.size(MeshAxis::shard);
+  const int owners = shared ? effective.data_ranks(request.ranks) : result.mesh.size(MeshAxis::shard);
   if (const std::string coordinates = result.mesh.describe(request.rank); !coordinates.empty()) {
     text += row("mesh", fmt::format("{}; this is {}", result.mesh.to_string(), coordinates));
   } else if (result.mesh.size(MeshAxis::replicate) > 1) {

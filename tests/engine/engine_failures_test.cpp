@@ -167,7 +167,7 @@ TEST(FailuresHalfWay, OptimizersThatDifferAreNamed) {
                   Engine engine(runtime, odd_model(), config, make_adam(options));
                 });
               }),
-              HasSubstr("rank 1 started with another optimizer than rank 0"));
+              HasSubstr("rank 1 was started with another optimizer than rank 0"));
 }
 
 TEST(FailuresHalfWay, ARankThatLeavesItsLoopEarlyEndsItsPeersWait) {
@@ -239,9 +239,9 @@ TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
           });
         }),
         HasSubstr(
-            model ? "rank 1 started with another model than rank 0: it has no more units where rank 0 has "
+            model ? "rank 1 was started with another model than rank 0: it has no more units where rank 0 has "
                     "unit prime (1 uses a micro-batch)"
-                  : "rank 1 started with another numerics fingerprint"));
+                  : "rank 1 was started with another numerics fingerprint"));
   }
 }
 

@@ -146,7 +146,7 @@ TEST(EngineFailures, RanksThatDifferAreNamed) {
                   Engine engine(runtime, odd_model(), config);
                 });
               }),
-              HasSubstr("rank 2 started with another configuration than rank 0"));
+              HasSubstr("rank 2 was started with another configuration than rank 0"));
 }
 
 TEST(EngineFailures, FrozenPatternsThatMatchNothing) {

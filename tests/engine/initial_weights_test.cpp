@@ -161,7 +161,7 @@ TEST_F(InitialWeights, RanksAgreeOnTheNameOfWhatTheyCall) {
           const Engine engine(runtime, own_model(rank, asked, rank == 1 ? "table 2" : "table 1"), config);
         });
       }),
-      AllOf(HasSubstr("rank 1 started with another model than rank 0: it has tensor "),
+      AllOf(HasSubstr("rank 1 was started with another model than rank 0: it has tensor "),
             HasSubstr("by 'table 2' where rank 0 has tensor "), HasSubstr("by 'table 1'; start all ranks")));
 }
 

@@ -2,14 +2,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <mutex>
+#include <sstream>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/models/training_fixture.h"
 #include "tranche/core/error.h"
+#include "tranche/engine/check_gradients.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/models/llama.h"
 
@@ -212,12 +218,55 @@ TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
 
 TEST(Pipeline, HasTheBitsOfOneRankWithReplicas) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
-  for (const int stage : {0, 3}) {
-    const Config config = pipeline_config(DataType::float32, stage, ReductionPolicy::micro_batch);
+  struct Case {
+    int stage;
+    Replicate replicate = Replicate::all;
+    ReplicaSum sum = ReplicaSum::micro_batch;
+    const char* optimizer = "AdamW";
+  };
+  for (const Case& c : {Case{0}, Case{3, Replicate::all, ReplicaSum::step}, Case{1, Replicate::parameters},
+                        Case{2, Replicate::parameters, ReplicaSum::micro_batch, "Muon"},
+                        Case{3, Replicate::parameters, ReplicaSum::step}}) {
+    Config config = pipeline_config(DataType::float32, c.stage, ReductionPolicy::micro_batch);
+    config.replicate = c.replicate;
+    config.replica_sum = c.sum;
+    config.optimizer.type = c.optimizer;
     EXPECT_TRUE(trained(*model, config, "replicate=2, pipeline=2, shard=2", 8) ==
                 trained(*model, config, "replicate=2, shard=2", 4))
-        << stage;
+        << "stage " << c.stage << (c.replicate == Replicate::parameters ? ", parameters" : ", all") << ", "
+        << c.optimizer;
   }
+}
+
+// Gradients of tied tensors, which are added by use, travel in the communication dtype on every mesh.
+TEST(Pipeline, HasTheBitsOfOneStageWithInt8Blocks) {
+  for (const bool llama : {false, true}) {
+    const std::shared_ptr<const LanguageModel> model = narrow_model(llama, 4);
+    for (const int stage : {0, 2, 3}) {
+      Config config = pipeline_config(DataType::bfloat16, stage, ReductionPolicy::micro_batch);
+      config.quantized_gradients = true;
+      config.quantized_weights = stage != 2;
+      EXPECT_TRUE(trained(*model, config, "pipeline=2, shard=2", 4) == trained(*model, config, "", 2))
+          << model->architecture() << ", stage " << stage;
+    }
+  }
+}
+
+TEST(Pipeline, SaysWhichGradientsAreNotInt8Blocks) {
+  const auto summary = [](bool llama) {
+    Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::automatic);
+    config.mesh = "pipeline=2";
+    config.quantized_gradients = true;
+    std::string text;
+    on_ranks(2, narrow_model(llama, 4)->spec(time_steps), config, [&](Engine& engine) {
+      if (engine.stage().first()) text = engine.summary();
+    });
+    return text;
+  };
+  EXPECT_THAT(summary(false),
+              HasSubstr("zero_optimization.zero_quantized_gradients: gradients of transformer.wte.weight and of "
+                        "tensors tied like it travel in bf16"));
+  EXPECT_THAT(summary(true), testing::Not(HasSubstr("tensors tied like it")));
 }
 
 // Without by_use the uses of a tied table are added before they are rounded: other bits, by intent.
@@ -240,7 +289,14 @@ TEST(Pipeline, SumsByUseAreThoseOfAnyNumberOfRanks) {
   config.accumulation_steps = 0;
   const Bits one = trained(*model, config, "", 1);
   EXPECT_TRUE(trained(*model, config, "", 3) == one);
-  EXPECT_TRUE(trained(*model, config, "pipeline=2", 2) == one);
+  for (const int data_ranks : {1, 2, 3}) {
+    config.stage = data_ranks;
+    EXPECT_TRUE(trained(*model, config, "pipeline=2, shard=*", 2 * data_ranks) == one)
+        << data_ranks << " data ranks";
+  }
+  // Rows of two nodes: the sum of a data rank's uses crosses between them as one.
+  config.debug.ranks_per_host = 2;
+  EXPECT_TRUE(trained(*model, config, "shard=*, pipeline=2", 6) == one) << "several nodes";
 }
 
 TEST(Pipeline, ComparesTheCopiesOfBothEnds) {
@@ -335,7 +391,7 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
   EXPECT_THAT(problem(R"("pipeline_schedule": "afab")"),
               HasSubstr("tranche.pipeline_schedule has no effect"));
   EXPECT_THAT(problem(R"("mesh": "pipeline=2")", 2),
-              HasSubstr("1 micro-batches on 2 stages of a pipeline: at most 1 ranks of 2 can work at once"));
+              HasSubstr("1 micro-batch on 2 stages of a pipeline: at most 1 of 2 stages can work at once"));
   EXPECT_THAT(problem(R"("tie_sum": "apart")"),
               HasSubstr("tranche.tie_sum: 'apart' is not one of together, by_use"));
   EXPECT_THAT(problem(R"("pipeline_schedule": "zb")"),
@@ -527,23 +583,130 @@ TEST(Pipeline, RefusesWhatItDoesNotHave) {
               HasSubstr("activation_checkpointing.cpu_checkpointing: not with tranche.mesh"));
   EXPECT_THAT(with([](Config& c) { c.gradient_noise_scale = true; }),
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
-              HasSubstr("zero_optimization.zero_quantized_gradients: not with tranche.mesh"));
-  EXPECT_THAT(with(
-                  [](Config& c) {
-                    c.mesh = "pipeline=2, shard=1, replicate=2";
-                    c.replicate = Replicate::parameters;
-                  },
-                  4),
-              HasSubstr("tranche.replicate parameters: not with tranche.mesh"));
-  EXPECT_THAT(with(
-                  [](Config& c) {
-                    c.world_size_invariant = true;
-                    c.train_batch_size = 8;
-                    c.accumulation_steps = 0;
-                  },
-                  4),
-              HasSubstr("tranche.world_size_invariant: not with tranche.mesh"));
+}
+
+/// What the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as `failing`
+/// does. `failing` gets a function that waits until all other ranks have ended.
+std::vector<std::string> texts_of_a_failure(int failing_rank, double timeout,
+                                            const std::function<void(const std::function<void()>&)>& failing) {
+  constexpr int ranks = 6;
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 1, ReductionPolicy::automatic);
+  config.mesh = "pipeline=3, shard=2";
+  config.communication_timeout = timeout;
+  std::atomic<int> ended = 0;
+  testing::internal::CaptureStderr();
+  on_ranks(ranks, model->spec(time_steps), config, [&](Engine& engine) {
+    StepData data(engine, model->shape().vocabulary);
+    try {
+      train_step(*model, engine, [&](std::int64_t m) {
+        if (engine.runtime().rank() == failing_rank && m == 2) {
+          failing([&] {
+            while (ended < ranks - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          });
+        }
+        return data.draw(engine, m);
+      });
+      (void)engine.step();
+      ADD_FAILURE() << "rank " << engine.runtime().rank() << " did not end";
+    } catch (...) {
+      (void)engine.fail(std::current_exception());
+    }
+    ++ended;
+  });
+  std::istringstream logged(testing::internal::GetCapturedStderr());
+  std::vector<std::string> texts(ranks);
+  for (std::string line; std::getline(logged, line);) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (line.find("[rank " + std::to_string(rank) + "]") != std::string::npos) {
+        texts[static_cast<std::size_t>(rank)] += line;
+      }
+    }
+  }
+  return texts;
+}
+
+std::string name_of_rank(int rank) {
+  return "rank " + std::to_string(rank) + " (pipeline " + std::to_string(rank / 2) + ", shard " +
+         std::to_string(rank % 2) + ")";
+}
+
+// On the rank itself and on all others: the coordinates, the action and the micro-batch.
+TEST(Pipeline, ARankOfAnyStageThatThrowsEndsAllRanks) {
+  for (const int failing : {1, 2, 5}) {
+    const std::vector<std::string> texts = texts_of_a_failure(
+        failing, 60, [](const auto&) { throw std::runtime_error("the disk is full"); });
+    const std::string place =
+        failing < 2 ? "forward of micro-batch 2"
+                    : "forward of micro-batch 2, receive from " + name_of_rank(failing - 2);
+    for (int rank = 0; rank < 6; ++rank) {
+      const std::string& text = texts[static_cast<std::size_t>(rank)];
+      if (rank == failing) {
+        EXPECT_THAT(text, HasSubstr(name_of_rank(rank) + ", " + place + ": the disk is full"));
+      } else {
+        EXPECT_THAT(text, HasSubstr(name_of_rank(failing) + " failed: " + place + ": the disk is full"));
+      }
+    }
+  }
+}
+
+TEST(Pipeline, ARankOfAnyStageThatHangsEndsAllRanks) {
+  for (const int hanging : {0, 3, 4}) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<std::string> texts =
+        texts_of_a_failure(hanging, 1, [](const auto& until_others_end) { until_others_end(); });
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+    bool received = false;
+    for (int rank = 0; rank < 6; ++rank) {
+      if (rank == hanging) continue;
+      const std::string& text = texts[static_cast<std::size_t>(rank)];
+      EXPECT_THAT(text, testing::AnyOf(HasSubstr("no data from " + name_of_rank(hanging) + " after 1.0 s"),
+                                       HasSubstr(name_of_rank(hanging) +
+                                                 " has not taken the data of this rank after 1.0 s")))
+          << rank;
+      received = received || text.find(", receive from " + name_of_rank(hanging) + ": ") != std::string::npos;
+    }
+    EXPECT_TRUE(received) << "a neighbour says which message it waits for";
+  }
+}
+
+TEST(Pipeline, NamesARankThatWasStartedWithAnotherCut) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const auto told = [&](const std::function<void(Config&)>& change) {
+    std::string text = "nothing was thrown";
+    std::mutex mutex;
+    run_thread_ranks(4, [&](int rank, const CommunicatorFactory& factory) {
+      Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::automatic);
+      config.mesh = "pipeline=2, shard=2";
+      if (rank == 3) change(config);
+      validate_config(config, 4);
+      Runtime runtime(RuntimeOptions::from(config), factory);
+      try {
+        const Engine engine(runtime, model->spec(time_steps), config);
+      } catch (const ConfigurationError& error) {
+        const std::lock_guard lock(mutex);
+        text = error.message();
+      }
+    });
+    return text;
+  };
+  EXPECT_THAT(told([](Config& config) {
+                config.pipeline_cuts = PipelineCuts::listed;
+                config.pipeline_begins = {1};
+              }),
+              HasSubstr("rank 3 (pipeline 1, shard 1) was started with another cut than rank 0"));
+  EXPECT_THAT(told([](Config& config) { config.pipeline_schedule = PipelineSchedule::afab; }),
+              HasSubstr("rank 3 (pipeline 1, shard 1) was started with another schedule of the pipeline than "
+                        "rank 0"));
+}
+
+TEST(Pipeline, RefusesToCheckGradients) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::automatic);
+  config.mesh = "pipeline=2";
+  EXPECT_THAT(refusal(config, 2, *model, [](Engine& engine) { (void)check_gradients(engine, [] {}); }),
+              HasSubstr("check_gradients() on a mesh with a pipeline (pipeline=2), whose micro-batches "
+                        "are a schedule's: check on one rank"));
 }
 
 TEST(Pipeline, SaysWhereAWholeModelIsNeeded) {

@@ -68,7 +68,7 @@ CASES = [
     ("plan --model gpt-nano --set optimizer.type=Muon", ["optimizer.params.adjust_lr_fn: not given: match_rms_adamw, with which AdamW's rate"]),
     ("plan --model gpt-nano --set tranche.tie_sum=by_use", ["tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each"]),
     ("plan --model gpt-nano --set tranche.pipeline_schedule=afab", ["tranche.pipeline_schedule has no effect: the mesh has no axis pipeline"]),
-    ("plan --model gpt-nano --ranks 2 --mesh pipeline=2", ["1 micro-batches on 2 stages of a pipeline: at most 1 ranks of 2 can work at once"]),
+    ("plan --model gpt-nano --ranks 2 --mesh pipeline=2", ["1 micro-batch on 2 stages of a pipeline: at most 1 of 2 stages can work at once"]),
     ("plan --model gpt-nano --set zero_optimization=true", ["zero_optimization: true is taken as stage 1"]),
     ("plan --model units.json --ranks 2 --stage 3 --set tranche.reduction=micro_batch", ["stage 2 would take less memory here: "]),
     ("plan --model gpt-mini --device cuda --machine dgx-h100 --micro-batch 1 --accumulate 64", ["64 micro-batches from the simulation of "]),

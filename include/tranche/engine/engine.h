@@ -82,6 +82,10 @@ class Engine {
   std::int64_t begin_micro_batch_beside(const Shape& shape = {}, std::span<const std::int64_t> samples = {});
   /// Makes an open micro-batch the current one; LogicError for one that is not open. Local to this rank.
   void select_micro_batch(std::int64_t number);
+  /// Ends the engine for an error between two of its calls, as one inside a call does: the other ranks are
+  /// told, and every later call throws the error again. It logs nothing, unlike fail(). An engine that has
+  /// ended stays as it is.
+  void break_down(const std::exception_ptr& error) noexcept;
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
   GatheredUnit gather(UnitId unit);

@@ -87,6 +87,9 @@ class Runtime {
   Communicator* replicas() const;
   /// The stages of this rank's data rank, in order; null without a pipeline.
   Communicator* pipeline() const;
+  /// The ranks that compute this rank's stage: replicate x shard; all() where these are all ranks, and shard()
+  /// where there is one replica.
+  Communicator& of_stage() const;
   /// The ranks of the first and the last stage that share tensors which both read, by data rank and then by
   /// stage; null without a pipeline, and on the stages between.
   Communicator* pipeline_ends() const;
@@ -116,6 +119,10 @@ class Runtime {
   /// most; an empty Runtime has none) and returns the exit status, which is the same on the rank that failed
   /// and on those it ended. Of the same error once; collectives fail from then on.
   int fail(std::exception_ptr error) noexcept;
+  /// What this rank is at, such as "backward of micro-batch 5": fail(), and an engine that ends, put it in
+  /// front of the error, here and for the peers. Empty: there is nothing to say. Used by one thread.
+  void set_place(std::string place);
+  const std::string& place() const;
 
  private:
   struct Impl;
