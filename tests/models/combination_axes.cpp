@@ -100,9 +100,13 @@ std::vector<CombinationAxis> combination_axes() {
           c.config.mesh = "replicate=2, shard=2";
           c.config.replicate = Replicate::parameters;
         }}});
+  axes.push_back(of_two("pipeline", true, "pipeline", [](Combination& c) {
+    c.pipeline = 2;
+    c.config.tie_sum = TieSum::by_use;
+  }));
   axes.push_back(of_two("nodes", false, "nodes", [](Combination& c) { c.config.debug.ranks_per_host = 2; }));
   axes.push_back(of_two("reduction group", true, "reduction-group",
-                        [](Combination& c) { c.config.reduction_group = c.ranks - 1; }));
+                        [](Combination& c) { c.config.reduction_group = data_ranks_of(c) - 1; }));
   const auto collectives = [](const char* capability, const char* way) -> Value {
     return {capability, [way](Combination& c) { c.config.collectives = way; }};
   };
@@ -272,6 +276,18 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
+  // Refused: a stage's weights and kept inputs do not leave the device, and generation needs all of the model.
+  if (with("pipeline", [](const std::string& key, const CombinationAxis&, int) {
+        return key.starts_with("parameters-") || key == "activations-cpu" || key == "generation";
+      })) {
+    return false;
+  }
+  // Two stages of two ranks take four here.
+  if (with("pipeline", [](const std::string&, const CombinationAxis& axis, int at) {
+        return axis.name == "ranks" && at != 3;
+      })) {
+    return false;
+  }
   // Beside bf16 weights alone, and of rules that know them.
   for (const char* format : {"master-split", "master-none", "master-random"}) {
     if (are(format, "fp32") || are(format, "fp16") || are(format, "own-rule")) return false;
@@ -309,6 +325,11 @@ Combination start() {
 
 /// Sets the fields that follow from several values.
 void complete(Combination& c) {
+  if (c.pipeline > 1) {
+    const std::string stages = "pipeline=" + std::to_string(c.pipeline);
+    // Copies of two sharded ranks are copies of one here.
+    c.config.mesh = c.config.mesh.empty() ? stages + ", shard=*" : "replicate=2, " + stages + ", shard=*";
+  }
   if (c.config.world_size_invariant) {
     // The last round is short on three ranks, and on four where nothing is accumulated.
     c.config.micro_batch_size = 1;
@@ -316,7 +337,7 @@ void complete(Combination& c) {
     c.config.accumulation_steps = 0;
     return;
   }
-  c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
+  c.config.micro_batch_size = 12 / (data_ranks_of(c) * c.config.accumulation_steps);
 }
 
 }  // namespace
@@ -334,6 +355,9 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   for (std::size_t i = 0; i < axes.size(); ++i) {
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
+  // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart.
+  c.ranks = data_ranks_of(c);
+  c.pipeline = 1;
   complete(c);
   c.config.overlap = false;
   c.config.debug.plan_memory = false;
@@ -342,12 +366,16 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     return c;
   }
   // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.
-  if (!whole.config.mesh.empty()) {
+  if (Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {
     c.config.reduction_group = whole.config.debug.ranks_per_host;
   }
   return c;
+}
+
+int data_ranks_of(const Combination& c) {
+  return c.ranks / c.pipeline;
 }
 
 int ranks_of_a_copy(const Combination& c) {

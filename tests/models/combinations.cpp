@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <deque>
 #include <filesystem>
 #include <limits>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "tiny_llama.h"
 #include "tranche/generation/generate.h"
 #include "tranche/models/llama.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::models {
 namespace {
@@ -79,8 +81,9 @@ class Halving final : public Schedule {
 /// The engine that goes on where another one saved. `plain` keeps what changes no bit as plain as it was.
 Combination continued_from(const Combination& before, bool plain) {
   Combination c = before;
-  if (c.continued == Continued::by_other_ranks) {
-    c.ranks = before.ranks == 3 ? 2 : 3;
+  if (c.continued == Continued::by_other_ranks) {  // and without the stages of a pipeline
+    c.ranks = data_ranks_of(before) == 3 ? 2 : 3;
+    c.pipeline = 1;
     if (!c.config.world_size_invariant) {
       c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
     }
@@ -97,10 +100,11 @@ Combination continued_from(const Combination& before, bool plain) {
     precision.master = MasterFormat::fp32;
     precision.stochastic_rounding = false;
   }
-  if (!c.config.mesh.empty()) {  // copies are saved, one sharded model goes on
-    c.config.reduction_group = ranks_of_a_copy(before);
-    c.config.mesh.clear();
+  if (Mesh::parse(before.config.mesh, before.ranks).size(MeshAxis::replicate) > 1) {
+    c.config.reduction_group = ranks_of_a_copy(before);  // copies are saved, one sharded model goes on
   }
+  if (before.pipeline > 1) c.config.tie_sum = TieSum::by_use;
+  c.config.mesh = c.pipeline > 1 ? "shard=*, pipeline=" + std::to_string(c.pipeline) : "";
   if (plain) return c;
   c.config.stage = (before.config.stage + 1 + static_cast<int>(c.continued)) % 4;
   OffloadConfig& offload = c.config.offload;
@@ -110,7 +114,7 @@ Combination continued_from(const Combination& before, bool plain) {
   const std::string& type = c.config.optimizer.type;
   const bool looks_first = c.rule == Rule::own || type == "Lamb";
   if (looks_first && offload.optimizer == OffloadTier::nvme) offload.optimizer = OffloadTier::none;
-  offload.parameters = c.config.stage == 3 ? OffloadTier::nvme : OffloadTier::none;
+  offload.parameters = c.config.stage == 3 && c.pipeline == 1 ? OffloadTier::nvme : OffloadTier::none;
   return c;
 }
 
@@ -118,7 +122,7 @@ Combination continued_from(const Combination& before, bool plain) {
 class Training {
  public:
   Training(const Combination& c, Engine& engine, CombinationOutcome& outcome)
-      : c_(c), engine_(engine), outcome_(outcome), model_(model_of(c)), device_batch_(engine) {
+      : c_(c), engine_(engine), outcome_(outcome), model_(model_of(c)) {
     if (c.gradients == Gradients::in_hook) {
       engine.set_gradient_hook([this](const StepResult&) {
         scale_gradient(0.5f);
@@ -130,11 +134,11 @@ class Training {
   void step() {
     const Config& config = engine_.config();
     const std::int64_t first = engine_.samples();
-    for (std::int64_t m = 0; m < config.accumulation_steps; ++m) {
-      const std::int64_t block = m * engine_.runtime().size() + engine_.runtime().rank();
-      model_->forward_backward(engine_,
-                               batch(first + block * config.micro_batch_size, config.micro_batch_size));
-    }
+    train_step(*model_, engine_, [&](std::int64_t m) {
+      const std::int64_t block = m * mesh().data_ranks() + mesh().data_rank(engine_.runtime().rank());
+      // Several micro-batches of a pipeline are open at once.
+      return batch(first + block * config.micro_batch_size, config.micro_batch_size, c_.pipeline > 1 ? m : 0);
+    });
     if (c_.gradients == Gradients::before_step) scale_gradient(2);
     if (c_.gradients == Gradients::not_finite && engine_.steps() % 4 == 2) {
       scale_gradient(std::numeric_limits<float>::infinity());
@@ -149,9 +153,10 @@ class Training {
   void look() {
     if (c_.evaluate) {
       engine_.begin_evaluation();
-      const std::int64_t ranks = engine_.runtime().size();
+      const std::int64_t ranks = mesh().data_ranks();
       for (std::int64_t m = 0; m < 12 / ranks; ++m) {  // 12 sequences on any number of ranks
-        model_->evaluate(engine_, batch(1000 + m * ranks + engine_.runtime().rank(), 1));
+        model_->evaluate(engine_,
+                         batch(1000 + m * ranks + mesh().data_rank(engine_.runtime().rank()), 1, 0));
       }
       outcome_.evaluations.push_back(engine_.end_evaluation());
     }
@@ -165,12 +170,16 @@ class Training {
   }
 
  private:
-  TokenBatch batch(std::int64_t first, std::int64_t count) {
-    data_.time = c_.lengths && first / count % 2 == 1 ? short_time_steps : time_steps;
-    data_.draw(first, count);
-    if (c_.documents) data_.split();
-    if (engine_.device().kind() != DeviceKind::meta) return device_batch_.of(data_);
-    TokenBatch nowhere = data_.batch();
+  const Mesh& mesh() const { return engine_.runtime().mesh(); }
+  /// Valid until the next one of the same place.
+  TokenBatch batch(std::int64_t first, std::int64_t count, std::int64_t place) {
+    while (static_cast<std::int64_t>(places_.size()) <= place) places_.emplace_back(engine_);
+    auto& [data, on_device] = places_[static_cast<std::size_t>(place)];
+    data.time = c_.lengths && first / count % 2 == 1 ? short_time_steps : time_steps;
+    data.draw(first, count);
+    if (c_.documents) data.split();
+    if (engine_.device().kind() != DeviceKind::meta) return on_device.of(data);
+    TokenBatch nowhere = data.batch();
     nowhere.tokens.data = nowhere.targets.data = nullptr;
     if (c_.documents) nowhere.document_begin->data = nowhere.positions->data = nullptr;
     return nowhere;
@@ -186,8 +195,12 @@ class Training {
   Engine& engine_;
   CombinationOutcome& outcome_;
   std::unique_ptr<const LanguageModel> model_;
-  TokenData data_{time_steps, 61, true};
-  DeviceBatch device_batch_;
+  struct Place {
+    explicit Place(Engine& engine) : on_device(engine) {}
+    TokenData data{time_steps, 61, true};
+    DeviceBatch on_device;
+  };
+  std::deque<Place> places_;
 };
 
 constexpr std::int64_t own_array_elements = 100;

@@ -30,6 +30,7 @@ struct Combination {
   bool documents = false;  ///< several in a row
   bool lengths = false;    ///< of micro-batches, which change
   int ranks = 2;
+  int pipeline = 1;  ///< stages; each takes as many of the ranks
   Config config;
   float dropout = 0;
   bool wide = false;  ///< matrices of more than 4096 elements, as block8 asks for
@@ -66,6 +67,8 @@ Combination combination_of(const std::vector<CombinationAxis>& axes, const test:
 /// The same arithmetic at stage 0, with everything else as plain as it gets.
 Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
 int ranks_of_a_copy(const Combination& c);
+/// The ranks that see different samples.
+int data_ranks_of(const Combination& c);
 /// The values of a row that are not the first of their axis.
 std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row);
 
