@@ -14,12 +14,14 @@ namespace tranche::comm {
 /// Hash of operation and unit, for Tag::call: calls that differ do not take each other's data.
 std::uint32_t hash_of_call(std::string_view operation, std::string_view unit);
 
-/// A collective call. Travels as bytes.
+/// A collective call, or the word that `rank` waits. Travels as bytes.
 struct CallSignature {
+  static constexpr int no_call = -2;  ///< in waits_for: this is a call
   int rank = 0;  ///< of the job
   int context = 0;
   std::uint64_t number = 0;  ///< in the sequence of the communicator
   std::int64_t bytes = 0;    ///< that a rank gets of all others
+  int waits_for = no_call;   ///< the rank of the job that `rank` waits for; -1: it waits no more
   std::array<char, 24> operation{};
   std::array<char, 104> unit{};  ///< cut if longer
 };

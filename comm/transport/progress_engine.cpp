@@ -69,7 +69,7 @@ bool ProgressEngine::bid_farewell() noexcept {
   try {
     transport_->set_farewell([rank = transport_->rank(), operations = next_order_ + noted_,
                               record = record_](const CallSignature& theirs) -> std::optional<FailureReport> {
-      if (!record.comes(theirs)) return std::nullopt;
+      if (theirs.waits_for != CallSignature::no_call || !record.comes(theirs)) return std::nullopt;
       FailureReport report;
       report.rank = rank;
       report.cause = fmt::format(
@@ -201,6 +201,7 @@ void ProgressEngine::require_healthy(const std::string& what) {
 void ProgressEngine::finish(Operation& operation, const std::exception_ptr& error) noexcept {
   operation.abandon(staging_);
   if (operation.uses_staging()) staging_.retire(operation.order);
+  if (operation.signature_sent && !error) end_waiting();
   if (options_.trace != nullptr && !error) {
     options_.trace->span("communication", operation.describe(), operation.begin, seconds_now());
   }
@@ -269,12 +270,64 @@ void ProgressEngine::send_signature(Operation& operation) {
   const OperationInfo& info = operation.info();
   const CallSignature signature =
       make_call_signature(transport_->rank(), info.tag, info.bytes, info.name, info.unit);
-  for (const int rank : operation.pending_peers().ranks) transport_->send_signature(signature, rank);
+  const std::vector<int> ranks = operation.pending_peers().ranks;
+  if (!info.tag.point_to_point) {
+    for (const int rank : ranks) transport_->send_signature(signature, rank);
+    told_.insert(ranks.begin(), ranks.end());
+  } else if (!ranks.empty()) {
+    tell_waiting(ranks, ranks.front());
+  }
+  if (!ranks.empty()) tell_waiting({asking_.begin(), asking_.end()}, ranks.front());
+}
+
+void ProgressEngine::tell_waiting(const std::vector<int>& ranks, int waits_for) {
+  CallSignature word;
+  word.rank = transport_->rank();
+  word.waits_for = waits_for;
+  for (const int rank : ranks) {
+    transport_->send_signature(word, rank);
+    told_.insert(rank);
+  }
+}
+
+void ProgressEngine::end_waiting() noexcept {
+  try {
+    const std::vector<int> told{told_.begin(), told_.end()};
+    const int other = waits_for();
+    tell_waiting(told, other);
+    if (other < 0) told_.clear();
+  } catch (...) {
+    // The peers take this rank to wait: a time-out of theirs comes later.
+  }
+}
+
+int ProgressEngine::waits_for() const {
+  for (const auto& operation : active_) {
+    if (!operation->signature_sent) continue;
+    const std::vector<int> ranks = operation->pending_peers().ranks;
+    if (!ranks.empty()) return ranks.front();
+  }
+  return -1;
+}
+
+void ProgressEngine::hear_asking(int rank) {
+  if (!asking_.insert(rank).second) return;
+  if (const int other = waits_for(); other >= 0) tell_waiting({rank}, other);
 }
 
 bool ProgressEngine::compare_signatures() {
-  for (CallSignature signature; transport_->poll_signature(signature);)
-    early_signatures_.push_back(signature);
+  for (CallSignature signature; transport_->poll_signature(signature);) {
+    if (signature.waits_for == CallSignature::no_call) {
+      early_signatures_.push_back(signature);
+      hear_asking(signature.rank);
+    } else if (signature.waits_for < 0) {
+      waiting_.erase(signature.rank);
+      asking_.erase(signature.rank);
+    } else {
+      waiting_[signature.rank] = signature.waits_for;
+      if (signature.waits_for == transport_->rank()) hear_asking(signature.rank);
+    }
+  }
   if (early_signatures_.empty()) return false;
   std::optional<CallSignature> mine;
   std::string text;
@@ -299,14 +352,25 @@ void ProgressEngine::expire(Operation& operation, double now) {
   if (cause_awaited_ > 0) return;  // the missing ranks are known
   if (operation.waits_for_staging()) operation.last_move = now;
   const double waited = now - operation.last_move, timeout = options_.timeout_seconds;
-  if (!operation.signature_sent && !operation.info().tag.point_to_point &&
-      waited > std::min(patience_seconds, timeout / 4)) {
+  if (!operation.signature_sent && waited > std::min(patience_seconds, timeout / 4)) {
     send_signature(operation);
   }
   if (waited < timeout) return;
-  const PendingPeers pending = operation.pending_peers();
-  // A rank that sees no more than that others wait leaves it to them to name the cause.
-  if (pending.indirect && waited < timeout + std::min(1.0, timeout / 4)) return;
+  PendingPeers pending = operation.pending_peers();
+  // A rank that sees no more than that others wait leaves it to them to name the cause. One that waits in a
+  // message of its own may have begun to up to a time-out later than this rank.
+  const auto waits_itself = [&](int rank) {
+    const auto found = waiting_.find(rank);
+    return found != waiting_.end() && found->second != transport_->rank();
+  };
+  double grace = std::min(1.0, timeout / 4);
+  if (!pending.ranks.empty() && std::all_of(pending.ranks.begin(), pending.ranks.end(), waits_itself)) {
+    pending.indirect = true;
+    grace = timeout;
+  } else if (!pending.indirect) {
+    std::erase_if(pending.ranks, waits_itself);
+  }
+  if (pending.indirect && waited < timeout + grace) return;
   throw CommunicationError(timeout_message(operation.describe(), pending, timeout, transport_->rank_names()));
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,15 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
                 std::exception_ptr own = nullptr) noexcept;
   [[nodiscard]] std::exception_ptr error_for(const std::string& what) const;
   void expire(Operation& operation, double now);
+  /// Tells ranks that this one waits, and for whom, or that it waits no more. A rank that waits for one that
+  /// waits itself leaves it to that one to name the cause of a time-out.
+  void tell_waiting(const std::vector<int>& ranks, int waits_for);
+  /// An operation that waited for long is done: who was told hears whether another one waits.
+  void end_waiting() noexcept;
+  /// A peer waits for this rank: it hears when this one waits too.
+  void hear_asking(int rank);
+  /// The rank that this one has waited for long, if it does; -1 otherwise.
+  int waits_for() const;
   /// Ends this rank if a peer has failed; returns whether it did.
   bool poll_peer_failure(double now);
   /// Sets what the transport answers peers that ask from now on. False when one has asked already, and was
@@ -110,6 +120,9 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   std::list<std::unique_ptr<Operation>> active_;
   bool abandoned_ = false;
   std::vector<CallSignature> early_signatures_;  ///< of calls that this rank has not issued yet
+  std::set<int> asking_;                         ///< ranks that wait for this one
+  std::set<int> told_;                           ///< ranks that were told that this one waits
+  std::map<int, int> waiting_;                   ///< ranks that wait, and for whom, as they told
 
   mutable std::mutex inbox_mutex_;
   std::condition_variable drained_;
