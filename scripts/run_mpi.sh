@@ -21,7 +21,10 @@ if [ "$ranks" -gt "$(nproc)" ]; then export OMPI_MCA_mpi_yield_when_idle=${OMPI_
 # This shell becomes mpirun, so that signals reach it. A process that waits for the end of everything that holds the
 # other end of its pipe (mpirun, however it ends) removes the folder.
 if [ -z "${OMPI_MCA_orte_tmpdir_base:-}" ]; then
-  OMPI_MCA_orte_tmpdir_base=$(mktemp -d "${TMPDIR:-/tmp}/tranche-mpi.XXXXXX")
+  OMPI_MCA_orte_tmpdir_base=$(mktemp -d "${TMPDIR:-/tmp}/tranche-mpi.XXXXXX") || {
+    echo "run_mpi.sh: nothing can be written to the temporary folder ${TMPDIR:-/tmp}: set TMPDIR to another" >&2
+    exit 2
+  }
   export OMPI_MCA_orte_tmpdir_base
   exec {held}> >(trap '' HUP INT TERM; exec setsid sh -c 'cat; rm -rf "$OMPI_MCA_orte_tmpdir_base"' > /dev/null 2>&1)
 fi

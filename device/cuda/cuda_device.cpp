@@ -42,6 +42,7 @@ class CudaDevice : public Device {
     description_ = describe(probe.devices[static_cast<std::size_t>(gpu)], options.index, gpus);
     state_ = std::make_shared<CudaState>(gpu);
     const auto driver = cuda::DriverFunctions::fetch();
+    cuda::load_kernels(driver);
     const bool exact = cuda::wants_plain_memory();
     if (!exact) device_memory_ = cuda::make_mapped_memory(state_, driver);
     if (!device_memory_) device_memory_ = cuda::make_plain_memory(state_, exact);
@@ -50,7 +51,6 @@ class CudaDevice : public Device {
     parts_ = {state_, host_memory_.get(), staging_.get(), driver};
     compute_ = std::make_unique<CudaStream>(parts_, "compute", CudaStream::Priority::normal);
     state_->renew_clock(static_cast<cudaStream_t>(compute_->native_handle()));
-    kernels_ = std::make_unique<cuda::KernelsOfRanks>(gpu);
   }
 
   DeviceKind kind() const override { return DeviceKind::cuda; }
@@ -130,7 +130,6 @@ class CudaDevice : public Device {
   cuda::StreamParts parts_;
   cuda::nvtx::PhaseRange phase_;
   std::unique_ptr<CudaStream> compute_;  // after what gives pinned memory, which it holds
-  std::unique_ptr<cuda::KernelsOfRanks> kernels_;
 };
 
 }  // namespace

@@ -8,7 +8,10 @@
 
 namespace tranche::cuda {
 
-/// A source that launches kernels, known by one of them. Objects are static and register themselves.
+struct DriverFunctions;
+
+/// A source that launches kernels, known by one of them. Objects are static: they register themselves before
+/// main() or when their library is loaded, and the list does not change after that.
 class KernelSource {
  public:
   explicit KernelSource(const void* kernel) noexcept;
@@ -22,18 +25,9 @@ class KernelSource {
   const KernelSource* next_;
 };
 
-/// Held by each device. From the second that lives in this process on, all kernels of all KernelSources are
-/// loaded on every GPU that one of them has, once a GPU. Drivers before CUDA 12.4 load only the kernels that
-/// sources are known by.
-class KernelsOfRanks {
- public:
-  explicit KernelsOfRanks(int gpu);
-  ~KernelsOfRanks();
-  KernelsOfRanks(const KernelsOfRanks&) = delete;
-  KernelsOfRanks& operator=(const KernelsOfRanks&) = delete;
-
- private:
-  int gpu_;
-};
+/// Loads all kernels of all KernelSources on the current GPU; what is loaded already stays. Every device calls it
+/// when it is made, before any of its streams can wait: a later one would find the GPU busy. Drivers before CUDA
+/// 12.4 load only the kernels that sources are known by.
+void load_kernels(const DriverFunctions& driver) noexcept;
 
 }  // namespace tranche::cuda

@@ -2,20 +2,31 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <string>
 
+#include "device/cuda/cuda_advice.h"
 #include "device/launch_queues.h"
 
 namespace tranche::detail {
 namespace {
 
-std::string describe(cudaError_t error) {
-  // Without a usable driver the count fails with one of these two; both mean "no GPU here", not a defect.
-  if (error == cudaErrorInsufficientDriver)
-    return "no CUDA driver was found, or it is older than the runtime";
-  if (error == cudaErrorNoDevice) return "no GPU was found";
+/// Why there are no GPUs. Only the first two are usual on machines that have none.
+std::string describe(cudaError_t error, const CudaProbe& probe) {
+  if (error == cudaErrorNoDevice) {
+    const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
+    return std::string("no GPU was found") +
+           (visible == nullptr ? "" : " (CUDA_VISIBLE_DEVICES is '" + std::string(visible) + "')");
+  }
+  if (error == cudaErrorInsufficientDriver) {
+    if (probe.driver_version == 0) return "no CUDA driver was found";
+    const std::string runtime = cuda::version_text(probe.runtime_version);
+    return "the driver serves CUDA " + cuda::version_text(probe.driver_version) +
+           ", and this build needs CUDA " + runtime +
+           ": install a newer driver, or on a data-centre GPU NVIDIA's package cuda-compat for CUDA " + runtime;
+  }
   return std::string("the CUDA runtime failed: ") + cudaGetErrorString(error) + " (error " +
-         std::to_string(static_cast<int>(error)) + ")";
+         std::to_string(static_cast<int>(error)) + ")" + cuda::advice_of(error);
 }
 
 }  // namespace
@@ -35,21 +46,21 @@ CudaProbe probe_cuda() {
   int count = 0;
   if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess) {
     cudaGetLastError();  // clears it, so that a later call does not report this one's
-    probe.problem = describe(error);
+    probe.problem = describe(error, probe);
     return probe;
   }
   for (int index = 0; index < count; ++index) {
     cudaDeviceProp properties{};
     if (const cudaError_t error = cudaGetDeviceProperties(&properties, index); error != cudaSuccess) {
       cudaGetLastError();
-      probe.problem = describe(error);
+      probe.problem = describe(error, probe);
       return probe;
     }
     probe.devices.push_back({properties.name, properties.major, properties.minor,
                              static_cast<std::int64_t>(properties.totalGlobalMem),
                              properties.multiProcessorCount});
   }
-  if (probe.devices.empty()) probe.problem = describe(cudaErrorNoDevice);
+  if (probe.devices.empty()) probe.problem = describe(cudaErrorNoDevice, probe);
   return probe;
 }
 

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "core/clock.h"
+#include "device/cuda/cuda_advice.h"
 #include "tranche/core/error.h"
 
 namespace tranche::cuda {
@@ -63,7 +64,7 @@ std::string error_text(cudaError_t error, const char* call, std::string_view pur
   std::string text = std::string(call) + " failed";
   if (!purpose.empty()) text += " (" + std::string(purpose) + ")";
   text += std::string(": ") + cudaGetErrorName(error) + ", " + cudaGetErrorString(error);
-  return text + text_of_loss(error);
+  return text + advice_of(error) + text_of_loss(error);
 }
 
 void check(cudaError_t error, const char* call, std::string_view purpose) {

@@ -1,5 +1,6 @@
 #include "kernels/cuda/launch.h"
 
+#include "device/cuda/cuda_advice.h"
 #include "device/cuda/cuda_state.h"
 
 namespace tranche::kernels::cuda {
@@ -8,7 +9,7 @@ void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the runtime would report it again
   throw Error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error) + " (" +
-              cudaGetErrorName(error) + ")" + tranche::cuda::text_of_loss(error));
+              cudaGetErrorName(error) + ")" + tranche::cuda::advice_of(error) + tranche::cuda::text_of_loss(error));
 }
 
 int multiprocessors() {

@@ -218,6 +218,9 @@ cached() { sed -n "s/^$1:[A-Z]*=//p" "$build/CMakeCache.txt" | head -n 1; }
   echo "version: $(told version)"
   echo "build: $(told build_type), $(told compiler)"
   echo "cuda: runtime $(told cuda.runtime_version)"
+  capabilities=$(grep -oh 'arch=compute_[0-9]*' "$build/build.ninja" 2> /dev/null | sed 's/.*_\([0-9]*\)\([0-9]\)/\1.\2/' | sort -uV || true)
+  echo "needs-compute-capability: $(head -n 1 <<< "$capabilities")"
+  echo "compute-capabilities: $(paste -sd ' ' <<< "$capabilities") and newer"
   echo "nccl: $(told nccl)"
   echo "mpi: $(told mpi | sed 's/not compiled//')"
   echo "hdf5: $(told hdf5)"

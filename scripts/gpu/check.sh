@@ -32,7 +32,7 @@ row() {  # VERDICT ITEM DETAIL
   printf '%-4s  %-22s %s\n' "$1" "$2" "$3"
 }
 at_least() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }  # LEAST IS
-last_line() { tail -n 1 <<< "$1"; }
+last_line() { { grep '[[:alnum:]]' <<< "$1" || echo "it said nothing"; } | tail -n 1; }  # Open MPI frames its messages
 
 row ok "bundle" "commit $(manifest commit), $(manifest date)"
 
@@ -67,6 +67,13 @@ else
   row warn "shared libraries" "not found: $(cut -d' ' -f1 <<< "$missing" | sort | uniq -c | awk '{printf "%s%s (%d files)", sep, $2, $1; sep = ", "}')"
 fi
 
+# Ranks of mpirun reach each other through it, on hosts without a network too.
+# A connection to a port that nobody serves is refused where lo is up, and finds no network where it is down.
+if said=$( (exec 3<> /dev/tcp/127.0.0.1/9) 2>&1) || [[ $said != *unreachable* ]]; then
+  row ok "loopback" "up"
+else
+  row warn "loopback" "the network interface lo is down, and mpirun needs it: ip link set lo up"
+fi
 if [ -z "$(manifest mpi)" ]; then
   row skip "mpirun -n 2" "not in this build"
 elif said=$(TRANCHE_MPI_TIMEOUT=40 timeout -k 5 45 "$bundle/scripts/run_mpi.sh" 2 "$bundle/tests/comm_mpi_failing" none 2>&1) &&
@@ -82,10 +89,21 @@ else
   row warn "a test program" "test_core failed: $(last_line "$said")"
 fi
 
+gpu=""
 if said=$(timeout -k 5 60 "$bundle/bin/tranche" info 2>&1); then
-  row ok "tranche info" "$(sed -n 's/^CUDA *//p' <<< "$said" | head -n 1)"
+  gpu=$(sed -n 's/^CUDA *//p' <<< "$said" | head -n 1)
+  row ok "tranche info" "$gpu"
 else
   row gap "tranche info" "failed: $(last_line "$said")"
+fi
+capability=$(sed -n 's/.*compute capability \([0-9.]*\).*/\1/p' <<< "$gpu")
+least=$(manifest needs-compute-capability)
+if [ -n "$capability" ] && [ -n "$least" ]; then
+  if at_least "$least" "$capability"; then
+    row ok "compute capability" "$capability; kernels are for $(manifest compute-capabilities)"
+  else
+    row gap "compute capability" "$capability; the archive's kernels are for $(manifest compute-capabilities): make it without --gpu, or build here (run.sh --build)"
+  fi
 fi
 
 if [ -z "$(manifest hdf5)" ]; then row skip "HDF5" "not in this build"; else row ok "HDF5" "$(manifest hdf5)"; fi
@@ -93,7 +111,7 @@ if [ -z "$(manifest hdf5)" ]; then row skip "HDF5" "not in this build"; else row
 while IFS= read -r library; do
   [ -n "$library" ] || continue
   if folder=$(tranche_cuda_library "$library"); then
-    row ok "$library" "$folder"
+    row ok "$library" "$folder, $(basename "$(readlink -f "$folder/$library")")"
   else
     row gap "$library" "in no CUDA toolkit (CUDA_HOME, nvcc, /usr/local/cuda) and no Python package nvidia-*"
   fi
@@ -119,9 +137,16 @@ else
   row gap "python3" "run.sh needs 3.8 or newer with its standard modules; here: $(tranche_host python3 --version 2> /dev/null || echo none)"
 fi
 
-if said=$(tranche_host timeout -k 5 45 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>&1); then
+if said=$(tranche_host timeout -k 5 45 nvidia-smi --query-gpu=name,driver_version,memory.total,compute_mode,persistence_mode --format=csv,noheader 2>&1); then
   row ok "GPU and driver" "$(head -n 1 <<< "$said")"
+  case $said in
+    *Prohibited*) row warn "compute mode" "the GPU admits no program: nvidia-smi -c DEFAULT" ;;
+    *Exclusive*) row warn "compute mode" "the GPU admits one program at a time, so tests of several processes are left out: nvidia-smi -c DEFAULT" ;;
+  esac
+elif [ -n "$capability" ]; then
+  row warn "GPU and driver" "nvidia-smi does not answer, so figures come without clocks and power: $(head -n 1 <<< "$said")"
 elif [ "$need_gpu" = 1 ]; then
+  # The row of tranche info has the reason where there is a driver.
   row gap "GPU and driver" "nvidia-smi: $(head -n 1 <<< "$said")"
 else
   row skip "GPU and driver" "none"

@@ -11,7 +11,7 @@ PLAN = [
     Part("kernels", 0.15, "programs of device, kernels and models, four at a time"),
     Part("first look", 0.28, "peak, copy, AdamW, attention; three trainings, each with its device time by kernel"),
     Part("peer", 0.35, "the host's PyTorch at our shapes, and our attention against its own"),
-    Part("tests", 0.53, "engine, offload, combinations, generation, comm, NCCL"),
+    Part("tests", 0.53, "engine, offload, generation, pipelines, combinations, comm, NCCL"),
     Part("benches", 0.62, "all benches for GPUs"),
     Part("training", 0.77, "CPU against GPU for 20 steps in fp32; trainings at 0.5 M tokens a step"),
     Part("memcheck", 0.85, "tests of kernels under compute-sanitizer, each allocation CUDA's own"),
@@ -28,7 +28,7 @@ PARTS_OF = {"tests": {"probe", "kernels", "tests", "memcheck", "racecheck", "laz
 CASE_SECONDS = 40
 EMULATED_SECONDS = [("test_kernels_layers_gpu", 85), ("test_kernels_gpu", 22.4), ("test_kernels_matrix_gpu", 16.8)]
 # Programs whose cases train, and which have not been measured so.
-TRAIN = r"combinations|engine|models"
+TRAIN = r"combinations|engine|models|pipeline"
 
 # The first programs stand on nothing else, and wait for nothing but the GPU. Ranks that are threads run alone.
 AT_ONCE = 4
@@ -39,7 +39,7 @@ ORDER = [r"device", r"kernels_gpu", r"kernels_layers", r"kernels", r"models", r"
          r"comm", r"nccl|mpi"]
 # Ranks that are threads share a context. Kernels of ours are loaded before they wait for each other; those of cuBLASLt are
 # not, and loading one at its first launch may wait for the whole GPU.
-RANKS_ARE_THREADS = r"comm|engine|models|combinations|offload|generation"
+RANKS_ARE_THREADS = r"comm|engine|models|combinations|offload|generation|pipeline"
 
 # A bench of each ceiling and of what decides a training's speed: (program, filter).
 FIRST_BENCHES = [("bench_matrix_gpu", "^(matmul_peak|attention_(forward|backward)/head:(64/time:1024|128/time:4096).*)"),

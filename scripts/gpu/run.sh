@@ -50,6 +50,11 @@ done
 [ -z "$from" ] || [ -z "$bundle$([ "$compile" = 0 ] || echo build)" ] || fail "--from takes programs as they are: neither --bundle nor --build goes with it"
 python3 -c 'import argparse, json, random, sys, tarfile, tempfile; sys.exit(sys.version_info < (3, 8))' 2> /dev/null ||
   fail "python3 (3.8 or newer, with its standard modules) is needed"
+# Programs of this run and mpirun keep files there.
+if [ -n "${TMPDIR:-}" ] && ! { [ -d "$TMPDIR" ] && [ -w "$TMPDIR" ]; }; then
+  echo "run.sh: note: TMPDIR is '$TMPDIR', where nothing can be written; /tmp is taken" >&2
+  export TMPDIR=/tmp
+fi
 keep=$root/build/gpu-results
 mkdir -p "$keep"
 if ! mkdir -p "$results" 2> /dev/null; then

@@ -126,6 +126,7 @@ class Suite:
                 self.unwritable(folder, error)
         self.information, self.machine = {}, {}
         self.holder = None
+        self.alone = False  # Whether programs run one at a time.
         self.outputs = 0
 
     # --- Files -----------------------------------------------------------------------------------------------
@@ -278,9 +279,12 @@ class Suite:
         if reason:
             self.add({**record, "status": "skipped", "detail": reason})
             return
+        self.look_for_sharing()
         self.hold_context(command[0])
         if self.settled("probe", "gpu_probe"):
             return
+        if self.alone:
+            command.append("--one-by-one")
         status, output, seconds = self.run(command, START_SECONDS)
         lines = re.findall(r"^probe ([^:]+): (ok|FAILED)\b *(.*)$", output, re.MULTILINE)
         for name, verdict, text in lines:
@@ -301,25 +305,43 @@ class Suite:
     def hold_context(self, program):
         """Measures a start of CUDA without another process on the GPU and beside one, which then stays until the end: where the
         driver shuts an idle GPU down, every program would pay for its start."""
-        def measure(item):
+        def start(item):
             status, output, seconds = self.run([program, "--start"], START_SECONDS)
             started = re.search(r"^start ([0-9.]+) s$", output, re.MULTILINE)
-            record = {"command": self.shown([program, "--start"])}
+            record = {"part": "probe", "item": item, "command": self.shown([program, "--start"])}
             if status == 0 and started:
-                self.add(measured("probe", item, "seconds", float(started.group(1)), **record))
-            else:
-                self.add({"part": "probe", "item": item, "seconds": seconds, **record, **self.verdict(status, output)})
-        measure("CUDA start, no other process on the GPU")
+                return measured("probe", item, "seconds", float(started.group(1)), command=record["command"])
+            return {**record, "seconds": seconds, **self.verdict(status, output)}
+        first = start("CUDA start, no other process on the GPU")
+        self.add(first)
         self.holder = Command([program, "--hold"], self.work, self.environment({}, True), self.work / "holder", subprocess.PIPE)
         end = min(time.time() + START_SECONDS, self.end)
         told = b""
         while b"\n" not in told and time.time() < end and self.holder.wait(0.05) is None:
             told += self.holder.news()
         if not re.match(rb"start [0-9.]+ s", told + self.holder.news()):
+            self.end_holder()
             self.add({"part": "probe", "item": "gpu_probe --hold", "status": "failed", "detail":
                       f"no process could hold the GPU's context: {told.decode(errors='replace').strip() or 'no answer'}"})
             return
-        measure("CUDA start, beside a process that holds the GPU")
+        second = start("CUDA start, beside a process that holds the GPU")
+        if first["status"] == "measured" and second["status"] == "failed":
+            # All programs would fail beside the holder, and beside each other.
+            self.end_holder()
+            self.one_at_a_time(f"the GPU admits one process at a time ({second['detail']})")
+            self.options.no_mpi = self.options.no_mpi or "the GPU admits one process at a time"
+            return
+        self.add(second)
+
+    def one_at_a_time(self, why):
+        self.alone = True
+        self.add({"part": "probe", "item": "programs side by side", "status": "skipped", "detail": f"{why}: one runs after the other"})
+
+    def look_for_sharing(self):
+        """Clients of the Multi-Process Service share a context: a fault in one program would end the others."""
+        pipes = pathlib.Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
+        if (pipes / "control").exists():
+            self.one_at_a_time(f"the Multi-Process Service runs here ({pipes})")
 
     def end_holder(self):
         if self.holder:
@@ -548,7 +570,7 @@ class Suite:
                 record["item"] == "gpu_probe" and record["status"] == "passed" for record in self.records):
             # It has said what its own test would say; and the test of the watchdog, which faults and hangs by intention, takes 10 s.
             entries = [entry for entry in entries if not re.search("gpu_(probe|cases)", entry["name"])]
-        with ThreadPoolExecutor(plan.AT_ONCE) as pool:
+        with ThreadPoolExecutor(1 if self.alone else plan.AT_ONCE) as pool:
             done = [(entry, pool.submit(self.test, "tests", entry, self.left())) for entry in entries]
             try:
                 self.unfinished = [entry for entry, future in done if not future.result()]
@@ -926,7 +948,8 @@ class Suite:
             "commit": self.options.commit,
             "GPU": "; ".join(f"{device['name']} (compute capability {device['compute_capability']}, "
                              f"{device['memory_bytes'] / 2**30:.0f} GiB)" for device in devices),
-            "driver": smi[1].strip() if smi[0] == 0 else self.information.get("problem", ""),
+            "driver": smi[1].strip() if smi[0] == 0 else self.information.get("problem") or
+            f"CUDA {self.information.get('driver_version')}; nvidia-smi did not answer, so there are no clocks: {smi[1].strip()[:200]}",
             "CUDA runtime": self.information.get("runtime_version", ""),
             "nvcc": (re.search(r"release (.*)", nvcc[1]) or [None, ""])[1] if nvcc[0] == 0 else "",
             "CPU": f"{cpu.group(1) if cpu else 'unknown'}, {os.cpu_count()} cores",

@@ -15,6 +15,13 @@ std::atomic<std::int64_t>& total() {
   return instance;
 }
 
+/// As cudaDriverGetVersion says it.
+std::atomic<int>& driver_number() {
+  static std::atomic<int>& instance = *new std::atomic<int>(static_cast<int>(
+      environment("TRANCHE_EMULATED_DRIVER", device_count() > 0 ? CUDART_VERSION : 0)));
+  return instance;
+}
+
 }  // namespace
 
 int current_device() {
@@ -34,6 +41,10 @@ void set_total_memory(std::int64_t bytes) {
   total() = bytes;
 }
 
+void set_driver_version(int version) {
+  driver_number() = version;
+}
+
 }  // namespace cuda_emulation
 
 using namespace cuda_emulation;
@@ -41,6 +52,7 @@ using namespace cuda_emulation;
 cudaError_t cudaGetDeviceCount(int* count) {
   return call("cudaGetDeviceCount", [&] {
     *count = device_count();
+    if (*count > 0 && driver_number() / 1000 < CUDART_VERSION / 1000) return cudaErrorInsufficientDriver;
     return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
   });
 }
@@ -202,7 +214,7 @@ cudaError_t cudaRuntimeGetVersion(int* version) {
 }
 
 cudaError_t cudaDriverGetVersion(int* version) {
-  *version = device_count() > 0 ? CUDART_VERSION : 0;
+  *version = driver_number();
   return cudaSuccess;
 }
 

@@ -269,7 +269,7 @@ CUresult module_enumerate_functions(CUfunction* functions, unsigned count, CUmod
 
 CUresult function_load(CUfunction) {
   return driver_call("cuFuncLoad", [] {
-    load_all_kernels();
+    if (load_all_kernels()) drain_device(current_device());  // as a first launch does
     return CUDA_SUCCESS;
   });
 }

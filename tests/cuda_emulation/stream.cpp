@@ -11,6 +11,7 @@
 #include <set>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include "tests/cuda_emulation/control.h"
 #include "tests/cuda_emulation/grid.h"
@@ -266,10 +267,10 @@ bool load_now(const void* function) {
 
 }  // namespace
 
-void load_all_kernels() {
+bool load_all_kernels() {
   LoadedKernels& loaded = loaded_kernels();
   std::lock_guard lock(loaded.mutex);
-  loaded.all = true;
+  return !std::exchange(loaded.all, true);
 }
 
 void set_lazy_loading(bool lazy) {

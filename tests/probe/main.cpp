@@ -1,8 +1,8 @@
-// gpu_probe [--limit SECONDS] [NAME...]: looks in seconds at each thing that everything on a GPU rests on.
+// gpu_probe [--limit SECONDS] [--one-by-one] [NAME...]: looks in seconds at each thing that everything on a GPU rests on.
 // One line for each: "probe NAME: ok" or "probe NAME: FAILED reason". Each runs in a process of its own, so a
 // lost context or a hang of one leaves the others. All run at once: starting CUDA may take longer than the
-// check itself, and each has the whole limit. Exit status: 0 all are ok, 1 one failed, 2 usage. gpu_probe
-// --start: says how many seconds a process needs until CUDA is ready, and ends. gpu_probe --hold: the same,
+// check itself, and each has the whole limit. With --one-by-one they share the limit, for GPUs that admit one
+// process at a time. Exit status: 0 all are ok, 1 one failed, 2 usage. gpu_probe --start: says how many seconds a process needs until CUDA is ready, and ends. gpu_probe --hold: the same,
 // and then holds the GPU's context until its input ends, so that the driver need not start the GPU anew for
 // each of the processes that follow.
 #include <poll.h>
@@ -133,7 +133,7 @@ int usage(const std::string& what) {
   std::string names;
   for (const Check& check : checks) names += " " + std::string(check.name);
   std::fprintf(stderr,
-               "gpu_probe: %s\nusage: gpu_probe [--limit SECONDS] [NAME...], NAME one of%s; or gpu_probe "
+               "gpu_probe: %s\nusage: gpu_probe [--limit SECONDS] [--one-by-one] [NAME...], NAME one of%s; or gpu_probe "
                "--start; or gpu_probe --hold\n",
                what.c_str(), names.c_str());
   return 2;
@@ -162,6 +162,7 @@ int probe(int count, char** arguments) {
     return start_cuda(arguments[0] == std::string_view("--hold"));
   }
   double limit = 40;  // a start of CUDA alone may take a good part of it
+  bool one_by_one = false;
   std::vector<const Check*> asked;
   for (int i = 0; i < count; ++i) {
     const std::string_view word = arguments[i];
@@ -169,6 +170,10 @@ int probe(int count, char** arguments) {
       char* rest = nullptr;
       limit = i + 1 < count ? std::strtod(arguments[++i], &rest) : 0;
       if (rest == nullptr || *rest != '\0' || !(limit > 0)) return usage("--limit needs a number of seconds");
+      continue;
+    }
+    if (word == "--one-by-one") {
+      one_by_one = true;
       continue;
     }
     const auto* found = std::find_if(std::begin(checks), std::end(checks),
@@ -181,17 +186,21 @@ int probe(int count, char** arguments) {
   }
   const auto end =
       Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limit));
-  std::vector<Running> running;
-  running.reserve(asked.size());
-  for (const Check* check : asked) running.push_back(start(*check));
   bool all_ok = true;
-  for (const Running& one : running) {
+  const auto finish = [&](const Running& one) {
     const std::string reason = outcome(one, end, limit);
     all_ok = all_ok && reason.empty();
     std::printf("probe %s: %s%s\n", std::string(one.check->name).c_str(), reason.empty() ? "ok" : "FAILED ",
                 reason.c_str());
     std::fflush(stdout);
+  };
+  std::vector<Running> running;
+  running.reserve(asked.size());
+  for (const Check* check : asked) {
+    running.push_back(start(*check));
+    if (one_by_one) finish(running.back());
   }
+  if (!one_by_one) std::for_each(running.begin(), running.end(), finish);
   return all_ok ? 0 : 1;
 }
 

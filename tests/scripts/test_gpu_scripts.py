@@ -184,11 +184,45 @@ class Check(Folder):
     def test_what_costs_some_tests_is_no_gap(self):
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo no launcher; exit 1")
         self.says(0, "1 warnings", "warn +mpirun -n 2 +failed, .*: no launcher")
+        # Open MPI frames what it says.
+        write_program(self.folder / "scripts" / "run_mpi.sh", "echo '-----'; echo 'no listener'; echo '-----'; exit 1")
+        self.says(0, "1 warnings", "warn +mpirun -n 2 +failed, .*: no listener")
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo rank 0 is done; echo rank 1 is done")
         write_program(self.folder / "tests" / "test_core", "echo '1 FAILED TEST'; exit 1")
         self.says(0, "1 warnings", "warn +a test program +test_core failed: 1 FAILED TEST")
         self.assertRegex(self.check("--full").stdout, "warn +files +damaged: tests/test_core: FAILED")
         self.assertNotIn("damaged", self.check().stdout, "looked for on demand")
+
+    def test_what_a_host_says_of_its_gpu(self):
+        def smi(text):
+            write_program(self.folder / "host bin" / "nvidia-smi", text)
+        path = f"{self.folder}/host bin:{os.environ['PATH']}"
+        write_program(self.folder / "bin" / "tranche", "echo 'CUDA      Pretended, compute capability 8.0, 40 GiB'")
+        smi("echo 'nvidia-smi has failed'; exit 9")
+        self.says(0, "1 warnings", "warn +GPU and driver +nvidia-smi does not answer.*: nvidia-smi has failed", PATH=path)
+        for mode, text in (("Exclusive_Process", "admits one program at a time"), ("Prohibited", "admits no program")):
+            smi(f"echo 'Pretended, 580.1, 40 GiB, {mode}, Disabled'")
+            self.says(0, "1 warnings", f"warn +compute mode +the GPU {text}", PATH=path)
+        smi("echo 'Pretended, 580.1, 40 GiB, Default, Disabled'")
+        self.says(0, "no gaps", "ok +GPU and driver +Pretended, 580.1", PATH=path)
+        manifest = self.folder / "MANIFEST"
+        manifest.write_text(manifest.read_text() + "needs-compute-capability: 9.0\ncompute-capabilities: 9.0 and newer\n")
+        self.says(1, "1 gaps", "gap +compute capability +8.0; the archive's kernels are for 9.0 and newer: make it without --gpu", PATH=path)
+        write_program(self.folder / "bin" / "tranche", "echo 'CUDA      Pretended, compute capability 10.0, 180 GiB'")
+        self.says(0, "no gaps", "ok +compute capability +10.0", PATH=path)
+
+    def test_a_loopback_that_is_down(self):
+        if run("unshare", "-rn", "true").returncode != 0:
+            self.skipTest("this user may not make a network of its own")
+        result = run("unshare", "-rn", self.folder / "check.sh", "--allow-no-gpu",
+                     env={**os.environ, "CUDA_HOME": str(self.folder / "toolkit")})
+        self.assertRegex(result.stdout, "warn +loopback +the network interface lo is down, .*: ip link set lo up")
+        self.assertRegex(self.check().stdout, "ok +loopback +up")
+
+    def test_a_temporary_folder_that_is_not_there(self):
+        result = run(GPU.parent / "run_mpi.sh", "2", "true", env={**os.environ, "TMPDIR": "/not/there"})
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("nothing can be written to the temporary folder /not/there: set TMPDIR to another", result.stderr)
 
     def test_programs_of_the_host_keep_its_libraries(self):
         write_program(self.folder / "host bin" / "nvidia-smi", 'echo "GPU of ${LD_LIBRARY_PATH:-none}"')
@@ -525,6 +559,39 @@ class Suite(Folder):
         self.suite("good", arguments=["--only", "tests"])
         self.assertEqual(self.records["gpu_probe"]["status"], "failed")
         self.assertIn("signal 11", self.records["gpu_probe"]["detail"])
+        self.assertEqual(self.records["good"]["status"], "passed")
+
+    def test_a_gpu_that_admits_one_process(self):
+        """Exclusive compute mode: the process that holds the context would keep all others out."""
+        held = self.folder / "held"
+        write_program(self.build / "tests" / "gpu_probe", f"""
+exec 9> '{held}'
+flock -n 9 || {{ echo 'start FAILED cudaErrorDevicesUnavailable, another process uses the GPU'; exit 1; }}
+""" + PROBE + "echo \"probe copy: ok $*\"")
+        both = self.folder / "both"
+        for name in ("good_device_gpu", "more_kernels_gpu"):
+            write_gtest(self.build / "tests" / name, "S.a")
+            program = self.build / "tests" / name
+            program.write_text(program.read_text().replace(
+                "import fnmatch", f"import fcntl; held = open({str(both)!r}, 'w'); fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+                "import time; time.sleep(1)\nimport fnmatch"))
+        ranks = self.entry("ranks", googletest=False, command=["@SOURCE@/scripts/run_mpi.sh", "2", "x"])
+        self.suite("good_device_gpu", "more_kernels_gpu", ranks, arguments=["--only", "tests"])
+        self.assertEqual(self.records["probe: copy"]["detail"], "--one-by-one")
+        self.assertNotIn("CUDA start, beside a process that holds the GPU", self.records)
+        self.assertIn("admits one process at a time (status 1: start FAILED cudaErrorDevicesUnavailable",
+                      self.records["programs side by side"]["detail"])
+        self.assertEqual(self.records["good_device_gpu"]["status"], "passed")
+        self.assertEqual(self.records["more_kernels_gpu"]["status"], "passed")
+        self.assertEqual(self.records["ranks"]["detail"], "the GPU admits one process at a time")
+
+    def test_the_multi_process_service(self):
+        (self.folder / "mps").mkdir()
+        (self.folder / "mps" / "control").touch()
+        write_program(self.build / "tests" / "gpu_probe", PROBE + "echo 'probe copy: ok'")
+        with mock.patch.dict(os.environ, CUDA_MPS_PIPE_DIRECTORY=str(self.folder / "mps")):
+            self.suite("good", arguments=["--only", "tests"])
+        self.assertIn("the Multi-Process Service runs here", self.records["programs side by side"]["detail"])
         self.assertEqual(self.records["good"]["status"], "passed")
 
     def test_a_suite_that_is_killed_leaves_what_it_knows(self):
