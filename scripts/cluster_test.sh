@@ -1,26 +1,39 @@
 #!/usr/bin/env bash
 # Tranche on two hosts and under Slurm, both made on this machine: network, host name, processes and /dev/shm of each host are its own
 # (namespaces), a veth pair joins them, and a Slurm runs over them.
-#   scripts/cluster_test.sh PROGRAM [PART...]      all parts: digests bytes starts lease scale jobs link deaths
+#   scripts/cluster_test.sh PROGRAM [PART[=CASE,...]...]      all parts: digests bytes starts lease scale jobs link deaths
+#   cases: digests=stage0,stage1,stage2,stage3,hybrid,hpZ  bytes=flat,hybrid,hpZ  jobs=limit-,signal-,preempt- with mpirun or srun, and whole
 #   KEEP=1 leaves the folder of logs. Ends with 0 (all well), 1 (a check failed), 2 (usage), 77 (skipped, with the reason).
-# Wants root and namespaces; Debian: apt-get install --no-install-recommends slurm-wlm munge openssh-server iproute2 openmpi-bin python3.
+# Wants root and namespaces; scripts/setup.sh --cluster installs the Debian packages. Hosts and daemons die with this script, however it ends.
 # Kept out: more than one kernel and clock, real locks of a network file system, binding, GPUs.
 set -uo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 1 ] || { sed -n '2,7s/^# \?//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0"; exit 2; }
 program=$(readlink -f "$1"); shift
 parts=${*:-digests bytes starts lease scale jobs link deaths}
 skip() { echo "cluster_test: skipped: $1"; exit 77; }
 [ -x "$program" ] || { echo "cluster_test: '$program' is no program" >&2; exit 2; }
+declare -A all_cases=([digests]="stage0 stage1 stage2 stage3 hybrid hpZ" [bytes]="flat hybrid hpZ"
+  [jobs]="limit-mpirun limit-srun signal-mpirun preempt-mpirun signal-srun preempt-srun whole")
+# cases PART: those of the part that were asked for
+declare -A asked
+cases() { tr , ' ' <<< "${asked[$1]:-${all_cases[$1]}}"; }
 for part in $parts; do
-  grep -q "^part_$part() {" "$0" || { echo "cluster_test: no part is named '$part'" >&2; exit 2; }
+  grep -q "^part_${part%%=*}() {" "$0" || { echo "cluster_test: no part is named '${part%%=*}'" >&2; exit 2; }
+  [ "$part" = "${part#*=}" ] || asked[${part%%=*}]=${part#*=}
+  for each in $(tr , ' ' <<< "${asked[${part%%=*}]:-}"); do
+    grep -qw -- "$each" <<< "${all_cases[${part%%=*}]:-}" || { echo "cluster_test: part '${part%%=*}' has no case '$each'" >&2; exit 2; }
+  done
 done
 [ "$(id -u)" = 0 ] || skip "it wants root, for namespaces and Slurm's daemons"
-for word in unshare nsenter ip ssh ssh-keygen /usr/sbin/sshd mpirun python3 munged slurmctld slurmd srun sbatch; do
-  command -v "$word" > /dev/null || skip "$word is not installed (slurm-wlm munge openssh-server iproute2 openmpi-bin)"
+for word in unshare nsenter setpriv ip ssh ssh-keygen /usr/sbin/sshd mpirun python3 munged slurmctld slurmd srun sbatch; do
+  command -v "$word" > /dev/null || skip "$word is not installed (scripts/setup.sh --cluster)"
 done
 [ -n "$(find /usr/lib -path '*slurm*' -name 'mpi_pmix.so' 2> /dev/null)" ] || skip "this Slurm has no PMIx (slurm-wlm-basic-plugins)"
-unshare -n -u -m -p --fork --mount-proc true 2> /dev/null || skip "namespaces are not to be had here"
+# What a host is made of; a container may forbid any of it.
+refusal=$(unshare -n -u -m -p --fork --kill-child --mount-proc --propagation private bash -ec '
+  hostname probe; mount -t tmpfs tmpfs /dev/shm; mount --bind /etc/hosts /etc/hosts; mount -t sysfs sysfs /sys; ip link set lo up
+  ip link add veth0 type veth peer name veth1' 2>&1 > /dev/null) || skip "hosts cannot be made here: $(tail -1 <<< "$refusal")"
 
 state=$(mktemp -d /tmp/tranche-cluster.XXXXXX); chmod 755 "$state"
 export SLURM_CONF=$state/slurm.conf OMP_NUM_THREADS=1 GOMP_SPINCOUNT=1000
@@ -47,7 +60,8 @@ field() { python3 -c 'import json, sys; r = json.load(open(sys.argv[1])); print(
 on() { local n=$1; shift; nsenter -t "${init[$n]}" -n -u -m -p -w"$PWD" -- "$@"; }
 host_up() {
   local n=$1
-  unshare -n -u -m -p --fork --kill-child --mount-proc --propagation private bash -c "
+  # The kernel ends the host, and with it all that runs there, when this script is gone, even by SIGKILL.
+  setpriv --pdeathsig KILL unshare -n -u -m -p --fork --kill-child --mount-proc --propagation private bash -c "
     hostname node$n; mount -t tmpfs tmpfs /dev/shm; mount --bind '$state/hosts' /etc/hosts; mount -t tmpfs tmpfs '$state/local'
     mkdir '$state/local/cgroup'; mount --rbind /sys/fs/cgroup '$state/local/cgroup'; mount -t sysfs sysfs /sys
     mount --move '$state/local/cgroup' /sys/fs/cgroup; ip link set lo up; touch '$state/up$n'; exec -a tranche_node$n sleep infinity" \
@@ -56,7 +70,7 @@ host_up() {
   within 10 test -e "$state/up$n" && within 5 grep -qa tranche_node "/proc/$(tr -d ' ' < "/proc/$!/task/$!/children")/cmdline" ||
     { cat "$state/node$n.log"; return 1; }
   init[$n]=$(tr -d ' ' < "/proc/$!/task/$!/children"); rm "$state/up$n"
-  nsenter -t "${init[$n]}" -n sleep infinity & holder[$n]=$!
+  setpriv --pdeathsig KILL nsenter -t "${init[$n]}" -n sleep infinity & holder[$n]=$!
 }
 hosts_up() {
   printf '127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.2 node2\n' > "$state/hosts"
@@ -133,10 +147,11 @@ END
     --log-file="$state/munge/log" --seed-file="$state/munge/seed" < /dev/null > "$state/munged.out" 2>&1 &
   within 5 test -S "$state/munge/socket" || { cat "$state/munged.out"; return 1; }
   on 1 slurmctld -D < /dev/null > "$state/slurmctld.out" 2>&1 &
-  sleep 1
+  within 20 controller_is_up || { cat "$state/slurmctld.out"; return 1; }
   for n in 1 2; do on $n slurmd -D -N node$n < /dev/null > "$state/slurmd.out.$n" 2>&1 & done
   within 20 all_idle || { cat "$state"/slurm*.out* "$state/slurmctld.log" | tail -40; return 1; }
 }
+controller_is_up() { on 1 scontrol ping | grep -q "is UP"; }
 all_idle() { [ "$(on 1 sinfo -h -p all -t idle -o %D)" = 2 ]; }
 slurm() { on 1 "$@"; }
 job_is() { slurm scontrol show job "$1" | grep -qE "$2"; }
@@ -167,7 +182,7 @@ part_digests() {
   local case name flags group
   declare -A more=([stage0]="--stage 0" [stage1]="--stage 1" [stage2]="--stage 2" [stage3]="--stage 3"
     [hybrid]="--stage 3 --mesh replicate=2,shard=2" [hpZ]="--stage 3 --mesh replicate=2,shard=2 --set tranche.replicate=parameters")
-  for case in stage0 stage1 stage2 stage3 hybrid hpZ; do
+  for case in $(cases digests); do
     flags="${more[$case]} --dtype fp32 --steps 4 --micro-batch 1"
     group=""; [ $case = hybrid ] || [ $case = hpZ ] || group="--set tranche.reduction_group=2"
     # shellcheck disable=SC2086
@@ -181,11 +196,11 @@ part_digests() {
     done
   done
   for name in two srun; do
-    check "$name: the start tells the nodes" says "$state/stage3-$name.log" "nodes                  2 (2 + 2 ranks)"
-    check "$name: the report tells the nodes" equal "$(field "$state/stage3-$name.json" "[[n['name'], n['ranks']] for n in r['placement']['nodes']]")" \
+    check "$name: the start tells the nodes" says "$state/$case-$name.log" "nodes                  2 (2 + 2 ranks)"
+    check "$name: the report tells the nodes" equal "$(field "$state/$case-$name.json" "[[n['name'], n['ranks']] for n in r['placement']['nodes']]")" \
       "[['node1', [0, 1]], ['node2', [2, 3]]]"
   done
-  check "one host: one node" says "$state/stage3-one.log" "nodes                  1 (4 ranks)"
+  check "one host: one node" says "$state/$case-one.log" "nodes                  1 (4 ranks)"
 }
 
 # Bytes a step and node of the interface, of the program's counters, and by the formula.
@@ -194,7 +209,7 @@ part_bytes() {
   # Bytes of a parameter that leave a node: bf16 gathers twice and fp32 sums once (stage 3); sums there and back; sums, and weights in bf16.
   declare -A more=([flat]="" [hybrid]="--mesh replicate=2,shard=2" [hpZ]="--mesh replicate=2,shard=2 --set tranche.replicate=parameters")
   declare -A law=([flat]=4 [hybrid]=4 [hpZ]=3)
-  for case in flat hybrid hpZ; do
+  for case in $(cases bytes); do
     flags="--stage 3 --dtype bf16 --micro-batch 1 ${more[$case]}"
     local before=() between=()
     for steps in 3 11; do
@@ -296,29 +311,37 @@ step_gone() {
 job_gone() { [ -z "$(slurm squeue -h -t running,completing -j "$1" -o %T)" ]; }
 
 part_jobs() {
-  local script job
+  local case job script
   # Time limits come late, so both run beside the rest: a signal 40 s before the end of the one minute that a job has.
   declare -A limited
-  limited[mpirun]=$(submit limit-mpirun mpirun --time=1 --signal=B:USR1@40)
-  limited[srun]=$(submit limit-srun srun --time=1 --signal=TERM@40)
-  for script in mpirun srun; do
-    goes_on "limit-$script" "${limited[$script]}"
+  for case in $(cases jobs); do
+    case $case in
+      limit-mpirun) limited[$case]=$(submit $case mpirun --time=1 --signal=B:USR1@40) ;;
+      limit-srun) limited[$case]=$(submit $case srun --time=1 --signal=TERM@40) ;;
+    esac
   done
-  for script in mpirun srun; do
-    job=$(submit "signal-$script" $script)
-    within 40 stepping "$state/signal-$script.jsonl" || fail "signal-$script trains"
-    if [ $script = srun ]; then slurm scancel --signal=USR1 "$job"; else slurm scancel --batch --signal=USR1 "$job"; fi
-    goes_on "signal-$script" "$job"
-    job=$(submit "preempt-$script" $script)
-    within 40 stepping "$state/preempt-$script.jsonl" || fail "preempt-$script trains"
-    slurm srun -p urgent -N2 -n2 --exclusive sleep 1 > /dev/null 2>&1
-    goes_on "preempt-$script" "$job"
+  for case in $(cases jobs); do
+    script=${case#*-}
+    if [ "$case" = whole ]; then
+      # A run that ends by itself is done.
+      # shellcheck disable=SC2046
+      job=$(TRANCHE=$program slurm sbatch --parsable --nodes=2 --ntasks-per-node=2 --output="$state/whole.log" "$scripts/slurm/srun.sbatch" \
+        $(train whole --steps 3 --checkpoint-dir "$state/whole" | cut -d' ' -f3-))
+      check "a job whose steps are done is COMPLETED" within 60 job_is "$job" 'JobState=COMPLETED'
+      continue
+    fi
+    job=${limited[$case]:-}
+    if [ -z "$job" ]; then
+      job=$(submit "$case" "$script")
+      within 60 stepping "$state/$case.jsonl" || fail "$case trains"
+      case $case in
+        signal-srun) slurm scancel --signal=USR1 "$job" ;;
+        signal-mpirun) slurm scancel --batch --signal=USR1 "$job" ;;
+        preempt-*) slurm srun -p urgent -N2 -n2 --exclusive sleep 1 > /dev/null 2>&1 ;;
+      esac
+    fi
+    goes_on "$case" "$job"
   done
-  # A run that ends by itself is done.
-  # shellcheck disable=SC2046
-  job=$(TRANCHE=$program slurm sbatch --parsable --nodes=2 --ntasks-per-node=2 --output="$state/whole.log" "$scripts/slurm/srun.sbatch" \
-    $(train whole --steps 3 --checkpoint-dir "$state/whole" | cut -d' ' -f3-))
-  check "a job whose steps are done is COMPLETED" within 40 job_is "$job" 'JobState=COMPLETED'
 }
 
 part_link() {
@@ -384,7 +407,7 @@ slurm_up || { fail "Slurm"; exit 1; }
 echo "two hosts and Slurm are up after $((SECONDS - began)) s"
 for part in $parts; do
   echo "== $part"; begin=$SECONDS
-  "part_$part"
+  "part_${part%%=*}"
   echo "   $part: $((SECONDS - begin)) s"
 done
 echo "cluster_test: $([ $failed = 0 ] && echo passed || echo "$failed checks FAILED") in $((SECONDS - began)) s"

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that Tranche is built from; does nothing when all are there.
-#   scripts/setup.sh [--checks]      --checks: those of the checks of sources too, clang-tidy and Doxygen, which no build needs
+#   scripts/setup.sh [--checks | --cluster]
+#     --checks     those of the checks of sources too, clang-tidy and Doxygen, which no build needs
+#     --cluster    those of scripts/cluster_test.sh too: Slurm, sshd and ip, for two hosts on this machine
 # Exit status: 0 all there, 2 packages are missing and only root can install them, else apt's.
 set -euo pipefail
 
@@ -27,7 +29,8 @@ packages=(
 case ${1:-} in
   "") ;;
   --checks) packages+=(clang-tidy-16 libomp-16-dev doxygen) ;;  # scripts/tidy.sh (Clang has no omp.h of its own), scripts/api_pages.sh
-  *) echo "usage: scripts/setup.sh [--checks]" >&2; exit 2 ;;
+  --cluster) packages+=(slurm-wlm munge openssh-server openssh-client iproute2) ;;
+  *) echo "usage: scripts/setup.sh [--checks | --cluster]" >&2; exit 2 ;;
 esac
 
 missing=()
@@ -53,4 +56,10 @@ fi
 echo "setup: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
+# The test starts daemons of its own; none of the packages' may run beside.
+if [ "${1:-}" = --cluster ] && [ ! -e /usr/sbin/policy-rc.d ]; then
+  trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+  printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d
+  chmod +x /usr/sbin/policy-rc.d
+fi
 apt-get install -y -q --no-install-recommends "${missing[@]}"
