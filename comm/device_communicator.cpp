@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <map>
 #include <random>
 
 #include <fmt/format.h>
@@ -28,20 +29,20 @@ constexpr OperationLabel start_label{"", "start", Traffic::control, Tier::host};
 
 class DeviceCommunicator : public CommunicatorBase {
  public:
-  /// `options.transport` has been chosen.
+  /// `options.transport` has been chosen. `line`: for messages between neighbours alone.
   DeviceCommunicator(Device& device, std::unique_ptr<Communicator> host,
-                     const DeviceCommunicatorOptions& options, std::vector<int> job_ranks)
+                     const DeviceCommunicatorOptions& options, std::vector<int> job_ranks, bool line = false)
       : device_(device),
         options_(options),
         host_(std::move(host)),
         inquiry_(dynamic_cast<PeerInquiry*>(host_.get())),
         failure_(std::make_shared<DeviceFailure>(job_ranks[static_cast<std::size_t>(host_->rank())],
                                                  options.rank_names)),
-        exceptions_(std::uncaught_exceptions()),
-        stream_(device.create_stream("communication")) {
-    stream_->set_trace(options_.trace);
+        exceptions_(std::uncaught_exceptions()) {
+    if (!line) stream_ = make_stream("communication");
     group_.device = &device_;
     group_.stream = stream_.get();
+    group_.line = line;
     group_.host = host_.get();
     group_.failure = failure_;
     group_.job_ranks = std::move(job_ranks);
@@ -61,6 +62,9 @@ class DeviceCommunicator : public CommunicatorBase {
       default:
         exchange_ = make_shared_exchange(group_);
         name_ = size() == 1 ? "self" : fmt::format("shared {}", host_->backend());
+    }
+    for (const int peer : group_.neighbours()) {
+      for (const bool sending : {false, true}) (void)channel(peer, sending);
     }
     if (size() == 1 && options_.transport != DeviceTransport::nccl) return;
     watch_ = std::make_unique<DeviceWatch>(
@@ -87,10 +91,11 @@ class DeviceCommunicator : public CommunicatorBase {
     watch_.reset();
     // Enqueued work uses the exchange's memory; the failure above makes it end.
     try {
-      wait_quietly(stream_->record(), 2.0);
+      if (stream_) wait_quietly(stream_->record(), 2.0);
     } catch (...) {
       // A device that has failed runs nothing that could still use it.
     }
+    channels_.clear();
     exchange_.reset();
   }
 
@@ -177,17 +182,19 @@ class DeviceCommunicator : public CommunicatorBase {
   Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
              const OperationLabel& label) override {
     open("send", label);
+    if (!on_host(label)) require_neighbour("send", peer, label);
     validate_and_record_send(values, count, dtype, peer, label);
     if (on_host(label)) return host_->send(values, count, dtype, peer, ready, label);
-    return enqueue(call_of("send", values, nullptr, count, dtype, label, peer), ready);
+    return enqueue_message(call_of("send", values, nullptr, count, dtype, label, peer), ready);
   }
 
   Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
              const OperationLabel& label) override {
     open("recv", label);
+    if (!on_host(label)) require_neighbour("recv", peer, label);
     validate_and_record_recv(values, count, dtype, peer, label);
     if (on_host(label)) return host_->recv(values, count, dtype, peer, ready, label);
-    return enqueue(call_of("recv", nullptr, values, count, dtype, label, peer), ready);
+    return enqueue_message(call_of("recv", nullptr, values, count, dtype, label, peer), ready);
   }
 
   Event barrier(const OperationLabel& label) override {
@@ -199,17 +206,13 @@ class DeviceCommunicator : public CommunicatorBase {
   std::unique_ptr<Communicator> split(int color, int key) override {
     open("split", {});
     validate_and_record_split();
-    std::unique_ptr<Communicator> host = host_->split(color, key);
-    if (!host) return nullptr;
-    std::vector<std::int64_t> ranks(static_cast<std::size_t>(host->size()));
-    const std::int64_t mine = group_.job_ranks[static_cast<std::size_t>(rank())];
-    host->all_gather(&mine, ranks.data(), 1, DataType::int64, 0, {}, start_label).wait();
-    DeviceCommunicatorOptions options = options_;
-    if (host->size() == 1 && options.transport == DeviceTransport::staged) {
-      options.transport = DeviceTransport::shared;
-    }
-    return std::make_unique<DeviceCommunicator>(device_, std::move(host), options,
-                                                std::vector<int>(ranks.begin(), ranks.end()));
+    return part(host_->split(color, key), false);
+  }
+
+  std::unique_ptr<Communicator> line(std::span<const int> ranks) override {
+    open("split", {});
+    validate_and_record_split();
+    return part(host_->subgroup(ranks), true);
   }
 
   void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
@@ -231,6 +234,35 @@ class DeviceCommunicator : public CommunicatorBase {
     } catch (...) {
       // Told to whoever waits on the event itself.
     }
+  }
+
+  /// The device's communicator over some of the ranks, whose host communicator this is.
+  std::unique_ptr<Communicator> part(std::unique_ptr<Communicator> host, bool line) {
+    if (!host) return nullptr;
+    std::vector<std::int64_t> ranks(static_cast<std::size_t>(host->size()));
+    const std::int64_t mine = group_.job_rank(rank());
+    host->all_gather(&mine, ranks.data(), 1, DataType::int64, 0, {}, start_label).wait();
+    DeviceCommunicatorOptions options = options_;
+    if (host->size() == 1 && options.transport == DeviceTransport::staged) {
+      options.transport = DeviceTransport::shared;
+    }
+    return std::make_unique<DeviceCommunicator>(device_, std::move(host), options,
+                                                std::vector<int>(ranks.begin(), ranks.end()), line);
+  }
+
+  std::unique_ptr<Stream> make_stream(std::string name) {
+    std::unique_ptr<Stream> stream = device_.create_stream(std::move(name));
+    stream->set_trace(options_.trace);
+    return stream;
+  }
+
+  /// The stream of the messages to a peer, or from it: they wait for nothing else.
+  Stream& channel(int peer, bool sending) {
+    std::unique_ptr<Stream>& stream = channels_[{peer, sending}];
+    if (!stream) {
+      stream = make_stream(fmt::format("messages {} rank {}", sending ? "to" : "from", group_.job_rank(peer)));
+    }
+    return *stream;
   }
 
   static bool on_host(const OperationLabel& label) { return label.memory == Tier::host; }
@@ -263,8 +295,26 @@ class DeviceCommunicator : public CommunicatorBase {
     return call;
   }
 
+  /// A peer that is no rank of the group is refused with the call's other arguments.
+  void require_neighbour(std::string_view name, int peer, const OperationLabel& label) const {
+    if (!group_.line || peer < 0 || peer >= size() || std::abs(peer - rank()) == 1) return;
+    throw InvalidArgument(fmt::format("{}: rank {} is no neighbour of rank {} on a line of {} ranks",
+                                      describe(name, label.unit, label.phase), peer, rank(), size()));
+  }
+
+  /// A send waits for its `ready` events and for earlier sends to that peer alone, and a recv likewise: a rank
+  /// that has to receive before its peers go on never holds up what it sends to them.
+  Event enqueue_message(DeviceCall&& call, std::span<const Event> ready) {
+    Stream& stream = channel(call.other, call.name == "send");
+    return follow(std::make_shared<const DeviceCall>(std::move(call)), ready, stream,
+                  [&](const std::shared_ptr<const DeviceCall>& made, const Event& started) {
+                    return exchange_->message(made, started, stream);
+                  });
+  }
+
   Event enqueue(DeviceCall&& the_call, std::span<const Event> ready) {
-    if (inquiry_ != nullptr && the_call.name != "send" && the_call.name != "recv") {
+    if (group_.line) (void)exchange_->issue(std::make_shared<const DeviceCall>(the_call), {});  // throws
+    if (inquiry_ != nullptr) {
       const std::uint64_t number = calls_++;
       inquiry_->note_device_call(the_call.name, the_call.unit, number);
       the_call.ask = [inquiry = inquiry_, name = the_call.name, unit = the_call.unit, number] {
@@ -272,14 +322,24 @@ class DeviceCommunicator : public CommunicatorBase {
       };
     }
     const auto call = std::make_shared<const DeviceCall>(std::move(the_call));
+    return follow(call, ready, *stream_,
+                  [this](const std::shared_ptr<const DeviceCall>& made, const Event& started) {
+                    return exchange_->issue(made, started);
+                  });
+  }
+
+  /// Issues a call on a stream, behind `ready`.
+  template <typename Issue>
+  Event follow(const std::shared_ptr<const DeviceCall>& call, std::span<const Event> ready, Stream& stream,
+               Issue&& issue) {
     const std::string what = call->what();
     for (const Event& event : ready) {
-      if (event.state()) stream_->wait(Event(std::make_shared<GuardedEvent>(event, failure_, what, -1)));
+      if (event.state()) stream.wait(Event(std::make_shared<GuardedEvent>(event, failure_, what, -1)));
     }
-    const Event started = stream_->record();
+    const Event started = stream.record();
     Issued issued;
     try {
-      issued = exchange_->issue(call, started);
+      issued = issue(call, started);
     } catch (Error& error) {
       // Half a call cannot be taken back: what follows on this rank would not match its peers.
       error.attach_rank(failure_->rank());
@@ -289,7 +349,7 @@ class DeviceCommunicator : public CommunicatorBase {
     auto done = std::make_shared<GuardedEvent>(std::move(issued.done), failure_, what, started,
                                                std::move(issued.peers), issued.abortable);
     Event event(done);
-    if (watch_) watch_->add({std::move(done), issued.sending, call->ask});
+    if (watch_) watch_->add({std::move(done), issued.sending, issued.awaited, call->ask});
     std::erase_if(pending_, [](const Event& each) { return each.query(); });
     pending_.push_back(event);
     return event;
@@ -303,9 +363,10 @@ class DeviceCommunicator : public CommunicatorBase {
   std::shared_ptr<DeviceFailure> failure_;
   int exceptions_;  ///< in flight at construction; more at destruction means unwinding
   std::string name_;
-  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Stream> stream_;  ///< null on a line
   DeviceGroup group_;
   std::unique_ptr<DeviceExchange> exchange_;
+  std::map<std::pair<int, bool>, std::unique_ptr<Stream>> channels_;  ///< by peer, and whether it sends
   std::unique_ptr<DeviceWatch> watch_;
   std::vector<Event> pending_;
 };

@@ -34,12 +34,16 @@ struct DeviceCommunicatorOptions {
 };
 
 /// Wraps `host`, a communicator over the same ranks. Calls whose label says Tier::host, all_reduce, barrier
-/// and split go straight to it. The others are enqueued on a communication stream behind their ready events,
-/// in the order of the calls (so one whose ready event is late holds up those behind it), and done is a point
-/// of that stream: the host waits for nothing of the device. Shared ranks meet on the host while a call is
-/// issued. One meter and one sequence hash count calls of both kinds, as the host communicators do.
+/// and split go straight to it. The other collectives are enqueued on a communication stream behind their
+/// ready events, in the order of the calls (so one whose ready event is late holds up those behind it), and
+/// done is a point of that stream: the host waits for nothing of the device. Each peer and direction has a
+/// stream of its own for send and recv, so that messages wait for nothing but earlier ones of the same kind.
+/// Shared ranks meet on the host while a call is issued. One meter and one sequence hash count calls of both
+/// kinds, as the host communicators do.
 ///
-/// send and recv: as in Communicator; with shared, recv waits on the host until the peer has called send.
+/// send and recv: as in Communicator. With shared, recv waits on the host until the peer has called send. With
+/// nccl, ncclSend and ncclRecv carry the messages of a line() on communicators of two ranks, which take no
+/// memory of the ledger; those of other groups pass through host memory.
 /// Collective over host's ranks. Throws ConfigurationError when the transport asked for cannot serve them,
 /// saying which ranks stand in the way, or when more than four of them are threads on one GPU; NotCompiled
 /// for nccl without TRANCHE_NCCL. `device` outlives the communicator.

@@ -36,14 +36,6 @@ Config Engine::Impl::checked(Config config, const Runtime& runtime) {
     config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
-  const Device& device = runtime.device();
-  if (runtime.pipeline() != nullptr && !device.host_accessible() && device.kind() != DeviceKind::meta) {
-    // There a communicator's calls run in order on one stream: a send waits behind a receive.
-    throw ConfigurationError(
-        "tranche.mesh \"" + config.mesh +
-        "\": pipelines run on CPUs in this version; on GPUs, which wait for messages in the "
-        "order of their calls, take replicate and shard");
-  }
   return config;
 }
 

@@ -291,7 +291,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
     impl.of_stage = impl.world->subgroup(mesh.group({MeshAxis::replicate, MeshAxis::shard}, rank));
   }
   if (stages > 1) {
-    impl.pipeline = impl.world->subgroup(mesh.group({MeshAxis::pipeline}, rank));
+    impl.pipeline = impl.world->line(mesh.group({MeshAxis::pipeline}, rank));
     // The group is ordered by data rank, and within a data rank by stage, as Placement::group() has it.
     const int stage = mesh.coordinate(MeshAxis::pipeline, rank);
     const bool at_an_end = stage == 0 || stage == stages - 1;

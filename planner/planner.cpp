@@ -116,8 +116,12 @@ PlanResult plan_run(const PlanRequest& request) {
     host_staging =
         Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication, "staging buffer");
     // There each group has a staging buffer of its own, beside that of all ranks.
-    for (const Communicator* group : {&runtime.shard(), runtime.replicas()}) {
-      if (runtime.replicas() == nullptr || group->size() == 1) continue;
+    // The stages of a pipeline send each other messages, which take none.
+    for (const Communicator* group :
+         {static_cast<const Communicator*>(&runtime.shard()),
+          static_cast<const Communicator*>(runtime.replicas()),
+          static_cast<const Communicator*>(runtime.pipeline_ends())}) {
+      if (group == nullptr || group == &runtime.all() || group->size() == 1) continue;
       group_staging.emplace_back(runtime.memory(Tier::device), config.staging_bytes, Category::communication,
                                  "staging buffer");
     }

@@ -18,6 +18,17 @@ std::vector<int> DeviceGroup::peers() const {
   return result;
 }
 
+std::vector<int> DeviceGroup::neighbours() const {
+  std::vector<int> result;
+  if (line && rank() > 0) result.push_back(rank() - 1);
+  if (line && rank() + 1 < size()) result.push_back(rank() + 1);
+  return result;
+}
+
+Issued DeviceExchange::issue(const std::shared_ptr<const DeviceCall>& call, const Event&) {
+  throw LogicError(call->what() + " of device memory on a line of ranks, which has messages alone");
+}
+
 void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype) {
   if (count == 0 || to == from) return;
   kernels::copy(stream, ConstTensorView{from, dtype, Shape{count}}, TensorView{to, dtype, Shape{count}});

@@ -66,7 +66,8 @@ inline double patience_of(double timeout_seconds) {
 /// The group that a communicator, which outlives its strategy, hands to it.
 struct DeviceGroup {
   Device* device = nullptr;
-  Stream* stream = nullptr;  ///< the communication stream
+  Stream* stream = nullptr;  ///< the communication stream; null on a line
+  bool line = false;         ///< for messages between neighbours alone (Communicator::line())
   Communicator* host = nullptr;
   std::shared_ptr<DeviceFailure> failure;
   std::vector<int> job_ranks;  ///< of the members, for messages
@@ -79,6 +80,10 @@ struct DeviceGroup {
   int size() const { return host->size(); }
   /// Members behind this rank in cyclic order, so that not all ranks begin with the same peer.
   std::vector<int> peers() const;
+  /// The ranks before and behind this one on a line; otherwise none.
+  std::vector<int> neighbours() const;
+  /// The rank of the job that a member is.
+  int job_rank(int member) const { return job_ranks[static_cast<std::size_t>(member)]; }
 };
 
 /// The work that was enqueued for a call.
@@ -87,15 +92,20 @@ struct Issued {
   std::vector<std::pair<int, Event>> peers;  ///< ranks of the job and the points of theirs that it waits for
   bool sending = false;
   bool abortable = false;  ///< after an abort `done` passes although the work was not done
+  int awaited = -1;        ///< rank of the job that a time-out names where no point of its is known
 };
 
-/// A strategy. `issue` enqueues a call on the communication stream, which has been told to wait for
-/// everything before it (`started` is that point), in the same order on every rank. Construction is
-/// collective.
+/// A strategy. Construction is collective.
 class DeviceExchange {
  public:
   virtual ~DeviceExchange() = default;
-  virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) = 0;
+  /// Enqueues a collective call on the communication stream, which has been told to wait for everything before
+  /// it (`started` is that point), in the same order on every rank. A line has none.
+  virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started);
+  /// Enqueues a send or a recv on the channel of its peer and direction, a stream that carries nothing else and
+  /// has been told to wait for everything before the call.
+  virtual Issued message(const std::shared_ptr<const DeviceCall>& call, const Event& started,
+                         Stream& channel) = 0;
   /// As of a Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {

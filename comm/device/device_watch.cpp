@@ -62,6 +62,7 @@ struct DeviceWatch::Impl {
     for (const auto& [rank, event] : done->peers()) {
       if (!event.query()) pending.ranks.push_back(rank);
     }
+    if (entry.operation.awaited >= 0) pending.ranks.push_back(entry.operation.awaited);
     std::sort(pending.ranks.begin(), pending.ranks.end());
     pending.ranks.erase(std::unique(pending.ranks.begin(), pending.ranks.end()), pending.ranks.end());
     throw CommunicationError(timeout_message(done->what(), pending, timeout, failure->rank_names()));

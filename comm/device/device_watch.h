@@ -16,6 +16,7 @@ namespace tranche::comm {
 struct WatchedOperation {
   std::shared_ptr<GuardedEvent> done;  ///< with its start and the peers it waits for
   bool sending = false;                ///< the peers have to take our data
+  int awaited = -1;                    ///< a peer, of the job, whose point is not known; -1: none
   std::function<void()> ask;           ///< called once where it takes long: tells the peers; may be empty
 };
 

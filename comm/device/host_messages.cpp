@@ -1,62 +1,30 @@
 #include "comm/device/host_messages.h"
 
 #include <algorithm>
-#include <condition_variable>
-#include <functional>
 #include <vector>
 
-#include "core/clock.h"
 #include "tranche/core/error.h"
+#include "tranche/core/shape.h"
 
 namespace tranche::comm {
 
 namespace {
 
-/// Bytes that travel at once. Pinned memory has so much in its slab: a larger buffer would be registered.
-constexpr std::int64_t message_piece_bytes = 64 << 10;
+/// Pinned memory has so much in its slab, from which it can be taken while the GPU works.
+constexpr std::int64_t slab_bytes = 64 << 10;
+/// A line takes its slots before there is work, so that fewer and larger pieces cross.
+constexpr std::int64_t line_slot_bytes = 256 << 10;
 
-/// The done event of host operations that have not been asked for yet.
-class DeferredEvent : public EventState {
+class HostLine : public DeviceExchange {
  public:
-  bool query() override {
-    const std::lock_guard lock(mutex_);
-    return set_ && std::all_of(events_.begin(), events_.end(), [](const Event& e) { return e.query(); });
-  }
-  bool wait(double seconds) override {
-    const detail::Stopwatch watch;
-    {
-      std::unique_lock lock(mutex_);
-      const auto there = [&] { return set_; };
-      if (seconds < 0) {
-        changed_.wait(lock, there);
-      } else if (!changed_.wait_for(lock, std::chrono::duration<double>(seconds), there)) {
-        return false;
-      }
-    }
-    // Once set, the events stay as they are.
-    for (const Event& event : events_) {
-      if (seconds < 0) {
-        event.wait();
-      } else if (!event.wait_for(std::max(0.0, seconds - watch.seconds()))) {
-        return false;
-      }
-    }
-    return true;
-  }
-  void set(std::vector<Event> events) {
-    {
-      const std::lock_guard lock(mutex_);
-      events_ = std::move(events);
-      set_ = true;
-    }
-    changed_.notify_all();
+  explicit HostLine(const DeviceGroup& group) : messages_(group) {}
+  bool watched() const override { return false; }  // the host communicator keeps the deadlines
+  Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& channel) override {
+    return messages_.issue(call, channel);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<Event> events_;
-  bool set_ = false;
+  HostMessages messages_;
 };
 
 }  // namespace
@@ -82,90 +50,97 @@ void run_guarded(const std::shared_ptr<DeviceFailure>& failure, Communicator& ho
   }
 }
 
-struct HostMessages::Pending {
-  struct Piece {
-    Buffer buffer;
-    std::int64_t count;  ///< elements
-    std::int64_t offset, bytes;
-  };
-  std::vector<Piece> pieces;
-  std::shared_ptr<DeferredEvent> taken = std::make_shared<DeferredEvent>();
+/// The host operations of a message that are under way, by slot. The channel's thread alone uses it.
+struct HostMessages::Progress {
+  std::array<Event, 2> pieces;
 };
 
-HostMessages::~HostMessages() = default;
-
-// Buffers are kept for later messages: giving pinned memory back may wait for all work of the GPU, and so for
-// a recv whose peer waits for the send that is being issued.
-void HostMessages::reap() {
-  std::erase_if(pending_, [this](const std::shared_ptr<Pending>& each) {
-    if (!each->taken->query()) return false;
-    for (Pending::Piece& piece : each->pieces) free_.push_back(std::move(piece.buffer));
-    return true;
-  });
+HostMessages::HostMessages(const DeviceGroup& group)
+    : group_(group),
+      host_(group.host->split(0, group.rank())),
+      slot_bytes_(group.line ? line_slot_bytes : slab_bytes) {
+  for (const int peer : group_.neighbours()) {
+    for (const bool sending : {false, true}) (void)slots_of(peer, sending);
+  }
 }
 
-std::shared_ptr<HostMessages::Pending> HostMessages::open(const DeviceCall& call) {
-  reap();
-  auto pending = std::make_shared<Pending>();
-  const std::int64_t width = size_of(call.dtype), most = message_piece_bytes / width;
-  std::int64_t first = 0;
-  do {  // an empty message is one empty piece
-    const std::int64_t count = std::min(most, call.count - first);
-    if (free_.empty()) {
-      free_.emplace_back(*group_.host_memory, message_piece_bytes, Category::communication, "message");
+HostMessages::Slots& HostMessages::slots_of(int peer, bool sending) {
+  Slots& slots = slots_[{peer, sending}];
+  for (Buffer& slot : slots) {
+    if (slot.data() != nullptr) continue;
+    slot = Buffer(*group_.host_memory, slot_bytes_, Category::communication, "messages");
+  }
+  return slots;
+}
+
+std::int64_t HostMessages::pieces_of(const DeviceCall& call) const {
+  // An empty message is one empty piece.
+  return std::max<std::int64_t>(1, divide_round_up(call.count, piece_elements(call)));
+}
+
+Event HostMessages::post(const DeviceCall& call, bool sending, std::int64_t number, void* slot) {
+  const std::int64_t first = number * piece_elements(call);
+  const std::int64_t count = std::min(piece_elements(call), call.count - first);
+  const std::lock_guard lock(mutex_);
+  return sending ? host_->send(slot, count, call.dtype, call.other, {}, call.label())
+                 : host_->recv(slot, count, call.dtype, call.other, {}, call.label());
+}
+
+void HostMessages::send(const std::shared_ptr<const DeviceCall>& call, Stream& channel) {
+  Slots& slots = slots_of(call->other, true);
+  const auto progress = std::make_shared<Progress>();
+  const std::int64_t piece = piece_elements(*call), pieces = pieces_of(*call), width = size_of(call->dtype);
+  for (std::int64_t number = 0; number < pieces; ++number) {
+    const auto at = static_cast<std::size_t>(number % 2);
+    void* const slot = slots[at].data();
+    const std::int64_t first = number * piece, count = std::min(piece, call->count - first);
+    if (count > 0) {
+      group_.device->copy_to_host(channel, slot, call->from_bytes() + first * width, count * width);
     }
-    pending->pieces.push_back({std::move(free_.back()), count, first * width, count * width});
-    free_.pop_back();
-    first += count;
-  } while (first < call.count);
-  pending_.push_back(pending);
-  return pending;
+    channel.enqueue(call->name, [this, call, progress, number, pieces, at, slot] {
+      run_guarded(group_.failure, *host_, call->what(), [&] {
+        progress->pieces[at] = post(*call, true, number, slot);
+        // The next piece is copied to the other slot, and behind the last the memory of the message is free.
+        wait_on_host(progress->pieces[1 - at], *group_.failure, call->what());
+        if (number + 1 == pieces) wait_on_host(progress->pieces[at], *group_.failure, call->what());
+      });
+    });
+  }
 }
 
-Issued HostMessages::send(const std::shared_ptr<const DeviceCall>& call, const Event& started,
-                          Stream& exchange) {
-  (void)started;
-  const std::shared_ptr<Pending> pending = open(*call);
-  for (const Pending::Piece& piece : pending->pieces) {
-    group_.device->copy_to_host(*group_.stream, piece.buffer.data(), call->from_bytes() + piece.offset,
-                                piece.bytes);
-  }
-  exchange.wait(group_.stream->record());
-  exchange.enqueue(call->name, [this, call, pending] {
-    run_guarded(group_.failure, host_, call->what(), [&] {
-      std::vector<Event> sent;
-      for (const Pending::Piece& piece : pending->pieces) {
-        sent.push_back(
-            host_.send(piece.buffer.data(), piece.count, call->dtype, call->other, {}, call->label()));
-      }
-      pending->taken->set(std::move(sent));
+void HostMessages::receive(const std::shared_ptr<const DeviceCall>& call, Stream& channel) {
+  Slots& slots = slots_of(call->other, false);
+  const auto progress = std::make_shared<Progress>();
+  const std::int64_t piece = piece_elements(*call), pieces = pieces_of(*call), width = size_of(call->dtype);
+  for (std::int64_t number = 0; number < pieces; ++number) {
+    const auto at = static_cast<std::size_t>(number % 2);
+    void* const slot = slots[at].data();
+    void* const next = slots[1 - at].data();
+    channel.enqueue(call->name, [this, call, progress, number, pieces, at, slot, next] {
+      run_guarded(group_.failure, *host_, call->what(), [&] {
+        if (number == 0) progress->pieces[at] = post(*call, false, number, slot);
+        // Its last piece has been copied to the device: this work is behind that copy.
+        if (number + 1 < pieces) progress->pieces[1 - at] = post(*call, false, number + 1, next);
+        wait_on_host(progress->pieces[at], *group_.failure, call->what());
+      });
     });
-  });
-  return {Event(pending->taken), {}, true};
+    const std::int64_t first = number * piece, count = std::min(piece, call->count - first);
+    if (count == 0) continue;
+    group_.device->copy_from_host(channel, call->to_bytes() + first * width, slot, count * width);
+  }
 }
 
-Issued HostMessages::receive(const std::shared_ptr<const DeviceCall>& call, Stream& exchange) {
-  const std::shared_ptr<Pending> pending = open(*call);
-  exchange.wait(group_.stream->record());
-  exchange.enqueue(call->name, [this, call, pending] {
-    run_guarded(group_.failure, host_, call->what(), [&] {
-      std::vector<Event> received;
-      for (const Pending::Piece& piece : pending->pieces) {
-        received.push_back(
-            host_.recv(piece.buffer.data(), piece.count, call->dtype, call->other, {}, call->label()));
-      }
-      for (const Event& event : received) wait_on_host(event, *group_.failure, call->what());
-    });
-  });
-  group_.stream->wait(exchange.record());
-  for (const Pending::Piece& piece : pending->pieces) {
-    group_.device->copy_from_host(*group_.stream, call->to_bytes() + piece.offset, piece.buffer.data(),
-                                  piece.bytes);
-  }
+Issued HostMessages::issue(const std::shared_ptr<const DeviceCall>& call, Stream& channel) {
+  const bool sending = call->name == "send";
+  sending ? send(call, channel) : receive(call, channel);
   Issued issued;
-  issued.done = group_.stream->record();
-  pending->taken->set({issued.done});
+  issued.done = channel.record();
+  issued.sending = sending;
   return issued;
+}
+
+std::unique_ptr<DeviceExchange> make_host_line(const DeviceGroup& group) {
+  return std::make_unique<HostLine>(group);
 }
 
 }  // namespace tranche::comm

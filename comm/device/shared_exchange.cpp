@@ -58,16 +58,21 @@ class SharedExchange : public DeviceExchange {
   }
 
   Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
-    if (call->name == "send") return send(call, started);
-    if (call->name == "recv") return receive(*call);
+    if (group_.line) return DeviceExchange::issue(call, started);
+    Stream& stream = *group_.stream;
     Issued issued;
     const std::vector<Post> posts = meet({call, started});
-    for (const int peer : group_.peers()) wait_for(*call, peer, posts[peer].event, issued);
+    for (const int peer : group_.peers()) wait_for(stream, *call, peer, posts[peer].event, issued);
     enqueue(*call, posts);
-    const std::vector<Post> read = meet({call, group_.stream->record()});
-    for (const int peer : group_.peers()) wait_for(*call, peer, read[peer].event, issued);
-    issued.done = group_.stream->record();
+    const std::vector<Post> read = meet({call, stream.record()});
+    for (const int peer : group_.peers()) wait_for(stream, *call, peer, read[peer].event, issued);
+    issued.done = stream.record();
     return issued;
+  }
+
+  Issued message(const std::shared_ptr<const DeviceCall>& call, const Event& started,
+                 Stream& channel) override {
+    return call->name == "send" ? send(call, started) : receive(*call, channel);
   }
 
  private:
@@ -103,9 +108,9 @@ class SharedExchange : public DeviceExchange {
   }
 
   /// The stream goes on behind a point of a peer's.
-  void wait_for(const DeviceCall& call, int peer, const Event& event, Issued& issued) {
-    const int job_rank = group_.job_ranks[static_cast<std::size_t>(peer)];
-    group_.stream->wait(Event(std::make_shared<GuardedEvent>(event, group_.failure, call.what(), job_rank)));
+  void wait_for(Stream& stream, const DeviceCall& call, int peer, const Event& event, Issued& issued) {
+    const int job_rank = group_.job_rank(peer);
+    stream.wait(Event(std::make_shared<GuardedEvent>(event, group_.failure, call.what(), job_rank)));
     issued.peers.emplace_back(job_rank, event);
   }
 
@@ -132,7 +137,7 @@ class SharedExchange : public DeviceExchange {
       if (detail::seconds_now() < limit) continue;
       PendingPeers pending;
       for (const int peer : absent())
-        pending.ranks.push_back(group_.job_ranks[static_cast<std::size_t>(peer)]);
+        pending.ranks.push_back(group_.job_rank(peer));
       if (!pending.ranks.empty()) {
         throw CommunicationError(
             timeout_message(call.what(), pending, group_.timeout_seconds, group_.failure->rank_names()));
@@ -176,8 +181,8 @@ class SharedExchange : public DeviceExchange {
 
   void require_same(const DeviceCall& call, int peer, const DeviceCall& of_peer) const {
     if (of_peer.name == call.name && of_peer.unit == call.unit) return;
-    const int here = group_.job_ranks[static_cast<std::size_t>(group_.rank())];
-    const int there = group_.job_ranks[static_cast<std::size_t>(peer)];
+    const int here = group_.job_rank(group_.rank());
+    const int there = group_.job_rank(peer);
     // Two meetings a call.
     const Tag tag{0, false, (meetings_ - 1) / 2, 0};
     throw CommunicationError(call.what() + ": " +
@@ -188,16 +193,14 @@ class SharedExchange : public DeviceExchange {
 
   Issued send(const std::shared_ptr<const DeviceCall>& call, const Event& started) {
     Offer offer{{call, started}, std::make_shared<HostEvent>()};
-    Issued issued{Event(offer.taken),
-                  {{group_.job_ranks[static_cast<std::size_t>(call->other)], Event(offer.taken)}},
-                  true};
+    Issued issued{Event(offer.taken), {{group_.job_rank(call->other), Event(offer.taken)}}, true};
     const std::lock_guard lock(meeting_->mutex);
     meeting_->offers[{group_.rank(), call->other}].push_back(std::move(offer));
     meeting_->changed.notify_all();
     return issued;
   }
 
-  Issued receive(const DeviceCall& call) {
+  Issued receive(const DeviceCall& call, Stream& channel) {
     std::unique_lock lock(meeting_->mutex);
     std::deque<Offer>& offers = meeting_->offers[{call.other, group_.rank()}];
     wait_until(
@@ -207,10 +210,10 @@ class SharedExchange : public DeviceExchange {
     lock.unlock();
     require_equal_bytes(group_, call, call.other, offer.post.call->bytes(), group_.rank(), call.bytes());
     Issued issued;
-    wait_for(call, call.other, offer.post.event, issued);
-    copy_on_device(*group_.stream, call.to, offer.post.call->from, call.count, call.dtype);
-    issued.done = group_.stream->record();
-    group_.stream->enqueue("recv", [taken = offer.taken] { taken->complete(); });
+    wait_for(channel, call, call.other, offer.post.event, issued);
+    copy_on_device(channel, call.to, offer.post.call->from, call.count, call.dtype);
+    issued.done = channel.record();
+    channel.enqueue("recv", [taken = offer.taken] { taken->complete(); });
     return issued;
   }
 

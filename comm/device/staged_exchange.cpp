@@ -29,7 +29,7 @@ class StagedExchange : public DeviceExchange {
         scratch_bytes_(slot_bytes_ / 2 / memory_alignment * memory_alignment),
         staging_(*group.host_memory, 2 * slot_bytes_, Category::communication, "staging"),
         scratch_(*group.device_memory, scratch_bytes_, Category::communication, "staged sums"),
-        messages_(group_, *host_),
+        messages_(group_),
         outlines_(2 * static_cast<std::size_t>(group.size())),
         exchange_(group.device->create_stream("exchange")) {
     const std::int64_t least = staging_granule * 8 * (group.size() + 1);
@@ -53,9 +53,7 @@ class StagedExchange : public DeviceExchange {
     return count / chunk * summed(chunk) + summed(count % chunk);
   }
 
-  Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
-    if (call->name == "send") return messages_.send(call, started, *exchange_);
-    if (call->name == "recv") return messages_.receive(call, *exchange_);
+  Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event&) override {
     if (call->name == "all_gather") {
       all_gather(call);
     } else if (call->name == "reduce_scatter") {
@@ -66,6 +64,10 @@ class StagedExchange : public DeviceExchange {
       all_to_all(call);
     }
     return {group_.stream->record(), {}, false};
+  }
+
+  Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& channel) override {
+    return messages_.issue(call, channel);
   }
 
  private:
@@ -325,6 +327,7 @@ class StagedExchange : public DeviceExchange {
 }  // namespace
 
 std::unique_ptr<DeviceExchange> make_staged_exchange(const DeviceGroup& group) {
+  if (group.line) return make_host_line(group);
   return std::make_unique<StagedExchange>(group);
 }
 

@@ -8,16 +8,13 @@
 #include <nccl.h>
 
 #include <algorithm>
-#include <chrono>
-#include <mutex>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "comm/deterministic_sum.h"
 #include "comm/device/host_messages.h"
 #include "comm/nccl/nccl_exchange.h"
-#include "core/clock.h"
+#include "comm/nccl/nccl_group.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
@@ -37,52 +34,28 @@ ncclDataType_t nccl_type(DataType dtype) {
   return ncclFloat32;  // reduce_scatter takes no other
 }
 
-bool went_well(ncclResult_t result) {
-  return result == ncclSuccess || result == ncclInProgress;
-}
-
 class NcclExchange : public DeviceExchange {
  public:
   NcclExchange(const DeviceGroup& group, bool own_reductions)
       : group_(group),
-        gpu_(cuda_ordinal(*group.device)),
         own_reductions_(own_reductions),
         stream_(static_cast<cudaStream_t>(group.stream->native_handle())),
-        host_(group.host->split(0, group.rank())),
-        messages_(group_, *host_),
-        exchange_(group.device->create_stream("exchange")) {
+        messages_(group_) {
     ncclUniqueId id{};
-    if (group.rank() == 0) require(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    if (group.rank() == 0) id = make_nccl_id();
     group.host->broadcast(&id, sizeof(id), DataType::uint8, 0, {}, id_label).wait();
-    make_current();
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    try {
-      settle(ncclCommInitRankConfig(&communicator_, group.size(), id, group.rank(), &config),
-             "ncclCommInitRankConfig");
-      const bool reduces = group.size() > 1 || own_reductions;
-      staging_ = Buffer(*group.device_memory, reduces ? group.staging_bytes : 0, Category::communication,
-                        "staging buffer");
-      // Zero-copy where memory and driver allow it; where they do not, NCCL copies as it always can.
-      if (reduces &&
-          ncclCommRegister(communicator_, staging_.data(), static_cast<std::size_t>(staging_.bytes()),
-                           &registration_) != ncclSuccess) {
-        registration_ = nullptr;
-      }
-      require_staging();
-    } catch (...) {
-      abort();
-      throw;
-    }
+    nccl_ = std::make_unique<NcclGroup>(group, id, group.size(), group.rank());
+    nccl_->join();
+    const bool reduces = group.size() > 1 || own_reductions;
+    staging_ = Buffer(*group.device_memory, reduces ? group.staging_bytes : 0, Category::communication,
+                      "staging buffer");
+    if (reduces) nccl_->register_memory(staging_.data(), staging_.bytes());
+    require_staging();
   }
 
-  ~NcclExchange() override { abort(); }
-
-  Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started) override {
-    if (call->name == "send") return messages_.send(call, started, *exchange_);
-    if (call->name == "recv") return messages_.receive(call, *exchange_);
+  Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event&) override {
     if (call->count > 0 || !call->sends.empty()) {
-      make_current();
+      nccl_->make_current();
       const StreamSpan span(*group_.stream, call->what());
       if (call->name == "reduce_scatter") {
         // A rank alone has nothing for NCCL, which would not round it.
@@ -95,97 +68,18 @@ class NcclExchange : public DeviceExchange {
     return {group_.stream->record(), {}, false, true};
   }
 
-  void check() override {
-    const std::lock_guard lock(mutex_);
-    if (communicator_ == nullptr) return;
-    ncclResult_t state = ncclSuccess;
-    require(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
-    require(state, "an operation under way");
+  Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& channel) override {
+    return messages_.issue(call, channel);
   }
 
-  void abort() noexcept override {
-    const std::lock_guard lock(mutex_);
-    if (communicator_ == nullptr) return;
-    cudaSetDevice(gpu_);
-    ncclCommAbort(communicator_);
-    communicator_ = nullptr;
-  }
-
+  void check() override { nccl_->check(); }
+  void abort() noexcept override { nccl_->abort(); }
   void close() noexcept override {
-    try {
-      make_current();
-      ncclResult_t result = ncclSuccess;
-      {
-        const std::lock_guard lock(mutex_);
-        if (communicator_ == nullptr) return;
-        if (registration_ != nullptr) ncclCommDeregister(communicator_, registration_);
-        result = ncclCommFinalize(communicator_);
-      }
-      settle(result, "ncclCommFinalize");
-      const std::lock_guard lock(mutex_);
-      ncclCommDestroy(communicator_);
-      communicator_ = nullptr;
-    } catch (...) {
-      // A peer is gone; the destructor aborts, which waits for nobody.
-    }
+    nccl_->begin_close();
+    nccl_->end_close();
   }
 
  private:
-  void make_current() const {
-    if (const cudaError_t error = cudaSetDevice(gpu_); error != cudaSuccess) {
-      throw CommunicationError(
-          fmt::format("NCCL cannot work on GPU {}: {}", gpu_, cudaGetErrorString(error)));
-    }
-  }
-
-  void require(ncclResult_t result, const char* what) const {
-    if (went_well(result)) return;
-    const char* detail = ncclGetLastError(communicator_);
-    throw CommunicationError(
-        fmt::format("NCCL failed in {}: {}{}{} (NCCL_DEBUG=WARN says more)", what, ncclGetErrorString(result),
-                    detail != nullptr && *detail != '\0' ? ": " : "", detail != nullptr ? detail : ""));
-  }
-
-  /// A call of a nonblocking communicator has to be over before the next.
-  void settle(ncclResult_t result, const char* what) {
-    const double limit = detail::seconds_now() + group_.timeout_seconds;
-    for (int tries = 0; result == ncclInProgress; ++tries) {
-      if (tries > 100) std::this_thread::sleep_for(std::chrono::microseconds(50));
-      group_.failure->check(what);
-      if (tries % 1000 == 999) group_.host->check_health();
-      if (detail::seconds_now() > limit) {
-        throw CommunicationError(
-            fmt::format("{} has not come to its end after {:.1f} s: a peer has not called it, "
-                        "or a link hangs (NCCL_DEBUG=WARN says more)",
-                        what, group_.timeout_seconds));
-      }
-      const std::lock_guard lock(mutex_);
-      if (communicator_ == nullptr) continue;  // aborted: the failure is known
-      require(ncclCommGetAsyncError(communicator_, &result), "ncclCommGetAsyncError");
-    }
-    require(result, what);
-  }
-
-  /// Runs NCCL calls (each returning its result through `say`) as one launch.
-  template <typename Calls>
-  void launch(const char* what, Calls&& calls) {
-    ncclResult_t result = ncclSuccess;
-    {
-      const std::lock_guard lock(mutex_);
-      if (communicator_ != nullptr) {
-        ncclResult_t inside = ncclSuccess;
-        require(ncclGroupStart(), "ncclGroupStart");
-        calls([&](ncclResult_t each) {
-          if (!went_well(each)) inside = each;
-        });
-        result = ncclGroupEnd();
-        if (inside != ncclSuccess) result = inside;
-      }
-    }
-    group_.failure->check(what);  // aborted meanwhile
-    settle(result, what);
-  }
-
   void require_staging() const {
     const std::int64_t least = 256 * std::int64_t{4} * std::max(1, group_.size() - 1);
     if (staging_.bytes() >= least || (group_.size() == 1 && !own_reductions_)) return;
@@ -198,24 +92,24 @@ class NcclExchange : public DeviceExchange {
   void move(const DeviceCall& call) {
     const auto bytes = static_cast<std::size_t>(call.bytes());
     if (call.name == "all_gather") {
-      launch("ncclAllGather", [&](auto&& say) {
-        say(ncclAllGather(call.from, call.to, bytes, ncclUint8, communicator_, stream_));
+      nccl_->launch("ncclAllGather", [&](ncclComm_t communicator, auto&& say) {
+        say(ncclAllGather(call.from, call.to, bytes, ncclUint8, communicator, stream_));
       });
     } else if (call.name == "broadcast") {
-      launch("ncclBroadcast", [&](auto&& say) {
-        say(ncclBroadcast(call.from, call.to, bytes, ncclUint8, call.other, communicator_, stream_));
+      nccl_->launch("ncclBroadcast", [&](ncclComm_t communicator, auto&& say) {
+        say(ncclBroadcast(call.from, call.to, bytes, ncclUint8, call.other, communicator, stream_));
       });
     } else {
       copy_own_part(*group_.stream, call, group_.rank());
       if (call.count == 0) return;
-      launch("ncclSend and ncclRecv", [&](auto&& say) {
+      nccl_->launch("ncclSend and ncclRecv", [&](ncclComm_t communicator, auto&& say) {
         for (const int peer : group_.peers()) {
           // A pair of ranks that has nothing to exchange posts no message.
           if (const auto sent = static_cast<std::size_t>(call.bytes_to(peer)); sent > 0) {
-            say(ncclSend(call.place_sent_to(peer), sent, ncclUint8, peer, communicator_, stream_));
+            say(ncclSend(call.place_sent_to(peer), sent, ncclUint8, peer, communicator, stream_));
           }
           if (const auto received = static_cast<std::size_t>(call.bytes_from(peer)); received > 0) {
-            say(ncclRecv(call.place_received_from(peer), received, ncclUint8, peer, communicator_, stream_));
+            say(ncclRecv(call.place_received_from(peer), received, ncclUint8, peer, communicator, stream_));
           }
         }
       });
@@ -257,12 +151,12 @@ class NcclExchange : public DeviceExchange {
       const bool gives = group_.rank() < givers;
       if (gives) pieces[static_cast<std::size_t>(group_.rank())] = piece(group_.rank());
       if (group_.size() > 1) {
-        launch("ncclSend and ncclRecv", [&](auto&& say) {
+        nccl_->launch("ncclSend and ncclRecv", [&](ncclComm_t communicator, auto&& say) {
           unsigned char* place = staging();
           for (const int peer : group_.peers()) {
-            if (gives) say(ncclSend(piece(peer), bytes, ncclUint8, peer, communicator_, stream_));
+            if (gives) say(ncclSend(piece(peer), bytes, ncclUint8, peer, communicator, stream_));
             if (peer >= givers) continue;
-            say(ncclRecv(place, bytes, ncclUint8, peer, communicator_, stream_));
+            say(ncclRecv(place, bytes, ncclUint8, peer, communicator, stream_));
             pieces[static_cast<std::size_t>(peer)] = place;
             place += stride;
           }
@@ -278,8 +172,8 @@ class NcclExchange : public DeviceExchange {
     const bool direct = !call.sum.accumulate && call.dtype == call.output_dtype;
     if (direct || call.bytes() <= staging_.bytes()) {
       void* place = direct ? call.to : staging_.data();
-      launch("ncclReduceScatter", [&](auto&& say) {
-        say(ncclReduceScatter(call.from, place, all, type, ncclSum, communicator_, stream_));
+      nccl_->launch("ncclReduceScatter", [&](ncclComm_t communicator, auto&& say) {
+        say(ncclReduceScatter(call.from, place, all, type, ncclSum, communicator, stream_));
       });
       if (!direct) sum(call, {place}, 0, call.count);
       return;
@@ -288,10 +182,10 @@ class NcclExchange : public DeviceExchange {
     const std::int64_t width = size_of(call.dtype), chunk = chunk_of(call, 1);
     for (std::int64_t first = 0; first < call.count; first += chunk) {
       const std::int64_t count = std::min(chunk, call.count - first);
-      launch("ncclReduce", [&](auto&& say) {
+      nccl_->launch("ncclReduce", [&](ncclComm_t communicator, auto&& say) {
         for (int owner = 0; owner < group_.size(); ++owner) {
           say(ncclReduce(call.from_bytes() + owner * call.bytes() + first * width, staging_.data(),
-                         static_cast<std::size_t>(count), type, ncclSum, owner, communicator_, stream_));
+                         static_cast<std::size_t>(count), type, ncclSum, owner, communicator, stream_));
         }
       });
       sum(call, {staging_.data()}, first, count);
@@ -299,16 +193,11 @@ class NcclExchange : public DeviceExchange {
   }
 
   DeviceGroup group_;
-  int gpu_;  ///< as the runtime numbers it; a device's index may be larger
   bool own_reductions_;
   cudaStream_t stream_;
-  std::unique_ptr<Communicator> host_;
   HostMessages messages_;
   Buffer staging_;
-  void* registration_ = nullptr;
-  std::mutex mutex_;  ///< calls of the communicator, which the watch may abort
-  ncclComm_t communicator_ = nullptr;
-  std::unique_ptr<Stream> exchange_;  // last: its work uses all of the above
+  std::unique_ptr<NcclGroup> nccl_;  // last: it goes before the memory that it has registered
 };
 
 }  // namespace
@@ -328,6 +217,7 @@ std::string nccl_gpu_of(const Device& device) {
 }
 
 std::unique_ptr<DeviceExchange> make_nccl_exchange(const DeviceGroup& group, bool own_reductions) {
+  if (group.line) return make_nccl_line(group);
   return std::make_unique<NcclExchange>(group, own_reductions);
 }
 

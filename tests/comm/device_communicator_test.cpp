@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "comm/nccl/nccl_exchange.h"
@@ -250,6 +251,72 @@ TEST_P(DeviceRanks, MessagesPassWhileARecvElsewhereIsPending) {
         }
       },
       10);
+}
+
+// A line's messages: each rank has receives from both neighbours pending when it sends to them, and the first
+// thing that it sends is something that nobody has asked for yet.
+TEST_P(DeviceRanks, NeighboursOfALinePassMessagesBothWaysAtOnce) {
+  if (GetParam().ranks < 2) return;
+  constexpr std::int64_t count = 150001;  // 600 kB: several pieces through host memory
+  run_device_ranks(
+      GetParam().ranks, GetParam().transport,
+      [](int index, Rank& rank) {
+        std::vector<int> all(static_cast<std::size_t>(rank.comm->size()));
+        std::iota(all.begin(), all.end(), 0);
+        const auto line = rank.comm->line(all);
+        const auto values = [](int sender, int round) {
+          std::vector<float> made(count);
+          for (std::size_t i = 0; i < made.size(); ++i)
+            made[i] = static_cast<float>(i % 1000) + static_cast<float>(1000 * sender + 10000 * round);
+          return made;
+        };
+        const bool receives_first = GetParam().transport != comm::DeviceTransport::shared;
+        for (int round = 0; round < 3; ++round) {
+          OnDevice<float> mine(*rank.device, values(index, round));
+          std::vector<int> neighbours;
+          if (index > 0) neighbours.push_back(index - 1);
+          if (index + 1 < line->size()) neighbours.push_back(index + 1);
+          std::vector<std::unique_ptr<OnDevice<float>>> got;
+          std::vector<Event> events;
+          const auto send = [&] {
+            for (const int peer : neighbours)
+              events.push_back(line->send(mine.data(), count, DataType::float32, peer, {}, label));
+          };
+          // With shared a recv waits on the host until the peer has sent.
+          if (!receives_first) send();
+          for (const int peer : neighbours) {
+            got.push_back(std::make_unique<OnDevice<float>>(*rank.device, std::vector<float>(count)));
+            events.push_back(line->recv(got.back()->data(), count, DataType::float32, peer, {}, label));
+          }
+          if (receives_first) send();
+          for (const Event& event : events) event.wait();
+          for (std::size_t i = 0; i < neighbours.size(); ++i)
+            EXPECT_EQ(got[i]->read(), values(neighbours[i], round)) << "round " << round;
+        }
+        line->barrier({"", "end", Traffic::control, Tier::host}).wait();
+      },
+      20);
+}
+
+TEST_P(DeviceRanks, ALineHasMessagesBetweenNeighboursAlone) {
+  if (GetParam().ranks != 3) return;
+  run_device_ranks(3, GetParam().transport, [](int index, Rank& rank) {
+    const std::vector<int> all{0, 1, 2};
+    const auto line = rank.comm->line(all);
+    OnDevice<float> value(*rank.device, {1, 2, 3});
+    if (index == 0) {
+      EXPECT_EQ(test::message_of<InvalidArgument>(
+                    [&] { line->send(value.data(), 1, DataType::float32, 2, {}, label); }),
+                "send of unit h.3 in backward: rank 2 is no neighbour of rank 0 on a line of 3 ranks");
+    }
+    EXPECT_EQ(test::message_of<LogicError>(
+                  [&] { line->all_gather(value.data() + index, value.data(), 1, DataType::float32, 0, {}, label); }),
+              "all_gather of unit h.3 in backward of device memory on a line of ranks, which has messages alone");
+    std::int64_t sum = index;
+    line->all_reduce(&sum, 1, DataType::int64, ReduceOperation::sum, {"", "agree", Traffic::control, Tier::host})
+        .wait();
+    EXPECT_EQ(sum, 3);
+  });
 }
 
 #if defined(__SANITIZE_THREAD__)

@@ -1,6 +1,5 @@
 // Language models on the GPU (or the emulated one): against the CPU, over stages, and what a step asks of the
 // host.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -9,7 +8,6 @@
 #include "tests/core/rounds.h"
 #include "tiny_llama.h"
 #include "training_fixture.h"
-#include "tranche/core/error.h"
 #include "tranche/models/llama.h"
 
 namespace tranche::models {
@@ -71,19 +69,6 @@ TEST_F(GpuTraining, TwentyStepsInFp32AgreeWithTheCpu) {
     // Gradients are taken after 19 steps, so they see the weights' difference as well as the kernels'.
     EXPECT_LE(distance(gpu.gradients, cpu.gradients), optimizer == std::string("SGD") ? 1e-5 : 1e-4)
         << optimizer;
-  }
-}
-
-TEST_F(GpuTraining, APipelineIsRefused) {
-  Config config = gpu_config(1, "AdamW");
-  config.mesh = "pipeline=2";
-  try {
-    on_ranks(
-        2, Gpt::spec(tiny_gpt(), time_steps), config, [](Engine&) {}, DeviceKind::cuda);
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const ConfigurationError& error) {
-    EXPECT_THAT(error.message(),
-                testing::HasSubstr("tranche.mesh \"pipeline=2\": pipelines run on CPUs in this version"));
   }
 }
 

@@ -24,8 +24,9 @@ struct OperationLabel {
   std::string_view unit;
   std::string_view phase;
   Traffic traffic = Traffic::data;  ///< data: the formula of docs/internals/design.md; control: apart
-  /// The tier of the call's buffers. Calls on host memory are ordered by their `ready` events alone; those on
-  /// a GPU's memory also run in the order of issue, on one stream.
+  /// The tier of the call's buffers. Calls on host memory are ordered by their `ready` events alone.
+  /// Collectives on a GPU's memory also run in the order of issue, on one stream; a send there waits for
+  /// earlier sends to the same peer alone, and a recv likewise.
   Tier memory = Tier::device;
 };
 
@@ -117,6 +118,12 @@ class Communicator {
   virtual std::unique_ptr<Communicator> subgroup(std::span<const int> ranks) {
     return split(ranks.front(), rank());
   }
+
+  /// As subgroup(), for messages between ranks that follow each other, such as the stages of a pipeline. On a
+  /// device it takes neither staging memory nor a communication stream, and each neighbour and direction has
+  /// a channel of its own from the start: collectives on device memory throw LogicError, and a message to a
+  /// rank that is no neighbour InvalidArgument. Collectives on host memory are those of any group.
+  virtual std::unique_ptr<Communicator> line(std::span<const int> ranks) { return subgroup(ranks); }
 
   /// True when there are no peers (plans): nothing is received, and a caller that simulates their data need
   /// not hold it once for each of them.

@@ -1,0 +1,298 @@
+// Pipelines on GPUs, or on emulated ones: the bits of one GPU, what a step takes and waits for, and failures.
+// Ranks are threads. Where each has a GPU of its own, their messages go by NCCL; otherwise ranks share one and
+// read each other's memory. Through host memory they go in both cases.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/clock.h"
+#include "device/cuda_probe.h"
+#include "tests/core/rounds.h"
+#include "tests/models/training_fixture.h"
+#include "tranche/core/error.h"
+#include "tranche/device/ledger.h"
+#include "tranche/planner/planner.h"
+
+namespace tranche::models {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::Each;
+using testing::HasSubstr;
+
+constexpr std::int64_t time_steps = 7;
+
+class GpuPipeline : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const detail::CudaProbe probe = detail::probe_cuda();
+    if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
+  }
+  /// Whether "auto" is NCCL for so many ranks.
+  static bool by_nccl(int ranks) {
+    return nccl_version() != "not compiled" &&
+           ranks <= static_cast<int>(detail::probe_cuda().devices.size());
+  }
+};
+
+const Gpt& narrow_gpt() {
+  static const Gpt model = [] {
+    GptConfig config = tiny_gpt();
+    config.layers = 3;  // with embedding and head five units, for up to five stages
+    config.heads = 1;
+    config.width = 8;
+    config.vocabulary = 29;
+    config.positions = 8;
+    config.residual_dropout = 0.1f;
+    return Gpt(config);
+  }();
+  return model;
+}
+
+Config base_config(int stage, int micro_batches = 4) {
+  Config config = plain_config(1);
+  config.train_batch_size = 0;
+  config.accumulation_steps = micro_batches;
+  config.stage = stage;
+  // Reductions over both ends of the pipeline beside the messages, in each micro-batch.
+  config.reduction = ReductionPolicy::micro_batch;
+  config.precision.compute = config.precision.communication = DataType::bfloat16;
+  config.gradient_clipping = 0.5;
+  config.tie_sum = TieSum::by_use;
+  config.communication_timeout = 30;
+  config.staging_bytes = 64 << 10;
+  return config;
+}
+
+/// A step of the engine; each micro-batch in memory of its own, as several are open at once.
+class Trainer {
+ public:
+  explicit Trainer(Engine& engine) : engine_(engine) {
+    for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) places_.emplace_back(engine);
+  }
+  StepResult step(const std::function<void(std::int64_t)>& before = {}) {
+    train_step(narrow_gpt(), engine_, [&](std::int64_t m) {
+      if (before) before(m);
+      const Mesh& mesh = engine_.runtime().mesh();
+      return draw(static_cast<std::size_t>(m), engine_.samples() + m * mesh.data_ranks());
+    });
+    return engine_.step();
+  }
+  double evaluate() {
+    engine_.begin_evaluation();
+    for (std::int64_t pass = 0; pass < 2; ++pass) {
+      narrow_gpt().evaluate(engine_, draw(static_cast<std::size_t>(pass), 1000 + 2 * pass));
+    }
+    return engine_.end_evaluation().loss;
+  }
+
+ private:
+  struct Place {
+    explicit Place(Engine& engine)
+        : data(time_steps, narrow_gpt().shape().vocabulary, true), on_device(engine) {}
+    TokenData data;
+    DeviceBatch on_device;
+  };
+  TokenBatch draw(std::size_t place, std::int64_t first) {
+    Place& at = places_[place % places_.size()];
+    at.data.draw(first + engine_.runtime().mesh().data_rank(engine_.runtime().rank()), 1);
+    return at.on_device.of(at.data);
+  }
+  Engine& engine_;
+  std::deque<Place> places_;
+};
+
+struct Bits {
+  kernels::Digest state;
+  std::vector<double> losses, norms;
+  double evaluated = 0;
+  friend bool operator==(const Bits&, const Bits&) = default;
+};
+
+/// What all ranks have seen.
+std::vector<Bits> trained(Config config, const std::string& mesh, int ranks, int steps = 2) {
+  config.mesh = mesh;
+  std::vector<Bits> all;
+  std::mutex mutex;
+  on_ranks(
+      ranks, narrow_gpt().spec(time_steps), config,
+      [&](Engine& engine) {
+        Trainer trainer(engine);
+        Bits mine;
+        for (int step = 0; step < steps; ++step) {
+          const StepResult result = trainer.step();
+          mine.losses.push_back(result.loss);
+          mine.norms.push_back(result.gradient_norm);
+        }
+        mine.evaluated = trainer.evaluate();
+        mine.state = engine.state_digest();
+        const std::lock_guard lock(mutex);
+        all.push_back(std::move(mine));
+      },
+      DeviceKind::cuda);
+  return all;
+}
+
+// 2, 3 and 4 stages, both schedules, ZeRO stages 0 and 3, each transport. The tied table is reduced over the
+// first and the last stage in each micro-batch, so that these reductions meet the messages.
+TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
+  const Bits one = trained(base_config(0), "", 1).front();
+  int number = 0;
+  for (const char* transport : {"auto", "staged"}) {
+    for (int stages = 2; stages <= 4; ++stages) {
+      for (const PipelineSchedule schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::afab}) {
+        for (const int zero : {0, 3}) {
+          if (test::sanitized && number++ % 3 != 0) continue;
+          Config config = base_config(zero);
+          config.device_transport = transport;
+          config.pipeline_schedule = schedule;
+          for (const Bits& rank : trained(config, "pipeline=" + std::to_string(stages), stages)) {
+            EXPECT_TRUE(rank == one) << stages << " stages, " << name_of(schedule) << ", ZeRO stage " << zero
+                                     << ", transport " << transport;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GpuPipeline, HasTheBitsOfTwoGpusWithTwoShards) {
+  const Config config = base_config(3);
+  EXPECT_THAT(trained(config, "pipeline=2, shard=2", 4), Each(trained(config, "", 2).front()));
+}
+
+TEST_F(GpuPipeline, WaitsOnceAStepForTheGpu) {
+  for (const char* transport : {"auto", "staged"}) {
+    Config config = base_config(0, 6);
+    config.mesh = "pipeline=2";
+    config.device_transport = transport;
+    on_ranks(
+        2, narrow_gpt().spec(time_steps), config,
+        [&](Engine& engine) {
+          Trainer trainer(engine);
+          DeviceCounters before;
+          for (int step = 0; step < 4; ++step) {
+            if (step == 2) before = engine.device().counters();
+            EXPECT_TRUE(trainer.step().applied);
+          }
+          EXPECT_LE(engine.device().counters().host_waits - before.host_waits, 2) << transport << ", 2 steps";
+        },
+        DeviceKind::cuda);
+  }
+}
+
+// Each rank takes what its plan says, messages included, and sends as many elements.
+TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
+  constexpr int stages = 3;
+  for (const PipelineSchedule schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::afab}) {
+    for (const char* transport : {"auto", "staged"}) {
+      Config config = base_config(3, 5);
+      config.mesh = "pipeline=3";
+      config.pipeline_schedule = schedule;
+      config.device_transport = transport;
+      on_ranks(
+          stages, narrow_gpt().spec(time_steps), config,
+          [&](Engine& engine) {
+            Trainer trainer(engine);
+            const int rank = engine.runtime().rank();
+            for (int step = 0; step < 4; ++step) {
+              const std::int64_t calls = engine.runtime().memory_calls();
+              (void)trainer.step();
+              if (step == 3) EXPECT_EQ(engine.runtime().memory_calls(), calls) << "rank " << rank;
+            }
+            planner::PlanRequest request;
+            request.model.name = "narrow";
+            request.model.language = std::shared_ptr<const LanguageModel>(
+                std::shared_ptr<void>(), static_cast<const LanguageModel*>(&narrow_gpt()));
+            request.config = config;
+            request.sequence = time_steps;
+            request.ranks = stages;
+            request.rank = rank;
+            request.device = DeviceKind::cuda;
+            const planner::PlanResult plan = planner::plan_run(request);
+            const TierAccount& account = engine.runtime().ledger().account(Tier::device);
+            for (const Category category : all_categories) {
+              // The plan's batches are those of the program, and its staging buffers NCCL's.
+              if (category == Category::other) continue;
+              if (category == Category::communication && !(by_nccl(stages) && transport[0] == 'a')) continue;
+              EXPECT_EQ(account.category_peak[category], plan.tier(Tier::device).category_peak[category])
+                  << name_of(category) << ", rank " << rank << ", " << name_of(schedule) << ", " << transport;
+            }
+          },
+          DeviceKind::cuda);
+    }
+  }
+}
+
+/// What each rank ends with while rank 1 of three stages does `what` before its third micro-batch.
+std::vector<std::string> ends(const char* transport, double timeout, const std::function<void()>& what) {
+  Config config = base_config(0);
+  config.mesh = "pipeline=3";
+  config.device_transport = transport;
+  config.communication_timeout = timeout;
+  std::vector<std::string> texts(3);
+  try {
+    on_ranks(
+        3, narrow_gpt().spec(time_steps), config,
+        [&](Engine& engine) {
+          const int rank = engine.runtime().rank();
+          try {
+            Trainer trainer(engine);
+            for (int step = 0; step < 2; ++step) {
+              (void)trainer.step([&](std::int64_t m) {
+                if (rank == 1 && step == 1 && m == 2) what();
+              });
+            }
+            texts[static_cast<std::size_t>(rank)] = "nothing was thrown";
+          } catch (...) {
+            const std::exception_ptr error = std::current_exception();
+            texts[static_cast<std::size_t>(rank)] = message_of(error);
+            (void)engine.runtime().fail(error);
+            throw;
+          }
+        },
+        DeviceKind::cuda);
+  } catch (const Error&) {
+  }
+  return texts;
+}
+
+TEST_F(GpuPipeline, AStageThatThrowsEndsAll) {
+  for (const char* transport : {"auto", "staged"}) {
+    const detail::Stopwatch watch;
+    const std::vector<std::string> texts =
+        ends(transport, 60, [] { throw NumericalError("a planted failure of a stage"); });
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_THAT(texts[rank], AllOf(HasSubstr("rank 1 (pipeline 1) failed: "),
+                                     HasSubstr("a planted failure of a stage")))
+          << transport << ", rank " << rank;
+    }
+    EXPECT_LT(watch.seconds(), 20) << transport;
+  }
+}
+
+TEST_F(GpuPipeline, AStageThatHangsIsNamedInTime) {
+  for (const char* transport : {"auto", "staged"}) {
+    const detail::Stopwatch watch;
+    const std::vector<std::string> texts = ends(transport, 0.5, [&] {
+      while (watch.seconds() < 4) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      throw NumericalError("woken");
+    });
+    EXPECT_THAT(texts[0], AllOf(HasSubstr("of micro-batch "), HasSubstr("rank 1 (pipeline 1)"),
+                                HasSubstr("after 0.5 s")))
+        << transport;
+    EXPECT_THAT(texts[2], HasSubstr("rank 1 (pipeline 1)")) << transport;
+  }
+}
+
+}  // namespace
+}  // namespace tranche::models
