@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <barrier>
+#include <chrono>
 #include <functional>
 #include <latch>
 #include <mutex>
@@ -321,6 +322,82 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
   }
   for (auto& thread : threads) thread.join();
   return ends;
+}
+
+/// What the ranks throw that `body` runs on; empty where it returns. The last rank gets `until_others_end`.
+std::vector<std::string> texts_of_a_chain(
+    int ranks, const CommunicatorOptions& options,
+    const std::function<void(Communicator&, const std::function<void()>&)>& body) {
+  std::vector<std::string> texts(static_cast<std::size_t>(ranks));
+  std::atomic<int> ended = 0;
+  try {
+    run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+      const auto comm = factory(options);
+      try {
+        body(*comm, [&] {
+          while (ended == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        });
+      } catch (const CommunicationError& error) {
+        texts[static_cast<std::size_t>(rank)] = error.what();
+        ++ended;
+        throw;
+      }
+    });
+  } catch (const CommunicationError&) {  // whose text is one of these
+  }
+  return texts;
+}
+
+void receive(Communicator& comm, int from) {
+  float value = 0;
+  comm.recv(&value, 1, DataType::float32, from, {}, label).wait();
+}
+
+// The rank that has waited longest is the farthest from the cause.
+TEST_P(Failures, AlongAChainOfMessagesTheRankThatHangsIsNamed) {
+  const auto texts =
+      texts_of_a_chain(4, with_timeout(1), [](Communicator& comm, const auto& until_others_end) {
+        if (comm.rank() == 3) return until_others_end();
+        std::this_thread::sleep_for(std::chrono::milliseconds(200) * comm.rank());
+        receive(comm, comm.rank() + 1);
+      });
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_THAT(texts[static_cast<std::size_t>(rank)], HasSubstr("no data from rank 3 after 1.0 s")) << rank;
+  }
+}
+
+TEST_P(Failures, ARankThatHasWaitedAndHangsThenIsNamed) {
+  const float value = 1;
+  const auto texts =
+      texts_of_a_chain(3, with_timeout(1), [&](Communicator& comm, const auto& until_others_end) {
+        if (comm.rank() == 0) return receive(comm, 1);
+        if (comm.rank() == 1) {
+          receive(comm, 2);
+          return until_others_end();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        comm.send(&value, 1, DataType::float32, 1, {}, label).wait();
+        until_others_end();
+      });
+  EXPECT_THAT(texts[0], HasSubstr("no data from rank 1 after 1.0 s (rank 1 has not entered the operation"));
+}
+
+// Words about waiting reach ranks that have ended, and end nobody.
+TEST_P(Failures, RanksThatWaitForLongEndInOrder) {
+  const float value = 1;
+  const auto texts = texts_of_a_chain(3, with_timeout(30), [&](Communicator& comm, const auto&) {
+    for (int round = 0; round < 3; ++round) {
+      if (comm.rank() < 2) receive(comm, comm.rank() + 1);
+      if (comm.rank() == 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      if (comm.rank() > 0) comm.send(&value, 1, DataType::float32, comm.rank() - 1, {}, label).wait();
+    }
+    if (comm.rank() == 1) receive(comm, 2);
+    if (comm.rank() == 2) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      comm.send(&value, 1, DataType::float32, 1, {}, label).wait();
+    }
+  });
+  EXPECT_THAT(texts, testing::Each(std::string()));
 }
 
 TEST(FailuresAcrossNodes, WhoSeesTheMissingRankNamesItFirst) {

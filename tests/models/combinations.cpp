@@ -55,6 +55,8 @@ ModelSpec spec_of(const Combination& c) {
   spec.tokens_per_sample = drawn.tokens_per_sample;
   spec.gathers_per_micro_batch = drawn.gathers_per_micro_batch;
   spec.recomputes_activations = drawn.recomputes_activations;
+  spec.forward = drawn.forward;
+  spec.residual_width = drawn.residual_width;
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";
   for (UnitSpec unit : drawn.units()) {
