@@ -260,7 +260,8 @@ class DeviceCommunicator : public CommunicatorBase {
   Stream& channel(int peer, bool sending) {
     std::unique_ptr<Stream>& stream = channels_[{peer, sending}];
     if (!stream) {
-      stream = make_stream(fmt::format("messages {} rank {}", sending ? "to" : "from", group_.job_rank(peer)));
+      stream =
+          make_stream(fmt::format("messages {} rank {}", sending ? "to" : "from", group_.job_rank(peer)));
     }
     return *stream;
   }
@@ -302,8 +303,8 @@ class DeviceCommunicator : public CommunicatorBase {
                                       describe(name, label.unit, label.phase), peer, rank(), size()));
   }
 
-  /// A send waits for its `ready` events and for earlier sends to that peer alone, and a recv likewise: a rank
-  /// that has to receive before its peers go on never holds up what it sends to them.
+  /// A send waits for its `ready` events and for earlier sends to that peer alone, and a recv likewise: a
+  /// rank that has to receive before its peers go on never holds up what it sends to them.
   Event enqueue_message(DeviceCall&& call, std::span<const Event> ready) {
     Stream& stream = channel(call.other, call.name == "send");
     return follow(std::make_shared<const DeviceCall>(std::move(call)), ready, stream,

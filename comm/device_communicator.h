@@ -41,12 +41,12 @@ struct DeviceCommunicatorOptions {
 /// Shared ranks meet on the host while a call is issued. One meter and one sequence hash count calls of both
 /// kinds, as the host communicators do.
 ///
-/// send and recv: as in Communicator. With shared, recv waits on the host until the peer has called send. With
-/// nccl, ncclSend and ncclRecv carry the messages of a line() on communicators of two ranks, which take no
-/// memory of the ledger; those of other groups pass through host memory.
-/// Collective over host's ranks. Throws ConfigurationError when the transport asked for cannot serve them,
-/// saying which ranks stand in the way, or when more than four of them are threads on one GPU; NotCompiled
-/// for nccl without TRANCHE_NCCL. `device` outlives the communicator.
+/// send and recv: as in Communicator. With shared, recv waits on the host until the peer has called send.
+/// With nccl, ncclSend and ncclRecv carry the messages of a line() on communicators of two ranks, which take
+/// no memory of the ledger; those of other groups pass through host memory. Collective over host's ranks.
+/// Throws ConfigurationError when the transport asked for cannot serve them, saying which ranks stand in the
+/// way, or when more than four of them are threads on one GPU; NotCompiled for nccl without TRANCHE_NCCL.
+/// `device` outlives the communicator.
 std::unique_ptr<Communicator> make_device_communicator(Device& device, std::unique_ptr<Communicator> host,
                                                        const DeviceCommunicatorOptions& options = {});
 

@@ -117,10 +117,9 @@ PlanResult plan_run(const PlanRequest& request) {
         Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication, "staging buffer");
     // There each group has a staging buffer of its own, beside that of all ranks.
     // The stages of a pipeline send each other messages, which take none.
-    for (const Communicator* group :
-         {static_cast<const Communicator*>(&runtime.shard()),
-          static_cast<const Communicator*>(runtime.replicas()),
-          static_cast<const Communicator*>(runtime.pipeline_ends())}) {
+    for (const Communicator* group : {static_cast<const Communicator*>(&runtime.shard()),
+                                      static_cast<const Communicator*>(runtime.replicas()),
+                                      static_cast<const Communicator*>(runtime.pipeline_ends())}) {
       if (group == nullptr || group == &runtime.all() || group->size() == 1) continue;
       group_staging.emplace_back(runtime.memory(Tier::device), config.staging_bytes, Category::communication,
                                  "staging buffer");

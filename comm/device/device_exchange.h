@@ -99,11 +99,11 @@ struct Issued {
 class DeviceExchange {
  public:
   virtual ~DeviceExchange() = default;
-  /// Enqueues a collective call on the communication stream, which has been told to wait for everything before
-  /// it (`started` is that point), in the same order on every rank. A line has none.
+  /// Enqueues a collective call on the communication stream, which has been told to wait for everything
+  /// before it (`started` is that point), in the same order on every rank. A line has none.
   virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started);
-  /// Enqueues a send or a recv on the channel of its peer and direction, a stream that carries nothing else and
-  /// has been told to wait for everything before the call.
+  /// Enqueues a send or a recv on the channel of its peer and direction, a stream that carries nothing else
+  /// and has been told to wait for everything before the call.
   virtual Issued message(const std::shared_ptr<const DeviceCall>& call, const Event& started,
                          Stream& channel) = 0;
   /// As of a Communicator.

@@ -97,7 +97,7 @@ void HostMessages::send(const std::shared_ptr<const DeviceCall>& call, Stream& c
     if (count > 0) {
       group_.device->copy_to_host(channel, slot, call->from_bytes() + first * width, count * width);
     }
-    channel.enqueue(call->name, [this, call, progress, number, pieces, at, slot] {
+    channel.enqueue(call->what(), [this, call, progress, number, pieces, at, slot] {
       run_guarded(group_.failure, *host_, call->what(), [&] {
         progress->pieces[at] = post(*call, true, number, slot);
         // The next piece is copied to the other slot, and behind the last the memory of the message is free.
@@ -116,7 +116,7 @@ void HostMessages::receive(const std::shared_ptr<const DeviceCall>& call, Stream
     const auto at = static_cast<std::size_t>(number % 2);
     void* const slot = slots[at].data();
     void* const next = slots[1 - at].data();
-    channel.enqueue(call->name, [this, call, progress, number, pieces, at, slot, next] {
+    channel.enqueue(call->what(), [this, call, progress, number, pieces, at, slot, next] {
       run_guarded(group_.failure, *host_, call->what(), [&] {
         if (number == 0) progress->pieces[at] = post(*call, false, number, slot);
         // Its last piece has been copied to the device: this work is behind that copy.

@@ -136,8 +136,7 @@ class SharedExchange : public DeviceExchange {
       lock.lock();
       if (detail::seconds_now() < limit) continue;
       PendingPeers pending;
-      for (const int peer : absent())
-        pending.ranks.push_back(group_.job_rank(peer));
+      for (const int peer : absent()) pending.ranks.push_back(group_.job_rank(peer));
       if (!pending.ranks.empty()) {
         throw CommunicationError(
             timeout_message(call.what(), pending, group_.timeout_seconds, group_.failure->rank_names()));
@@ -211,7 +210,10 @@ class SharedExchange : public DeviceExchange {
     require_equal_bytes(group_, call, call.other, offer.post.call->bytes(), group_.rank(), call.bytes());
     Issued issued;
     wait_for(channel, call, call.other, offer.post.event, issued);
-    copy_on_device(channel, call.to, offer.post.call->from, call.count, call.dtype);
+    {
+      const StreamSpan span(channel, call.what());
+      copy_on_device(channel, call.to, offer.post.call->from, call.count, call.dtype);
+    }
     issued.done = channel.record();
     channel.enqueue("recv", [taken = offer.taken] { taken->complete(); });
     return issued;

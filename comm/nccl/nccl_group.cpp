@@ -28,8 +28,7 @@ void NcclGroup::join() {
 
 void NcclGroup::make_current() const {
   if (const cudaError_t error = cudaSetDevice(gpu_); error != cudaSuccess) {
-    throw CommunicationError(
-        fmt::format("NCCL cannot work on GPU {}: {}", gpu_, cudaGetErrorString(error)));
+    throw CommunicationError(fmt::format("NCCL cannot work on GPU {}: {}", gpu_, cudaGetErrorString(error)));
   }
 }
 

@@ -34,8 +34,8 @@ class NcclLine : public DeviceExchange {
     }
     for (const Event& event : passed) event.wait();
     for (const auto& [key, id] : ids) {
-      channels_[key] = std::make_unique<NcclGroup>(group, id, 2, key.second ? sender : receiver,
-                                                   channel_blocks);
+      channels_[key] =
+          std::make_unique<NcclGroup>(group, id, 2, key.second ? sender : receiver, channel_blocks);
     }
     for (auto& [key, channel] : channels_) channel->join();
   }

@@ -309,11 +309,14 @@ TEST_P(DeviceRanks, ALineHasMessagesBetweenNeighboursAlone) {
                     [&] { line->send(value.data(), 1, DataType::float32, 2, {}, label); }),
                 "send of unit h.3 in backward: rank 2 is no neighbour of rank 0 on a line of 3 ranks");
     }
-    EXPECT_EQ(test::message_of<LogicError>(
-                  [&] { line->all_gather(value.data() + index, value.data(), 1, DataType::float32, 0, {}, label); }),
-              "all_gather of unit h.3 in backward of device memory on a line of ranks, which has messages alone");
+    EXPECT_EQ(
+        test::message_of<LogicError>([&] {
+          line->all_gather(value.data() + index, value.data(), 1, DataType::float32, 0, {}, label);
+        }),
+        "all_gather of unit h.3 in backward of device memory on a line of ranks, which has messages alone");
     std::int64_t sum = index;
-    line->all_reduce(&sum, 1, DataType::int64, ReduceOperation::sum, {"", "agree", Traffic::control, Tier::host})
+    line->all_reduce(&sum, 1, DataType::int64, ReduceOperation::sum,
+                     {"", "agree", Traffic::control, Tier::host})
         .wait();
     EXPECT_EQ(sum, 3);
   });

@@ -1,6 +1,6 @@
 // Pipelines on GPUs, or on emulated ones: the bits of one GPU, what a step takes and waits for, and failures.
-// Ranks are threads. Where each has a GPU of its own, their messages go by NCCL; otherwise ranks share one and
-// read each other's memory. Through host memory they go in both cases.
+// Ranks are threads. Where each has a GPU of its own, their messages go by NCCL; otherwise ranks share one
+// and read each other's memory. Through host memory they go in both cases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,8 +24,7 @@
 namespace tranche::models {
 namespace {
 
-using testing::AllOf;
-using testing::AnyOf;
+using testing::ContainsRegex;
 using testing::Each;
 using testing::HasSubstr;
 
@@ -39,8 +38,7 @@ class GpuPipeline : public ::testing::Test {
   }
   /// Whether "auto" is NCCL for so many ranks.
   static bool by_nccl(int ranks) {
-    return nccl_version() != "not compiled" &&
-           ranks <= static_cast<int>(detail::probe_cuda().devices.size());
+    return nccl_version() != "not compiled" && ranks <= static_cast<int>(detail::probe_cuda().devices.size());
   }
 };
 
@@ -233,13 +231,16 @@ TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
   }
 }
 
-/// What each rank ends with while rank 1 of three stages does `what` before its third micro-batch.
-std::vector<std::string> ends(const char* transport, double timeout, const std::function<void()>& what) {
+/// What each rank ends with while rank 1 of three stages does `what` before its third micro-batch. `what` is
+/// told how many of the others have ended.
+std::vector<std::string> ends(const char* transport, double timeout,
+                              const std::function<void(const std::atomic<int>&)>& what) {
   Config config = base_config(0);
   config.mesh = "pipeline=3";
   config.device_transport = transport;
   config.communication_timeout = timeout;
   std::vector<std::string> texts(3);
+  std::atomic<int> ended{0};
   try {
     on_ranks(
         3, narrow_gpt().spec(time_steps), config,
@@ -249,13 +250,14 @@ std::vector<std::string> ends(const char* transport, double timeout, const std::
             Trainer trainer(engine);
             for (int step = 0; step < 2; ++step) {
               (void)trainer.step([&](std::int64_t m) {
-                if (rank == 1 && step == 1 && m == 2) what();
+                if (rank == 1 && step == 1 && m == 2) what(ended);
               });
             }
             texts[static_cast<std::size_t>(rank)] = "nothing was thrown";
           } catch (...) {
             const std::exception_ptr error = std::current_exception();
             texts[static_cast<std::size_t>(rank)] = message_of(error);
+            ++ended;
             (void)engine.runtime().fail(error);
             throw;
           }
@@ -268,29 +270,30 @@ std::vector<std::string> ends(const char* transport, double timeout, const std::
 
 TEST_F(GpuPipeline, AStageThatThrowsEndsAll) {
   for (const char* transport : {"auto", "staged"}) {
-    const detail::Stopwatch watch;
-    const std::vector<std::string> texts =
-        ends(transport, 60, [] { throw NumericalError("a planted failure of a stage"); });
+    const std::vector<std::string> texts = ends(
+        transport, 60, [](const std::atomic<int>&) { throw NumericalError("a planted failure of a stage"); });
     for (const std::size_t rank : {0, 2}) {
-      EXPECT_THAT(texts[rank], AllOf(HasSubstr("rank 1 (pipeline 1) failed: "),
-                                     HasSubstr("a planted failure of a stage")))
+      EXPECT_THAT(texts[rank], HasSubstr("rank 1 failed: a planted failure of a stage"))
           << transport << ", rank " << rank;
     }
-    EXPECT_LT(watch.seconds(), 20) << transport;
   }
 }
 
-TEST_F(GpuPipeline, AStageThatHangsIsNamedInTime) {
+TEST_F(GpuPipeline, AStageThatHangsIsNamedWithTheMessage) {
   for (const char* transport : {"auto", "staged"}) {
     const detail::Stopwatch watch;
-    const std::vector<std::string> texts = ends(transport, 0.5, [&] {
-      while (watch.seconds() < 4) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    const std::vector<std::string> texts = ends(transport, 1.5, [&](const std::atomic<int>& ended) {
+      while (ended < 2 && watch.seconds() < 60) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       throw NumericalError("woken");
     });
-    EXPECT_THAT(texts[0], AllOf(HasSubstr("of micro-batch "), HasSubstr("rank 1 (pipeline 1)"),
-                                HasSubstr("after 0.5 s")))
-        << transport;
-    EXPECT_THAT(texts[2], HasSubstr("rank 1 (pipeline 1)")) << transport;
+    for (const std::size_t rank : {0, 2}) {
+      EXPECT_THAT(texts[rank],
+                  ContainsRegex(
+                      "of micro-batch [0-9] in .*: (rank 1 has not taken the data of this rank|no data from "
+                      "rank 1) after 1.5 s"))
+          << transport << ", rank " << rank;
+    }
+    EXPECT_LT(watch.seconds(), 40) << transport;
   }
 }
 
