@@ -38,19 +38,14 @@ class NcclLine : public DeviceExchange {
           std::make_unique<NcclGroup>(group, id, 2, key.second ? sender : receiver, channel_blocks);
     }
     for (auto& [key, channel] : channels_) channel->join();
+    connect();
   }
 
   Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& stream) override {
     const bool sending = call->name == "send";
-    NcclGroup& channel = *channels_.at({call->other, sending});
-    if (const auto bytes = static_cast<std::size_t>(call->bytes()); bytes > 0) {
-      channel.make_current();
+    if (call->bytes() > 0) {
       const StreamSpan span(stream, call->what());
-      const auto native = static_cast<cudaStream_t>(stream.native_handle());
-      channel.launch(sending ? "ncclSend" : "ncclRecv", [&](ncclComm_t communicator, auto&& say) {
-        say(sending ? ncclSend(call->from, bytes, ncclUint8, receiver, communicator, native)
-                    : ncclRecv(call->to, bytes, ncclUint8, sender, communicator, native));
-      });
+      pass({call->other, sending}, sending ? const_cast<void*>(call->from) : call->to, call->bytes(), stream);
     }
     Issued issued;
     issued.done = stream.record();
@@ -74,6 +69,35 @@ class NcclLine : public DeviceExchange {
  private:
   using Key = std::pair<int, bool>;  ///< the neighbour, and whether this rank sends
   static constexpr int sender = 0, receiver = 1;
+
+  void pass(const Key& key, void* data, std::int64_t bytes, Stream& stream) {
+    const bool sending = key.second;
+    NcclGroup& channel = *channels_.at(key);
+    channel.make_current();
+    const auto native = static_cast<cudaStream_t>(stream.native_handle());
+    channel.launch(sending ? "ncclSend" : "ncclRecv", [&](ncclComm_t communicator, auto&& say) {
+      const auto count = static_cast<std::size_t>(bytes);
+      say(sending ? ncclSend(data, count, ncclUint8, receiver, communicator, native)
+                  : ncclRecv(data, count, ncclUint8, sender, communicator, native));
+    });
+  }
+
+  /// NCCL connects two ranks at their first message, and its call returns when both have come. So each
+  /// channel passes a byte now. From the front of the line to its end each pair does so forwards, then
+  /// backwards.
+  void connect() {
+    const std::unique_ptr<Stream> stream = group_.device->create_stream("connect");
+    const Buffer byte(*group_.device_memory, 1, Category::other, "first byte of a channel");
+    for (const int peer : group_.neighbours()) {
+      const bool sends_first = peer > group_.rank();
+      for (const bool sending : {sends_first, !sends_first}) pass({peer, sending}, byte.data(), 1, *stream);
+    }
+    const Event done = stream->record();
+    while (!done.wait_for(0.02)) {
+      group_.failure->check("the first message of each neighbour");
+      group_.host->check_health();
+    }
+  }
 
   DeviceGroup group_;
   std::map<Key, std::unique_ptr<NcclGroup>> channels_;
