@@ -97,8 +97,13 @@ struct From {
   }
 };
 
+/// Two blocks on a multiprocessor, that is 128 registers a thread: left to choose, ptxas takes 64 or 80 for some rules
+/// and spills around the call that rounds weights. Two have 57 KB of loads in flight, which memory's latency does not
+/// exhaust.
+inline constexpr int resident_update_blocks = 2;
+
 template <class Rule, class Operation, class Part>
-__global__ void __launch_bounds__(vector_loop_threads)
+__global__ void __launch_bounds__(vector_loop_threads, resident_update_blocks)
     update_kernel(Operation operation, const unsigned char* arguments, const std::int64_t stride,
                   const UpdateParts<Part> parts) {
   const PartOfBlock<Part> place = part_of_block(parts);
@@ -120,7 +125,7 @@ __global__ void __launch_bounds__(vector_loop_threads)
 
 /// RulePhase::advance: new states, and the squares of weights and directions.
 template <class Rule, unsigned kept, class Operation>
-__global__ void __launch_bounds__(square_threads)
+__global__ void __launch_bounds__(square_threads, resident_update_blocks)
     advance_kernel(const Operation of, const unsigned char* arguments, const std::int64_t stride,
                    const UpdateParts<TrustPart> parts) {
   constexpr int states = Operation::states;

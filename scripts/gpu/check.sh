@@ -89,6 +89,10 @@ else
   row warn "a test program" "test_core failed: $(last_line "$said")"
 fi
 
+for name in CUDA_LAUNCH_BLOCKING CUDA_FORCE_PTX_JIT CUDA_DISABLE_PTX_JIT NCCL_SOCKET_IFNAME NCCL_NET; do
+  [ -z "${!name:-}" ] || row warn "environment" "$name is '${!name}', which changes what is tested and measured: leave it out"
+done
+[ "$(ulimit -v)" = unlimited ] || row warn "address space" "limited to $(ulimit -v) KiB, and CUDA reserves far more than it uses: ulimit -v unlimited"
 gpu=""
 if said=$(timeout -k 5 60 "$bundle/bin/tranche" info 2>&1); then
   gpu=$(sed -n 's/^CUDA *//p' <<< "$said" | head -n 1)

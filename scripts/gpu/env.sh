@@ -90,6 +90,8 @@ tranche_environment() {
   export TRANCHE_LIBRARY_PATH=$path${TRANCHE_HOST_LIBRARY_PATH:+:$TRANCHE_HOST_LIBRARY_PATH}
   export LD_LIBRARY_PATH=$TRANCHE_LIBRARY_PATH
   export PATH=$TRANCHE_BUNDLE/bin:$usr/bin:$PATH
+  # What is set for another Open MPI, as images of frameworks and jobs under mpirun have it, is not for this one.
+  for name in $(compgen -e | grep -E '^(OMPI|OPAL|PMIX|PRTE|ORTE)_' || true); do unset "$name"; done
   # Open MPI was built for /usr; without these it knows no option and finds no plugin.
   export OPAL_PREFIX=$usr PMIX_INSTALL_PREFIX=$usr
   export OPAL_SYSCONFDIR=$TRANCHE_BUNDLE/deps/etc/openmpi

@@ -55,6 +55,10 @@ if [ -n "${TMPDIR:-}" ] && ! { [ -d "$TMPDIR" ] && [ -w "$TMPDIR" ]; }; then
   echo "run.sh: note: TMPDIR is '$TMPDIR', where nothing can be written; /tmp is taken" >&2
   export TMPDIR=/tmp
 fi
+# No file of a dead program's memory, which may be tens of GB; and as much address space (CUDA reserves far more than it uses),
+# locked memory and as many files as this user may have.
+ulimit -S -c 0
+for limited in v l n; do ulimit -S "-$limited" "$(ulimit -H "-$limited")" 2> /dev/null || true; done
 keep=$root/build/gpu-results
 mkdir -p "$keep"
 if ! mkdir -p "$results" 2> /dev/null; then

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import stat
@@ -210,6 +211,16 @@ class Check(Folder):
         self.says(1, "1 gaps", "gap +compute capability +8.0; the archive's kernels are for 9.0 and newer: make it without --gpu", PATH=path)
         write_program(self.folder / "bin" / "tranche", "echo 'CUDA      Pretended, compute capability 10.0, 180 GiB'")
         self.says(0, "no gaps", "ok +compute capability +10.0", PATH=path)
+
+    def test_what_a_host_has_set_for_others(self):
+        self.says(0, "1 warnings", "warn +environment +CUDA_LAUNCH_BLOCKING is '1', which changes", CUDA_LAUNCH_BLOCKING="1")
+        result = run("bash", "-c", f"ulimit -v 50000000; '{self.folder}/check.sh' --allow-no-gpu",
+                     env={**os.environ, "CUDA_HOME": str(self.folder / "toolkit")})
+        self.assertIn("address space", result.stdout)
+        # Images of frameworks bring another Open MPI, and set variables for it.
+        result = run("bash", "-c", f'. {self.folder}/env.sh; echo "$OPAL_PREFIX ${{OMPI_MCA_coll_hcoll_enable-unset}} ${{PMIX_RANK-unset}}"',
+                     env={**os.environ, "OPAL_PREFIX": "/opt/hpcx", "OMPI_MCA_coll_hcoll_enable": "0", "PMIX_RANK": "0"})
+        self.assertEqual(result.stdout, f"{self.folder}/deps/usr unset unset\n")
 
     def test_a_loopback_that_is_down(self):
         if run("unshare", "-rn", "true").returncode != 0:
@@ -881,7 +892,7 @@ class Flow(Folder):
         write_program(self.folder / "tests" / "gpu_probe", PROBE + "echo 'probe copy: ok'")
         write_program(self.folder / "tests" / "test_core", "echo '[  PASSED  ] 53 tests.'")
         write_program(self.folder / "scripts" / "run_mpi.sh", "echo 'mca_btl_vader.so: cannot open shared object file'; exit 1")
-        write_program(self.folder / "host bin" / "nvidia-smi", 'echo "smi with ${LD_LIBRARY_PATH}"')
+        write_program(self.folder / "host bin" / "nvidia-smi", 'echo "smi with ${LD_LIBRARY_PATH}, $(ulimit -n) files, cores of $(ulimit -c)"')
         entries = []
         for name, names in {"test_device_gpu": "S.a S.b", "test_kernels_gpu": "S.a S.b_faults S.c",
                             "test_comm_gpu": "S.a S.b_hangs S.c", "test_comm_mpi": ""}.items():
@@ -890,7 +901,9 @@ class Flow(Folder):
                             "googletest": name != "test_comm_mpi", "filter": "*", "command": [f"@BUILD@/tests/{name}"]})
         entries[-1]["command"].insert(0, "@SOURCE@/scripts/run_mpi.sh")
         (self.folder / "gpu_tests.json").write_text(json.dumps(entries))
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         result = run(scripts / "run.sh", "--results", self.folder / "results", "--limit", "50",
+                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, files)),
                      env={**os.environ, "PATH": f"{self.folder}/host bin:{os.environ['PATH']}", "LD_LIBRARY_PATH": "/driver",
                           "CUDA_HOME": ""})
         self.assertEqual(result.returncode, 1, result.stdout + result.stderr)
@@ -908,7 +921,7 @@ class Flow(Folder):
         self.assertEqual(records["bench_some_gpu/adamw/1024"]["figure"], 0.93)
         self.assertEqual(records["bench_some_gpu"]["status"], "not finished")
         self.assertEqual(records["training gpt2-xl"]["status"], "passed")
-        self.assertEqual(results["machine"]["driver"], "smi with /driver")
+        self.assertEqual(results["machine"]["driver"], f"smi with /driver, {files} files, cores of 0")
 
 
 class Targets(unittest.TestCase):
