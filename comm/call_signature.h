@@ -14,7 +14,7 @@ namespace tranche::comm {
 /// Hash of operation and unit, for Tag::call: calls that differ do not take each other's data.
 std::uint32_t hash_of_call(std::string_view operation, std::string_view unit);
 
-/// A collective call, or the word that `rank` waits. Travels as bytes.
+/// A collective call, or a notice that `rank` waits for another rank. Travels as bytes.
 struct CallSignature {
   static constexpr int no_call = -2;  ///< in waits_for: this is a call
   int rank = 0;  ///< of the job

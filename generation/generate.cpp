@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <span>
@@ -261,7 +262,14 @@ class Generator {
       Text& text = *drawn[i].text;
       if (tokens[i] == not_finite || ends(tokens[i])) continue;
       text.tokens.push_back(tokens[i]);
-      if (stage_.first() && options_.on_token) stopped[i] = options_.on_token(text.prompt, tokens[i]) ? 1 : 0;
+      if (!stage_.first() || !options_.on_token) continue;
+      try {
+        stopped[i] = options_.on_token(text.prompt, tokens[i]) ? 1 : 0;
+      } catch (...) {
+        // The other stages wait for this one's answer.
+        if (stages_ != nullptr) engine_.break_down(std::current_exception());
+        throw;
+      }
     }
     share(stopped, 0, "stops");
     for (std::size_t i = 0; i < drawn.size(); ++i) {

@@ -116,11 +116,15 @@ PlanResult plan_run(const PlanRequest& request) {
     host_staging =
         Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication, "staging buffer");
     // There each group has a staging buffer of its own, beside that of all ranks.
+    std::vector<const Communicator*> counted;
     // The stages of a pipeline send each other messages, which take none.
     for (const Communicator* group : {static_cast<const Communicator*>(&runtime.shard()),
                                       static_cast<const Communicator*>(runtime.replicas()),
-                                      static_cast<const Communicator*>(runtime.pipeline_ends())}) {
+                                      static_cast<const Communicator*>(runtime.pipeline_ends()),
+                                      static_cast<const Communicator*>(&runtime.of_stage())}) {
       if (group == nullptr || group == &runtime.all() || group->size() == 1) continue;
+      if (std::find(counted.begin(), counted.end(), group) != counted.end()) continue;
+      counted.push_back(group);
       group_staging.emplace_back(runtime.memory(Tier::device), config.staging_bytes, Category::communication,
                                  "staging buffer");
     }

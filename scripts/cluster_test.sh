@@ -30,7 +30,7 @@ for word in unshare nsenter setpriv ip ssh ssh-keygen /usr/sbin/sshd mpirun pyth
   command -v "$word" > /dev/null || skip "$word is not installed (scripts/setup.sh --cluster)"
 done
 [ -n "$(find /usr/lib -path '*slurm*' -name 'mpi_pmix.so' 2> /dev/null)" ] || skip "this Slurm has no PMIx (slurm-wlm-basic-plugins)"
-# What a host is made of; a container may forbid any of it.
+# A host is made of these; a container may forbid any of them.
 refusal=$(unshare -n -u -m -p --fork --kill-child --mount-proc --propagation private bash -ec '
   hostname probe; mount -t tmpfs tmpfs /dev/shm; mount --bind /etc/hosts /etc/hosts; mount -t sysfs sysfs /sys; ip link set lo up
   ip link add veth0 type veth peer name veth1' 2>&1 > /dev/null) || skip "hosts cannot be made here: $(tail -1 <<< "$refusal")"

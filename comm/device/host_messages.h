@@ -16,8 +16,8 @@ namespace tranche::comm {
 
 /// A message passes two slots of host memory in pieces: one piece crosses while another is copied. Each peer
 /// and direction has slots of its own, taken at its first message or at once for the neighbours of a line,
-/// and kept until the end: giving pinned memory back may wait for all work of the GPU, and so for a recv
-/// whose peer waits for a send that this rank has not issued yet.
+/// and kept until the end: giving pinned memory back may wait for all work of the GPU. A recv may be part of
+/// that work, and its peer may wait for a send that this rank has not issued yet.
 class HostMessages {
  public:
   /// Collective. The messages have a host communicator of their own, because the streams' threads use it.

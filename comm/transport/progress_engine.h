@@ -80,11 +80,12 @@ class ProgressEngine : public Pollable, public std::enable_shared_from_this<Prog
   /// Tells ranks that this one waits, and for whom, or that it waits no more. A rank that waits for one that
   /// waits itself leaves it to that one to name the cause of a time-out.
   void tell_waiting(const std::vector<int>& ranks, int waits_for);
-  /// An operation that waited for long is done: who was told hears whether another one waits.
+  /// Called when an operation that waited for long is done: ranks that were told so hear whether this rank
+  /// still waits for another one.
   void end_waiting() noexcept;
-  /// A peer waits for this rank: it hears when this one waits too.
+  /// Notes that a peer waits for this rank. If this rank waits as well, the peer is told for whom.
   void hear_asking(int rank);
-  /// The rank that this one has waited for long, if it does; -1 otherwise.
+  /// The rank for which this one has been waiting for longer than the patience; -1: none.
   int waits_for() const;
   /// Ends this rank if a peer has failed; returns whether it did.
   bool poll_peer_failure(double now);

@@ -1,5 +1,5 @@
 #pragma once
-/// What to look at when the runtime cannot use a GPU for a reason that lies outside of the program.
+/// Advice for the case that the runtime cannot use a GPU for a reason that lies outside of the program.
 
 #include <cuda_runtime_api.h>
 

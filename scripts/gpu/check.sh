@@ -69,7 +69,7 @@ fi
 
 # Ranks of mpirun reach each other through it, on hosts without a network too.
 # A connection to a port that nobody serves is refused where lo is up, and finds no network where it is down.
-if said=$( (exec 3<> /dev/tcp/127.0.0.1/9) 2>&1) || [[ $said != *unreachable* ]]; then
+if said=$(LC_ALL=C timeout 5 bash -c 'exec 3<> /dev/tcp/127.0.0.1/9' 2>&1) || [[ $said != *unreachable* ]]; then
   row ok "loopback" "up"
 else
   row warn "loopback" "the network interface lo is down, and mpirun needs it: ip link set lo up"

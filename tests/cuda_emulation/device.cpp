@@ -15,7 +15,7 @@ std::atomic<std::int64_t>& total() {
   return instance;
 }
 
-/// As cudaDriverGetVersion says it.
+/// The version that cudaDriverGetVersion returns.
 std::atomic<int>& driver_number() {
   static std::atomic<int>& instance = *new std::atomic<int>(static_cast<int>(
       environment("TRANCHE_EMULATED_DRIVER", device_count() > 0 ? CUDART_VERSION : 0)));

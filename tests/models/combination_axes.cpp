@@ -276,9 +276,9 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
-  // Refused: a stage's weights and kept inputs do not leave the device, and generation needs all of the model.
+  // Refused: a stage's weights and kept inputs do not leave the device.
   if (with("pipeline", [](const std::string& key, const CombinationAxis&, int) {
-        return key.starts_with("parameters-") || key == "activations-cpu" || key == "generation";
+        return key.starts_with("parameters-") || key == "activations-cpu";
       })) {
     return false;
   }

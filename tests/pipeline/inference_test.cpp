@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <functional>
 #include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -66,7 +69,7 @@ const Job one_rank;
 const std::array<Job, 4> jobs{
     {{"pipeline=2", 2}, {"pipeline=4", 4}, {"pipeline=2, shard=2", 4}, {"replicate=2, pipeline=2", 4}}};
 
-/// Of different lengths, one longer than the models' 16 positions.
+/// Prompts of different lengths, one longer than the models' 16 positions.
 Prompts ragged_prompts() {
   return {{5, 17, 60},
           {1},
@@ -75,7 +78,7 @@ Prompts ragged_prompts() {
           {3, 14, 15, 9, 26, 53, 58, 9, 7, 9, 3, 23, 8, 46, 26, 43, 38, 32, 7, 9}};
 }
 
-/// What `body` returns on each rank.
+/// The results of `body` on all ranks.
 template <class Result>
 std::vector<Result> on_each(const Job& job, const LanguageModel& model, Config config,
                             const std::function<Result(Engine&)>& body) {
@@ -298,6 +301,7 @@ std::vector<std::string> messages(const Job& job, const LanguageModel& model,
 
 TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
   const auto model = four_blocks(true);
+  std::atomic<int> ended = 0;
   const std::vector<std::string> of_token =
       messages({"shard=1, pipeline=4", 4}, *model, [&](Engine& engine) {
         GenerationOptions options{.tokens = 9};
@@ -306,7 +310,15 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
           if (++tokens == 5) throw InvalidArgument("told to fail");
           return false;
         };
-        (void)generate(engine, *model, ragged_prompts(), options);
+        try {
+          (void)generate(engine, *model, ragged_prompts(), options);
+        } catch (...) {
+          // The others end although nobody has reported this error yet.
+          ++ended;
+          for (int i = 0; i < 20000 && ended < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          EXPECT_EQ(ended, 4);
+          throw;
+        }
       });
   // The failure may reach a peer before the call in front of the one that waits for it has returned there.
   EXPECT_THAT(of_token[0], HasSubstr("told to fail"));

@@ -116,7 +116,7 @@ struct Bits {
   friend bool operator==(const Bits&, const Bits&) = default;
 };
 
-/// What all ranks have seen.
+/// The observations of all ranks.
 std::vector<Bits> trained(Config config, const std::string& mesh, int ranks, int steps = 2) {
   config.mesh = mesh;
   std::vector<Bits> all;
@@ -231,7 +231,7 @@ TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
   }
 }
 
-/// What each rank ends with while rank 1 of three stages does `what` before its third micro-batch. `what` is
+/// The error that each rank ends with while rank 1 of three stages does `what` before its third micro-batch. `what` is
 /// told how many of the others have ended.
 std::vector<std::string> ends(const char* transport, double timeout,
                               const std::function<void(const std::atomic<int>&)>& what) {

@@ -104,7 +104,7 @@ Bits bits_of(Engine& engine, const LanguageModel& model) {
   return mine;
 }
 
-/// What every rank of the mesh has seen; they have to agree.
+/// The observations of every rank of the mesh; they have to agree.
 Bits trained(const LanguageModel& model, Config config, const std::string& mesh, int ranks,
              PipelineSchedule schedule = PipelineSchedule::one_f_one_b) {
   config.mesh = mesh;
@@ -585,7 +585,7 @@ TEST(Pipeline, RefusesWhatItDoesNotHave) {
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh"));
 }
 
-/// What the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as `failing`
+/// The lines that the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as `failing`
 /// does. `failing` gets a function that waits until all other ranks have ended.
 std::vector<std::string> texts_of_a_failure(int failing_rank, double timeout,
                                             const std::function<void(const std::function<void()>&)>& failing) {

@@ -119,8 +119,8 @@ class Communicator {
     return split(ranks.front(), rank());
   }
 
-  /// As subgroup(), for messages between ranks that follow each other, such as the stages of a pipeline. On a
-  /// device it takes neither staging memory nor a communication stream, and each neighbour and direction has
+  /// Makes the same group as subgroup() does, for messages between ranks that follow each other, such as the
+  /// stages of a pipeline. Collective like subgroup(). On a device the group takes neither staging memory nor a communication stream, and each neighbour and direction has
   /// a channel of its own from the start: collectives on device memory throw LogicError, and a message to a
   /// rank that is no neighbour InvalidArgument. Collectives on host memory are those of any group.
   virtual std::unique_ptr<Communicator> line(std::span<const int> ranks) { return subgroup(ranks); }

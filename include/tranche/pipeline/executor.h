@@ -37,7 +37,8 @@ class StageWork {
   virtual void output_sent(const Event& sent) = 0;
 
   /// Memory for the gradient of output(), which the next stage sends. Called before backward(), not on the
-  /// last stage. run_forward() calls none of the four; by default they throw LogicError.
+  /// last stage. run_forward() does not call this function, nor
+  /// backward(), input_gradient() and input_gradient_sent(); by default they throw LogicError.
   virtual TensorView output_gradient();
   virtual void backward();
   /// The gradient of input(), behind backward(); not on the first stage.
