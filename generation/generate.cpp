@@ -305,7 +305,7 @@ class Generator {
           .wait();
     }
     const Mesh& mesh = engine_.runtime().mesh();
-    std::vector<int> holders(static_cast<std::size_t>(data_ranks_));  // a rank with the texts of each data rank
+    std::vector<int> holders(static_cast<std::size_t>(data_ranks_));  // of each data rank's texts
     for (int rank = 0; rank < ranks_.size(); ++rank) {
       holders[static_cast<std::size_t>(mesh.data_rank(rank))] = rank;
     }

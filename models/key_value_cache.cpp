@@ -41,8 +41,7 @@ KeyValueCache::KeyValueCache(Engine& engine, const LanguageModel& model, std::in
   end_block_ = blocks.end;
   const std::int64_t own = bytes_of_layers(heads_, end_block_ - first_block_, dtype_, rows, capacity);
   if (own > 0) {
-    memory_ =
-        Buffer(engine.runtime().memory(Tier::device), own, Category::activations, "key-value cache");
+    memory_ = Buffer(engine.runtime().memory(Tier::device), own, Category::activations, "key-value cache");
   }
   lengths_.resize(static_cast<std::size_t>(rows));
 }

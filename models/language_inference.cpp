@@ -150,8 +150,7 @@ bool LanguageModel::has_cache() const {
 std::vector<float> LanguageModel::next_token_logits(Engine& engine, std::span<const std::int32_t> tokens,
                                                     LogitsOn where) const {
   const auto most = static_cast<std::size_t>(shape().positions);
-  return whole_text(*this, engine, tokens.last(std::min(tokens.size(), most)), nullptr, 0,
-                    where);
+  return whole_text(*this, engine, tokens.last(std::min(tokens.size(), most)), nullptr, 0, where);
 }
 
 std::vector<float> LanguageModel::prefill(Engine& engine, KeyValueCache& cache, std::int64_t row,

@@ -71,11 +71,8 @@ const std::array<Job, 4> jobs{
 
 /// Prompts of different lengths, one longer than the models' 16 positions.
 Prompts ragged_prompts() {
-  return {{5, 17, 60},
-          {1},
-          {9, 9, 2, 4, 40, 3, 8},
-          {60, 0},
-          {3, 14, 15, 9, 26, 53, 58, 9, 7, 9, 3, 23, 8, 46, 26, 43, 38, 32, 7, 9}};
+  return {{5, 17, 60}, {1}, {9, 9, 2, 4, 40, 3, 8}, {60, 0}, {3, 14, 15, 9,  26, 53, 58, 9,  7, 9,
+                                                              3, 23, 8,  46, 26, 43, 38, 32, 7, 9}};
 }
 
 /// The results of `body` on all ranks.
@@ -84,9 +81,8 @@ std::vector<Result> on_each(const Job& job, const LanguageModel& model, Config c
                             const std::function<Result(Engine&)>& body) {
   std::vector<Result> all(static_cast<std::size_t>(job.ranks));
   config.mesh = job.mesh;
-  on_ranks(job.ranks, model.spec(8), config, [&](Engine& engine) {
-    all[static_cast<std::size_t>(engine.runtime().rank())] = body(engine);
-  });
+  on_ranks(job.ranks, model.spec(8), config,
+           [&](Engine& engine) { all[static_cast<std::size_t>(engine.runtime().rank())] = body(engine); });
   return all;
 }
 
@@ -182,27 +178,26 @@ TEST(PipelineInference, ACacheHoldsTheBlocksOfItsStage) {
   Config config = config_of("", DataType::bfloat16, 0);
   config.pipeline_cuts = PipelineCuts::listed;
   config.pipeline_begins = {1, 2, 5};  // the embedding alone, one block, three blocks, the head alone
-  const auto bytes =
-      on_each<std::int64_t>({"pipeline=4", 4}, *model, config, [&](Engine& engine) {
-        Runtime& runtime = engine.runtime();
-        const auto held = [&] {
-          return runtime.ledger().account(Tier::device).persistent[Category::activations];
-        };
-        const std::int64_t before = held();
-        const KeyValueCache cache(engine, *model, 3, 10);
-        EXPECT_EQ(held() - before, aligned_bytes(cache.bytes())) << runtime.rank();
-        if (runtime.rank() == 1) {
-          (void)cache.keys(0, 0, 3);
-          try {
-            (void)cache.values(1, 0, 3);
-            ADD_FAILURE() << "block 1 is on the next stage";
-          } catch (const InvalidArgument& error) {
-            EXPECT_EQ(error.message(),
-                      "block 1 is not in the key-value cache of this rank, which has 1 blocks from block 0 on");
-          }
-        }
-        return cache.bytes();
-      });
+  const auto bytes = on_each<std::int64_t>({"pipeline=4", 4}, *model, config, [&](Engine& engine) {
+    Runtime& runtime = engine.runtime();
+    const auto held = [&] {
+      return runtime.ledger().account(Tier::device).persistent[Category::activations];
+    };
+    const std::int64_t before = held();
+    const KeyValueCache cache(engine, *model, 3, 10);
+    EXPECT_EQ(held() - before, aligned_bytes(cache.bytes())) << runtime.rank();
+    if (runtime.rank() == 1) {
+      (void)cache.keys(0, 0, 3);
+      try {
+        (void)cache.values(1, 0, 3);
+        ADD_FAILURE() << "block 1 is on the next stage";
+      } catch (const InvalidArgument& error) {
+        EXPECT_EQ(error.message(),
+                  "block 1 is not in the key-value cache of this rank, which has 1 blocks from block 0 on");
+      }
+    }
+    return cache.bytes();
+  });
   const std::int64_t block = 2 * 3 * 10 * 24 * 2;  // keys and values of 3 rows of 10 tokens, in 2 bytes
   EXPECT_EQ(bytes, (std::vector<std::int64_t>{0, block, 3 * block, 0}));
   EXPECT_EQ(KeyValueCache::bytes(*model, DataType::bfloat16, 3, 10), 4 * block);
@@ -328,16 +323,15 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
     EXPECT_THAT(of_token[rank], HasSubstr("told to fail"));
   }
   // A pass that one stage alone cannot begin, in the middle of others.
-  const std::vector<std::string> of_pass =
-      messages({"pipeline=2, shard=2", 4}, *model, [&](Engine& engine) {
-        KeyValueCache cache(engine, *model, 1, 16);
-        (void)model->prefill(engine, cache, 0, Tokens{1, 2, 3});
-        for (std::int32_t step = 0; step < 3; ++step) {
-          const bool wrong = engine.runtime().rank() == 1 && step == 1;  // first stage of data rank 1
-          (void)model->decode(engine, cache, Tokens{wrong ? 61 : step});
-        }
-        (void)engine.weights_digest();
-      });
+  const std::vector<std::string> of_pass = messages({"pipeline=2, shard=2", 4}, *model, [&](Engine& engine) {
+    KeyValueCache cache(engine, *model, 1, 16);
+    (void)model->prefill(engine, cache, 0, Tokens{1, 2, 3});
+    for (std::int32_t step = 0; step < 3; ++step) {
+      const bool wrong = engine.runtime().rank() == 1 && step == 1;  // first stage of data rank 1
+      (void)model->decode(engine, cache, Tokens{wrong ? 61 : step});
+    }
+    (void)engine.weights_digest();
+  });
   EXPECT_THAT(of_pass[1], HasSubstr("token 61 is not in the vocabulary of 61"));
   const std::string cause =
       " in inference: rank 1 (pipeline 0, shard 1) failed: token 61 is not in the vocabulary of 61";

@@ -511,7 +511,7 @@ std::pair<reference_training::Tensors, kernels::Digest> read_and_written(const L
 TEST(Pipeline, ReadsAndWritesTensorsOfAllStagesFromEveryRank) {
   for (const bool llama : {false, true}) {
     const std::shared_ptr<const LanguageModel> model = narrow_model(llama, 4);
-    for (const int stage : {0, 2, 3}) {
+    for (const int stage : llama ? std::vector{0, 3} : std::vector{2}) {
       Config config = pipeline_config(DataType::float32, stage, ReductionPolicy::micro_batch);
       config.frozen = {llama ? "model.layers.1.mlp.down_proj.weight" : "transformer.h.1.mlp.c_proj.weight"};
       const auto one = read_and_written(*model, config, "", 1);

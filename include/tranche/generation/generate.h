@@ -17,7 +17,8 @@ struct GenerationOptions {
   /// at positions from 0 on: with each new token all of them move, so that keys and values kept for the old
   /// positions are of no use, and each token costs a pass over `context` tokens.
   std::int64_t context = 0;
-  /// Prompts that a data rank works on at once. They bound the cache: so many rows of min(context, longest prompt
+  /// Prompts that a data rank works on at once. They bound the cache: so many rows of min(context, longest
+  /// prompt
   /// + tokens) tokens (models::KeyValueCache::bytes).
   std::int64_t max_batch = 8;
   SamplingOptions sampling = {};
@@ -48,8 +49,8 @@ struct Generation {
 /// on_token. Prompts of different lengths are worked on together, options.max_batch a data rank: prompt i of
 /// a round of max_batch * data ranks is worked on by data rank i % data ranks (Mesh::data_rank()). With each
 /// round `finished` is called for its prompts in order, on every rank. The tokens do not depend on the mesh,
-/// on max_batch and on what other prompts there are, on a CPU not by a bit (cuBLASLt's sums depend on the size
-/// of a batch).
+/// on max_batch and on what other prompts there are, on a CPU not by a bit (cuBLASLt's sums depend on the
+/// size of a batch).
 ///
 /// On a mesh with a pipeline the stages of a data rank compute a token one after the other. The last stage
 /// draws it. Two broadcasts over the stages then tell all of them the tokens and which texts on_token has

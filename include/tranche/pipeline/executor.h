@@ -57,9 +57,9 @@ using BeginWork = std::function<std::unique_ptr<StageWork>(std::int64_t micro_ba
 /// gradients are added in ascending micro-batches on each stage, so that no schedule changes a bit. Throws
 /// what the work and the messages throw.
 void run_step(Engine& engine, const BeginWork& begin);
-/// Forward of one micro-batch of an evaluation, or of a pass of inference. Each stage returns when it has sent
-/// its output, and may begin the next forward while later stages work on this one. Collective over the stages
-/// of a data rank. `phase` stands in errors and traces.
+/// Forward of one micro-batch of an evaluation, or of a pass of inference. Each stage returns when it has
+/// sent its output, and may begin the next forward while later stages work on this one. Collective over the
+/// stages of a data rank. `phase` stands in errors and traces.
 void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase = "evaluate");
 /// Gives values in host memory that the last stage has computed to all stages of its data rank, and waits.
 /// Collective over those, with as many values on each. `what` names them in errors.
