@@ -418,7 +418,7 @@ def suite_pipeline():
             print(f"FAILED: the {what} of one rank on a pipeline\n  {said}")
     staged = TINY + ["--mesh", "pipeline=2", "--accumulate", "4", "--set", "tranche.communication_timeout=10"]
     side_by_side(3, [
-        (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh"], None, None, AT_ONCE),
+        (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh: mesh \"pipeline=9\": pipeline 9, but there are 2 ranks"], None, None, AT_ONCE),
         (expect, [staged, staged + ["--set", "tranche.pipeline_cuts=[2]"]], 2, 2,
          ["tranche.pipeline_cuts=[2] on rank 1; start all ranks with the same command and flags"], None, None, AT_ONCE),
         (expect, staged + ["--debug-fail", "1:2"], 2, 5, ["[rank 1] rank 1, forward of micro-batch ", ", receive from rank 0: --debug-fail: told to fail in step 2, micro-batch 3",
