@@ -17,7 +17,7 @@ std::uint32_t hash_of_call(std::string_view operation, std::string_view unit);
 /// A collective call, or a notice that `rank` waits for another rank. Travels as bytes.
 struct CallSignature {
   static constexpr int no_call = -2;  ///< in waits_for: this is a call
-  int rank = 0;  ///< of the job
+  int rank = 0;                       ///< of the job
   int context = 0;
   std::uint64_t number = 0;  ///< in the sequence of the communicator
   std::int64_t bytes = 0;    ///< that a rank gets of all others

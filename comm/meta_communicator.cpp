@@ -136,11 +136,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks) override {
     validate_and_record_split();
     std::vector<int> nodes;
-    int own = 0;
-    for (const int member : ranks) {
-      if (member < rank_) ++own;
-      nodes.push_back(nodes_.at(static_cast<std::size_t>(member)));
-    }
+    for (const int member : ranks) nodes.push_back(nodes_.at(static_cast<std::size_t>(member)));
+    const auto own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
     return std::make_unique<MetaCommunicator>(own, std::move(nodes), collectives_, staging_, recorder_);
   }
   void post_failure(std::string_view, ExitStatus, double) noexcept override {}

@@ -252,11 +252,11 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
          "a stage has a part of each gradient alone; leave it out");
   if (stages == 1) return;
   if (config.accumulation_steps < stages) {
-    config.notes.push_back(
-        fmt::format("{} micro-batch{} on {} stages of a pipeline: at most {} of {} stages can work at once; a "
-                    "step of more micro-batches keeps them busy (gradient_accumulation_steps)",
-                    config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es", stages,
-                    config.accumulation_steps, stages));
+    config.notes.push_back(fmt::format(
+        "{} micro-batch{} on {} stages of a pipeline: at most {} of {} stages can work at once; a "
+        "step of more micro-batches keeps them busy (gradient_accumulation_steps)",
+        config.accumulation_steps, config.accumulation_steps == 1 ? "" : "es", stages,
+        config.accumulation_steps, stages));
   }
   refuse(config.offload.parameters != OffloadTier::none, "zero_optimization.offload_param",
          "each micro-batch would bring a stage's weights anew; a deeper pipeline or offload_optimizer takes "

@@ -188,10 +188,9 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
   // The bytes of blocks count as elements.
   sent.elements += (reduced + gathered + blocks) / shards * (shards - 1);
-  sent.bytes +=
-      (reduced * size_of(precision.communication) + wider_sums * wider + gathered_bytes + blocks) / shards *
-          (shards - 1) +
-      summed * wider;
+  sent.bytes += (reduced * size_of(precision.communication) + wider_sums * wider + gathered_bytes + blocks) /
+                    shards * (shards - 1) +
+                summed * wider;
   return sent;
 }
 
@@ -357,17 +356,16 @@ std::string Engine::summary(bool verbose) const {
                                   format_bytes(impl.matrices.sent().bytes), impl.matrices.load_ratio())
                             : "";
     row("traffic per step, rank",
-        fmt::format(
-            "{} gradients + {}{} {}{}{}",
-            sent(reduced, config.precision.communication, blocks),
-            config.stage == 3 && declared < 0 ? "about " : "",
-            sent(weights_as_blocks ? 0 : gathered,
-                 config.stage == 0 ? config.precision.accumulation : config.precision.compute,
-                 weights_as_blocks ? gathered : 0),
-            config.stage == 0 ? "reduced gradients" : "parameters", matrices,
-            impl.replicas == nullptr ? ""
-                                     : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +
-                                           " sums over replicas") +
+        fmt::format("{} gradients + {}{} {}{}{}", sent(reduced, config.precision.communication, blocks),
+                    config.stage == 3 && declared < 0 ? "about " : "",
+                    sent(weights_as_blocks ? 0 : gathered,
+                         config.stage == 0 ? config.precision.accumulation : config.precision.compute,
+                         weights_as_blocks ? gathered : 0),
+                    config.stage == 0 ? "reduced gradients" : "parameters", matrices,
+                    impl.replicas == nullptr
+                        ? ""
+                        : " + " + format_bytes(impl.formula_traffic(MeshAxis::replicate).bytes) +
+                              " sums over replicas") +
             (impl.pipeline == nullptr ? ""
                                       : " + " + format_bytes(impl.formula_traffic(MeshAxis::pipeline).bytes) +
                                             " to other stages"));

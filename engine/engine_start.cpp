@@ -128,7 +128,8 @@ std::string difference_of_models(Communicator& ranks, const ModelSpec& model, in
 void Engine::Impl::agree_on_start() {
   // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
   struct Start {
-    std::uint64_t version, cut, pipeline_schedule, configuration, optimizer, schedule, model_hash, fingerprint;
+    std::uint64_t version, cut, pipeline_schedule, configuration, optimizer, schedule, model_hash,
+        fingerprint;
     std::int64_t local_size;
   };
   std::string cut;
@@ -151,9 +152,10 @@ void Engine::Impl::agree_on_start() {
   for (std::size_t r = 0; r < starts.size(); ++r) {
     // A cut that differs under one configuration is a consequence of what differs in the model.
     const bool configured = starts[r].configuration != starts[0].configuration;
-    const char* differs = starts[r].version != starts[0].version                       ? "library version"
-                          : configured && starts[r].cut != starts[0].cut                ? "cut"
-                          : starts[r].pipeline_schedule != starts[0].pipeline_schedule ? "schedule of the pipeline"
+    const char* differs = starts[r].version != starts[0].version         ? "library version"
+                          : configured && starts[r].cut != starts[0].cut ? "cut"
+                          : starts[r].pipeline_schedule != starts[0].pipeline_schedule
+                              ? "schedule of the pipeline"
                           : starts[r].configuration != starts[0].configuration ? "configuration"
                           : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
                           : starts[r].schedule != starts[0].schedule           ? "schedule"

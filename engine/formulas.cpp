@@ -193,12 +193,13 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const DataType source = boundary ? precision.accumulation : DataType::float32;
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
       const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
-      const std::int64_t sent = residency.quantizes_gradients(flat) ? kernels::quantized_bytes(elements) +
-                                                                  QuantizedExchange::received_bytes(
-                                                                      flat.layout.shard_elements(), ranks,
-                                                                      config_.reduce_bucket_elements)
-                                : copied ? elements * size_of(precision.communication)
-                                         : 0;
+      const std::int64_t sent =
+          residency.quantizes_gradients(flat)
+              ? kernels::quantized_bytes(elements) +
+                    QuantizedExchange::received_bytes(flat.layout.shard_elements(), ranks,
+                                                      config_.reduce_bucket_elements)
+          : copied ? elements * size_of(precision.communication)
+                   : 0;
       const std::int64_t of_replica = flat.replicas == nullptr || residency.sums_replicas_once(flat)
                                           ? 0
                                           : flat.layout.shard_elements() * size_of(DataType::float32);

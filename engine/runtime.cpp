@@ -301,6 +301,10 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
         const int of = mesh.coordinate(MeshAxis::pipeline, other);
         if (of == 0 || of == stages - 1) ends.push_back(other);
       }
+      // A simulated group takes ranks in any order.
+      std::stable_sort(ends.begin(), ends.end(), [&](int one, int other) {
+        return mesh.coordinate(MeshAxis::shard, one) < mesh.coordinate(MeshAxis::shard, other);
+      });
       impl.ends = impl.world->subgroup(ends);
     } else if (!impl.world->simulated()) {
       impl.ends = impl.world->split(at_an_end ? mesh.coordinate(MeshAxis::replicate, rank) : -1,

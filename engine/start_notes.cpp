@@ -64,12 +64,14 @@ void note_kept_for_step(const StateStore& store, const Config& config, const Led
 /// A note of gradients that keep their dtype where others travel as int8 blocks.
 void note_added_by_use(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
   for (const FlatBuffer* flat : store.trainable()) {
-    if (!config.quantized_gradients || flat->empty() || store.residency().quantizes_gradients(*flat)) continue;
-    notes.push_back(fmt::format(
-        "zero_optimization.zero_quantized_gradients: gradients of {} and of tensors tied like it travel in {}: "
-        "those of each use are rounded by themselves and added",
-        store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name,
-        name_of(config.precision.communication)));
+    if (!config.quantized_gradients || flat->empty() || store.residency().quantizes_gradients(*flat))
+      continue;
+    notes.push_back(
+        fmt::format("zero_optimization.zero_quantized_gradients: gradients of {} and of tensors tied like it "
+                    "travel in {}: "
+                    "those of each use are rounded by themselves and added",
+                    store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name,
+                    name_of(config.precision.communication)));
     return;
   }
 }

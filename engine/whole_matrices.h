@@ -16,15 +16,16 @@
 namespace tranche::detail {
 
 /// The plan is a function of layouts and groups. A matrix is computed once in the group that shares its state
-/// out: that of the shards, in each replica, or with Replicate::parameters all ranks of a stage. Where every rank keeps
-/// all of the state (stage 0) the owner has the matrix already, and the result goes to all.
+/// out: that of the shards, in each replica, or with Replicate::parameters all ranks of a stage. Where every
+/// rank keeps all of the state (stage 0) the owner has the matrix already, and the result goes to all.
 class WholeMatrices {
  public:
   /// All arguments outlive it. `ranks` are those whose gradients make the step of this stage of a pipeline,
   /// or of the model; `in_mesh` has their numbers in the mesh. Throws ConfigurationError for a matrix that
   /// stages share where its state is sharded over replicas too.
   WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater, const Optimizer& optimizer,
-                Communicator& ranks, std::vector<int> in_mesh, const Mesh& mesh, Device& device, StepArena& arena);
+                Communicator& ranks, std::vector<int> in_mesh, const Mesh& mesh, Device& device,
+                StepArena& arena);
 
   bool any() const { return !exchanges_.empty(); }
   /// Takes host memory for state that lives there or on disk.

@@ -57,9 +57,10 @@ class Executor {
   std::string place_of(const Action& action) const {
     const bool backward = action.kind == ActionKind::receive_gradient ||
                           action.kind == ActionKind::backward || action.kind == ActionKind::send_gradient;
-    const std::string work = !training_ ? std::string("forward pass")
-                                        : (backward ? "backward of micro-batch " : "forward of micro-batch ") +
-                                              std::to_string(action.micro_batch);
+    const std::string work = !training_
+                                 ? std::string("forward pass")
+                                 : (backward ? "backward of micro-batch " : "forward of micro-batch ") +
+                                       std::to_string(action.micro_batch);
     switch (action.kind) {
       case ActionKind::receive_residual:
         return work + ", receive from " + neighbour(-1);

@@ -10,10 +10,10 @@
 namespace tranche::comm {
 
 /// The data that crosses between nodes in a deterministic sum of the first `givers` members, with groups of
-/// `group_size` consecutive ones (its absolute value); 0: no groups, each sends what it has. A group that lies on one node sends
-/// one fp32 sum of it; members of a group that lies on several send what they have, since their sum depends
-/// on its order. Either way every addition of the reduction order is one piece sent or read, so that N-1
-/// pieces per shard travel whatever the layout.
+/// `group_size` consecutive ones (its absolute value); 0: no groups, each sends what it has. A group that
+/// lies on one node sends one fp32 sum of it; members of a group that lies on several send what they have,
+/// since their sum depends on its order. Either way every addition of the reduction order is one piece sent
+/// or read, so that N-1 pieces per shard travel whatever the layout.
 class ReducePlan {
  public:
   ReducePlan(const NodeLayout& layout, int group_size, std::int64_t width, int givers = 1 << 30);

@@ -239,9 +239,10 @@ TEST(FailuresHalfWay, ModelsAndThreadsThatDifferAreNamed) {
           });
         }),
         HasSubstr(
-            model ? "rank 1 was started with another model than rank 0: it has no more units where rank 0 has "
-                    "unit prime (1 uses a micro-batch)"
-                  : "rank 1 was started with another numerics fingerprint"));
+            model
+                ? "rank 1 was started with another model than rank 0: it has no more units where rank 0 has "
+                  "unit prime (1 uses a micro-batch)"
+                : "rank 1 was started with another numerics fingerprint"));
   }
 }
 

@@ -157,8 +157,7 @@ class Training {
       engine_.begin_evaluation();
       const std::int64_t ranks = mesh().data_ranks();
       for (std::int64_t m = 0; m < 12 / ranks; ++m) {  // 12 sequences on any number of ranks
-        model_->evaluate(engine_,
-                         batch(1000 + m * ranks + mesh().data_rank(engine_.runtime().rank()), 1, 0));
+        model_->evaluate(engine_, batch(1000 + m * ranks + mesh().data_rank(engine_.runtime().rank()), 1, 0));
       }
       outcome_.evaluations.push_back(engine_.end_evaluation());
     }

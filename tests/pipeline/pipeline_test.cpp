@@ -263,9 +263,10 @@ TEST(Pipeline, SaysWhichGradientsAreNotInt8Blocks) {
     });
     return text;
   };
-  EXPECT_THAT(summary(false),
-              HasSubstr("zero_optimization.zero_quantized_gradients: gradients of transformer.wte.weight and of "
-                        "tensors tied like it travel in bf16"));
+  EXPECT_THAT(
+      summary(false),
+      HasSubstr("zero_optimization.zero_quantized_gradients: gradients of transformer.wte.weight and of "
+                "tensors tied like it travel in bf16"));
   EXPECT_THAT(summary(true), testing::Not(HasSubstr("tensors tied like it")));
 }
 
@@ -587,8 +588,8 @@ TEST(Pipeline, RefusesWhatItDoesNotHave) {
 
 /// The lines that the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as `failing`
 /// does. `failing` gets a function that waits until all other ranks have ended.
-std::vector<std::string> texts_of_a_failure(int failing_rank, double timeout,
-                                            const std::function<void(const std::function<void()>&)>& failing) {
+std::vector<std::string> texts_of_a_failure(
+    int failing_rank, double timeout, const std::function<void(const std::function<void()>&)>& failing) {
   constexpr int ranks = 6;
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::float32, 1, ReductionPolicy::automatic);
@@ -634,11 +635,11 @@ std::string name_of_rank(int rank) {
 // On the rank itself and on all others: the coordinates, the action and the micro-batch.
 TEST(Pipeline, ARankOfAnyStageThatThrowsEndsAllRanks) {
   for (const int failing : {1, 2, 5}) {
-    const std::vector<std::string> texts = texts_of_a_failure(
-        failing, 60, [](const auto&) { throw std::runtime_error("the disk is full"); });
-    const std::string place =
-        failing < 2 ? "forward of micro-batch 2"
-                    : "forward of micro-batch 2, receive from " + name_of_rank(failing - 2);
+    const std::vector<std::string> texts =
+        texts_of_a_failure(failing, 60, [](const auto&) { throw std::runtime_error("the disk is full"); });
+    const std::string place = failing < 2
+                                  ? "forward of micro-batch 2"
+                                  : "forward of micro-batch 2, receive from " + name_of_rank(failing - 2);
     for (int rank = 0; rank < 6; ++rank) {
       const std::string& text = texts[static_cast<std::size_t>(rank)];
       if (rank == failing) {

@@ -298,15 +298,15 @@ PlanRequest draw_stages(std::uint64_t number) {
   const std::string pipeline = "pipeline=" + std::to_string(stages),
                     rest = "shard=" + std::to_string(shards) + ", replicate=" + std::to_string(replicas);
   config.mesh = pick(2) == 0 ? pipeline + ", " + rest : rest + ", " + pipeline;
-  config.replicate = replicas > 1 && config.stage > 0 && pick(2) == 0 ? Replicate::parameters : Replicate::all;
+  config.replicate =
+      replicas > 1 && config.stage > 0 && pick(2) == 0 ? Replicate::parameters : Replicate::all;
   config.replica_sum = replicas > 1 && config.precision.accumulation == DataType::float32 && pick(2) == 0
                            ? ReplicaSum::step
                            : ReplicaSum::micro_batch;
   config.offload.parameters = OffloadTier::none;
   config.offload.activations = false;
   config.accumulation_steps = 1 + pick(6);
-  if (config.precision.compute != DataType::float16 &&
-      config.precision.communication != DataType::float16) {
+  if (config.precision.compute != DataType::float16 && config.precision.communication != DataType::float16) {
     config.quantized_gradients = pick(4) == 0;
     config.quantized_weights = pick(4) == 0;
   }

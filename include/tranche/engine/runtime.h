@@ -87,8 +87,8 @@ class Runtime {
   Communicator* replicas() const;
   /// The stages of this rank's data rank, in order; null without a pipeline.
   Communicator* pipeline() const;
-  /// The ranks that compute this rank's stage: replicate x shard; all() where these are all ranks, and shard()
-  /// where there is one replica.
+  /// The ranks that compute this rank's stage: replicate x shard; all() where these are all ranks, and
+  /// shard() where there is one replica.
   Communicator& of_stage() const;
   /// The ranks of the first and the last stage that share tensors which both read, by data rank and then by
   /// stage; null without a pipeline, and on the stages between.
