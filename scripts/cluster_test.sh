@@ -172,10 +172,20 @@ train() {
 }
 # run NAME LAUNCHER... -- FLAGS...: runs it, its output in NAME.log; returns its status
 run() {
-  local name=$1 launcher=(); shift
+  local name=$1 launcher=() status; shift
   while [ "$1" != -- ]; do launcher+=("$1"); shift; done; shift
   # shellcheck disable=SC2046
+  "${launcher[@]}" $(train "$name" "$@") > "$state/$name.log" 2>&1; status=$?
+  died_in_mpi_init "$state/$name.log" || return $status
+  # shellcheck disable=SC2046
   "${launcher[@]}" $(train "$name" "$@") > "$state/$name.log" 2>&1
+}
+# died_in_mpi_init LOG: Open MPI 4.1.4 has ended a start. Under srun a rank can be out of MPI_Init and send before another has set up what
+# takes messages (btl_tcp calls a null pointer within MPI_Init; two in some 120 starts on a loaded machine). No line of the program is there.
+died_in_mpi_init() {
+  tail -40 "$1" | sed -n '/Process received signal/,$p' | grep -q "Failing at address: (nil)" || return 1
+  tail -40 "$1" | sed -n '/Process received signal/,$p' | grep -qE '^(nodes|step) ' && return 1
+  echo "  note  $(basename "$1" .log): Open MPI died in MPI_Init; started again" | tee -a "$state/notes"
 }
 
 part_digests() {
@@ -205,7 +215,7 @@ part_digests() {
 
 # Bytes a step and node of the interface, of the program's counters, and by the formula.
 part_bytes() {
-  local case flags n steps model=gpt-mini
+  local case flags group n steps model=gpt-mini
   # Bytes of a parameter that leave a node: bf16 gathers twice and fp32 sums once (stage 3); sums there and back; sums, and weights in bf16.
   declare -A more=([flat]="" [hybrid]="--mesh replicate=2,shard=2" [hpZ]="--mesh replicate=2,shard=2 --set tranche.replicate=parameters")
   declare -A law=([flat]=4 [hybrid]=4 [hpZ]=3)
@@ -218,6 +228,13 @@ part_bytes() {
       run "bytes-$case-$steps" two_hosts -n 4 -- $flags --steps $steps || fail "$case runs"
       for n in 1 2; do between[n]=$(($(sent $n) - before[n] - ${between[n]:-0})); done
     done
+    # Messages of this model are large enough to be cut in pieces.
+    group=""; [ $case = flat ] && group="--set tranche.reduction_group=2"
+    # shellcheck disable=SC2086
+    run "bytes-$case-one" one_host -n 4 -- $flags --steps 3 $group || fail "$case on one host"
+    check "$case: weights and state of one host and of two are equal" equal \
+      "$(field "$state/bytes-$case-one.json" "r['weights_digest'] + r['state_digest']")" \
+      "$(field "$state/bytes-$case-3.json" "r['weights_digest'] + r['state_digest']")"
     # shellcheck disable=SC2086
     "$program" plan --model $model --sequence 32 --ranks 4 --ranks-per-node 2 --json $flags > "$state/plan-$case.json"
     check "$case: the plan has what node1 sends to the byte" equal "$(field "$state/plan-$case.json" "r['bytes_to_other_nodes']['node_bytes']")" \
@@ -302,7 +319,16 @@ sys.exit(not (steps == list(range(1, len(steps) + 1)) and len(steps) > int(sys.a
 # PMIx socket must be gone before the step of the same number begins again.
 resumed_at() {
   job_is "$2" 'JobState=PENDING' && step_gone "$2" && sleep 2 && job_is "$2" 'JobState=PENDING' && slurm scontrol update jobid="$2" StartTime=now
+  start_again "$1" "$2"
   grep -qE "resumed .*: step $3," "$state/$1.log"
+}
+# A job that ended within MPI_Init is queued again, as an operator would.
+start_again() { job_is "$2" 'JobState=FAILED' && died_in_mpi_init "$state/$1.log" && slurm scontrol requeue "$2"; }
+job_trains() {
+  stepping "$state/$1.jsonl" && return
+  start_again "$1" "$2"
+  [ ! -e "$state/notes" ] || slurm scontrol update jobid="$2" StartTime=now
+  return 1
 }
 step_gone() {
   local n
@@ -333,7 +359,7 @@ part_jobs() {
     job=${limited[$case]:-}
     if [ -z "$job" ]; then
       job=$(submit "$case" "$script")
-      within 60 stepping "$state/$case.jsonl" || fail "$case trains"
+      within 60 job_trains "$case" "$job" || fail "$case trains"
       case $case in
         signal-srun) slurm scancel --signal=USR1 "$job" ;;
         signal-mpirun) slurm scancel --batch --signal=USR1 "$job" ;;
@@ -367,9 +393,9 @@ no_ranks() {
 rank_on() {
   on "$1" bash -c 'for p in /proc/[0-9]*; do tr "\0" " " < $p/cmdline 2> /dev/null | grep -q "^$0 train" && { kill -$1 ${p#/proc/}; exit; }; done; exit 1' "$program" "$2"
 }
-# ends_soon NAME PID SECONDS: a background job ends within that time, with a status above 0
+# ends_soon NAME PID SECONDS [BEGIN]: a background job ends within that time (since BEGIN), with a status above 0
 ends_soon() {
-  local begin=$SECONDS ended took
+  local begin=${4:-$SECONDS} ended took
   within $(($3 + 20)) gone "$2" || pkill -KILL -P "$2"
   took=$((SECONDS - begin))
   wait "$2"; ended=$?
@@ -394,9 +420,9 @@ part_deaths() {
   within 60 stepping "$state/host-srun.jsonl" && within 60 stepping "$state/host-mpirun.jsonl" || fail "the runs train"
   # Nothing that its processes would still send as they die gets out, as where the power fails.
   nsenter -t "${holder[2]}" -n ip link set veth0 down
-  kill -KILL "${init[2]}"
-  ends_soon "a host dies under mpirun" $other 15
-  ends_soon "a host dies under srun" $job $((slurmd_timeout + 15))
+  kill -KILL "${init[2]}"; local death=$SECONDS
+  ends_soon "a host dies under mpirun" $other 15 $death
+  ends_soon "a host dies under srun" $job $((slurmd_timeout + 15)) $death
   check "the allocation is free within 15 s more than SlurmdTimeout" within 15 nobody_waits
 }
 
@@ -410,5 +436,6 @@ for part in $parts; do
   "part_${part%%=*}"
   echo "   $part: $((SECONDS - begin)) s"
 done
+[ ! -e "$state/notes" ] || cat "$state/notes"
 echo "cluster_test: $([ $failed = 0 ] && echo passed || echo "$failed checks FAILED") in $((SECONDS - began)) s"
 [ $failed = 0 ]

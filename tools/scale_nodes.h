@@ -16,7 +16,7 @@ struct Allocation {
   std::vector<std::pair<std::string, int>> nodes;
   bool of_slurm = false;
   bool several() const { return nodes.size() > 1; }
-  /// By SLURM_JOB_NUM_NODES and SLURM_TASKS_PER_NODE, the lines of PBS_NODEFILE, or the words of LSB_HOSTS.
+  /// By SLURM_TASKS_PER_NODE in a job of Slurm's, the lines of PBS_NODEFILE, or the words of LSB_HOSTS.
   static Allocation of_environment();
 };
 

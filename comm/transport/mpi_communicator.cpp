@@ -105,7 +105,7 @@ std::unique_ptr<Communicator> make_mpi_communicator(const CommunicatorOptions& o
     require_joined_world(size);
     MPI_Comm world = MPI_COMM_NULL;
     comm::require_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world), "MPI_Comm_dup");
-    transport = comm::make_mpi_transport(world, process->clean, window.options.window);
+    transport = comm::make_mpi_transport(world, process->clean, window.options.window, options.local_size);
   });
   auto* thread = &process->thread;
   return comm::GroupCommunicator::of_all(std::make_shared<comm::ProgressEngine>(
@@ -133,7 +133,7 @@ std::unique_ptr<Communicator> adopt_mpi_communicator(MPI_Comm communicator, Prog
   MPI_Comm mine = MPI_COMM_NULL;
   comm::require_mpi(MPI_Comm_dup(communicator, &mine), "MPI_Comm_dup");
   WithWindow window(options);
-  auto transport = comm::make_mpi_transport(mine, nullptr, window.options.window);
+  auto transport = comm::make_mpi_transport(mine, nullptr, window.options.window, options.local_size);
   auto thread = progress == Progress::thread ? std::make_shared<comm::CommunicationThread>() : nullptr;
   return comm::GroupCommunicator::of_all(std::make_shared<comm::ProgressEngine>(
       std::move(transport), std::move(thread), window.options, FaultInjection{}, window.own));

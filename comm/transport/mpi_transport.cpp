@@ -13,6 +13,7 @@
 #include "comm/call_signature.h"
 #include "comm/node/futex_wake_event.h"
 #include "comm/node/mpi_window.h"
+#include "comm/transport/message_pieces.h"
 #include "core/clock.h"
 #include "tranche/core/error.h"
 
@@ -104,6 +105,20 @@ class MpiMessage : public Message {
   const RankNames& names_;
 };
 
+/// A message in pieces. It is done when all of them are.
+class MessageInPieces : public Message {
+ public:
+  void add(std::unique_ptr<Message> piece) { pieces_.push_back(std::move(piece)); }
+  bool test() override {
+    while (done_ < pieces_.size() && pieces_[done_]->test()) ++done_;
+    return done_ == pieces_.size();
+  }
+
+ private:
+  std::vector<std::unique_ptr<Message>> pieces_;
+  std::size_t done_ = 0;
+};
+
 /// In front of the text of a report.
 struct ReportHead {
   int rank, status, cause_follows, ended;
@@ -123,8 +138,8 @@ struct OutgoingReport {
 
 class MpiTransport : public Transport {
  public:
-  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, WindowMemory* window)
-      : comm_(communicator), clean_end_(std::move(clean_end)) {
+  MpiTransport(MPI_Comm communicator, std::shared_ptr<bool> clean_end, WindowMemory* window, int local_size)
+      : comm_(communicator), clean_end_(std::move(clean_end)), local_size_(local_size) {
     require_mpi(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     MPI_Comm_rank(comm_, &rank_);
     MPI_Comm_size(comm_, &size_);
@@ -170,17 +185,18 @@ class MpiTransport : public Transport {
   }
 
   std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    require_mpi(MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
-                "MPI_Isend");
+    auto message = post(bytes, peer, tag, true, [&](std::int64_t first, int count, MPI_Request* request) {
+      const auto* from = static_cast<const unsigned char*>(data) + first;
+      require_mpi(MPI_Isend(from, count, MPI_BYTE, peer, pack(tag), comm_, request), "MPI_Isend");
+    });
     if (window_->reads(peer)) window_->segment(peer).notify();
-    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, true, rank_names());
+    return message;
   }
   std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    require_mpi(MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, pack(tag), comm_, &request),
-                "MPI_Irecv");
-    return std::make_unique<MpiMessage>(request, bytes, rank_, peer, false, rank_names());
+    return post(bytes, peer, tag, false, [&](std::int64_t first, int count, MPI_Request* request) {
+      auto* to = static_cast<unsigned char*>(data) + first;
+      require_mpi(MPI_Irecv(to, count, MPI_BYTE, peer, pack(tag), comm_, request), "MPI_Irecv");
+    });
   }
 
   std::optional<FailureReport> poll_failure() override {
@@ -276,6 +292,28 @@ class MpiTransport : public Transport {
   }
 
  private:
+  /// Posts a message, in pieces where a collective's data goes to another node.
+  template <typename Call>
+  std::unique_ptr<Message> post(std::int64_t bytes, int peer, const Tag& tag, bool sending, Call&& call) {
+    const auto one = [&](std::int64_t first, std::int64_t size) {
+      MPI_Request request = MPI_REQUEST_NULL;
+      call(first, static_cast<int>(size), &request);
+      return std::make_unique<MpiMessage>(request, size, rank_, peer, sending, rank_names());
+    };
+    if (bytes <= piece_bytes || tag.point_to_point || !on_other_node(peer)) return one(0, bytes);
+    auto message = std::make_unique<MessageInPieces>();
+    std::int64_t first = 0;
+    for (const std::int64_t size : message_pieces(bytes)) {
+      message->add(one(first, size));
+      first += size;
+    }
+    return message;
+  }
+
+  bool on_other_node(int peer) const {
+    return local_size_ > 0 ? peer / local_size_ != rank_ / local_size_ : node_of(peer) != node_of(rank_);
+  }
+
   void find_nodes(WindowMemory* window) {
     MPI_Comm node = MPI_COMM_NULL;
     require_mpi(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &node),
@@ -362,6 +400,7 @@ class MpiTransport : public Transport {
 
   MPI_Comm comm_;
   std::shared_ptr<bool> clean_end_;
+  int local_size_;  ///< ranks of a declared node; 0: nodes are those of the machines
   int rank_ = 0, size_ = 1;
   std::vector<int> nodes_;
   std::unique_ptr<MpiWindow> window_;
@@ -379,8 +418,8 @@ class MpiTransport : public Transport {
 }  // namespace
 
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
-                                              WindowMemory* window) {
-  return std::make_unique<MpiTransport>(communicator, std::move(clean_end), window);
+                                              WindowMemory* window, int local_size) {
+  return std::make_unique<MpiTransport>(communicator, std::move(clean_end), window, local_size);
 }
 
 }  // namespace tranche::comm

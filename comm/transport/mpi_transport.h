@@ -20,8 +20,9 @@ void require_mpi(int code, const char* call);
 /// Takes over `communicator`, which nobody else uses. Collective (finds out who shares a node). All calls,
 /// construction and destruction included, come from the thread that may call MPI.
 /// `clean_end` (if not null) is set to whether close() ended with all peers in step. `window` (null: none):
-/// memory that the ranks of this node read of each other; outlives the transport.
+/// memory that the ranks of this node read of each other; outlives the transport. `local_size`: as in
+/// CommunicatorOptions.
 std::unique_ptr<Transport> make_mpi_transport(MPI_Comm communicator, std::shared_ptr<bool> clean_end,
-                                              WindowMemory* window);
+                                              WindowMemory* window, int local_size);
 
 }  // namespace tranche::comm

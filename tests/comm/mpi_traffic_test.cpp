@@ -4,6 +4,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/transport/message_pieces.h"
 #include "comm/window_memory.h"
 #include "tests/comm/collective_suite.h"
 #include "tests/comm/mpi_main.h"
@@ -111,6 +112,34 @@ TEST(Traffic, OneSumOfANodeTravelsToEveryRankElsewhere) {
   // A shard travels once to each other node; three control messages, since shards that have arrived are read
   // too.
   EXPECT_EQ(test::profiled_bytes_sent() - before, 2 * 499 * 2 + neighbours * 3 * control_bytes) << rank;
+}
+
+TEST(Traffic, WhatGoesToAnotherNodeIsCutInPieces) {
+  CommunicatorOptions options;
+  options.staging_bytes = std::int64_t{8} << 20;
+  options.collectives = NodeCollectives::messages;
+  options.local_size = 1;
+  const auto comm = make_mpi_communicator(options);
+  const std::int64_t others = comm->size() - 1;
+  // One small message, one of several pieces, and one whose greater part MPI asks the receiver for.
+  for (const std::int64_t count : {std::int64_t{15000}, std::int64_t{90001}, std::int64_t{700001}}) {
+    SCOPED_TRACE(count);
+    const auto pieces = static_cast<std::int64_t>(comm::message_pieces(count * 4).size());
+    std::vector<float> shard(static_cast<std::size_t>(count)), full(static_cast<std::size_t>(count * (others + 1)));
+    for (std::int64_t i = 0; i < count; ++i) {
+      shard[static_cast<std::size_t>(i)] = static_cast<float>(comm->rank() + 10 * i);
+    }
+    comm->barrier({"", "", Traffic::control}).wait();
+    const std::int64_t bytes = test::profiled_bytes_sent(), messages = test::profiled_messages_sent();
+    comm->all_gather(shard.data(), full.data(), count, DataType::float32, 0, {}, {}).wait();
+    EXPECT_EQ(test::profiled_bytes_sent() - bytes, others * count * 4);
+    EXPECT_EQ(test::profiled_messages_sent() - messages, others * pieces);
+    std::int64_t wrong = 0;
+    for (std::int64_t i = 0; i < static_cast<std::int64_t>(full.size()); ++i) {
+      wrong += full[static_cast<std::size_t>(i)] != static_cast<float>(i / count + 10 * (i % count)) ? 1 : 0;
+    }
+    EXPECT_EQ(wrong, 0);
+  }
 }
 
 TEST(Traffic, TheWholeSuiteAgreesToo) {
