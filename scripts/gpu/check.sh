@@ -72,7 +72,7 @@ fi
 if said=$(LC_ALL=C timeout 5 bash -c 'exec 3<> /dev/tcp/127.0.0.1/9' 2>&1) || [[ $said != *unreachable* ]]; then
   row ok "loopback" "up"
 else
-  row warn "loopback" "the network interface lo is down, and mpirun needs it: ip link set lo up"
+  row warn "loopback" "the network interface lo is down, and mpirun and NCCL need it: ip link set lo up"
 fi
 if [ -z "$(manifest mpi)" ]; then
   row skip "mpirun -n 2" "not in this build"

@@ -2,6 +2,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,9 @@ void require(ncclResult_t result, const std::string& call) {
 void check_nccl() {
   const auto device = make_device({.kind = DeviceKind::cuda});
   Stream& stream = device->compute_stream();
+  int version = 0;
+  require(ncclGetVersion(&version), "ncclGetVersion");
+  std::printf("NCCL %d at run time, %d when compiled\n", version, NCCL_VERSION_CODE);
   ncclUniqueId id;
   require(ncclGetUniqueId(&id), "ncclGetUniqueId");
   ncclComm_t communicator = nullptr;
