@@ -177,8 +177,9 @@ int Launch::fail(const std::exception_ptr& error, double patience, const std::st
   }
   // The cause travels without the rank in front: whoever receives it names this rank.
   const std::string own_number = fmt::format("[rank {}] ", own_rank);
-  const std::string cause =
+  std::string cause =
       failure.text.starts_with(own_number) ? failure.text.substr(own_number.size()) : failure.text;
+  if (runtime != nullptr && !runtime->place().empty()) cause = runtime->place() + ": " + cause;
   const Mesh mesh = runtime != nullptr ? runtime->mesh() : Mesh(ranks);
   failure.text = fmt::format("[{}] {}", mesh.name_of_rank(own_rank), cause);
   // An error without a type of its own is this rank's alone; typed errors are often met by all ranks at once,

@@ -421,8 +421,8 @@ def suite_pipeline():
         (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh: mesh \"pipeline=9\": pipeline 9, but there are 2 ranks"], None, None, AT_ONCE),
         (expect, [staged, staged + ["--set", "tranche.pipeline_cuts=[2]"]], 2, 2,
          ["tranche.pipeline_cuts=[2] on rank 1; start all ranks with the same command and flags"], None, None, AT_ONCE),
-        (expect, staged + ["--debug-fail", "1:2"], 2, 5, ["[rank 1] rank 1, forward of micro-batch ", ", receive from rank 0: --debug-fail: told to fail in step 2, micro-batch 3",
-          "rank 1 failed: forward of micro-batch "], None, None, AT_ONCE),
+        (expect, staged + ["--debug-fail", "1:2"], 2, 5, ["[rank 1] forward of micro-batch 3, receive from rank 0: --debug-fail: told to fail in step 2, micro-batch 3",
+          "[rank 0] backward of micro-batch ", "rank 1 failed: forward of micro-batch 3"], None, None, AT_ONCE),
     ])
 
 
