@@ -66,7 +66,7 @@ Config base_config(int stage, int micro_batches = 4) {
   config.precision.compute = config.precision.communication = DataType::bfloat16;
   config.gradient_clipping = 0.5;
   config.tie_sum = TieSum::by_use;
-  config.communication_timeout = 30;
+  config.communication_timeout = 20;
   config.staging_bytes = 64 << 10;
   return config;
 }
