@@ -306,6 +306,65 @@ void read_replicas(const Values& values, Config& config, Problems& problems) {
   }
 }
 
+/// The rule of cuts that tranche.pipeline_cuts names; nothing for a list and all else.
+std::optional<PipelineCuts> cuts_named(const Json& text) {
+  for (const PipelineCuts rule : {PipelineCuts::balanced, PipelineCuts::equal, PipelineCuts::parameters}) {
+    if (text == name_of(rule)) return rule;
+  }
+  return std::nullopt;
+}
+
+/// The cuts by DeepSpeed's word for them. tranche.pipeline_cuts, which is read before, may say the same.
+void read_partition(const Values& values, Config& config, Problems& problems) {
+  const auto given = values.text("pipeline.partition");
+  if (!given) return;
+  const std::string method = lower(*given);
+  if (method.starts_with("type:")) {
+    problems.add(fmt::format(
+        "pipeline.partition: '{}' balances layers by the names of their Python classes, which units do not "
+        "have; write uniform, parameters or best, or list the cuts in tranche.pipeline_cuts",
+        *given));
+    return;
+  }
+  PipelineCuts cuts = PipelineCuts::balanced;
+  if (method == "uniform") {
+    cuts = PipelineCuts::equal;
+  } else if (method == "parameters") {
+    cuts = PipelineCuts::parameters;
+  } else if (method == "best") {
+    config.notes.emplace_back(
+        "pipeline.partition: best is tranche.pipeline_cuts balanced: the largest share of a stage is the "
+        "least that there is, by the operations of forward");
+  } else {
+    problems.add(fmt::format("pipeline.partition: '{}' is not one of uniform, parameters, best", *given));
+    return;
+  }
+  if (values.has("tranche.pipeline_cuts") && cuts != config.pipeline_cuts) {
+    problems.add(
+        fmt::format("pipeline.partition: {} is tranche.pipeline_cuts {}, which is {} in the same "
+                    "configuration; give one of the two",
+                    *given, name_of(cuts), values.json("tranche.pipeline_cuts")->dump()));
+    return;
+  }
+  config.pipeline_cuts = cuts;
+  config.pipeline_cuts_key = "pipeline.partition";
+}
+
+/// The mesh's axis by DeepSpeed's key, whose stages are the slowest axis too. A mesh that is given beside it
+/// has to agree, which validation tells once it knows the ranks.
+void read_stages(const Values& values, bool mesh_given, Config& config, Problems& problems) {
+  constexpr const char* key = "pipeline.stages";
+  if (!values.has(key)) return;
+  config.pipeline_stages = small_integer(values, key, 1, problems);
+  if (config.pipeline_stages < 1) {
+    problems.add(fmt::format("{}: {} is not at least 1", key, config.pipeline_stages));
+    config.pipeline_stages = 0;
+  } else if (config.pipeline_stages > 1 && !mesh_given) {
+    config.mesh =
+        fmt::format("pipeline={}, {}", config.pipeline_stages, config.mesh.empty() ? "shard=*" : config.mesh);
+  }
+}
+
 /// How a pipeline cuts the model and orders its work.
 void read_pipeline(const Values& values, Config& config, Problems& problems) {
   const std::string tie_sum = values.text("tranche.tie_sum").value_or("together");
@@ -320,9 +379,9 @@ void read_pipeline(const Values& values, Config& config, Problems& problems) {
   }
   constexpr int most_units = 1 << 20;
   const Json* const cuts = values.json("tranche.pipeline_cuts");
-  if (cuts == nullptr || *cuts == "balanced") return;
-  if (*cuts == "equal") {
-    config.pipeline_cuts = PipelineCuts::equal;
+  if (cuts == nullptr) return;
+  if (const auto named = cuts_named(*cuts)) {
+    config.pipeline_cuts = *named;
   } else if (cuts->is_array() && !cuts->empty() &&
              std::all_of(cuts->begin(), cuts->end(), [](const Json& cut) {
                return cut.is_number_integer() && cut >= 0 && cut <= most_units;
@@ -331,15 +390,15 @@ void read_pipeline(const Values& values, Config& config, Problems& problems) {
     config.pipeline_begins = cuts->get<std::vector<int>>();
   } else {
     problems.add(
-        fmt::format("tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first "
-                    "unit of each "
-                    "stage but the first, not {}",
+        fmt::format("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number "
+                    "of the first unit of each stage but the first, not {}",
                     cuts->dump()));
   }
 }
 
 void read_tranche(const Values& values, Config& config, Problems& problems) {
   read_pipeline(values, config, problems);
+  read_partition(values, config, problems);
   const std::string reduction = values.text("tranche.reduction").value_or("auto");
   if (reduction == "boundary") {
     config.reduction = ReductionPolicy::boundary;
@@ -375,7 +434,9 @@ void read_tranche(const Values& values, Config& config, Problems& problems) {
   config.collectives = values.text("tranche.collectives").value_or(config.collectives);
   config.device_transport = values.text("tranche.device_transport").value_or(config.device_transport);
   config.mesh = values.text("tranche.mesh").value_or(config.mesh);
+  const bool mesh_given = !config.mesh.empty();
   read_replicas(values, config, problems);
+  read_stages(values, mesh_given, config, problems);
   config.reduction_group = small_integer(values, "tranche.reduction_group", config.reduction_group, problems);
   config.depth = small_integer(values, "tranche.depth", config.depth, problems);
   config.threads = small_integer(values, "tranche.threads", config.threads, problems);
@@ -499,14 +560,16 @@ Config config_from(const Values& values, Problems& problems) {
   return config;
 }
 
-/// The number of ranks that the three figures of the batch are for; 1 where they do not tell it.
+/// The number of ranks that the three figures of the batch are for; where they do not tell it, one for each
+/// stage that DeepSpeed's key asks for. (The figures count data ranks.)
 int ranks_of_batch(const Config& config) {
+  const int stages = std::max(1, config.pipeline_stages);
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;
-  if (micro < 1 || steps < 1 || config.train_batch_size < 1) return 1;
+  if (micro < 1 || steps < 1 || config.train_batch_size < 1) return stages;
   // Without their product, which may overflow.
   const std::int64_t of_step = config.train_batch_size / steps, ranks = of_step / micro;
   const bool exact = of_step * steps == config.train_batch_size && ranks * micro == of_step;
-  return exact && ranks <= INT32_MAX ? static_cast<int>(ranks) : 1;
+  return exact && ranks <= INT32_MAX / stages ? static_cast<int>(ranks) * stages : stages;
 }
 
 Reading read_config_text(std::string_view text, std::optional<int> ranks,
@@ -585,6 +648,20 @@ std::string_view name_of(Replicate replicate) {
 
 std::string_view name_of(TieSum sum) {
   return sum == TieSum::by_use ? "by_use" : "together";
+}
+
+std::string_view name_of(PipelineCuts cuts) {
+  switch (cuts) {
+    case PipelineCuts::balanced:
+      return "balanced";
+    case PipelineCuts::equal:
+      return "equal";
+    case PipelineCuts::parameters:
+      return "parameters";
+    case PipelineCuts::listed:
+      return "listed";
+  }
+  return "?";
 }
 
 std::string_view name_of(PipelineSchedule schedule) {

@@ -169,8 +169,11 @@ Json tranche_keys(const Config& config) {
   json["replicate"] = name_of(config.replicate);
   json["replica_sum"] = name_of(config.replica_sum);
   if (config.tie_sum == TieSum::by_use) json["tie_sum"] = name_of(config.tie_sum);
-  if (config.pipeline_cuts == PipelineCuts::equal) json["pipeline_cuts"] = "equal";
-  if (config.pipeline_cuts == PipelineCuts::listed) json["pipeline_cuts"] = config.pipeline_begins;
+  if (config.pipeline_cuts == PipelineCuts::listed) {
+    json["pipeline_cuts"] = config.pipeline_begins;
+  } else if (config.pipeline_cuts != PipelineCuts::balanced) {
+    json["pipeline_cuts"] = name_of(config.pipeline_cuts);
+  }
   if (config.pipeline_schedule != PipelineSchedule::one_f_one_b) {
     json["pipeline_schedule"] = name_of(config.pipeline_schedule);
   }

@@ -155,8 +155,8 @@ constexpr ConfigKey keys[] = {
              "how the gradients of a tensor with several uses (a tied token table) are added: together, or by_use: "
              "each use's is rounded by itself and they are added in order, which a mesh with a pipeline always does"),
     honoured("tranche.pipeline_cuts", any, "\"balanced\"",
-             "where a pipeline cuts the model: balanced (the least largest share of the operations), equal (as many "
-             "units a stage), or a list with the number of the first unit of each stage but the first; the embedding "
+             "where a pipeline cuts the model: balanced (the least largest share of the operations), parameters (the "
+             "same of the parameters), equal (as many units a stage), or a list with the number of the first unit of each stage but the first; the embedding "
              "is 0, the head the last"),
     honoured("tranche.pipeline_schedule", text, "\"1f1b\"",
              "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there "

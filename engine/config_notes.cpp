@@ -130,6 +130,12 @@ void note_schedule(const Values& values, Config& config) {
   }
 }
 
+void note_stages(const Values& values, Config& config) {
+  const bool has_axis = config.mesh.find(name_of(MeshAxis::pipeline)) != std::string::npos;
+  if (!values.is_automatic("pipeline.stages") || has_axis) return;
+  config.notes.emplace_back("pipeline.stages: \"auto\" is 1: write the number of stages for a pipeline");
+}
+
 }  // namespace
 
 std::string value_of_automatic(const std::string& path, const Config& config) {
@@ -141,6 +147,7 @@ void note_differences(const Values& values, Config& config) {
   note_precision(values, config);
   note_optimizer(values, config);
   note_schedule(values, config);
+  note_stages(values, config);
 }
 
 }  // namespace tranche::detail

@@ -236,8 +236,9 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   const int stages = mesh.size(MeshAxis::pipeline);
   if (stages > 1) config.tie_sum = TieSum::by_use;
   for (const auto& [asked, key] :
-       {std::pair(config.pipeline_cuts != PipelineCuts::balanced, "tranche.pipeline_cuts"),
-        std::pair(config.pipeline_schedule != PipelineSchedule::one_f_one_b, "tranche.pipeline_schedule")}) {
+       {std::pair(config.pipeline_cuts != PipelineCuts::balanced, config.pipeline_cuts_key),
+        std::pair(config.pipeline_schedule != PipelineSchedule::one_f_one_b,
+                  std::string("tranche.pipeline_schedule"))}) {
     if (asked && stages == 1) {
       config.notes.push_back(fmt::format("{} has no effect: the mesh has no axis pipeline", key));
     }
@@ -269,6 +270,13 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
   try {
     const Mesh mesh = config.mesh_of(ranks);
     check_pipeline(config, mesh, problems);
+    const int stages = mesh.size(MeshAxis::pipeline);
+    if (config.pipeline_stages > 0 && config.pipeline_stages != stages) {
+      problems.add(fmt::format(
+          "pipeline.stages: {} with tranche.mesh (--mesh) \"{}\", whose axis pipeline has {}; give "
+          "one of the two",
+          config.pipeline_stages, config.mesh, stages));
+    }
     const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
       problems.add(fmt::format(
@@ -290,8 +298,9 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                     "first; leave it out",
                     config.reduction_group, config.mesh, shards));
   } catch (const ConfigurationError& error) {
-    problems.add((config.shard_size > 0 ? config.shard_size_key + ", tranche.mesh: " : "tranche.mesh: ") +
-                 error.message());
+    problems.add((config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+                 (config.shard_size > 0 ? config.shard_size_key + ", " : "") +
+                 "tranche.mesh: " + error.message());
   }
 }
 

@@ -1,7 +1,11 @@
 #include "engine/stages.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "partition/cuts.h"
 #include "tranche/core/error.h"
@@ -9,6 +13,35 @@
 namespace tranche::detail {
 
 namespace {
+
+/// The parameters that a stage of uses [begin, end) of ModelSpec::forward holds: each tensor once, however
+/// many of these uses read it.
+class ParameterShares {
+ public:
+  explicit ParameterShares(const ModelSpec& model) {
+    for (std::size_t begin = 0; begin < model.forward.size(); ++begin) {
+      std::set<std::pair<int, std::size_t>> held;
+      std::vector<double>& sums = sums_.emplace_back();
+      double sum = 0;
+      for (std::size_t i = begin; i < model.forward.size(); ++i) {
+        const UnitUse& use = model.forward[i];
+        const std::vector<TensorSpec>& tensors = model.unit(use.unit).tensors;
+        for (std::size_t t = 0; t < tensors.size(); ++t) {
+          if (tensors[t].read_by(use.use) && held.emplace(use.unit.index, t).second) {
+            sum += static_cast<double>(tensors[t].shape.elements());
+          }
+        }
+        sums.push_back(sum);
+      }
+    }
+  }
+  double operator()(int begin, int end) const {
+    return sums_.at(static_cast<std::size_t>(begin)).at(static_cast<std::size_t>(end - begin - 1));
+  }
+
+ private:
+  std::vector<std::vector<double>> sums_;  ///< by begin, then by how many uses follow it
+};
 
 std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stages) {
   const auto uses = static_cast<int>(model.forward.size());
@@ -29,6 +62,9 @@ std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stage
     } catch (const InvalidArgument& error) {
       throw ConfigurationError("tranche.pipeline_cuts " + error.message());
     }
+  }
+  if (config.pipeline_cuts == PipelineCuts::parameters) {
+    return balanced_cuts(uses, stages, ParameterShares(model));
   }
   std::vector<double> work;
   for (const UnitUse& use : model.forward) work.push_back(use.operations);

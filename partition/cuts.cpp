@@ -19,22 +19,24 @@ void require(int uses, int stages) {
 }  // namespace
 
 std::vector<int> balanced_cuts(std::span<const double> work, int stages) {
-  const auto uses = static_cast<int>(work.size());
-  require(uses, stages);
   std::vector<double> before(work.size() + 1);  // sums of what is in front
   for (std::size_t i = 0; i < work.size(); ++i) before[i + 1] = before[i] + work[i];
-  const auto sum = [&](int begin, int end) {
+  return balanced_cuts(static_cast<int>(work.size()), stages, [&](int begin, int end) {
     return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)];
-  };
+  });
+}
+
+std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(int, int)>& share) {
+  require(uses, stages);
   // least[n]: the least largest share of the first n uses on the stages so far.
-  std::vector<double> least(work.size() + 1, std::numeric_limits<double>::infinity());
-  for (int n = 1; n <= uses; ++n) least[static_cast<std::size_t>(n)] = sum(0, n);
+  std::vector<double> least(static_cast<std::size_t>(uses) + 1, std::numeric_limits<double>::infinity());
+  for (int n = 1; n <= uses; ++n) least[static_cast<std::size_t>(n)] = share(0, n);
   for (int stage = 2; stage <= stages; ++stage) {
-    std::vector<double> next(work.size() + 1, std::numeric_limits<double>::infinity());
+    std::vector<double> next(least.size(), std::numeric_limits<double>::infinity());
     for (int n = stage; n <= uses; ++n) {
       for (int cut = stage - 1; cut < n; ++cut) {
         double& best = next[static_cast<std::size_t>(n)];
-        best = std::min(best, std::max(least[static_cast<std::size_t>(cut)], sum(cut, n)));
+        best = std::min(best, std::max(least[static_cast<std::size_t>(cut)], share(cut, n)));
       }
     }
     least = std::move(next);
@@ -44,7 +46,7 @@ std::vector<int> balanced_cuts(std::span<const double> work, int stages) {
   for (int stage = 1; stage < stages; ++stage) {
     const int begin = cuts.back(), most = uses - (stages - stage);  // each stage behind needs one
     int end = begin + 1;
-    while (end < most && sum(begin, end + 1) <= bound) ++end;
+    while (end < most && share(begin, end + 1) <= bound) ++end;
     cuts.push_back(end);
   }
   return cuts;

@@ -1,6 +1,7 @@
 #pragma once
 /// Where a model's units are divided among the stages of a pipeline. Integers and counted operations only.
 
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,9 @@ namespace tranche::detail {
 /// The largest share of a stage is the least that there is; of the cuts with this share, stages take as many
 /// uses from the front as fit. Throws InvalidArgument when there are more stages than uses.
 std::vector<int> balanced_cuts(std::span<const double> work, int stages);
+/// The same with `share(begin, end)` as the work of uses [begin, end), for work that uses have in common. It
+/// never falls as a range grows.
+std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(int, int)>& share);
 /// As many uses a stage as there can be alike; the first stages have one more where they do not divide.
 std::vector<int> equal_cuts(int uses, int stages);
 /// The cuts that `begins` lists, the first use of each stage but the first. Throws InvalidArgument naming the

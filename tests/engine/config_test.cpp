@@ -12,6 +12,7 @@
 
 #include "tests/core/error_text.h"
 #include "tranche/core/error.h"
+#include "tranche/engine/config_check.h"
 
 namespace tranche {
 namespace {
@@ -604,6 +605,88 @@ TEST(Config, OverridesReachEveryKeyBeforeAnythingIsChecked) {
   EXPECT_TRUE(config.debug.poison_memory);
   EXPECT_THAT(config.frozen, ElementsAre("a", "b"));
   EXPECT_EQ(config.train_batch_size, 6);
+}
+
+TEST(Config, APipelineByDeepSpeedsBlock) {
+  const auto block = [](const std::string& keys) { return R"({"pipeline": {)" + keys + "}}"; };
+  const std::string two = block(R"("stages": 2)");
+  EXPECT_EQ(parse_config(two, 8).mesh, "pipeline=2, shard=*");
+  EXPECT_EQ(parse_config(two, 8).tie_sum, TieSum::by_use);
+  EXPECT_EQ(parse_config(two, 8, {"zero_optimization.mics_shard_size=2"}).mesh,
+            "pipeline=2, replicate=*, shard=2");
+  EXPECT_EQ(parse_config(block(R"("stages": 1)"), 8).mesh, "");
+  const Config automatic = parse_config(block(R"("stages": "auto", "partition": "auto")"), 8);
+  EXPECT_EQ(automatic.mesh, "");
+  EXPECT_THAT(automatic.notes, Contains("pipeline.stages: \"auto\" is 1: write the number of stages for a "
+                                        "pipeline"));
+  const Config filled =
+      parse_config(block(R"("stages": "auto")"), 8, {"tranche.mesh=\"pipeline=4, shard=*\""});
+  EXPECT_EQ(filled.mesh_of(8).size(MeshAxis::pipeline), 4);
+  EXPECT_THAT(filled.notes, Not(Contains(HasSubstr("\"auto\" is 1"))));
+
+  EXPECT_EQ(parse_config(two, 8, {"tranche.mesh=\"shard=*, pipeline=2\""}).mesh, "shard=*, pipeline=2");
+  EXPECT_EQ(
+      problems(two, 8, {"tranche.mesh=\"pipeline=4, shard=*\""}),
+      "configuration: pipeline.stages: 2 with tranche.mesh (--mesh) \"pipeline=4, shard=*\", whose axis "
+      "pipeline has 4; give one of the two");
+  EXPECT_EQ(
+      problems(two, 8, {"tranche.mesh=\"replicate=2, shard=*\""}),
+      "configuration: pipeline.stages: 2 with tranche.mesh (--mesh) \"replicate=2, shard=*\", whose axis "
+      "pipeline has 1; give one of the two");
+  EXPECT_EQ(problems(two, 3),
+            "configuration: pipeline.stages, tranche.mesh: mesh \"pipeline=2, shard=*\": pipeline 2 does not "
+            "divide the 3 ranks, so shard cannot take the rest");
+  EXPECT_EQ(problems(block(R"("stages": 0)"), 8), "configuration: pipeline.stages: 0 is not at least 1");
+  // The figures of a batch count data ranks.
+  EXPECT_EQ(
+      check_config(R"({"pipeline": {"stages": 2}, "train_batch_size": 8, "gradient_accumulation_steps": 2,
+                             "train_micro_batch_size_per_gpu": 2})")
+          .ranks,
+      4);
+  EXPECT_EQ(check_config(two).ranks, 2);
+
+  const auto cuts = [&](const std::string& method) {
+    return parse_config(block(R"("stages": 2, "partition": ")" + method + "\""), 2);
+  };
+  EXPECT_EQ(cuts("uniform").pipeline_cuts, PipelineCuts::equal);
+  EXPECT_EQ(cuts("Parameters").pipeline_cuts, PipelineCuts::parameters);
+  EXPECT_EQ(parse_config(cuts("parameters").to_json(), 2).pipeline_cuts, PipelineCuts::parameters);
+  EXPECT_EQ(cuts("best").pipeline_cuts, PipelineCuts::balanced);
+  EXPECT_THAT(
+      cuts("best").notes,
+      Contains("pipeline.partition: best is tranche.pipeline_cuts balanced: the largest share of a stage "
+               "is the least that there is, by the operations of forward"));
+  EXPECT_THAT(parse_config(block(R"("partition": "uniform")"), 2).notes,
+              Contains("pipeline.partition has no effect: the mesh has no axis pipeline"));
+  const auto refused_cuts = [&](const std::string& method, const std::vector<std::string>& set = {}) {
+    return problems(block(R"("stages": 2, "partition": ")" + method + "\""), 2, set);
+  };
+  EXPECT_EQ(
+      refused_cuts("type:transformer"),
+      "configuration: pipeline.partition: 'type:transformer' balances layers by the names of their Python "
+      "classes, which units do not have; write uniform, parameters or best, or list the cuts in "
+      "tranche.pipeline_cuts");
+  EXPECT_EQ(refused_cuts("profile"),
+            "configuration: pipeline.partition: 'profile' is not one of uniform, parameters, best");
+  EXPECT_EQ(
+      refused_cuts("uniform", {"tranche.pipeline_cuts=balanced"}),
+      "configuration: pipeline.partition: uniform is tranche.pipeline_cuts equal, which is \"balanced\" in "
+      "the same configuration; give one of the two");
+  EXPECT_THAT(
+      refused_cuts("uniform", {"tranche.pipeline_cuts=\"even\""}),
+      HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number of "
+                "the first unit of each stage but the first, not \"even\""));
+
+  const Config others = parse_config(
+      block(R"("stages": 2, "seed_layers": true, "activation_checkpoint_interval": 1, "use_reentrant": true,
+               "pipe_partitioned": true, "grad_partitioned": true)"),
+      2);
+  EXPECT_EQ(others.ignored.size(), 5u);
+  EXPECT_EQ(
+      describe(others.ignored[1]),
+      "pipeline.activation_checkpoint_interval: no meaning here: set tranche.activation_checkpointing and "
+      "tranche.checkpoint_every");
+  EXPECT_THAT(problems(block(R"("stagez": 2)"), 2), HasSubstr("pipeline.stagez"));
 }
 
 TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {

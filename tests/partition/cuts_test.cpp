@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "tranche/core/error.h"
 
@@ -64,6 +65,19 @@ TEST(Cuts, BalancedHaveTheLeastLargestShare) {
     ASSERT_LT(cuts.back(), static_cast<int>(work.size())) << "no stage is empty";
     EXPECT_EQ(largest_share(work, cuts), least_largest_share(work, stages));
   }
+}
+
+/// Uses that read things, each of which a stage holds once.
+TEST(Cuts, BalancedCountWhatUsesShareOnce) {
+  const std::vector<std::vector<int>> reads{{0, 1}, {1}, {1, 2}, {3}};
+  const std::vector<double> sizes{1, 8, 1, 9};
+  const auto share = [&](int begin, int end) {
+    std::set<int> held;
+    for (int i = begin; i < end; ++i) held.insert(reads[i].begin(), reads[i].end());
+    return std::accumulate(held.begin(), held.end(), 0.0,
+                           [&](double sum, int one) { return sum + sizes[one]; });
+  };
+  EXPECT_THAT(balanced_cuts(4, 2, share), ElementsAre(0, 3)) << "10 and 9; sums would cut 9 + 8 and 9 + 9";
 }
 
 TEST(Cuts, OfGpt2LeaveTheStageWithTheHeadFewerBlocks) {

@@ -4,6 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <numeric>
+#include <string>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -41,6 +47,45 @@ TEST(Stages, HoldTheTensorsThatTheirUsesRead) {
   EXPECT_THAT(stages.uses_of(tied_model(), 0, 0), ElementsAre(0));
   EXPECT_THAT(stages.uses_of(tied_model(), 0, 1), ElementsAre(1));
   EXPECT_THAT(stages.uses_of(tied_model(), 1, 1), ElementsAre());
+}
+
+/// The least largest share of a stage over all ways to cut in two; each tensor counts once on a stage.
+std::int64_t least_of_two(const ModelSpec& model) {
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  const auto held = [&](std::size_t begin, std::size_t end) {
+    std::map<std::string, std::int64_t> sizes;
+    for (std::size_t i = begin; i < end; ++i) {
+      for (const TensorSpec& tensor : model.unit(model.forward[i].unit).tensors) {
+        if (tensor.read_by(model.forward[i].use)) sizes[tensor.name] = tensor.shape.elements();
+      }
+    }
+    return std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0},
+                           [](std::int64_t sum, const auto& one) { return sum + one.second; });
+  };
+  for (std::size_t cut = 1; cut < model.forward.size(); ++cut) {
+    least = std::min(least, std::max(held(0, cut), held(cut, model.forward.size())));
+  }
+  return least;
+}
+
+TEST(Stages, BalanceParameters) {
+  Config config;
+  config.pipeline_cuts = PipelineCuts::parameters;
+  // The table's 32 elements are on both ends, with 4 of their own; the layers have 16 each.
+  EXPECT_THAT(divide(tied_model(), config, 2).begins, ElementsAre(0, 3)) << "36 + 32 and 16 + 36";
+  EXPECT_EQ(least_of_two(tied_model()), 68);
+  EXPECT_THAT(divide(tied_model(), config, 4).begins, ElementsAre(0, 1, 3, 4)) << "36, 32, 16, 36";
+  // Two uses of one unit on a stage hold its tensor once.
+  ModelSpec twice = tied_model();
+  ModelSpec model;
+  for (UnitSpec unit : twice.units()) {
+    if (unit.name == "a") unit.uses_per_micro_batch = 2;
+    model.add_unit(std::move(unit));
+  }
+  model.forward = twice.forward;
+  model.forward.insert(model.forward.begin() + 2, {{1}, 1, 2});
+  EXPECT_THAT(divide(model, config, 2).begins, ElementsAre(0, 4)) << "36 + 16 + 16 and 16 + 36";
+  EXPECT_EQ(least_of_two(model), 68);
 }
 
 TEST(Stages, AreOneWithoutAPipeline) {

@@ -44,8 +44,10 @@ std::string_view name_of(ReplicaSum sum);
 /// theirs are added by use; without a pipeline `by_use` gives the same bits.
 enum class TieSum : std::uint8_t { together, by_use };
 std::string_view name_of(TieSum sum);
-/// The rule by which a pipeline is cut into stages; `listed` takes Config::pipeline_begins.
-enum class PipelineCuts : std::uint8_t { balanced, equal, listed };
+/// The rule by which a pipeline is cut into stages: the least largest share of the operations (balanced) or
+/// of the parameters, as many units a stage (equal), or Config::pipeline_begins (listed).
+enum class PipelineCuts : std::uint8_t { balanced, equal, parameters, listed };
+std::string_view name_of(PipelineCuts cuts);
 enum class PipelineSchedule : std::uint8_t { one_f_one_b, afab };
 std::string_view name_of(PipelineSchedule schedule);
 
@@ -125,8 +127,10 @@ struct Config {
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
   TieSum tie_sum = TieSum::together;  ///< validate_config() sets by_use where the mesh has a pipeline
   PipelineCuts pipeline_cuts = PipelineCuts::balanced;
+  std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< that says it, for people
   std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
   PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
+  int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;
   int shard_size = 0;
