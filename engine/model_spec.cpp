@@ -126,6 +126,15 @@ std::int64_t ModelSpec::parameters() const {
   return sum;
 }
 
+std::string ModelSpec::name_of_uses(int begin, int end) const {
+  const UnitUse &first = forward.at(static_cast<std::size_t>(begin)),
+                &last = forward.at(static_cast<std::size_t>(end) - 1);
+  const auto name = [&](const UnitUse& use) {
+    return (use.use > 0 ? "the last use of " : "") + this->unit(use.unit).name;
+  };
+  return end - begin == 1 ? name(first) : name(first) + " to " + name(last);
+}
+
 std::uint64_t ModelSpec::hash() const {
   Hash hash;
   hash.add(static_cast<std::int64_t>(units_.size()));

@@ -164,6 +164,9 @@ PlanResult plan_run(const PlanRequest& request) {
   result.tokens = config.micro_batch_size * config.accumulation_steps * engine.model().tokens_per_sample;
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
   result.offload = step_offload_cost(request, request.rates);
+  if (const Engine::StageUses stage = engine.stage(); stage.stages > 1) {
+    result.units = engine.model().name_of_uses(stage.begin, stage.end);
+  }
   take_placement(result, engine.model(), config, request.ranks);
   return result;
 }

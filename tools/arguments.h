@@ -116,7 +116,8 @@ struct Options {
   std::string system_root = "/";  ///< folder that stands for the system's, for tests; no flag
 
   // plan
-  std::int64_t ranks = 1, ranks_per_node = 0, rank = 0;
+  std::int64_t ranks = 1, ranks_per_node = 0;
+  std::optional<std::int64_t> rank;
   std::optional<std::string> fit;      ///< most device memory of a rank
   std::string write;                   ///< path for the configuration that was chosen
   std::optional<std::string> network;  ///< of a rank with --fit, RATE,LATENCY of a node with --machine

@@ -17,6 +17,7 @@
 #include "tranche/core/error.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
+#include "tranche/planner/stage_plans.h"
 
 namespace tranche::tools {
 
@@ -122,6 +123,10 @@ int ranks_of_a_node(const planner::PlanRequest& request) {
   return request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
 }
 
+bool has_stages(const planner::PlanRequest& request) {
+  return request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
+}
+
 int status_of(bool fits) {
   return static_cast<int>(fits ? ExitStatus::success : ExitStatus::out_of_memory);
 }
@@ -135,10 +140,11 @@ planner::PlanRequest plan_request(const Options& options) {
   }
   planner::PlanRequest request;
   request.ranks = static_cast<int>(options.ranks);
-  if (options.rank >= options.ranks) {
-    throw ConfigurationError(fmt::format("--rank {} is not below --ranks {}", options.rank, options.ranks));
+  const std::int64_t rank = options.rank.value_or(0);
+  if (rank >= options.ranks) {
+    throw ConfigurationError(fmt::format("--rank {} is not below --ranks {}", rank, options.ranks));
   }
-  request.rank = static_cast<int>(options.rank);
+  request.rank = static_cast<int>(rank);
   request.ranks_per_node = static_cast<int>(std::min(options.ranks_per_node, options.ranks));
   request.verbose = options.verbose;
   request.model = planner::load_plan_model(options.model, options.models);
@@ -208,6 +214,13 @@ int run_plan(const Options& options, const Output& output) {
     request.rates = planner::machine_rates(*projection);
   }
   const std::int64_t limit = request.config.device_memory_limit;
+  if (!options.fit && !projection && !options.rank && has_stages(request)) {
+    const std::vector<planner::StagePlan> plans = planner::plan_stages(request, limit, options.json);
+    output.out << (options.json ? planner::stage_plans_json(plans, limit)
+                                : planner::stage_plans_text(plans, limit))
+               << std::flush;
+    return status_of(planner::shortages(plans.front().request, plans.front().plan, limit).empty());
+  }
   if (!options.fit) {
     const std::optional<Projected> step = projected(options, projection);
     planner::PlanResult result = planner::plan_run(request);

@@ -129,6 +129,8 @@ class ModelSpec {
   std::function<std::vector<int>(const Config& config)> gathers_per_micro_batch;
   /// The uses of units in forward order, between which a pipeline can be cut. Empty: the model cannot be cut.
   std::vector<UnitUse> forward;
+  /// Uses [begin, end) of `forward` in words: "embedding to h.2", "h.3 to the last use of embedding", "h.4".
+  std::string name_of_uses(int begin, int end) const;
   /// Elements of a token that go from one use of a unit to the next: what crosses the cuts of a pipeline.
   std::int64_t residual_width = 0;
   /// True when the model recomputes activations in backward where Config::activation_checkpointing asks for

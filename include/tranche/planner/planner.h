@@ -77,6 +77,7 @@ struct PlanResult {
   std::map<std::string, TrafficCount> data, control;
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   Mesh mesh{1};
+  std::string units;  ///< of the rank's stage of a pipeline, "embedding to h.2"; empty without one
   std::map<MeshAxis, AxisTraffic> axes;  ///< shard; replicate where the mesh has replicas
   /// Bytes that this rank sends to other nodes in a step. GPUs may gather in rings, in which a shard crosses
   /// once for all ranks of a node: then `crossing_exact` is false, and it is at most this.

@@ -1,0 +1,39 @@
+#pragma once
+/// Plans of all stages of a pipeline: one rank of each.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tranche/planner/planner.h"
+
+namespace tranche::planner {
+
+/// "tranche-stage-plans-1": changes with any key's meaning, not with keys that are added.
+inline constexpr const char* stage_plans_schema = "tranche-stage-plans-1";
+
+struct StagePlan {
+  int stage = 0;        ///< its number on the mesh's axis `pipeline`
+  PlanRequest request;  ///< whose rank is the first of the stage
+  PlanResult plan;
+  std::int64_t state_bytes() const {
+    return plan.state.parameters + plan.state.gradients + plan.state.optimizer;
+  }
+  /// Residuals and gradients that the rank sends to its neighbours in a step. Reductions of tied tensors are
+  /// not among them.
+  TrafficCount messages() const;
+};
+
+/// Plans the first rank of each stage of the request's mesh; the request's own rank plays no part. The stage
+/// with the most device memory at its peak comes first, but one that does not fit (shortages()) before those
+/// that do. `other_gathering` adds plan_other_gathering() to each. Throws ConfigurationError as plan_run().
+std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget,
+                                   bool other_gathering = false);
+
+/// What the stages have in common, and a line for each stage in the order of `plans`. A `budget` of 0 is
+/// none.
+std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t budget);
+/// The same with each stage's whole plan. docs/reference/plan-files.md has the keys.
+std::string stage_plans_json(const std::vector<StagePlan>& plans, std::int64_t budget);
+
+}  // namespace tranche::planner

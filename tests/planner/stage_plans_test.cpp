@@ -1,0 +1,142 @@
+#include "tranche/planner/stage_plans.h"
+
+#include <gmock/gmock.h>
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "tests/tools/program_fixture.h"
+#include "tranche/models/gpt.h"
+#include "tranche/planner/plan_text.h"
+
+namespace tranche::planner {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using tools::test::ProgramResult;
+
+constexpr int micro_batches = 4, sequence = 64;
+
+PlanRequest three_stages() {
+  PlanRequest request;
+  request.model.name = "gpt-mini";
+  request.model.language = std::make_shared<models::Gpt>(models::GptConfig::preset("gpt-mini"));
+  request.sequence = sequence;
+  request.ranks = 6;
+  request.config.mesh = "pipeline=3, shard=2";
+  request.config.micro_batch_size = 2;
+  request.config.accumulation_steps = micro_batches;
+  request.config.workspace_bytes = 8 << 20;
+  return request;
+}
+
+TEST(StagePlans, AreThePlansOfOneRankOfEachStageTheLargestFirst) {
+  const PlanRequest request = three_stages();
+  const std::vector<StagePlan> plans = plan_stages(request, 0);
+  ASSERT_EQ(plans.size(), 3u);
+  std::vector<bool> seen(3);
+  for (std::size_t i = 0; i < plans.size(); ++i) {
+    const StagePlan& one = plans[i];
+    seen.at(static_cast<std::size_t>(one.stage)) = true;
+    EXPECT_EQ(one.request.rank, 2 * one.stage) << "the first rank of the stage";
+    PlanRequest alone = request;
+    alone.rank = one.request.rank;
+    const PlanResult plan = plan_run(alone);
+    EXPECT_EQ(one.plan.tier(Tier::device).peak, plan.tier(Tier::device).peak);
+    EXPECT_EQ(one.state_bytes(), plan.state.parameters + plan.state.gradients + plan.state.optimizer);
+    if (i > 0) {
+      EXPECT_GE(plans[i - 1].plan.tier(Tier::device).peak, plan.tier(Tier::device).peak);
+    }
+    // A residual to the next stage, a gradient to the one in front.
+    const int neighbours = one.stage == 1 ? 2 : 1;
+    const std::int64_t width = models::GptConfig::preset("gpt-mini").width;
+    EXPECT_EQ(one.messages().calls, neighbours * micro_batches);
+    EXPECT_EQ(one.messages().bytes,
+              neighbours * micro_batches * 2 * sequence * width * size_of(request.config.precision.compute));
+  }
+  EXPECT_THAT(seen, ElementsAre(true, true, true));
+  // A budget between the largest two: one stage does not fit, and it is the first.
+  const std::int64_t budget = plans[1].plan.tier(Tier::device).peak;
+  ASSERT_LT(budget, plans[0].plan.tier(Tier::device).peak);
+  EXPECT_THAT(stage_plans_text(plan_stages(request, budget), budget),
+              AllOf(HasSubstr("\nstage " + std::to_string(plans[0].stage) + " (rank " +
+                              std::to_string(plans[0].request.rank) + ") does not fit in "),
+                    Not(HasSubstr("(rank " + std::to_string(plans[1].request.rank) + ") does not fit"))));
+}
+
+/// A stage without the largest device memory that lacks host memory comes first all the same.
+TEST(StagePlans, PutAStageThatDoesNotFitFirst) {
+  PlanRequest request = three_stages();
+  request.config.offload.optimizer = OffloadTier::cpu;
+  const std::vector<StagePlan> plans = plan_stages(request, 0);
+  const StagePlan* most = &plans[0];
+  for (const StagePlan& one : plans) {
+    if (one.plan.tier(Tier::host).peak > most->plan.tier(Tier::host).peak) most = &one;
+  }
+  request.config.offload.host_memory_limit = most->plan.tier(Tier::host).peak - 1;
+  const std::vector<StagePlan> limited = plan_stages(request, 0);
+  EXPECT_EQ(limited[0].stage, most->stage);
+  EXPECT_FALSE(shortages(limited[0].request, limited[0].plan, 0).empty());
+}
+
+ProgramResult planned(const std::vector<std::string>& more) {
+  std::vector<std::string> arguments{
+      "plan",   "--model",    "gpt-mini",   "--set", "tranche.workspace=8MiB", "--ranks", "4",
+      "--mesh", "pipeline=4", "--sequence", "64",    "--accumulate",           "8"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return tools::test::run(arguments);
+}
+
+TEST(StagePlans, HaveALineEachInTheProgramsTable) {
+  const ProgramResult result = planned({});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(
+      result.out,
+      AllOf(HasSubstr("  mesh                   pipeline=4; one rank of each stage, the largest "
+                      "first (--rank N has all of one)\n"),
+            HasSubstr("  pipeline               4 stages, schedule 1f1b\n"), HasSubstr("stage   rank  units"),
+            HasSubstr("embedding to h."), HasSubstr("the last use of embedding")));
+  const std::regex line(R"(\n +[0-3] +[0-3]  .*iB.* (8|16) +[0-9.]+ [KM]iB)");
+  const auto begin = std::sregex_iterator(result.out.begin(), result.out.end(), line);
+  EXPECT_EQ(std::distance(begin, std::sregex_iterator()), 4) << result.out;
+
+  const json plan = json::parse(planned({"--json"}).out);
+  EXPECT_EQ(plan["schema"], stage_plans_schema);
+  EXPECT_EQ(plan["mesh"], "pipeline=4");
+  EXPECT_EQ(plan["fits"], nullptr);
+  ASSERT_EQ(plan["stages"].size(), 4u);
+  for (const json& stage : plan["stages"]) {
+    EXPECT_EQ(stage["rank"], stage["pipeline"]);
+    EXPECT_EQ(stage["plan"]["rank"], stage["rank"]);
+    EXPECT_EQ(stage["peak_bytes"]["device"], stage["plan"]["peak"]["device"]["bytes"]);
+    EXPECT_EQ(stage["messages"]["calls"], stage["rank"] == 0 || stage["rank"] == 3 ? 8 : 16);
+  }
+
+  const ProgramResult one = planned({"--rank", "2", "--json"});
+  EXPECT_EQ(json::parse(one.out)["schema"], "tranche-plan-1") << "--rank plans that rank as ever";
+  EXPECT_EQ(json::parse(one.out)["rank"], 2);
+}
+
+TEST(StagePlans, GiveTheExitStatusOfTheLargestStage) {
+  const json stages = json::parse(planned({"--json"}).out)["stages"];
+  const auto device = [&](std::size_t i) { return stages[i]["peak_bytes"]["device"].get<std::int64_t>(); };
+  ASSERT_GT(device(0), device(1));
+  const ProgramResult tight = planned({"--device-memory", std::to_string(device(1))});
+  EXPECT_EQ(tight.status, 3) << "the largest stage alone does not fit";
+  EXPECT_THAT(tight.out, HasSubstr(") does not fit in "));
+  const ProgramResult enough = planned({"--device-memory", std::to_string(device(0))});
+  EXPECT_EQ(enough.status, 0) << enough.errors;
+  EXPECT_THAT(enough.out, HasSubstr("0 B are left on stage "));
+  EXPECT_EQ(planned({"--json", "--device-memory", std::to_string(device(1))}).status, 3);
+}
+
+}  // namespace
+}  // namespace tranche::planner
