@@ -8,6 +8,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <set>
 
 #include "core/json.h"
 #include "tools/adapters.h"
@@ -66,6 +67,74 @@ std::string ranks_text(const std::vector<Part>& parts) {
   const auto [least, most] = std::minmax_element(parts.begin(), parts.end(), by_rank);
   const int first = least->rank, last = most->rank;
   return first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
+}
+
+/// What the ranks of a pipeline stage saved.
+struct StageContents {
+  std::vector<int> ranks;
+  std::vector<int> units;   ///< ascending: with a tensor on this stage
+  std::vector<bool> whole;  ///< by these: no other stage has a tensor of the unit
+};
+
+/// Coordinate of a rank on the mesh's axis `pipeline`.
+int stage_of(const Layout& layout, int rank) {
+  int stride = 1;
+  for (auto axis = layout.mesh.rbegin(); axis != layout.mesh.rend(); ++axis) {
+    if (axis->name == name_of(MeshAxis::pipeline)) return rank / stride % axis->size;
+    stride *= axis->size;
+  }
+  return 0;
+}
+
+/// By stage; empty without a pipeline.
+std::vector<StageContents> stages_of(const Layout& layout) {
+  const int count = layout.axis(MeshAxis::pipeline);
+  if (count == 1) return {};
+  std::vector<StageContents> stages(static_cast<std::size_t>(count));
+  for (int rank = 0; rank < layout.world; ++rank) {
+    stages[static_cast<std::size_t>(stage_of(layout, rank))].ranks.push_back(rank);
+  }
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    std::set<int> of_unit;
+    for (const checkpoint::BufferRecord& buffer : layout.units[u].buffers) {
+      for (const checkpoint::InstanceRecord& instance : buffer.instances) {
+        for (const checkpoint::StoredRange& range : instance.ranges)
+          of_unit.insert(stage_of(layout, range.rank));
+      }
+    }
+    for (const int stage : of_unit) {
+      stages[static_cast<std::size_t>(stage)].units.push_back(static_cast<int>(u));
+      stages[static_cast<std::size_t>(stage)].whole.push_back(of_unit.size() == 1);
+    }
+  }
+  return stages;
+}
+
+/// "ranks 0, 1: a part of embedding, h.0 to h.2"
+std::string describe(const StageContents& stage, const Layout& layout) {
+  std::string text;
+  for (std::size_t i = 0; i < stage.units.size();) {
+    std::size_t end = i + 1;
+    while (stage.whole[i] && end < stage.units.size() && stage.whole[end] &&
+           stage.units[end] == stage.units[end - 1] + 1) {
+      ++end;
+    }
+    const auto name = [&](std::size_t at) {
+      return layout.units[static_cast<std::size_t>(stage.units[at])].name;
+    };
+    text += fmt::format("{}{}{}{}", text.empty() ? "" : ", ", stage.whole[i] ? "" : "a part of ", name(i),
+                        end - i > 1 ? " to " + name(end - 1) : "");
+    i = end;
+  }
+  return fmt::format("rank{} {}: {}", stage.ranks.size() == 1 ? "" : "s", fmt::join(stage.ranks, ", "), text);
+}
+
+ordered_json json_of(const StageContents& stage, const Layout& layout) {
+  ordered_json units = ordered_json::array(), parts = ordered_json::array();
+  for (std::size_t i = 0; i < stage.units.size(); ++i) {
+    (stage.whole[i] ? units : parts).push_back(layout.units[static_cast<std::size_t>(stage.units[i])].name);
+  }
+  return {{"ranks", stage.ranks}, {"units", units}, {"parts_of_units", parts}};
 }
 
 /// Statistics of one kind of numbers of a tensor.
@@ -178,6 +247,9 @@ ordered_json json_of(const Reader& reader) {
                        {"random", object(manifest.run.random)},
                        {"user", object(manifest.run.user)},
                        {"config", object(manifest.run.config)}};
+  for (const StageContents& stage : stages_of(manifest.layout)) {
+    json["pipeline_stages"].push_back(json_of(stage, manifest.layout));
+  }
   for (const checkpoint::FileRecord& companion : manifest.companions)
     json["companions"].push_back({{"name", companion.name}, {"bytes", companion.bytes}});
   if (manifest.run.skipped > 0) json["skipped"] = manifest.run.skipped;
@@ -203,6 +275,10 @@ void print_run(std::ostream& out, const Reader& reader, const models::ModelRegis
                            manifest.sequence, manifest.library, manifest.hdf5));
   row("by", fmt::format("{} at stage {}, reduction group {}", manifest.layout.saved_by(), manifest.stage,
                         manifest.reduction_group));
+  const std::vector<StageContents> stages = stages_of(manifest.layout);
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    row(s == 0 ? "pipeline" : "", fmt::format("stage {}, {}", s, describe(stages[s], manifest.layout)));
+  }
   if (const auto& base = manifest.base) {
     row("base", fmt::format("{}{}{}", base->folder.empty() ? "drawn from the seed" : base->folder,
                             base->dtype.empty() ? "" : ", in " + base->dtype,

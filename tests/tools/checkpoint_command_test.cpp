@@ -223,6 +223,25 @@ TEST_F(CheckpointCommand, ShowAsJson) {
   EXPECT_EQ(elements, test::tiny_gpt().parameters());
 }
 
+TEST_F(CheckpointCommand, ShowsTheStagesOfAPipeline) {
+  save();
+  EXPECT_THAT(checkpoint_command({"show", run_}).out, Not(HasSubstr("\n  pipeline ")));
+  EXPECT_FALSE(parsed(checkpoint_command({"show", run_, "--json"})).contains("pipeline_stages"));
+  // Stages are the fastest axis: neighbours are stages of one data rank.
+  save({.world = 4, .mesh = "shard=2, pipeline=2", .step = 8});
+  const ProgramResult result = checkpoint_command({"show", run_});
+  EXPECT_EQ(result.status, 0) << result.errors;
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("by             4 ranks (shard=2, pipeline=2) at stage 2"),
+                    HasSubstr("  pipeline       stage 0, ranks 0, 2: a part of embedding, h.0 to h.1\n"
+                              "                 stage 1, ranks 1, 3: a part of embedding\n")));
+  const json stages = parsed(checkpoint_command({"show", run_, "--json"}))["pipeline_stages"];
+  EXPECT_EQ(
+      stages,
+      (json::array({{{"ranks", {0, 2}}, {"units", {"h.0", "h.1"}}, {"parts_of_units", {"embedding"}}},
+                    {{"ranks", {1, 3}}, {"units", json::array()}, {"parts_of_units", {"embedding"}}}})));
+}
+
 TEST_F(CheckpointCommand, ShowsArraysOfTheProgramsOwn) {
   EXPECT_THAT((save(), checkpoint_command({"show", run_})).out, Not(HasSubstr("\narray")));
   const std::string path = save({.world = 2,

@@ -5,6 +5,7 @@
 
 #include "checkpoint/folder.h"
 #include "checkpoint/shard_writer.h"
+#include "engine/stages.h"
 #include "tranche/models/gpt.h"
 
 namespace tranche::tools::test {
@@ -44,10 +45,19 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
                      const SampleOptions& options) {
   std::vector<checkpoint::UnitDescription> units;
   const ModelSpec spec = models::Gpt::spec(model, model.positions);
+  const Mesh mesh = Mesh::parse(options.mesh, options.world);
+  Config config;
+  config.mesh = options.mesh;
+  const detail::Stages stages = detail::divide(spec, config, mesh.size(MeshAxis::pipeline));
+  std::size_t number = 0;
   for (const UnitSpec& unit : spec.units()) {
     checkpoint::UnitDescription description{unit.name, unit.uses_per_micro_batch, {}};
     for (const TensorSpec& tensor : unit.tensors) {
       description.tensors.push_back({tensor.name, tensor.shape, false, tensor.aliases});
+      if (!stages.tensors.empty()) {
+        description.tensors.back().stages = stages.tensors[number].stages;
+        description.tensors.back().uses = stages.tensors[number++].uses;
+      }
     }
     units.push_back(std::move(description));
   }
@@ -55,7 +65,7 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
   checkpoint::Manifest manifest;
   manifest.layout =
       checkpoint::make_layout(units, {{"exp_avg", DataType::float32}, {"exp_avg_sq", DataType::float32}},
-                              DataType::float32, DataType::float32, options.world);
+                              DataType::float32, DataType::float32, mesh);
   checkpoint::add_arrays(manifest.layout, options.arrays);
   manifest.stage = options.stage;
   manifest.numerics = "test";
@@ -74,8 +84,9 @@ std::string save_gpt(const std::string& folder, const models::GptConfig& model,
       const auto& section = manifest.layout.sections[static_cast<std::size_t>(piece.section)];
       const auto& unit = manifest.layout.units[static_cast<std::size_t>(piece.unit)];
       std::vector<float> values(static_cast<std::size_t>(piece.range.size()), 0.0f);
-      for (const checkpoint::PlacedTensor& placed :
-           unit.buffers[static_cast<std::size_t>(piece.buffer)].instances.front().tensors) {
+      for (const checkpoint::PlacedTensor& placed : unit.buffers[static_cast<std::size_t>(piece.buffer)]
+                                                        .instances[static_cast<std::size_t>(piece.instance)]
+                                                        .tensors) {
         const checkpoint::TensorRecord& tensor = unit.tensors[static_cast<std::size_t>(placed.tensor)];
         const detail::ElementRange part =
             detail::intersect(piece.range, {placed.offset, placed.offset + tensor.shape.elements()});

@@ -20,6 +20,7 @@ float sample_value(std::string_view kind, std::string_view tensor, std::int64_t 
 
 struct SampleOptions {
   int world = 1;
+  std::string mesh = {};  ///< of these ranks; empty: all shard
   std::int64_t step = 7;
   int variant = 0;
   int stage = 2;
