@@ -19,6 +19,9 @@ using nlohmann::ordered_json;
 
 namespace {
 
+/// Micro-batches of a step from which on a pipeline's start says what stage 3 gathers in each of them.
+constexpr std::int64_t noted_micro_batches = 4;
+
 ordered_json traffic_json(const std::map<std::string, TrafficCount>& counts) {
   ordered_json result = ordered_json::object();
   for (const auto& [operation, count] : counts) {
@@ -213,13 +216,7 @@ std::int64_t Engine::formula_traffic_bytes() const {
 std::string Engine::Impl::describe_stages() const {
   std::string text;
   for (int s = 0; s < stages.count; ++s) {
-    const UnitUse first = model.forward[static_cast<std::size_t>(stages.begin(s))],
-                  last = model.forward[static_cast<std::size_t>(stages.end(model, s)) - 1];
-    text += fmt::format(
-        "{}{}{}", s == 0 ? "" : " | ", model.unit(first.unit).name,
-        first.unit == last.unit && first.use == last.use
-            ? ""
-            : " to " + (last.use > 0 ? "the last use of " : std::string()) + model.unit(last.unit).name);
+    text += (s == 0 ? "" : " | ") + model.name_of_uses(stages.begin(s), stages.end(model, s));
   }
   return fmt::format("{} stages, schedule {}: {}", stages.count, name_of(config.pipeline_schedule), text);
 }
@@ -334,6 +331,26 @@ std::string Engine::summary(bool verbose) const {
                                                  : fmt::format("group of {} blocks", config.checkpoint_every),
                     config.offload.activations ? " in host memory" : "", gather_text));
   }
+  const bool weights_as_blocks = config.stage > 0 && config.quantized_weights;
+  const auto sent = [&](std::int64_t elements, DataType of, std::int64_t as_blocks) {
+    return format_bytes((kernels::quantized_bytes(as_blocks) + elements * size_of(of)) / shards *
+                        (shards - 1));
+  };
+  if (impl.pipeline != nullptr && gathers && config.gather_for == GatherFor::use &&
+      config.accumulation_steps >= noted_micro_batches) {
+    const auto parameters = [&](GatherFor gather_for) {
+      const std::int64_t elements = impl.formulas.declared_gathers(gather_for);
+      return sent(weights_as_blocks ? 0 : elements, config.precision.compute,
+                  weights_as_blocks ? elements : 0);
+    };
+    row("note",
+        fmt::format(
+            "ZeRO stage 3 gathers the weights of pipeline stage {} anew for each of {} micro-batches: "
+            "a rank sends {} of parameters a step; tranche.gather_for step sends {}, and keeps {} "
+            "gathered",
+            impl.stage(), config.accumulation_steps, parameters(GatherFor::use), parameters(GatherFor::step),
+            format_bytes(impl.formulas.gathered_elements() * weight)));
+  }
   if (impl.ranks == 1) {
     row("traffic per step, rank", "nothing");
   } else {
@@ -344,11 +361,6 @@ std::string Engine::summary(bool verbose) const {
             : impl.formulas.published_elements() +
                   (declared >= 0 ? declared
                                  : 2 * config.accumulation_steps * impl.formulas.gathered_elements());
-    const bool weights_as_blocks = config.stage > 0 && config.quantized_weights;
-    const auto sent = [&](std::int64_t elements, DataType of, std::int64_t as_blocks) {
-      return format_bytes((kernels::quantized_bytes(as_blocks) + elements * size_of(of)) / shards *
-                          (shards - 1));
-    };
     const std::string matrices =
         impl.matrices.any() ? fmt::format(
                                   " + {} matrices to their owners and back, whose work is at most {:.3g} of "

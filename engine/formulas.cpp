@@ -129,7 +129,7 @@ std::vector<std::pair<std::string, std::string>> StateFormulas::offload_rows(
 OffloadTraffic StateFormulas::offload() const {
   OffloadTraffic bytes;
   const std::int64_t weight = size_of(config_.precision.compute);
-  const std::vector<std::int64_t> gathers = gathers_of_step();
+  const std::vector<std::int64_t> gathers = gathers_of_step(config_.gather_for);
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const FlatBuffer& flat : store_.units()[u].buffers) {
       const std::int64_t kept = flat.trainable ? store_.residency().optimizer_range(flat).size() : 0;
@@ -240,7 +240,7 @@ std::string StateFormulas::stages_for_comparison() const {
   return text + "; activations, workspace and staging buffer come on top";
 }
 
-std::vector<std::int64_t> StateFormulas::gathers_of_step() const {
+std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) const {
   const std::vector<int> declared = model_.gathers_per_micro_batch
                                         ? model_.gathers_per_micro_batch(config_)
                                         : std::vector<int>(store_.units().size(), 2);
@@ -253,15 +253,15 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step() const {
     // A stage of a pipeline gathers a unit for its own uses.
     const UnitState& unit = store_.units()[u];
     const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
-    gathers.push_back(config_.gather_for == GatherFor::step ? std::min(count, 1)
-                                                            : config_.accumulation_steps * count);
+    gathers.push_back(gather_for == GatherFor::step ? std::min(count, 1)
+                                                    : config_.accumulation_steps * count);
   }
   return gathers;
 }
 
-std::int64_t StateFormulas::declared_gathers() const {
-  if (!model_.gathers_per_micro_batch && config_.gather_for == GatherFor::use) return -1;
-  const std::vector<std::int64_t> gathers = gathers_of_step();
+std::int64_t StateFormulas::declared_gathers(GatherFor gather_for) const {
+  if (!model_.gathers_per_micro_batch && gather_for == GatherFor::use) return -1;
+  const std::vector<std::int64_t> gathers = gathers_of_step(gather_for);
   std::int64_t elements = 0;
   for (std::size_t u = 0; u < gathers.size(); ++u)
     elements += gathers[u] * store_.units()[u].gathered_elements();

@@ -38,7 +38,9 @@ class StateFormulas {
   /// bytes of a step.
   std::vector<std::pair<std::string, std::string>> offload_rows(const std::string& swap_file) const;
   /// Padded elements that a step gathers for use in stage 3 by what the model declares; -1: not known.
-  std::int64_t declared_gathers() const;
+  std::int64_t declared_gathers() const { return declared_gathers(config_.gather_for); }
+  /// The same where Config::gather_for had that value.
+  std::int64_t declared_gathers(GatherFor gather_for) const;
   /// Padded elements of all units, where stage 3 gathers them.
   std::int64_t gathered_elements() const;
   /// Padded elements of the buffers whose new parameters a step gathers behind the update: of those that
@@ -47,7 +49,7 @@ class StateFormulas {
 
  private:
   /// How often a step gathers each unit; where the model does not say, twice a micro-batch.
-  std::vector<std::int64_t> gathers_of_step() const;
+  std::vector<std::int64_t> gathers_of_step(GatherFor gather_for) const;
 
   const Config& config_;
   const ModelSpec& model_;
