@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/output_file.h"
@@ -22,13 +25,22 @@ std::string json_string(std::string_view text) {
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
+enum class Kind : std::uint8_t { span, counter, arrow_begins, arrow_ends };
+
 struct Event {
-  bool counter = false;
+  Kind kind = Kind::span;
   int track = 0;
   int name = 0;
   double time = 0;   // seconds
-  double value = 0;  // seconds of a span, value of a counter
+  double value = 0;  // seconds of a span, value of a counter, number of an arrow
 };
+
+/// Arrows of a channel have numbers of their own; a double holds each exactly.
+constexpr std::int64_t arrows_of_a_channel = std::int64_t{1} << 32;
+
+double no_shift(double /*time*/) {
+  return 0;
+}
 
 /// Gives every distinct text a small number, so that a recorded event owns no string.
 class Names {
@@ -56,6 +68,15 @@ class Names {
   std::unordered_map<std::string, int, Hash, std::equal_to<>> numbers_;
 };
 
+/// The process of a rank.
+void write_process(std::string& text, int pid, std::string_view name, int position) {
+  fmt::format_to(std::back_inserter(text),
+                 R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":{1}}}}})"
+                 ",\n"
+                 R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{2}}}}})",
+                 pid, json_string(name), position);
+}
+
 }  // namespace
 
 struct TraceRecorder::Impl {
@@ -80,8 +101,11 @@ struct TraceRecorder::Impl {
     oldest = oldest + 1 == capacity - kept ? 0 : oldest + 1;
   }
 
+  std::map<std::pair<int, bool>, std::int64_t> arrows;  // by channel, of beginnings and of ends
+
   /// Writes metadata and events, their tracks numbered from first_track on; each entry with a comma in front.
-  void write(std::string& text, int pid, std::size_t first_track) const;
+  void write(std::string& text, int pid, std::size_t first_track, bool with_arrows,
+             const std::function<double(double)>& shift) const;
 };
 
 TraceRecorder::TraceRecorder(int rank) : impl_(std::make_unique<Impl>(rank)) {}
@@ -95,14 +119,23 @@ void TraceRecorder::set_rank(int rank) {
 void TraceRecorder::span(std::string_view track, std::string_view name, double begin, double end) {
   if (!std::isfinite(begin) || !std::isfinite(end)) return;
   const std::lock_guard lock(impl_->mutex);
-  impl_->add({false, impl_->tracks.number_of(track), impl_->names.number_of(name), begin,
+  impl_->add({Kind::span, impl_->tracks.number_of(track), impl_->names.number_of(name), begin,
               std::fmax(end - begin, 0.0)});
 }
 
 void TraceRecorder::counter(std::string_view track, std::string_view name, double time, double value) {
   if (!std::isfinite(time) || !std::isfinite(value)) return;
   const std::lock_guard lock(impl_->mutex);
-  impl_->add({true, impl_->charts.number_of(track), impl_->names.number_of(name), time, value});
+  impl_->add({Kind::counter, impl_->charts.number_of(track), impl_->names.number_of(name), time, value});
+}
+
+void TraceRecorder::arrow(std::string_view track, std::string_view name, int channel, bool begins,
+                          double time) {
+  if (!std::isfinite(time)) return;
+  const std::lock_guard lock(impl_->mutex);
+  const std::int64_t number = channel * arrows_of_a_channel + impl_->arrows[{channel, begins}]++;
+  impl_->add({begins ? Kind::arrow_begins : Kind::arrow_ends, impl_->tracks.number_of(track),
+              impl_->names.number_of(name), time, static_cast<double>(number)});
 }
 
 void TraceRecorder::set_capacity(std::int64_t events) {
@@ -118,7 +151,8 @@ void TraceRecorder::set_capacity(std::int64_t events) {
   impl_->capacity = static_cast<std::size_t>(events);
 }
 
-void TraceRecorder::Impl::write(std::string& text, int pid, std::size_t first_track) const {
+void TraceRecorder::Impl::write(std::string& text, int pid, std::size_t first_track, bool with_arrows,
+                                const std::function<double(double)>& shift) const {
   const auto track_texts = tracks.quoted_by_number();
   const auto chart_texts = charts.quoted_by_number();
   const auto name_texts = names.quoted_by_number();
@@ -130,9 +164,18 @@ void TraceRecorder::Impl::write(std::string& text, int pid, std::size_t first_tr
                    pid, first_track + i, track_texts[i]);
   }
   for (const Event& event : events) {
-    const double microseconds = event.time * 1e6;
+    const double microseconds = (event.time + shift(event.time)) * 1e6;
     const auto& name = name_texts[static_cast<std::size_t>(event.name)];
-    if (event.counter) {
+    if (event.kind == Kind::arrow_begins || event.kind == Kind::arrow_ends) {
+      if (!with_arrows) continue;
+      const bool begins = event.kind == Kind::arrow_begins;
+      fmt::format_to(out,
+                     ",\n"
+                     R"({{"ph":"{}","cat":"message","name":{},"id":{},"pid":{},"tid":{},"ts":{:.3f}{}}})",
+                     begins ? "s" : "f", name, static_cast<std::int64_t>(event.value), pid,
+                     first_track + static_cast<std::size_t>(event.track), microseconds,
+                     begins ? "" : R"(,"bp":"e")");
+    } else if (event.kind == Kind::counter) {
       fmt::format_to(out,
                      ",\n"
                      R"({{"ph":"C","name":{},"pid":{},"ts":{:.3f},"args":{{{}:{}}}}})",
@@ -151,20 +194,23 @@ void TraceRecorder::Impl::write(std::string& text, int pid, std::size_t first_tr
 std::string TraceRecorder::to_json(const TraceRecorder* more) const {
   const std::lock_guard lock(impl_->mutex);
   const int pid = impl_->rank;
-  std::string text;
-  fmt::format_to(std::back_inserter(text),
-                 R"({{"displayTimeUnit":"ms","traceEvents":[)"
-                 "\n"
-                 R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":"rank {0}"}}}})"
-                 ",\n"
-                 R"({{"ph":"M","name":"process_sort_index","pid":{0},"tid":0,"args":{{"sort_index":{0}}}}})",
-                 pid);
-  impl_->write(text, pid, 1);
+  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  write_process(text, pid, fmt::format("rank {}", pid), pid);
+  impl_->write(text, pid, 1, false, no_shift);
   if (more != nullptr && more != this) {
     const std::lock_guard also(more->impl_->mutex);
-    more->impl_->write(text, pid, 1 + impl_->tracks.size());
+    more->impl_->write(text, pid, 1 + impl_->tracks.size(), false, no_shift);
   }
   text += "\n]}\n";
+  return text;
+}
+
+std::string TraceRecorder::entries(std::string_view name, int position,
+                                   const std::function<double(double)>& shift) const {
+  const std::lock_guard lock(impl_->mutex);
+  std::string text;
+  write_process(text, impl_->rank, name, position);
+  impl_->write(text, impl_->rank, 1, true, shift);
   return text;
 }
 

@@ -462,6 +462,10 @@ Engine::StageUses Engine::stage() const {
 Device& Engine::device() const {
   return impl_->runtime.device();
 }
+void Engine::wait_for_message(const Event& received) {
+  impl_->recorder.exposed().wait_for(received, Exposed::message);
+}
+
 Stream& Engine::compute_stream() const {
   return impl_->compute;
 }

@@ -13,7 +13,7 @@
 namespace tranche::detail {
 
 /// The operation that was waited for.
-enum class Exposed { gather, reduce, offload };
+enum class Exposed { gather, reduce, offload, message };
 
 /// When the compute stream passes points of a pass that the host issues.
 class PassTimes {
@@ -74,7 +74,7 @@ class ExposedTime {
 
   Stream& compute_;
   std::vector<Wait> waits_;
-  std::array<double, 3> seconds_{};
+  std::array<double, 4> seconds_{};  ///< by Exposed
 };
 
 }  // namespace tranche::detail

@@ -73,6 +73,7 @@ void StepRecorder::end_step(std::span<Communicator* const> groups, StepResult& r
   result.exposed_gather_seconds = exposed_.take(Exposed::gather);
   result.exposed_reduce_seconds = exposed_.take(Exposed::reduce);
   result.exposed_offload_seconds = exposed_.take(Exposed::offload);
+  result.exposed_message_seconds = exposed_.take(Exposed::message);
   traffic_.end(groups);
 }
 

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <exception>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "pipeline/schedule/schedule.h"
+#include "pipeline/timeline.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/runtime.h"
@@ -30,11 +32,19 @@ class Executor {
         stage_(engine.stage()),
         stages_(engine.runtime().pipeline()) {
     if (stages_ == nullptr) throw LogicError("a schedule of a pipeline on a mesh without one");
+    if (TraceRecorder* const trace = engine.runtime().trace()) {
+      timeline_ = std::make_unique<Timeline>(*trace, engine.runtime(), stage_);
+    }
   }
 
   void run(const std::vector<Action>& actions) {
-    for (const Action& action : actions) run_named(action);
+    for (const Action& action : actions) {
+      if (timeline_) timeline_->begin(action, engine_.compute_stream());
+      run_named(action);
+      if (timeline_) timeline_->end(engine_.compute_stream());
+    }
     engine_.runtime().set_place({});
+    if (timeline_) timeline_->record();
     if (!open_.empty()) {
       throw LogicError("the schedule left micro-batch " + std::to_string(open_.begin()->first) + " open");
     }
@@ -144,7 +154,13 @@ class Executor {
     Stream& compute = engine_.compute_stream();
     const std::vector<Event> ready{compute.record()};
     const std::string name = name_of_message(action);
-    compute.wait(stages_->recv(into.data, into.elements(), into.dtype, from, ready, {name, phase(action)}));
+    const Event received =
+        stages_->recv(into.data, into.elements(), into.dtype, from, ready, {name, phase(action)});
+    if (training_) {
+      engine_.wait_for_message(received);
+    } else {
+      compute.wait(received);
+    }
   }
   Event send(const ConstTensorView& from, int to, const Action& action) {
     const std::vector<Event> ready{engine_.compute_stream().record()};
@@ -158,6 +174,7 @@ class Executor {
   std::string_view forward_phase_;
   Engine::StageUses stage_;
   Communicator* stages_;
+  std::unique_ptr<Timeline> timeline_;  ///< null: nothing is traced
   std::map<std::int64_t, std::unique_ptr<StageWork>> open_;
 };
 

@@ -146,7 +146,8 @@ void add_plan_flags(CLI::App& app, Options& options) {
   heading(app, "Ranks");
   add_number(app, "--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
   add_number(app, "--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");
-  add_number(app, "--rank", options.rank, "the rank that is planned")->capture_default_str();
+  add_number(app, "--rank", options.rank,
+             "the rank that is planned (default: 0; with a pipeline the first of each stage)");
   heading(app, "Search");
   add(app, "--fit", options.fit, "SIZE",
       "search the cheapest configuration that takes at most this device memory, like 80GiB; "
@@ -274,7 +275,7 @@ void add_train_flags(CLI::App& app, Options& options) {
       "--resume (docs/reference/report.md)");
   add_number(app, "--digest-every", options.digest_every,
              "steps between digests of all weights in the report");
-  add(app, "--trace", options.trace, "FILE", "timeline for Perfetto; with several ranks one file each");
+  add(app, "--trace", options.trace, "FILE", "timeline of all ranks for Perfetto");
   add(app, "--memory-profile", options.memory_profile, "DIR",
       "directory for what every rank held over time and at its peak: tables, timelines, a trace and plots, "
       "beside what a plan of the run says (docs/guides/memory.md)");
@@ -494,7 +495,7 @@ void check(const Options& options) {
   within("--threads", options.threads, 1, most_threads);
   within("--ranks", std::optional(options.ranks), 1, largest_count);
   within("--ranks-per-node", std::optional(options.ranks_per_node), 0, largest_count);
-  within("--rank", std::optional(options.rank), 0, largest_count);
+  within("--rank", options.rank, 0, largest_count);
   for (const auto& [flag, value] :
        {std::pair("--eval-every", options.eval_every), std::pair("--digest-every", options.digest_every),
         std::pair("--log-every", options.log_every), std::pair("--min-steps", options.min_steps),

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <filesystem>
-
 #include "core/output_file.h"
 #include "offload/file_system.h"
 #include "tranche/core/error.h"
@@ -86,13 +84,6 @@ void require_probe(const std::string& folder, std::string_view flag, std::int64_
 
 void remove_probe(const std::string& folder, std::int64_t token) noexcept {
   remove_quietly(probe_of(folder, token));
-}
-
-std::string path_of_rank(const std::string& path, int rank, int ranks) {
-  if (ranks == 1) return path;
-  const std::filesystem::path whole(path);
-  return whole.parent_path() /
-         fmt::format("{}.rank{}{}", whole.stem().string(), rank, whole.extension().string());
 }
 
 }  // namespace tranche::tools

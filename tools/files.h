@@ -19,7 +19,4 @@ void clear_probes(const std::string& folder, std::int64_t token) noexcept;
 void require_probe(const std::string& folder, std::string_view flag, std::int64_t token, int rank);
 void remove_probe(const std::string& folder, std::int64_t token) noexcept;
 
-/// "trace.json" of rank 3 of 4: "trace.rank3.json"; of 1: as it is.
-std::string path_of_rank(const std::string& path, int rank, int ranks);
-
 }  // namespace tranche::tools

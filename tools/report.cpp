@@ -170,6 +170,15 @@ void Report::set_nodes(const std::vector<RanksOfNode>& nodes) {
   }
 }
 
+void Report::set_stages(const std::vector<StageTime>& stages) {
+  for (std::size_t s = 0; s < stages.size(); ++s) {
+    impl_->document["pipeline"]["stages"].push_back({{"stage", s},
+                                                     {"idle_share", json_number(stages[s].idle_share())},
+                                                     {"waited_seconds", json_number(stages[s].waited)},
+                                                     {"step_seconds", json_number(stages[s].seconds)}});
+  }
+}
+
 void Report::set_sample(const std::string& text) {
   impl_->document["sample"] = text;
 }

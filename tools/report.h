@@ -10,6 +10,7 @@
 #include "tools/ngrams.h"
 #include "tools/nodes.h"
 #include "tools/progress.h"
+#include "tools/stage_times.h"
 #include "tranche/engine/saved_state.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/kernels/reduction.h"
@@ -68,6 +69,8 @@ class Report {
   /// Goes into the placement: after set_placement().
   void set_nodes(const std::vector<RanksOfNode>& nodes);
   void set_mesh(const Mesh& mesh);
+  /// By stage of a pipeline; nothing where there is none.
+  void set_stages(const std::vector<StageTime>& stages);
   void set_sample(const std::string& text);
   void add_checkpoint(const trainer::CompletedCheckpoint& record);
   /// `changes` has a line for each setting that is not as it was.

@@ -109,13 +109,11 @@ int Run::prepare() {
     }
     if (is_root()) {
       require_writable(options.report, "--report");
+      require_writable(options.trace, "--trace");
       if (!options.report.empty()) report.keep_for(options.report);
       if (!options.metrics.empty()) {
         trainer::MetricsFile::require(options.metrics, !options.resume.empty(), "--metrics");
       }
-    }
-    if (!options.trace.empty()) {
-      require_writable(path_of_rank(options.trace, launch.rank(), launch.size()), "--trace");
     }
     if (!options.memory_profile.empty()) {
       MemoryProfile::require_directory(options.memory_profile, launch.rank());

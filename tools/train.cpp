@@ -18,6 +18,8 @@
 #include "tools/profiling.h"
 #include "tools/progress.h"
 #include "tools/run.h"
+#include "tools/run_trace.h"
+#include "tools/stage_times.h"
 #include "tools/terminal.h"
 #include "tranche/core/error.h"
 #include "tranche/report/scalar_log.h"
@@ -56,7 +58,7 @@ std::string memory_at_peak(const Ledger& ledger) {
 
 class Training {
  public:
-  /// `signals`: null where nothing asks for a stop.
+  /// Collective. `signals`: null where nothing asks for a stop.
   Training(Run& run, trainer::StopSignals* signals)
       : run_(run),
         signals_(signals),
@@ -67,6 +69,10 @@ class Training {
     if (run.is_root() && !run.options.metrics.empty())
       metrics_.emplace(run.options.metrics, begin_, "--metrics");
     if (run.is_root()) open_curves();
+    Runtime& runtime = *run.runtime;
+    if (!run.options.trace.empty() && runtime.size() > 1) {
+      trace_.emplace(*runtime.trace(), runtime.all(), runtime.mesh());
+    }
   }
 
   /// Collective. Trains, and returns true where a signal ended the run.
@@ -202,6 +208,7 @@ class Training {
       }
     }
     const StepResult result = run_.engine->step();
+    stage_times_.add(result);
     const double processor = processor_seconds_now();
     processor_seconds_.push_back(processor - processor_before_);
     processor_before_ = processor;
@@ -281,6 +288,7 @@ class Training {
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
     share_node_bytes();
+    share_stage_times();
     if (run_.profile) run_.profile->end();  // the rest is not the training's
     save_trace();
     save_profile();
@@ -298,9 +306,14 @@ class Training {
     write_report();
   }
 
+  /// Collective.
   void save_trace() {
     if (run_.options.trace.empty()) return;
-    run_.runtime->trace()->save(path_of_rank(run_.options.trace, run_.runtime->rank(), run_.runtime->size()));
+    if (trace_) {
+      run_.output.out << trace_->save(run_.options.trace) << std::flush;
+    } else {
+      run_.runtime->trace()->save(run_.options.trace);
+    }
   }
 
   /// Collective.
@@ -327,6 +340,13 @@ class Training {
     const auto sent = run_.engine->bytes_to_other_nodes();
     tools::share_node_bytes(run_.runtime->all(), sent ? std::optional(sent->rank) : std::nullopt, run_.nodes);
     if (run_.is_root()) run_.report.set_nodes(run_.nodes);
+  }
+
+  /// Collective. The part of the steps that each stage of a pipeline waited, for the report.
+  std::vector<StageTime> share_stage_times() {
+    const std::vector<StageTime> stages = stage_times_.by_stage(run_.runtime->all(), run_.runtime->mesh());
+    if (run_.is_root()) run_.report.set_stages(stages);
+    return stages;
   }
 
   void report_engine(const kernels::Digest& weights, const kernels::Digest& state,
@@ -363,20 +383,21 @@ class Training {
     const std::string memory = run_.engine->memory_report();
     share_processor_seconds();
     share_node_bytes();
+    const std::vector<StageTime> stages = share_stage_times();
     if (run_.profile) run_.profile->end();  // the rest is not the training's
     std::string sample;
     if (run_.options.sample_bytes > 0) {
       sample = sample_text(*run_.engine, *run_.settings.model, "\n\n", run_.options.sample_bytes,
                            run_.settings.sequence, sample_temperature, run_.settings.config.seed);
     }
-    if (run_.is_root()) conclude(held_out, weights, state, memory, sample, seconds);
+    if (run_.is_root()) conclude(held_out, weights, state, memory, sample, stages, seconds);
     save_trace();
     save_profile();
   }
 
   void conclude(const std::vector<trainer::Evaluation>& held_out, const kernels::Digest& weights,
                 const kernels::Digest& state, const std::string& memory, const std::string& sample,
-                double seconds) {
+                const std::vector<StageTime>& stages, double seconds) {
     std::ostream& out = run_.output.out;
     Report& report = run_.report;
     report_engine(weights, state, memory);
@@ -402,6 +423,7 @@ class Training {
     }
     if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which says it all at its end
     out << traffic_line(run_.engine->traffic_report());
+    if (!stages.empty() && trained > 0) out << idle_line(stages);
     if (run_.settings.config.offload.any()) out << offload_lines();
     if (!sample.empty()) {
       report.set_sample(sample);
@@ -443,6 +465,8 @@ class Training {
   trainer::StopSignals* signals_;
   Progress progress_;
   OffloadSummary offload_;
+  StageTimes stage_times_;
+  std::optional<RunTrace> trace_;                   ///< with --trace on several ranks
   std::optional<trainer::MetricsFile> metrics_;     ///< on rank 0, with --metrics
   std::vector<std::unique_ptr<ScalarLog>> curves_;  ///< on rank 0: `tensorboard` and `csv_monitor`
   trainer::CheckpointSchedule checkpoints_;

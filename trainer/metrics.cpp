@@ -61,6 +61,7 @@ ordered_json step_json(const StepResult& result) {
                       {"exposed_gather_seconds", json_number(result.exposed_gather_seconds)},
                       {"exposed_reduce_seconds", json_number(result.exposed_reduce_seconds)},
                       {"exposed_offload_seconds", json_number(result.exposed_offload_seconds)},
+                      {"exposed_message_seconds", json_number(result.exposed_message_seconds)},
                       {"offload",
                        {{"to_host_seconds", json_number(result.offload.to_host)},
                         {"from_host_seconds", json_number(result.offload.from_host)},

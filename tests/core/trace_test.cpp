@@ -216,5 +216,43 @@ TEST(Trace, AnotherRecordersEventsStandOnTracksBesideItsOwn) {
   EXPECT_TRUE(counted);
 }
 
+json entries_of(const TraceRecorder& trace, double shift) {
+  return json::parse("[" + trace.entries("stage \"0\"", 7, [&](double) { return shift; }) + "]");
+}
+
+TEST(Trace, ArrowsGoFromOneRankToAnother) {
+  TraceRecorder from(2), to(5);
+  from.span("pipeline", "F0", 1, 2);
+  from.arrow("pipeline", "residual", 4, true, 1.5);
+  from.arrow("pipeline", "residual", 4, true, 1.75);
+  from.arrow("pipeline", "gradient", 5, false, 1.25);
+  to.arrow("pipeline", "residual", 4, false, 2.5);
+  to.arrow("pipeline", "residual", 4, false, 2.75);
+  const json sent = entries_of(from, 0.25), received = entries_of(to, 0);
+  std::vector<json> begins, ends;
+  for (const json& event : sent) {
+    if (event["ph"] == "s") begins.push_back(event);
+  }
+  for (const json& event : received) {
+    if (event["ph"] == "f") ends.push_back(event);
+  }
+  ASSERT_EQ(begins.size(), 2u);
+  ASSERT_EQ(ends.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(begins[i]["id"], ends[i]["id"]) << "the n-th beginning and the n-th end are of one arrow";
+    EXPECT_EQ(begins[i]["name"], ends[i]["name"]);
+    EXPECT_EQ(begins[i]["cat"], ends[i]["cat"]);
+    EXPECT_EQ(ends[i]["bp"], "e");
+  }
+  EXPECT_NE(begins[0]["id"], begins[1]["id"]);
+  EXPECT_EQ(begins[0]["ts"], 1.75e6) << "1.5 s, shifted by a quarter";
+  EXPECT_EQ(begins[0]["pid"], 2);
+  EXPECT_EQ(ends[0]["pid"], 5);
+  EXPECT_EQ(sent[0]["args"]["name"], "stage \"0\"");
+  EXPECT_EQ(sent[1]["args"]["sort_index"], 7);
+  EXPECT_TRUE(events_of(from, "s").empty()) << "one rank's own trace has no arrows";
+  EXPECT_TRUE(events_of(from, "f").empty());
+}
+
 }  // namespace
 }  // namespace tranche

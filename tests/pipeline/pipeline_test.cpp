@@ -2,15 +2,22 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <mutex>
+#include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/models/training_fixture.h"
@@ -18,6 +25,7 @@
 #include "tranche/engine/check_gradients.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/models/llama.h"
+#include "tranche/planner/planner.h"
 
 namespace tranche::models {
 namespace {
@@ -397,11 +405,10 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
               HasSubstr("tranche.tie_sum: 'apart' is not one of together, by_use"));
   EXPECT_THAT(problem(R"("pipeline_schedule": "zb")"),
               HasSubstr("tranche.pipeline_schedule: 'zb' is not one of 1f1b, afab"));
-  EXPECT_THAT(
-      problem(R"("pipeline_cuts": "best")"),
-      HasSubstr(
-          "tranche.pipeline_cuts: expected balanced, equal, or a list with the number of the first unit "
-          "of each stage but the first, not \"best\""));
+  EXPECT_THAT(problem(R"("pipeline_cuts": "best")"),
+              HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the "
+                        "number of the first unit "
+                        "of each stage but the first, not \"best\""));
   const Config read = parse_config(
       R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab"}})", 2);
   const Config again = parse_config(read.to_json(), 2);
@@ -723,6 +730,164 @@ TEST(Pipeline, SaysWhereAWholeModelIsNeeded) {
               }),
       HasSubstr("forward_backward() on a mesh with a pipeline (pipeline=2), whose stages compute a part of "
                 "the model each; use models::train_step()"));
+}
+
+// Stage 1 is slow to begin, so that stage 0 waits for its gradient.
+TEST(Pipeline, TellsHowLongAStageWaitedForMessages) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 1);
+  config.mesh = "pipeline=2";
+  std::array<double, 2> waited{}, seconds{};
+  on_ranks(2, model->spec(time_steps), config, [&](Engine& engine) {
+    const auto rank = static_cast<std::size_t>(engine.runtime().rank());
+    StepData data(engine, model->shape().vocabulary);
+    train_step(*model, engine, [&](std::int64_t m) {
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      return data.draw(engine, m);
+    });
+    const StepResult result = engine.step();
+    waited[rank] = result.exposed_message_seconds;
+    seconds[rank] = result.seconds;
+  });
+  EXPECT_GT(waited[0], 0.05);
+  EXPECT_LT(waited[0], seconds[0]);
+  EXPECT_LT(waited[1], waited[0]);
+}
+
+/// The spans and arrows of a trace, of all ranks.
+struct Drawn {
+  struct Arrow {
+    double begins = -1, ends = -1;  ///< microseconds
+    int from = -1, to = -1;         ///< ranks
+    std::string made, needed;       ///< the spans at its ends
+  };
+  std::vector<std::multiset<std::string>> spans;  ///< by rank
+  std::map<std::int64_t, Arrow> arrows;
+};
+
+Drawn drawn(const nlohmann::json& events, int ranks) {
+  Drawn result;
+  result.spans.resize(static_cast<std::size_t>(ranks));
+  std::map<std::pair<int, int>, std::string> tracks;
+  const auto track = [&](const nlohmann::json& event) {
+    return tracks[{event["pid"].get<int>(), event["tid"].get<int>()}];
+  };
+  for (const auto& event : events) {
+    if (event["ph"] == "M" && event["name"] == "thread_name") {
+      tracks[{event["pid"].get<int>(), event["tid"].get<int>()}] = event["args"]["name"];
+    }
+  }
+  for (const auto& event : events) {
+    if (event["ph"] == "X" && track(event) == "pipeline") {
+      result.spans[event["pid"].get<std::size_t>()].insert(event["name"].get<std::string>());
+    }
+  }
+  const auto span_at = [&](const nlohmann::json& arrow) -> std::string {
+    for (const auto& event : events) {
+      if (event["ph"] != "X" || event["pid"] != arrow["pid"] || event["tid"] != arrow["tid"]) continue;
+      const double begin = event["ts"], end = begin + event["dur"].get<double>(), at = arrow["ts"];
+      if (begin <= at && at < end) return event["name"];
+    }
+    return "none";
+  };
+  for (const auto& event : events) {
+    if (event["ph"] == "s") {
+      Drawn::Arrow& arrow = result.arrows[event["id"]];
+      EXPECT_EQ(arrow.from, -1) << "one beginning";
+      arrow.begins = event["ts"];
+      arrow.from = event["pid"];
+      arrow.made = span_at(event);
+    } else if (event["ph"] == "f") {
+      Drawn::Arrow& arrow = result.arrows[event["id"]];
+      EXPECT_EQ(arrow.to, -1) << "one end";
+      arrow.ends = event["ts"];
+      arrow.to = event["pid"];
+      arrow.needed = span_at(event);
+    }
+  }
+  return result;
+}
+
+TEST(Pipeline, TracesActionsAndMessages) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 3);
+  config.mesh = "shard=2, pipeline=3";
+  constexpr int ranks = 6, trained_steps = 2;
+  nlohmann::json events = nlohmann::json::array();
+  std::mutex mutex;
+  run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+    Config own = config;
+    validate_config(own, ranks);
+    RuntimeOptions options = RuntimeOptions::from(own);
+    options.trace = true;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, model->spec(time_steps), own);
+    for (int step = 0; step < trained_steps; ++step) train(engine, *model);
+    engine.begin_evaluation();
+    TokenData data(time_steps, model->shape().vocabulary, true);
+    data.draw(1000 + runtime.mesh().data_rank(rank), 1);
+    model->evaluate(engine, data.batch());
+    (void)engine.end_evaluation();
+    const std::string entries = runtime.trace()->entries("rank", 0, [](double) { return 0.0; });
+    const std::lock_guard lock(mutex);
+    for (auto& event : nlohmann::json::parse("[" + entries + "]")) events.push_back(std::move(event));
+  });
+  const Drawn seen = drawn(events, ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const auto& spans = seen.spans[static_cast<std::size_t>(rank)];
+    const int stage = rank % 3;
+    EXPECT_EQ(spans.count("F2"), trained_steps) << rank;
+    EXPECT_EQ(spans.count("B2"), trained_steps) << rank;
+    EXPECT_EQ(spans.count("F0"), trained_steps + 1) << "an evaluation has a forward";
+    EXPECT_EQ(spans.count("RECV_F1"), stage == 0 ? 0 : trained_steps) << rank;
+    EXPECT_EQ(spans.count("RECV_B1"), stage == 2 ? 0 : trained_steps) << rank;
+    EXPECT_EQ(spans.count("SEND_F1"), 0u) << "sends are the arrows";
+  }
+  // Two cuts, two data ranks: a residual and a gradient for each micro-batch, and a residual of the
+  // evaluation.
+  EXPECT_EQ(seen.arrows.size(), 2u * 2 * (trained_steps * 3 * 2 + 1));
+  for (const auto& [id, arrow] : seen.arrows) {
+    ASSERT_GE(arrow.from, 0) << id << " has a beginning";
+    ASSERT_GE(arrow.to, 0) << id << " has an end";
+    EXPECT_EQ(arrow.from / 3, arrow.to / 3) << "messages stay within a data rank";
+    EXPECT_EQ(std::abs(arrow.from - arrow.to), 1);
+    EXPECT_EQ(arrow.made, arrow.needed) << "a forward for a forward, of the same micro-batch";
+    EXPECT_EQ(arrow.made.front(), arrow.to > arrow.from ? 'F' : 'B');
+    EXPECT_LE(arrow.begins, arrow.ends + 0.002) << "ranks of one process have one clock";
+  }
+}
+
+// The numbers of the note are those of the traffic that is metered.
+TEST(Pipeline, SaysWhatStage3GathersFromFourMicroBatchesOn) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(true, 5);
+  const auto plan = [&](int rank, int micro_batches, GatherFor gather_for, int stage = 3) {
+    planner::PlanRequest request;
+    request.model.language = model;
+    request.sequence = time_steps;
+    request.ranks = 6;
+    request.rank = rank;
+    request.config = pipeline_config(DataType::bfloat16, stage, ReductionPolicy::boundary, micro_batches);
+    request.config.mesh = "pipeline=3, shard=2";
+    request.config.gather_for = gather_for;
+    return planner::plan_run(request);
+  };
+  for (const int rank : {0, 2, 4}) {
+    const planner::PlanResult use = plan(rank, 4, GatherFor::use), step = plan(rank, 4, GatherFor::step);
+    const std::int64_t kept = step.tier(Tier::device).category_peak[Category::gathered];
+    EXPECT_THAT(use.notes, testing::Contains("ZeRO stage 3 gathers the weights of pipeline stage " +
+                                             std::to_string(rank / 2) +
+                                             " anew for each of 4 micro-batches: a rank sends " +
+                                             format_bytes(use.data.at("all_gather").bytes) +
+                                             " of parameters a step; tranche.gather_for step sends " +
+                                             format_bytes(step.data.at("all_gather").bytes) + ", and keeps " +
+                                             format_bytes(kept) + " gathered"))
+        << rank;
+    EXPECT_THAT(step.notes, testing::Not(testing::Contains(HasSubstr("anew for each"))));
+    EXPECT_THAT(plan(rank, 3, GatherFor::use).notes,
+                testing::Not(testing::Contains(HasSubstr("anew for each"))));
+    EXPECT_THAT(plan(rank, 4, GatherFor::use, 2).notes,
+                testing::Not(testing::Contains(HasSubstr("anew for each"))));
+  }
 }
 
 }  // namespace

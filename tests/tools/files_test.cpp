@@ -51,11 +51,5 @@ TEST(Files, ProbesOfRunsThatWereEndedInTheMiddleGo) {
   EXPECT_THAT(folder.names(), testing::UnorderedElementsAre(".probe-0000000000000007", "latest"));
 }
 
-TEST(Files, EveryRankHasAPathOfItsOwn) {
-  EXPECT_EQ(path_of_rank("out/trace.json", 0, 1), "out/trace.json");
-  EXPECT_EQ(path_of_rank("out/trace.json", 3, 4), "out/trace.rank3.json");
-  EXPECT_EQ(path_of_rank("trace", 1, 2), "trace.rank1");
-}
-
 }  // namespace
 }  // namespace tranche::tools

@@ -106,6 +106,7 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                        {"exposed_gather_seconds", number_float},
                        {"exposed_reduce_seconds", number_float},
                        {"exposed_offload_seconds", number_float},
+                       {"exposed_message_seconds", number_float},
                        {"offload", object},
                        {"offload_bytes", object}});
     expect_keys(step["offload"], {{"to_host_seconds", number_float},

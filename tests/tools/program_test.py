@@ -383,6 +383,42 @@ def suite_digests():
             print(f"stages {stages} equal with {name}: weights {seen[0][0]}")
 
 
+def traced(arguments, ranks, axis):
+    """One trace of all ranks: a process for each, arrows with both ends that do not go back in time; the report has each stage's idle share."""
+    trace, report = path("trace.json"), path("traced.json")
+    arguments = arguments + ["--trace", trace, "--report", report]
+    result = run(arguments, ranks)
+
+    def holds(condition, what):
+        check(condition, what, arguments, ranks, result)
+
+    holds(result[0] == 0, "a traced run ends with 0")
+    if result[0] != 0:
+        return
+    holds(f"trace: {trace}, of {ranks} ranks, whose clocks agree within " in result[1], "the end says how well clocks agree")
+    holds(sorted(os.listdir(FOLDER.name)).count("trace.json") == 1 and not os.path.exists(path("trace.rank1.json")), "there is one file")
+    with open(trace, encoding="utf-8") as file:
+        whole = json.load(file)
+    error = float(whole["otherData"]["clock_error_microseconds"])
+    events = whole["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    holds(names == {rank: f"rank {rank} ({axis} {rank})" for rank in range(ranks)}, f"rows are named by coordinates: {names}")
+    holds(all({event["pid"] for event in events if event["ph"] == "X" and event["name"] == kind + "3"} == set(range(ranks)) for kind in "FB"),
+          "every rank has spans F3 and B3")
+    begins = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    holds(begins and begins.keys() == ends.keys(), f"every arrow has both ends: {len(begins)} begin, {len(ends)} end")
+    back = [begins[key]["ts"] - ends[key]["ts"] for key in begins.keys() & ends.keys()]
+    holds(max(back, default=0) <= error + 0.002, f"no arrow goes back in time by more than {error} us: {max(back, default=0)}")
+    with open(report, encoding="utf-8") as file:
+        stages = json.load(file)["pipeline"]["stages"]
+    holds([stage["stage"] for stage in stages] == list(range(ranks)) and all(0 <= stage["idle_share"] < 1 for stage in stages),
+          f"the report has each stage's idle share: {stages}")
+    shares = [f"{100 * share:.1f}%" for share in sorted(stage["idle_share"] for stage in stages)]
+    holds(f"waiting for messages of other stages: {shares[0]} of a step on stage " in result[1] and f"to {shares[-1]} on stage " in result[1],
+          f"the end says the least and the largest share: {shares}")
+
+
 def suite_pipeline():
     """Stages of a pipeline have the bits of one rank that adds the gradients of a tied table by use, write its text and evaluate its
     checkpoint; failures name the message."""
@@ -416,6 +452,7 @@ def suite_pipeline():
         if not said[0] or any(one != said[0] for one in said):
             failures.append(f"{what} of a pipeline")
             print(f"FAILED: the {what} of one rank on a pipeline\n  {said}")
+    traced(TINY + ["--mesh", "pipeline=2", "--accumulate", "4"], 2, "pipeline")
     staged = TINY + ["--mesh", "pipeline=2", "--accumulate", "4", "--set", "tranche.communication_timeout=10"]
     side_by_side(3, [
         (expect, text + ["--mesh", "pipeline=9"], 2, 2, ["tranche.mesh: mesh \"pipeline=9\": pipeline 9, but there are 2 ranks"], None, None, AT_ONCE),

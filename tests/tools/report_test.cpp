@@ -34,6 +34,7 @@ TEST(Report, WritesWhatItWasGiven) {
   step.applied = true;
   step.loss = 2.5;
   step.exposed_offload_seconds = 0.5;
+  step.exposed_message_seconds = 0.75;
   step.update_seconds = 0.25;
   step.between_seconds = 0.125;
   step.offload = {1, 2, 3, 4};
@@ -50,6 +51,7 @@ TEST(Report, WritesWhatItWasGiven) {
   report.add_processor_seconds({1.5});
   report.set_placement({2, 3, 4, 5});
   report.set_mesh(Mesh::parse("replicate=2, shard=*", 4));
+  report.set_stages({{1, 4}, {3, 4}});
   const json document = json::parse(written.text());
   EXPECT_EQ(document["schema"], "tranche-report-1");
   EXPECT_EQ(document["world"], 2);
@@ -61,6 +63,7 @@ TEST(Report, WritesWhatItWasGiven) {
   EXPECT_TRUE(document["checkpoints"].is_array() && document["checkpoints"].empty());
   EXPECT_FALSE(document.contains("resumed") || document.contains("stopped_by"));
   EXPECT_EQ(document["steps"][0]["exposed_offload_seconds"], 0.5);
+  EXPECT_EQ(document["steps"][0]["exposed_message_seconds"], 0.75);
   EXPECT_EQ(document["steps"][0]["update_seconds"], 0.25);
   EXPECT_EQ(document["steps"][0]["between_seconds"], 0.125);
   EXPECT_EQ(document["steps"][0]["cpu_seconds"], 1.5);
@@ -68,6 +71,8 @@ TEST(Report, WritesWhatItWasGiven) {
   EXPECT_EQ(document["mesh"]["axes"], "replicate=2, shard=2");
   EXPECT_EQ(document["mesh"]["coordinates"].size(), 4u);
   EXPECT_EQ(document["mesh"]["coordinates"][2], (nlohmann::json{{"replicate", 1}, {"shard", 0}}));
+  EXPECT_EQ(document["pipeline"]["stages"][1],
+            json::parse(R"({"stage": 1, "idle_share": 0.75, "waited_seconds": 3.0, "step_seconds": 4.0})"));
   EXPECT_EQ(document["placement"],
             json::parse(R"({"ranks_on_host": 2, "threads": 3, "cores": 4, "host_cores": 5})"));
   EXPECT_EQ(document["steps"][0]["offload"], json::parse(R"({"to_host_seconds": 1.0, "from_host_seconds": 2.0,

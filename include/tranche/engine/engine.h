@@ -141,6 +141,9 @@ class Engine {
     bool last() const { return stage + 1 == stages; }
   };
   StageUses stage() const;
+  /// Has the compute stream wait for a message of another stage, in a training step. The time that this costs
+  /// is in StepResult::exposed_message_seconds. Throws what made the message fail.
+  void wait_for_message(const Event& received);
 
   // --- Resources for models ----------------------------------------------------------------------------
   Device& device() const;

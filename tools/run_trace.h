@@ -1,0 +1,44 @@
+#pragma once
+/// One timeline of all ranks of a run.
+
+#include <functional>
+#include <string>
+
+#include "tranche/comm/communicator.h"
+#include "tranche/core/trace.h"
+#include "tranche/partition/mesh.h"
+
+namespace tranche::tools {
+
+/// By how much a rank's clock is ahead of rank 0's, found by messages there and back: the true difference is
+/// no more than `error` from `ahead`, both in seconds. `at`: when, by the rank's own clock.
+struct ClockDifference {
+  double at = 0, ahead = 0, error = 0;
+};
+
+/// Collective over `ranks`. Rank 0 exchanges messages with each of the others in turn and takes the shortest
+/// way there and back, of which half is the error. `clock`: of this rank, in seconds.
+ClockDifference compare_clocks(Communicator& ranks, const std::function<double()>& clock);
+
+/// Brings the traces of all ranks together. Clocks are compared when it is made and when it is saved; between
+/// the two they are taken to run evenly.
+class RunTrace {
+ public:
+  /// Collective over `ranks`. All of them outlive it.
+  RunTrace(const TraceRecorder& trace, Communicator& ranks, const Mesh& mesh,
+           std::function<double()> clock = {});
+
+  /// Collective. Every rank sends its trace to rank 0, which writes one file of them as OutputFile does: a
+  /// process for each rank, named by its coordinates, stages of a pipeline one behind the other. Returns on
+  /// rank 0 a line about it, elsewhere an empty text. Rank 0 throws IoError.
+  std::string save(const std::string& path);
+
+ private:
+  const TraceRecorder& trace_;
+  Communicator& ranks_;
+  const Mesh& mesh_;
+  std::function<double()> clock_;
+  ClockDifference first_;
+};
+
+}  // namespace tranche::tools

@@ -1,0 +1,38 @@
+#pragma once
+/// The part of a training's time in which the stages of a pipeline waited for each other's messages.
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tranche/comm/communicator.h"
+#include "tranche/engine/step_result.h"
+#include "tranche/partition/mesh.h"
+
+namespace tranche::tools {
+
+/// Sums over the ranks of a stage.
+struct StageTime {
+  double waited = 0;   ///< seconds in which compute waited for messages of other stages
+  double seconds = 0;  ///< of the same steps
+  double idle_share() const { return seconds > 0 ? waited / seconds : 0; }
+};
+
+class StageTimes {
+ public:
+  /// A step of this rank.
+  void add(const StepResult& result);
+  /// Collective over `ranks`, which are those of the mesh. By stage: the steps but the first two, which plan
+  /// memory; all of them where there are no more. Empty without a pipeline.
+  std::vector<StageTime> by_stage(Communicator& ranks, const Mesh& mesh) const;
+
+ private:
+  std::int64_t steps_ = 0;
+  StageTime first_, later_;
+};
+
+/// "waiting for messages of other stages: 4.0% of a step on stage 2, the slowest, to 31.0% on stage 0, the
+/// fastest". The slowest stage waits least.
+std::string idle_line(const std::vector<StageTime>& stages);
+
+}  // namespace tranche::tools
