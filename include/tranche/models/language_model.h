@@ -136,7 +136,8 @@ class LanguageModel {
   /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,
   /// ConfigurationError on a sequence that is too long and on a mesh with a pipeline (train_step()).
   void forward_backward(Engine& engine, const TokenBatch& batch) const;
-  /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
+  /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation. Collective
+  /// over the stages of a data rank. On a pipeline an error ends the engine, because other stages wait.
   void evaluate(Engine& engine, const TokenBatch& batch) const;
 
   /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
@@ -224,7 +225,7 @@ using MicroBatches = std::function<TokenBatch(std::int64_t micro_batch)>;
 /// The micro-batches of one step: forward and backward of all of them, for Engine::step() to follow. On a
 /// mesh with a pipeline this rank computes its own stage (pipeline/executor.h); without one it is a loop over
 /// LanguageModel::forward_backward(). Collective over the ranks that see the same samples. Throws as that
-/// does.
+/// does; on a pipeline an error, of `batches` too, ends the engine, because other stages wait.
 void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches);
 
 }  // namespace models
