@@ -128,7 +128,7 @@ def page(table, settled):
         "stand together in at least one of them. Four steps (as they come, recorded, and two as planned) are followed by two of another engine where a",
         "checkpoint is loaded elsewhere. Each configuration is trained twice:", "",
         "- as it is, and",
-        "- with the same arithmetic at stage 0, nothing offloaded, no overlap, no memory plan.", "",
+        "- with the same arithmetic at stage 0 on one stage of a pipeline, nothing offloaded, no overlap, no memory plan.", "",
         "Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit. The same rows are planned on the meta",
         "device, to the byte and to the sent element, and run by MPI processes. A GPU, which is emulated in CI, runs rows in which each capability",
         "stands once, and with `test_combinations_gpu` all.", "",
