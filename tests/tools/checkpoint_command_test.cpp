@@ -235,6 +235,10 @@ TEST_F(CheckpointCommand, ShowsTheStagesOfAPipeline) {
               AllOf(HasSubstr("by             4 ranks (shard=2, pipeline=2) at stage 2"),
                     HasSubstr("  pipeline       stage 0, ranks 0, 2: a part of embedding, h.0 to h.1\n"
                               "                 stage 1, ranks 1, 3: a part of embedding\n")));
+  save({.world = 4, .mesh = "pipeline=2, shard=2", .step = 9});
+  EXPECT_THAT(checkpoint_command({"show", run_}).out, AllOf(HasSubstr("stage 0, ranks 0, 1: a part of"),
+                                                            HasSubstr("stage 1, ranks 2, 3: a part of")));
+  save({.world = 4, .mesh = "shard=2, pipeline=2", .step = 10});
   const json stages = parsed(checkpoint_command({"show", run_, "--json"}))["pipeline_stages"];
   EXPECT_EQ(
       stages,
