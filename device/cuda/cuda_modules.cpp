@@ -10,7 +10,8 @@
 namespace tranche::cuda {
 namespace {
 
-// Filled before main() and when libraries are loaded, each of which happens in one thread; constant after that.
+// Filled before main() and when libraries are loaded, each of which happens in one thread; constant after
+// that.
 constinit const KernelSource* newest = nullptr;
 
 // A failure here does not fail the program, because CUDA loads the kernel at its first launch anyway.

@@ -25,9 +25,9 @@ class KernelSource {
   const KernelSource* next_;
 };
 
-/// Loads all kernels of all KernelSources on the current GPU; what is loaded already stays. Every device calls it
-/// when it is made, before any of its streams can wait: a later one would find the GPU busy. Drivers before CUDA
-/// 12.4 load only the kernels that sources are known by.
+/// Loads all kernels of all KernelSources on the current GPU; what is loaded already stays. Every device
+/// calls it when it is made, before any of its streams can wait: a later one would find the GPU busy. Drivers
+/// before CUDA 12.4 load only the kernels that sources are known by.
 void load_kernels(const DriverFunctions& driver) noexcept;
 
 }  // namespace tranche::cuda

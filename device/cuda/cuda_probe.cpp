@@ -23,7 +23,8 @@ std::string describe(cudaError_t error, const CudaProbe& probe) {
     const std::string runtime = cuda::version_text(probe.runtime_version);
     return "the driver serves CUDA " + cuda::version_text(probe.driver_version) +
            ", and this build needs CUDA " + runtime +
-           ": install a newer driver, or on a data-centre GPU NVIDIA's package cuda-compat for CUDA " + runtime;
+           ": install a newer driver, or on a data-centre GPU NVIDIA's package cuda-compat for CUDA " +
+           runtime;
   }
   return std::string("the CUDA runtime failed: ") + cudaGetErrorString(error) + " (error " +
          std::to_string(static_cast<int>(error)) + ")" + cuda::advice_of(error);

@@ -44,10 +44,12 @@ struct Attended {
   const std::int32_t* lengths;
 };
 
-/// `parts` is how many elements of a head a lane has at most, 32 apart. They are kept in registers: 64 a thread with
-/// four blocks on a multiprocessor, up to 255 with one.
+/// `parts` is how many elements of a head a lane has at most, 32 apart. They are kept in registers: 64 a
+/// thread with four blocks on a multiprocessor, up to 255 with one.
 template <int parts, class T>
-__global__ void __launch_bounds__(block_threads, parts <= 4 ? 4 : parts <= 8 ? 2 : 1)
+__global__ void __launch_bounds__(block_threads, parts <= 4   ? 4
+                                                 : parts <= 8 ? 2
+                                                              : 1)
     attention_kernel(const Attended call, const Elements<T> query, const Elements<T> keys,
                      const Elements<T> values, const Elements<T> out) {
   const int lane = static_cast<int>(threadIdx.x) % warp_size,

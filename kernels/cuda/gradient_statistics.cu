@@ -16,7 +16,8 @@ namespace {
 
 constexpr std::int64_t most_thread_blocks = 2048;
 
-/// Blocks on a multiprocessor: 64 registers a thread with four, which are one too few for float16, and 80 with three.
+/// Blocks on a multiprocessor: 64 registers a thread with four, which are one too few for float16, and 80
+/// with three.
 template <class T>
 __global__ void __launch_bounds__(square_threads, std::is_same_v<T, float16> ? 3 : 4)
     gradient_statistics_kernel(const T* gradient, const std::int64_t elements,

@@ -9,7 +9,8 @@ void check_cuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the runtime would report it again
   throw Error(std::string("CUDA: ") + what + ": " + cudaGetErrorString(error) + " (" +
-              cudaGetErrorName(error) + ")" + tranche::cuda::advice_of(error) + tranche::cuda::text_of_loss(error));
+              cudaGetErrorName(error) + ")" + tranche::cuda::advice_of(error) +
+              tranche::cuda::text_of_loss(error));
 }
 
 int multiprocessors() {

@@ -97,9 +97,9 @@ struct From {
   }
 };
 
-/// Two blocks on a multiprocessor, that is 128 registers a thread: left to choose, ptxas takes 64 or 80 for some rules
-/// and spills around the call that rounds weights. Two have 57 KB of loads in flight, which memory's latency does not
-/// exhaust.
+/// Two blocks on a multiprocessor, that is 128 registers a thread: left to choose, ptxas takes 64 or 80 for
+/// some rules and spills around the call that rounds weights. Two have 57 KB of loads in flight, which
+/// memory's latency does not exhaust.
 inline constexpr int resident_update_blocks = 2;
 
 template <class Rule, class Operation, class Part>

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Unpacks the offline bundle in a system that has bash, the small tools beside it, libc, Python and CUDA's libraries, and nothing
-# else: no source tree, no build folder, no library that Tranche uses. There it runs check.sh, tranche info, one case of each test
-# program for GPUs (which say why they skip) and the whole of run.sh. Prints the archive's size and what each file takes.
+# else: no source tree, no build folder, no library that Tranche uses, no network but loopback, nothing in /dev/shm. There it runs
+# check.sh, tranche info, one case of each test program for GPUs (which say why they skip) and the whole of run.sh. Prints the
+# archive's size and what each file takes.
 #   scripts/gpu/bundle_check.sh [ARCHIVE]
 #     ARCHIVE  default: bundle.sh makes build/gpu-bundle.tar.xz for compute capability 9.0
 # Needs root, and for making the archive what bundle.sh needs. Exit status: 0 all of it works, 1 something does not, 2 usage,
@@ -11,22 +12,24 @@ here=$(cd "$(dirname "$0")" && pwd -P)
 top=$(cd "$here/../.." && pwd -P)
 skip() { echo "bundle_check.sh: skipped: $1"; exit 77; }
 case ${1:-} in
-  -h | --help) sed -n '2,9s/^# \?//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,10s/^# \?//p' "$0"; exit 0 ;;
   -*) echo "bundle_check.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
 esac
 archive=${1:-}
 [ -z "$archive" ] || [ -f "$archive" ] || { echo "bundle_check.sh: '$archive' does not exist" >&2; exit 2; }
 [ "$(id -u)" -eq 0 ] || skip "only root can enter another system"
-# Mounts are in a namespace of this process, so that they end with it however it ends.
+# Mounts are in a namespace of this process, so that they end with it however it ends. So is the network: as on some GPU hosts there is
+# nothing but loopback.
 if [ "${TRANCHE_BUNDLE_MOUNTS:-}" != own ]; then
   if [ -z "$archive" ]; then
     command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip "there is no nvcc"
     "$here/bundle.sh" --gpu 90
     archive=$top/build/gpu-bundle.tar.xz
   fi
-  TRANCHE_BUNDLE_MOUNTS=own exec unshare --mount --pid --fork --propagation private "$0" "$(readlink -f "$archive")"
+  TRANCHE_BUNDLE_MOUNTS=own exec unshare --mount --pid --net --fork --propagation private "$0" "$(readlink -f "$archive")"
 fi
 
+ip link set lo up || skip "ip cannot raise the loopback interface"
 root=$(mktemp -d)
 trap 'umount -R "$root" 2> /dev/null || true; rm -rf "$root"' EXIT
 mount -t tmpfs -o size=3g none "$root"
@@ -63,6 +66,8 @@ printf 'root:x:0:0::/root:/bin/bash\n' > "$root/etc/passwd"
 printf '127.0.0.1 localhost\n' > "$root/etc/hosts"
 mount -t proc none "$root/proc"
 mount --rbind /dev "$root/dev"
+# Containers have little or none of it.
+[ ! -d "$root/dev/shm" ] || mount -t tmpfs -o ro,size=4k none "$root/dev/shm"
 tar -C "$root/bundle" -xJf "$archive"
 failed=0
 chroot=$(PATH=/usr/sbin:/sbin:$PATH type -P chroot) || skip "this system has no chroot"

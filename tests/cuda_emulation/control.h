@@ -51,8 +51,8 @@ void set_delay(int microseconds);
 void set_lazy_loading(bool lazy);
 /// Memory of each emulated GPU (TRANCHE_EMULATED_MEMORY at the start; 4 GiB by default).
 void set_total_memory(std::int64_t bytes);
-/// The CUDA version that the driver serves, 12040 for 12.4, 0 for no driver (TRANCHE_EMULATED_DRIVER at the start; the
-/// runtime's own by default). Drivers of an older major version serve no call.
+/// The CUDA version that the driver serves, 12040 for 12.4, 0 for no driver (TRANCHE_EMULATED_DRIVER at the
+/// start; the runtime's own by default). Drivers of an older major version serve no call.
 void set_driver_version(int version);
 
 struct LiveMemory {

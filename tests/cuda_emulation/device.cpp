@@ -17,8 +17,8 @@ std::atomic<std::int64_t>& total() {
 
 /// The version that cudaDriverGetVersion returns.
 std::atomic<int>& driver_number() {
-  static std::atomic<int>& instance = *new std::atomic<int>(static_cast<int>(
-      environment("TRANCHE_EMULATED_DRIVER", device_count() > 0 ? CUDART_VERSION : 0)));
+  static std::atomic<int>& instance = *new std::atomic<int>(
+      static_cast<int>(environment("TRANCHE_EMULATED_DRIVER", device_count() > 0 ? CUDART_VERSION : 0)));
   return instance;
 }
 

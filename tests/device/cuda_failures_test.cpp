@@ -54,8 +54,8 @@ class CudaFailures : public testing_support::CudaTest {
 const int kernel_of_this_source = 0;
 const cuda::KernelSource this_source(&kernel_of_this_source);
 
-// Loading a kernel may wait for the whole GPU. The stream of one rank may wait for another rank's thread, which makes
-// its device later.
+// Loading a kernel may wait for the whole GPU. The stream of one rank may wait for another rank's thread,
+// which makes its device later.
 TEST_F(CudaFailures, ADeviceMadeBesideOneThatWaitsLoadsNothing) {
   device_.reset();
   cuda_emulation::set_lazy_loading(true);
@@ -80,7 +80,8 @@ std::string refusal_to_start() {
 
 TEST_F(CudaFailures, NoDriverAndNoGpuAreConfiguration) {
   cuda_emulation::set_driver_version(0);
-  EXPECT_THAT(refusal_to_start(), AllOf(HasSubstr("no CUDA driver was found"), HasSubstr("choose device cpu")));
+  EXPECT_THAT(refusal_to_start(),
+              AllOf(HasSubstr("no CUDA driver was found"), HasSubstr("choose device cpu")));
   cuda_emulation::set_driver_version(CUDART_VERSION);
   cuda_emulation::fail_call("cudaGetDeviceCount", 1, cudaErrorNoDevice);
   EXPECT_THAT(refusal_to_start(), HasSubstr("no GPU was found; choose"));
@@ -92,29 +93,34 @@ TEST_F(CudaFailures, NoDriverAndNoGpuAreConfiguration) {
 
 TEST_F(CudaFailures, AnOlderDriverIsSaidWithBothVersions) {
   cuda_emulation::set_driver_version(12040);
-  EXPECT_THAT(refusal_to_start(), AllOf(HasSubstr("the driver serves CUDA 12.4, and this build needs CUDA 13."),
-                                        HasSubstr("install a newer driver")));
+  EXPECT_THAT(refusal_to_start(),
+              AllOf(HasSubstr("the driver serves CUDA 12.4, and this build needs CUDA 13."),
+                    HasSubstr("install a newer driver")));
   EXPECT_EQ(detail::probe_cuda().driver_version, 12040);
   cuda_emulation::set_driver_version(CUDART_VERSION);
   EXPECT_EQ(detail::probe_cuda().problem, "");
 }
 
 TEST_F(CudaFailures, WhatLiesOutsideOfTheProgramComesWithAdvice) {
-  for (const auto& [error, advice] : {std::pair{cudaErrorSystemDriverMismatch, "reboot after an update of the driver"},
-                                      std::pair{cudaErrorSystemNotReady, "nvidia-fabricmanager"},
-                                      std::pair{cudaErrorCompatNotSupportedOnDevice, "remove its folder"},
-                                      std::pair{cudaErrorMpsConnectionFailed, "CUDA_MPS_PIPE_DIRECTORY"},
-                                      std::pair{cudaErrorUnknown, "/dev/nvidia-uvm"}}) {
+  for (const auto& [error, advice] :
+       {std::pair{cudaErrorSystemDriverMismatch, "reboot after an update of the driver"},
+        std::pair{cudaErrorSystemNotReady, "nvidia-fabricmanager"},
+        std::pair{cudaErrorCompatNotSupportedOnDevice, "remove its folder"},
+        std::pair{cudaErrorMpsConnectionFailed, "CUDA_MPS_PIPE_DIRECTORY"},
+        std::pair{cudaErrorUnknown, "/dev/nvidia-uvm"}}) {
     cuda_emulation::fail_call("cudaGetDeviceCount", 1, error);
     EXPECT_THAT(refusal_to_start(), HasSubstr(advice));
   }
   // Exclusive use shows when the context is made.
   cuda_emulation::fail_call("cudaSetDevice", 1, cudaErrorDevicesUnavailable);
-  EXPECT_THAT(message_of<DeviceError>([] { make_device({DeviceKind::cuda, 0, 1}); }),
+  EXPECT_THAT(message_of<DeviceError>([] {
+                make_device({DeviceKind::cuda, 0, 1});
+              }),
               HasSubstr("another process uses the GPU, and its compute mode admits only one"));
   // And a GPU that the kernels were not compiled for at the first launch.
-  EXPECT_THAT(message_of<DeviceError>([] { cuda::check(cudaErrorNoKernelImageForDevice, "cudaLaunchKernelExC"); }),
-              AllOf(HasSubstr("cudaLaunchKernelExC failed"), HasSubstr("CMAKE_CUDA_ARCHITECTURES")));
+  EXPECT_THAT(
+      message_of<DeviceError>([] { cuda::check(cudaErrorNoKernelImageForDevice, "cudaLaunchKernelExC"); }),
+      AllOf(HasSubstr("cudaLaunchKernelExC failed"), HasSubstr("CMAKE_CUDA_ARCHITECTURES")));
 }
 
 TEST_F(CudaFailures, CallsAreNamed) {

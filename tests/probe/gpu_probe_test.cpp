@@ -75,7 +75,9 @@ TEST(GpuProbeUsage, IsTold) {
   for (const char* arguments : {"copies", "--limit", "--limit soon", "--limit 0"}) {
     const ProgramOutput run = probe(arguments);
     EXPECT_EQ(run.status, 2) << run.text;
-    EXPECT_THAT(run.text, HasSubstr("usage: gpu_probe [--limit SECONDS] [--one-by-one] [NAME...], NAME one of device copy"));
+    EXPECT_THAT(
+        run.text,
+        HasSubstr("usage: gpu_probe [--limit SECONDS] [--one-by-one] [NAME...], NAME one of device copy"));
   }
   EXPECT_THAT(probe("copies").text, HasSubstr("'copies' is no check"));
   EXPECT_THAT(probe("--limit soon").text, HasSubstr("--limit needs a number of seconds"));

@@ -1,10 +1,11 @@
-// gpu_probe [--limit SECONDS] [--one-by-one] [NAME...]: looks in seconds at each thing that everything on a GPU rests on.
-// One line for each: "probe NAME: ok" or "probe NAME: FAILED reason". Each runs in a process of its own, so a
-// lost context or a hang of one leaves the others. All run at once: starting CUDA may take longer than the
-// check itself, and each has the whole limit. With --one-by-one they share the limit, for GPUs that admit one
-// process at a time. Exit status: 0 all are ok, 1 one failed, 2 usage. gpu_probe --start: says how many seconds a process needs until CUDA is ready, and ends. gpu_probe --hold: the same,
-// and then holds the GPU's context until its input ends, so that the driver need not start the GPU anew for
-// each of the processes that follow.
+// gpu_probe [--limit SECONDS] [--one-by-one] [NAME...]: looks in seconds at each thing that everything on a
+// GPU rests on. One line for each: "probe NAME: ok" or "probe NAME: FAILED reason". Each runs in a process of
+// its own, so a lost context or a hang of one leaves the others. All run at once: starting CUDA may take
+// longer than the check itself, and each has the whole limit. With --one-by-one they share the limit, for
+// GPUs that admit one process at a time. Exit status: 0 all are ok, 1 one failed, 2 usage. gpu_probe --start:
+// says how many seconds a process needs until CUDA is ready, and ends. gpu_probe --hold: the same, and then
+// holds the GPU's context until its input ends, so that the driver need not start the GPU anew for each of
+// the processes that follow.
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -133,7 +134,8 @@ int usage(const std::string& what) {
   std::string names;
   for (const Check& check : checks) names += " " + std::string(check.name);
   std::fprintf(stderr,
-               "gpu_probe: %s\nusage: gpu_probe [--limit SECONDS] [--one-by-one] [NAME...], NAME one of%s; or gpu_probe "
+               "gpu_probe: %s\nusage: gpu_probe [--limit SECONDS] [--one-by-one] [NAME...], NAME one of%s; "
+               "or gpu_probe "
                "--start; or gpu_probe --hold\n",
                what.c_str(), names.c_str());
   return 2;
