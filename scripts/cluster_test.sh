@@ -3,17 +3,19 @@
 # (namespaces), a veth pair joins them, and a Slurm runs over them.
 #   scripts/cluster_test.sh PROGRAM [PART[=CASE,...]...]      all parts: digests bytes starts lease scale jobs link deaths
 #   cases: digests=stage0,stage1,stage2,stage3,hybrid,hpZ  bytes=flat,hybrid,hpZ  jobs=limit-,signal-,preempt- with mpirun or srun, and whole
+#   rate, which is no part of all, measures steps over a link of 200 Mbit/s (ROUNDS, RATE, MACHINE, NETWORK).
 #   KEEP=1 leaves the folder of logs. Ends with 0 (all well), 1 (a check failed), 2 (usage), 77 (skipped, with the reason).
 # Wants root and namespaces; scripts/setup.sh --cluster installs the Debian packages. Hosts and daemons die with this script, however it ends.
 # Kept out: more than one kernel and clock, real locks of a network file system, binding, GPUs.
 set -uo pipefail
 scripts=$(cd "$(dirname "$0")" && pwd)
-[ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0"; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,9s/^# \?//p' "$0"; exit 2; }
 program=$(readlink -f "$1"); shift
 parts=${*:-digests bytes starts lease scale jobs link deaths}
 skip() { echo "cluster_test: skipped: $1"; exit 77; }
 [ -x "$program" ] || { echo "cluster_test: '$program' is no program" >&2; exit 2; }
 declare -A all_cases=([digests]="stage0 stage1 stage2 stage3 hybrid hpZ" [bytes]="flat hybrid hpZ"
+  [rate]="flat hybrid hpZ messages flat4 hybrid4 step4"
   [jobs]="limit-mpirun limit-srun signal-mpirun preempt-mpirun signal-srun preempt-srun whole")
 # cases PART: those of the part that were asked for
 declare -A asked
@@ -181,7 +183,7 @@ run() {
   "${launcher[@]}" $(train "$name" "$@") > "$state/$name.log" 2>&1
 }
 # died_in_mpi_init LOG: Open MPI 4.1.4 has ended a start. Under srun a rank can be out of MPI_Init and send before another has set up what
-# takes messages (btl_tcp calls a null pointer within MPI_Init; two in some 120 starts on a loaded machine). No line of the program is there.
+# takes messages (btl_tcp calls a null pointer within MPI_Init; two in some 140 starts on a loaded machine). No line of the program is there.
 died_in_mpi_init() {
   tail -40 "$1" | sed -n '/Process received signal/,$p' | grep -q "Failing at address: (nil)" || return 1
   tail -40 "$1" | sed -n '/Process received signal/,$p' | grep -qE '^(nodes|step) ' && return 1
@@ -424,6 +426,39 @@ part_deaths() {
   ends_soon "a host dies under mpirun" $other 15 $death
   ends_soon "a host dies under srun" $job $((slurmd_timeout + 15)) $death
   check "the allocation is free within 15 s more than SlurmdTimeout" within 15 nobody_waits
+}
+
+# No check: times of steps over a limited link (RATE, 200mbit), medians of ROUNDS (5) interleaved runs, beside what the line allows and, with
+# a MACHINE file of tranche calibrate, what plan projects. Only where it is asked for.
+part_rate() {
+  local case n round steps model=gpt-mini flags="--stage 3 --dtype bf16 --micro-batch 1" mesh="--mesh replicate=2,shard=2"
+  local -A more=([flat]="" [hybrid]="$mesh" [hpZ]="$mesh --set tranche.replicate=parameters" [messages]="--set tranche.collectives=messages"
+    [flat4]="--accumulate 4" [hybrid4]="$mesh --accumulate 4" [step4]="$mesh --accumulate 4 --set tranche.replica_sum=step")
+  for n in 1 2; do on $n tc qdisc add dev veth0 root tbf rate "${RATE:-200mbit}" burst 32kbit latency 400ms; done
+  for round in $(seq "${ROUNDS:-5}"); do
+    for case in $(cases rate); do
+      steps=6; [ "$case" = "${case%4}" ] || steps=5
+      # shellcheck disable=SC2086
+      run "rate-$case-$round" two_hosts -n 4 -- $flags ${more[$case]} --steps $steps --metrics "$state/rate-$case-$round.jsonl" || fail "$case runs"
+    done
+  done
+  for n in 1 2; do on $n tc qdisc del dev veth0 root; done
+  for case in $(cases rate); do
+    # shellcheck disable=SC2086
+    "$program" plan --model $model --sequence 32 --ranks 4 --ranks-per-node 2 --json $flags ${more[$case]} \
+      ${MACHINE:+--machine "$MACHINE" --network "${NETWORK:-25MB/s,100us}"} > "$state/rate-$case.json"
+    python3 - "$case" "$state/rate-$case.json" "${NETWORK:-25MB/s,100us}" "$state/rate-$case"-*.jsonl <<'END'
+import json, re, statistics, sys
+case, plan, network, files = sys.argv[1], json.load(open(sys.argv[2])), sys.argv[3], sys.argv[4:]
+runs = [[1000 * step["seconds"] for step in map(json.loads, open(name)) if "seconds" in step and step["step"] > 2] for name in files]
+medians = sorted(statistics.median(run) for run in runs)
+line = 1000 * plan["bytes_to_other_nodes"]["node_bytes"] / (float(re.match("[0-9.]+", network)[0]) * 1e6)
+seconds = plan.get("projection", {}).get("step_seconds")
+median = statistics.median(medians)
+print(f"    {case:9} {median:6.0f} ms ({medians[0]:.0f} to {medians[-1]:.0f}); by the line {line:.0f}, {median / line:.2f} times as long" +
+      (f"; projected {1000 * seconds:.0f}, {median / (1000 * seconds):.2f}" if seconds else ""))
+END
+  done
 }
 
 yes 'The quick brown fox jumps over the lazy dog. ' | head -c 200000 > "$state/text"

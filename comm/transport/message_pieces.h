@@ -20,8 +20,7 @@ inline constexpr std::int64_t most_small_pieces = 16;
 
 /// Bytes of the pieces in the order in which both sides post them.
 inline std::vector<std::int64_t> message_pieces(std::int64_t bytes) {
-  const std::int64_t small =
-      std::min(most_small_pieces, std::max<std::int64_t>(bytes - 1, 0) / piece_bytes);
+  const std::int64_t small = std::min(most_small_pieces, std::max<std::int64_t>(bytes - 1, 0) / piece_bytes);
   std::vector<std::int64_t> pieces(static_cast<std::size_t>(small + 1), piece_bytes);
   pieces.front() = bytes - small * piece_bytes;
   return pieces;

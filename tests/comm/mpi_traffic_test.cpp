@@ -125,7 +125,8 @@ TEST(Traffic, WhatGoesToAnotherNodeIsCutInPieces) {
   for (const std::int64_t count : {std::int64_t{15000}, std::int64_t{90001}, std::int64_t{700001}}) {
     SCOPED_TRACE(count);
     const auto pieces = static_cast<std::int64_t>(comm::message_pieces(count * 4).size());
-    std::vector<float> shard(static_cast<std::size_t>(count)), full(static_cast<std::size_t>(count * (others + 1)));
+    std::vector<float> shard(static_cast<std::size_t>(count)),
+        full(static_cast<std::size_t>(count * (others + 1)));
     for (std::int64_t i = 0; i < count; ++i) {
       shard[static_cast<std::size_t>(i)] = static_cast<float>(comm->rank() + 10 * i);
     }
