@@ -30,8 +30,7 @@ class StagedExchange : public DeviceExchange {
         staging_(*group.host_memory, 2 * slot_bytes_, Category::communication, "staging"),
         scratch_(*group.device_memory, scratch_bytes_, Category::communication, "staged sums"),
         messages_(group_),
-        outlines_(2 * static_cast<std::size_t>(group.size())),
-        exchange_(group.device->create_stream("exchange")) {
+        outlines_(2 * static_cast<std::size_t>(group.size())) {
     const std::int64_t least = staging_granule * 8 * (group.size() + 1);
     if (slot_bytes_ < least || scratch_bytes_ < staging_granule * 4) {
       throw ConfigurationError("a staging buffer of " + std::to_string(group.staging_bytes) +
@@ -84,6 +83,13 @@ class StagedExchange : public DeviceExchange {
   using Copies = std::function<void(const Chunk&)>;
   using Exchange = std::function<Event(const Chunk&)>;
 
+  /// Made for the first call: ranks that are threads share a GPU's launch queues, and the group of all ranks
+  /// may have no call on device memory where others share the work.
+  Stream& exchange_stream() {
+    if (!exchange_) exchange_ = group_.device->create_stream("exchange");
+    return *exchange_;
+  }
+
   unsigned char* slot(std::int64_t number) const {
     return static_cast<unsigned char*>(staging_.data()) + number % 2 * slot_bytes_;
   }
@@ -116,9 +122,9 @@ class StagedExchange : public DeviceExchange {
       const std::int64_t first = number * chunk_elements;
       const Chunk chunk{first, std::min(chunk_elements, call->count - first), slot(number)};
       download(chunk);
-      exchange_->wait(stream.record());
+      exchange_stream().wait(stream.record());
       // The copies above are ordered behind the upload that last read this slot, the exchange behind them.
-      exchange_->enqueue(call->name, [this, call, chunk, exchange] {
+      exchange_stream().enqueue(call->name, [this, call, chunk, exchange] {
         run_guarded(group_.failure, *host_, call->what(),
                     [&] { wait_on_host(exchange(chunk), *group_.failure, call->what()); });
       });
@@ -126,7 +132,7 @@ class StagedExchange : public DeviceExchange {
         stream.wait(exchanged);
         upload(before);
       }
-      exchanged = exchange_->record();
+      exchanged = exchange_stream().record();
       before = chunk;
     }
     stream.wait(exchanged);
@@ -230,7 +236,7 @@ class StagedExchange : public DeviceExchange {
     };
     copy_own_part(*group_.stream, *call, rank);
     if (!equal) {
-      exchange_->enqueue(call->name, [this, call, chunks] {
+      exchange_stream().enqueue(call->name, [this, call, chunks] {
         run_guarded(group_.failure, *host_, call->what(), [&] { exchange_outlines(*call, chunks); });
       });
     }
@@ -263,10 +269,11 @@ class StagedExchange : public DeviceExchange {
           }
         });
     if (equal) return;
-    exchange_->enqueue(call->name, [this, call, chunks] {
+    exchange_stream().enqueue(call->name, [this, call, chunks] {
       run_guarded(group_.failure, *host_, call->what(), [&] { call_as_often_as_peers(*call, chunks); });
     });
-    group_.stream->wait(exchange_->record());  // a rank without chunks is not done before its peers know that
+    group_.stream->wait(
+        exchange_stream().record());  // a rank without chunks is not done before its peers know that
   }
 
   /// Tells each peer of an all_to_all_v how many bytes it gets, and of how many chunks this rank's call is.

@@ -164,8 +164,12 @@ TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
 }
 
 TEST_F(GpuPipeline, HasTheBitsOfTwoGpusWithTwoShards) {
-  const Config config = base_config(3);
-  EXPECT_THAT(trained(config, "pipeline=2, shard=2", 4), Each(trained(config, "", 2).front()));
+  Config config = base_config(3);
+  const Bits two = trained(config, "", 2).front();
+  for (const char* transport : {"auto", "staged"}) {
+    config.device_transport = transport;
+    EXPECT_THAT(trained(config, "pipeline=2, shard=2", 4), Each(two)) << transport;
+  }
 }
 
 TEST_F(GpuPipeline, WaitsOnceAStepForTheGpu) {
