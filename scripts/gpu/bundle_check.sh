@@ -48,6 +48,11 @@ for tool in bash sh env cat cp mv rm ls ln mkdir rmdir mktemp touch chmod stat d
   put "$file"
   [ -e "$root/usr/bin/$tool" ] || ln -s "${file##*/}" "$root/usr/bin/$tool"
 done
+# The C library's parts, which programs ask for by their old names: libpthread.so.0 is one.
+for name in libpthread.so.0 libdl.so.2 librt.so.1 libm.so.6 libutil.so.1 libresolv.so.2 libnss_files.so.2; do
+  file=$(ldconfig -p 2> /dev/null | sed -n "s#.*$name (libc6,x86-64.* => ##p" | head -n 1)
+  [ -z "$file" ] || put "$file"
+done
 python=$(readlink -f /usr/bin/python3) || skip "this system has no /usr/bin/python3"
 put "$python"
 ln -sf "${python##*/}" "$root/usr/bin/python3"
