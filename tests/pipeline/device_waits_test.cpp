@@ -1,5 +1,5 @@
-// The waits of the streams of devices when every stage issues its schedule form no circle, whatever the numbers
-// of stages and micro-batches. A step would hang where there is one.
+// The waits of the streams of devices when every stage issues its schedule form no circle, whatever the
+// numbers of stages and micro-batches. A step would hang where there is one.
 #include <gtest/gtest.h>
 
 #include <algorithm>

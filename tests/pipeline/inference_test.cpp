@@ -297,24 +297,23 @@ std::vector<std::string> messages(const Job& job, const LanguageModel& model,
 TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
   const auto model = four_blocks(true);
   std::atomic<int> ended = 0;
-  const std::vector<std::string> of_token =
-      messages({"shard=1, pipeline=4", 4}, *model, [&](Engine& engine) {
-        GenerationOptions options{.tokens = 9};
-        int tokens = 0;
-        options.on_token = [&](std::int64_t, std::int32_t) -> bool {
-          if (++tokens == 5) throw InvalidArgument("told to fail");
-          return false;
-        };
-        try {
-          (void)generate(engine, *model, ragged_prompts(), options);
-        } catch (...) {
-          // The others end although nobody has reported this error yet.
-          ++ended;
-          for (int i = 0; i < 20000 && ended < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-          EXPECT_EQ(ended, 4);
-          throw;
-        }
-      });
+  const std::vector<std::string> of_token = messages({"shard=1, pipeline=4", 4}, *model, [&](Engine& engine) {
+    GenerationOptions options{.tokens = 9};
+    int tokens = 0;
+    options.on_token = [&](std::int64_t, std::int32_t) -> bool {
+      if (++tokens == 5) throw InvalidArgument("told to fail");
+      return false;
+    };
+    try {
+      (void)generate(engine, *model, ragged_prompts(), options);
+    } catch (...) {
+      // The others end although nobody has reported this error yet.
+      ++ended;
+      for (int i = 0; i < 20000 && ended < 4; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_EQ(ended, 4);
+      throw;
+    }
+  });
   // The failure may reach a peer before the call in front of the one that waits for it has returned there.
   EXPECT_THAT(of_token[0], HasSubstr("told to fail"));
   for (std::size_t rank = 1; rank < 4; ++rank) {

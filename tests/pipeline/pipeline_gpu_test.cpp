@@ -235,8 +235,8 @@ TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
   }
 }
 
-/// The error that each rank ends with while rank 1 of three stages does `what` before its third micro-batch. `what` is
-/// told how many of the others have ended.
+/// The error that each rank ends with while rank 1 of three stages does `what` before its third micro-batch.
+/// `what` is told how many of the others have ended.
 std::vector<std::string> ends(const char* transport, double timeout,
                               const std::function<void(const std::atomic<int>&)>& what) {
   Config config = base_config(0);

@@ -595,8 +595,8 @@ TEST(Pipeline, RefusesWhatItDoesNotHave) {
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh"));
 }
 
-/// The lines that the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as `failing`
-/// does. `failing` gets a function that waits until all other ranks have ended.
+/// The lines that the ranks of "pipeline=3, shard=2" log, by rank, when one of them fails in micro-batch 2 as
+/// `failing` does. `failing` gets a function that waits until all other ranks have ended.
 std::vector<std::string> texts_of_a_failure(
     int failing_rank, double timeout, const std::function<void(const std::function<void()>&)>& failing) {
   constexpr int ranks = 6;

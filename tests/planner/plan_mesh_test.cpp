@@ -202,7 +202,8 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
   EXPECT_EQ(staged("replicate=4, shard=1"), 2 * (3 << 20)) << "a group of one has none";
   EXPECT_EQ(staged("pipeline=4"), 2 * (3 << 20)) << "all ranks', and that of both ends";
   EXPECT_EQ(staged("pipeline=2, shard=2"), 3 * (3 << 20)) << "and that of the stage";
-  EXPECT_EQ(staged("replicate=2, pipeline=2"), 4 * (3 << 20)) << "replicas', and the stage's over all replicas";
+  EXPECT_EQ(staged("replicate=2, pipeline=2"), 4 * (3 << 20))
+      << "replicas', and the stage's over all replicas";
 }
 
 }  // namespace

@@ -120,9 +120,10 @@ class Communicator {
   }
 
   /// Makes the same group as subgroup() does, for messages between ranks that follow each other, such as the
-  /// stages of a pipeline. Collective like subgroup(). On a device the group takes neither staging memory nor a communication stream, and each neighbour and direction has
-  /// a channel of its own from the start: collectives on device memory throw LogicError, and a message to a
-  /// rank that is no neighbour InvalidArgument. Collectives on host memory are those of any group.
+  /// stages of a pipeline. Collective like subgroup(). On a device the group takes neither staging memory nor
+  /// a communication stream, and each neighbour and direction has a channel of its own from the start:
+  /// collectives on device memory throw LogicError, and a message to a rank that is no neighbour
+  /// InvalidArgument. Collectives on host memory are those of any group.
   virtual std::unique_ptr<Communicator> line(std::span<const int> ranks) { return subgroup(ranks); }
 
   /// True when there are no peers (plans): nothing is received, and a caller that simulates their data need

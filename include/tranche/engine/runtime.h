@@ -119,8 +119,8 @@ class Runtime {
   /// most; an empty Runtime has none) and returns the exit status, which is the same on the rank that failed
   /// and on those it ended. Of the same error once; collectives fail from then on.
   int fail(std::exception_ptr error) noexcept;
-  /// Sets what this rank is doing, such as "backward of micro-batch 5": fail(), and an engine that ends, put it in
-  /// front of the error, here and for the peers. Empty: there is nothing to say. Used by one thread.
+  /// Sets what this rank is doing, such as "backward of micro-batch 5": fail(), and an engine that ends, put
+  /// it in front of the error, here and for the peers. Empty: there is nothing to say. Used by one thread.
   void set_place(std::string place);
   const std::string& place() const;
 

@@ -136,8 +136,9 @@ class LanguageModel {
   /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,
   /// ConfigurationError on a sequence that is too long and on a mesh with a pipeline (train_step()).
   void forward_backward(Engine& engine, const TokenBatch& batch) const;
-  /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation. Collective
-  /// over the stages of a data rank. On a pipeline an error ends the engine, because other stages wait.
+  /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
+  /// Collective over the stages of a data rank. On a pipeline an error ends the engine, because other stages
+  /// wait.
   void evaluate(Engine& engine, const TokenBatch& batch) const;
 
   /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
