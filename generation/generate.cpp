@@ -169,8 +169,10 @@ class Generator {
   }
 
  private:
-  /// In place of a token: the logits were not finite; another stage draws it.
-  static constexpr std::int32_t not_finite = -2, undrawn = -3;
+  /// In place of a token: the logits were not finite.
+  static constexpr std::int32_t not_finite = -2;
+  /// In place of a token that another stage draws, and the token in a plan, where nothing is received.
+  static constexpr std::int32_t undrawn = 0;
   struct Drawn {
     Text* text = nullptr;
     std::int32_t token = undrawn;

@@ -277,7 +277,10 @@ TEST_F(GpuPipeline, AStageThatThrowsEndsAll) {
     const std::vector<std::string> texts = ends(
         transport, 60, [](const std::atomic<int>&) { throw NumericalError("a planted failure of a stage"); });
     for (const std::size_t rank : {0, 2}) {
-      EXPECT_THAT(texts[rank], HasSubstr("rank 1 failed: a planted failure of a stage"))
+      EXPECT_THAT(
+          texts[rank],
+          HasSubstr(
+              "rank 1 failed: forward of micro-batch 2, receive from rank 0: a planted failure of a stage"))
           << transport << ", rank " << rank;
     }
   }
