@@ -209,7 +209,9 @@ TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
             for (int step = 0; step < 4; ++step) {
               const std::int64_t calls = engine.runtime().memory_calls();
               (void)trainer.step();
-              if (step == 3) EXPECT_EQ(engine.runtime().memory_calls(), calls) << "rank " << rank;
+              if (step == 3) {
+                EXPECT_EQ(engine.runtime().memory_calls(), calls) << "rank " << rank;
+              }
             }
             planner::PlanRequest request;
             request.model.name = "narrow";
