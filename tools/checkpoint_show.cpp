@@ -69,7 +69,7 @@ std::string ranks_text(const std::vector<Part>& parts) {
   return first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
 }
 
-/// What the ranks of a pipeline stage saved.
+/// The part of a checkpoint that the ranks of one pipeline stage saved.
 struct StageContents {
   std::vector<int> ranks;
   std::vector<int> units;   ///< ascending: with a tensor on this stage
@@ -86,7 +86,7 @@ int stage_of(const Layout& layout, int rank) {
   return 0;
 }
 
-/// By stage; empty without a pipeline.
+/// The contents of each stage in order; the result is empty without a pipeline.
 std::vector<StageContents> stages_of(const Layout& layout) {
   const int count = layout.axis(MeshAxis::pipeline);
   if (count == 1) return {};

@@ -69,7 +69,7 @@ class Report {
   /// Goes into the placement: after set_placement().
   void set_nodes(const std::vector<RanksOfNode>& nodes);
   void set_mesh(const Mesh& mesh);
-  /// By stage of a pipeline; nothing where there is none.
+  /// Sets the times of a pipeline's stages, in order. The report has no such block if `stages` is empty.
   void set_stages(const std::vector<StageTime>& stages);
   void set_sample(const std::string& text);
   void add_checkpoint(const trainer::CompletedCheckpoint& record);

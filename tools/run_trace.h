@@ -10,8 +10,8 @@
 
 namespace tranche::tools {
 
-/// By how much a rank's clock is ahead of rank 0's, found by messages there and back: the true difference is
-/// no more than `error` from `ahead`, both in seconds. `at`: when, by the rank's own clock.
+/// The seconds by which a rank's clock is ahead of rank 0's, measured by messages there and back. The true
+/// difference lies within `error` of `ahead`. It was measured at the time `at` of the rank's own clock.
 struct ClockDifference {
   double at = 0, ahead = 0, error = 0;
 };

@@ -324,7 +324,8 @@ Ends collective_across_nodes(int size, std::initializer_list<int> there, bool ga
   return ends;
 }
 
-/// What the ranks throw that `body` runs on; empty where it returns. The last rank gets `until_others_end`.
+/// Runs `body` on all ranks and returns the text that each one throws; it is empty where `body` returns. The
+/// last rank gets `until_others_end`.
 std::vector<std::string> texts_of_a_chain(
     int ranks, const CommunicatorOptions& options,
     const std::function<void(Communicator&, const std::function<void()>&)>& body) {

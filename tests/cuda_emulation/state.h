@@ -100,8 +100,8 @@ bool inside_host_function();
 
 /// Appends to the stream, or to the graph it is being captured into.
 cudaError_t submit(cudaStream_t stream, Operation operation);
-/// From now on no kernel is loaded at its first launch (TRANCHE_EMULATION_LAZY). True where some were not
-/// loaded yet.
+/// Loads all kernels, so that none is loaded at its first launch (TRANCHE_EMULATION_LAZY). Returns whether
+/// some were not loaded yet.
 bool load_all_kernels();
 /// The device of a stream; -1 when it is none.
 int device_of(cudaStream_t stream);

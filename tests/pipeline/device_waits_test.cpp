@@ -68,7 +68,7 @@ bool hangs(ScheduleKind kind, int stages, std::int64_t micro_batches, Order orde
       if (i > 0) waits.wait(computed.back()[i], computed.back()[i - 1]);
     }
   }
-  // By sending stage, receiving stage, micro-batch.
+  // The keys are sending stage, receiving stage and micro-batch.
   std::map<std::tuple<int, int, std::int64_t>, int> messages;
   std::map<std::int64_t, int> reductions;  // by micro-batch
   const auto message = [&](int from, int to, std::int64_t micro_batch) {
@@ -117,8 +117,8 @@ bool hangs(ScheduleKind kind, int stages, std::int64_t micro_batches, Order orde
   return waits.has_circle();
 }
 
-/// Where ranks share memory, the host that receives waits until the sender's host has issued the message, and
-/// the hosts of both ends meet to issue a reduction.
+/// Returns whether the hosts of ranks that share memory wait in a circle: the host that receives waits until
+/// the sender's host has issued the message, and the hosts of both ends meet to issue a reduction.
 bool hosts_hang(ScheduleKind kind, int stages, std::int64_t micro_batches) {
   Waits waits;
   std::map<std::tuple<int, ActionKind, std::int64_t>, int> issued;

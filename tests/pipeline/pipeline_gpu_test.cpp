@@ -36,7 +36,7 @@ class GpuPipeline : public ::testing::Test {
     const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   }
-  /// Whether "auto" is NCCL for so many ranks.
+  /// Returns whether the transport "auto" is NCCL for so many ranks.
   static bool by_nccl(int ranks) {
     return nccl_version() != "not compiled" && ranks <= static_cast<int>(detail::probe_cuda().devices.size());
   }

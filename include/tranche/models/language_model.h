@@ -81,9 +81,9 @@ struct Pass {
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
 };
 
-/// Where logits are wanted on a mesh with a pipeline, whose last stage computes them: on all stages of the
-/// data rank, to which they are broadcast (4 bytes for each of the vocabulary), or on the last one alone, and
-/// the other stages get an empty vector.
+/// The stages of a pipeline that get logits. The last stage computes them. With every_stage it broadcasts
+/// them to the other stages of its data rank (4 bytes for each of the vocabulary); with last_stage the other
+/// stages get an empty vector.
 enum class LogitsOn : std::uint8_t { every_stage, last_stage };
 
 /// Rows behind the final norm, and what its backward reads.

@@ -30,10 +30,10 @@ struct StagePlan {
 std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget,
                                    bool other_gathering = false);
 
-/// What the stages have in common, and a line for each stage in the order of `plans`. A `budget` of 0 is
-/// none.
+/// A text with the properties that all stages have in common, and a line for each stage in the order of
+/// `plans`. A `budget` of 0 means that there is no budget.
 std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t budget);
-/// The same with each stage's whole plan. docs/reference/plan-files.md has the keys.
+/// The same as JSON, with each stage's whole plan. docs/reference/plan-files.md has the keys.
 std::string stage_plans_json(const std::vector<StagePlan>& plans, std::int64_t budget);
 
 }  // namespace tranche::planner

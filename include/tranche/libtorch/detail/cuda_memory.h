@@ -1,5 +1,5 @@
 #pragma once
-/// What torch's caching allocator holds of a GPU, in Tranche's ledger and under its limit.
+/// Tranche's ledger and limit count the GPU memory that torch's caching allocator holds.
 
 #include <torch/torch.h>
 
