@@ -11,7 +11,7 @@
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
-#include "tranche/generation/generate.h"
+#include "tranche/models/generate.h"
 #include "tranche/models/model_registry.h"
 
 namespace tranche::bench {
@@ -27,9 +27,9 @@ struct Settings {
 /// Seconds of one call that writes `tokens` behind each of the prompts; the tokens of the first.
 double seconds_of(Engine& engine, const models::LanguageModel& model,
                   const std::vector<std::vector<std::int32_t>>& prompts,
-                  const generation::GenerationOptions& options, std::vector<std::int32_t>& first) {
+                  const models::GenerationOptions& options, std::vector<std::int32_t>& first) {
   const Seconds start = clocks_now();
-  first = generation::generate(engine, model, prompts, options).front().tokens;
+  first = models::generate(engine, model, prompts, options).front().tokens;
   return (clocks_now() - start).wall;
 }
 
@@ -55,7 +55,7 @@ void measure(const Settings& settings) {
       prompts.back().push_back(static_cast<std::int32_t>((t * 37 + i * 11) % model->shape().vocabulary));
     }
   }
-  generation::GenerationOptions options{
+  models::GenerationOptions options{
       .tokens = settings.tokens, .max_batch = settings.batch, .sampling = {.temperature = 0}};
   std::vector<double> cached, whole;
   std::vector<std::int32_t> with_cache, without_cache;

@@ -4,10 +4,10 @@
 //
 //   own_trainer TEXT FOLDER [STEPS]
 #include <tranche/models/gpt.h>
-#include <tranche/trainer/checkpoint_schedule.h>
-#include <tranche/trainer/evaluation.h>
-#include <tranche/trainer/metrics.h>
-#include <tranche/trainer/stop_signals.h>
+#include <tranche/training/checkpoint_schedule.h>
+#include <tranche/training/evaluation.h>
+#include <tranche/training/metrics.h>
+#include <tranche/training/stop_signals.h>
 #include <tranche/tranche.h>
 
 #include <cstdio>
@@ -18,36 +18,37 @@ using namespace tranche;
 
 /// Returns true where a signal ended the run before its last step.
 static bool train(const std::string& text, const std::string& folder, std::int64_t steps) {
-  trainer::StopSignals signals;  // before anything starts a thread
+  training::StopSignals signals;  // before anything starts a thread
   Runtime runtime = Runtime::from_config(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"},
     "zero_optimization": {"stage": 3}, "tranche": {"threads": 1}})");
   const bool root = runtime.rank() == 0;
   const models::Gpt gpt(models::GptConfig::preset("gpt-nano"));
   const std::int64_t sequence = 32;
 
-  const data::TokenFile file(text);
+  const training::TokenFile file(text);
   const std::int64_t held_out = file.size() / 10;
-  const data::Windows training({&file, 0, file.size() - held_out}, sequence, "training");
-  const data::Windows validation({&file, file.size() - held_out, held_out}, sequence, "validation");
-  const data::Mixture order({{text, training.count(), 1}}, runtime.config().seed);
-  const std::vector<std::int64_t> evaluated = data::evaluation_windows(validation.count(), 16);
+  const training::Windows training({&file, 0, file.size() - held_out}, sequence, "training");
+  const training::Windows validation({&file, file.size() - held_out, held_out}, sequence, "validation");
+  const training::Mixture order({{text, training.count(), 1}}, runtime.config().seed);
+  const std::vector<std::int64_t> evaluated = training::evaluation_windows(validation.count(), 16);
 
   Engine engine(runtime, models::Gpt::spec(gpt.config(), sequence), runtime.config());
   const std::int64_t accumulation = engine.config().accumulation_steps;
-  trainer::BatchFeeder feeder(engine, gpt.config().vocabulary,
-                              {engine.config().micro_batch_size, accumulation, runtime.mesh().data_ranks()},
-                              sequence);
+  training::BatchFeeder feeder(engine, gpt.config().vocabulary,
+                               {engine.config().micro_batch_size, accumulation, runtime.mesh().data_ranks()},
+                               sequence);
   if (std::filesystem::exists(folder + "/latest")) engine.load(folder);
 
-  trainer::CheckpointScheduleOptions kept;
+  training::CheckpointScheduleOptions kept;
   kept.folder = folder;
   kept.every = 5;
   kept.keep_last = 2;
   kept.keep_best = "text";
-  trainer::CheckpointSchedule checkpoints(engine, kept, [&](const trainer::CompletedCheckpoint& checkpoint) {
-    if (root) std::printf("%s%s\n", checkpoint.path.c_str(), checkpoint.best ? " (best)" : "");
-  });
-  std::optional<trainer::MetricsFile> metrics;
+  training::CheckpointSchedule checkpoints(
+      engine, kept, [&](const training::CompletedCheckpoint& checkpoint) {
+        if (root) std::printf("%s%s\n", checkpoint.path.c_str(), checkpoint.best ? " (best)" : "");
+      });
+  std::optional<training::MetricsFile> metrics;
   if (root) {
     std::filesystem::create_directories(folder);
     metrics.emplace(folder + "/metrics.jsonl", engine.steps());
@@ -66,11 +67,11 @@ static bool train(const std::string& text, const std::string& folder, std::int64
     const StepResult result = engine.step();
     stopped = result.stop_requested;
     const bool evaluates = result.step % 10 == 0;
-    note(trainer::step_line(result));
+    note(training::step_line(result));
     checkpoints.after_step(result, evaluates);
     if (!evaluates) continue;
-    const EvaluationResult loss = trainer::evaluate_windows(engine, gpt, feeder, validation, evaluated);
-    note(trainer::validation_line(result.step, loss, "text"));
+    const EvaluationResult loss = training::evaluate_windows(engine, gpt, feeder, validation, evaluated);
+    note(training::validation_line(result.step, loss, "text"));
     checkpoints.evaluated({{"text", loss}});
   }
   checkpoints.save();

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes tests/data/golden_chat_templates.json: small templates with what Jinja2 makes of them, as transformers sets it up.
+"""Writes tests/training/golden_chat_templates.json: small templates with what Jinja2 makes of them, as transformers sets it up.
 
-usage: chat_template_goldens.py > tests/data/golden_chat_templates.json
+usage: chat_template_goldens.py > tests/training/golden_chat_templates.json
 
 Each case is a template of one construct or two, the variables that it is given, and the text that comes out, or "refused" where
 Jinja2 raises an error. test_data holds the reader of templates to them. Needs the Python packages jinja2 and transformers,

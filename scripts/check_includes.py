@@ -14,13 +14,13 @@ import sys
 # Folders of one layer do not know each other.
 LAYERS = [
     ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"], ["pipeline"],
-    ["report", "models", "data"], ["generation"], ["trainer"], ["planner"], ["tools"], ["libtorch"],
+    ["report", "models"], ["training"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
-MODELS_MAY = ["core", "device", "kernels", "engine", "pipeline", "models"]
+MODELS_MAY = ["core", "device", "partition", "kernels", "comm", "engine", "pipeline", "models"]
 # The adapters are written as a user's own program would be, in public headers alone (libtorch.h, libtorch/).
 ADAPTERS = ["libtorch"]
 # The folders that a user's own model and training loop are written with.
@@ -41,7 +41,7 @@ LIBRARIES = [
     ("CUDA", ["cuda*", "cublas*", "cub/*", "thrust/*", "cooperative_groups*", "nvtx*", "device_launch_parameters.h"],
      ["*/cuda*", "comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*"]),
     ("HDF5", ["hdf5*.h", "H5*.h"], ["checkpoint/*", "tests/checkpoint/*", "bench/checkpoint*"]),
-    ("a library of tokenizers", ["pcre2*.h", "utf8proc.h", "sentencepiece*.h"], ["data/*", "tests/data/*"]),
+    ("a library of tokenizers", ["pcre2*.h", "utf8proc.h", "sentencepiece*.h"], ["training/*", "tests/training/*"]),
     ("LibTorch", ["torch/*", "ATen/*", "c10/*"], ["libtorch.h", "libtorch/*", "tests/libtorch/*", "examples/libtorch*", "bench/libtorch*"]),
     ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/raw_io*"]),
 ]
@@ -97,7 +97,7 @@ def layer_complaint(file, public, target, target_is_public):
     if LAYER[there] == LAYER[here]:
         return f"{here}/ includes its neighbour {there}/ (both layer {LAYER[here]}): what both need belongs one layer down"
     if here == "models" and (there not in MODELS_MAY or not (target_is_public or there == "core")):
-        return f"models/ includes {target}: models see only public headers of device/, kernels/ and engine/, as a user's, and core/"
+        return f"models/ includes {target}: models see only public headers of device/, partition/, kernels/, comm/ and engine/, as a user's, and core/"
     return None
 
 

@@ -6,7 +6,7 @@ usage: compare_tokenizers.py [PROGRAM] [--strings N] [--seed N] [--only NAME ...
 Trains small tokenizers on the repository's own pages, with the real pre-tokenizer patterns of GPT-2, Llama 3 and Qwen and
 the normalizers of Llama 2 and Mistral, and encodes N strings (10,000 by default) with each: words, all scripts of Unicode 14,
 emoji, combining marks, white space, digits, contractions and special tokens. PROGRAM is build/release/bin/tranche by default.
---golden writes the tokenizers and a few strings with their tokens for tests/data/tokenizer_golden_test.cpp; PROGRAM is not run.
+--golden writes the tokenizers and a few strings with their tokens for tests/training/tokenizer_golden_test.cpp; PROGRAM is not run.
 Needs the Python packages tokenizers and sentencepiece, installed by hand outside of the repository.
 Exit status: 0 all equal, 1 differences (the first of each tokenizer is shown), 2 a package is missing.
 """

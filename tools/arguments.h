@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "tools/checkpoint_arguments.h"
+#include "tools/checkpoint/checkpoint_arguments.h"
 #include "tools/config_arguments.h"
-#include "tools/scale_arguments.h"
+#include "tools/scale/scale_arguments.h"
 #include "tools/tokenize.h"
 #include "tranche/models/model_registry.h"
 

@@ -65,7 +65,7 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
 
 }  // namespace
 
-ChildResult run_child(const ChildCommand& command, trainer::StopSignals& signals,
+ChildResult run_child(const ChildCommand& command, training::StopSignals& signals,
                       const std::function<void(double seconds)>& tick) {
   const auto refuse = [](const std::string& what, int error) {
     throw IoError(fmt::format("{}: {}", what, std::strerror(error)), error);

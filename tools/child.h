@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tranche/trainer/stop_signals.h"
+#include "tranche/training/stop_signals.h"
 
 namespace tranche::tools {
 
@@ -29,7 +29,7 @@ struct ChildResult {
 /// or one of `signals` came, and SIGTERM from the system when this process is no more. `tick` is called some
 /// times a second with the seconds so far. Throws IoError where the log cannot be written, Error where it
 /// cannot be started.
-ChildResult run_child(const ChildCommand& command, trainer::StopSignals& signals,
+ChildResult run_child(const ChildCommand& command, training::StopSignals& signals,
                       const std::function<void(double seconds)>& tick = {});
 
 /// For a shell: words as they are, or in quotes where needed.

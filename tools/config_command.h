@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "tools/run.h"
+#include "tools/train/run.h"
 #include "tranche/engine/config_check.h"
 
 namespace tranche::tools {

@@ -16,16 +16,16 @@
 #include "checkpoint/storage.h"
 #include "core/printable.h"
 #include "core/text_file.h"
-#include "data/file_content.h"
 #include "engine/adapter_base.h"
-#include "tools/adapters.h"
-#include "tools/checkpoint_source.h"
-#include "tools/hugging_face.h"
-#include "tools/model_files.h"
+#include "tools/checkpoint/adapters.h"
+#include "tools/checkpoint/checkpoint_source.h"
+#include "tools/checkpoint/hugging_face.h"
+#include "tools/checkpoint/model_files.h"
+#include "training/file_content.h"
 #include "tranche/core/error.h"
-#include "tranche/data/documents.h"
-#include "tranche/data/tokenizer.h"
-#include "tranche/generation/generate.h"
+#include "tranche/models/generate.h"
+#include "tranche/training/documents.h"
+#include "tranche/training/tokenizer.h"
 
 namespace tranche::tools {
 
@@ -36,7 +36,7 @@ struct Source {
   RunIdentity identity;
   std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's
   std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
-  std::unique_ptr<data::Tokenizer> encoding;       ///< of the text, when it is not bytes
+  std::unique_ptr<training::Tokenizer> encoding;   ///< of the text, when it is not bytes
   std::string tokenizer_folder;                    ///< that it was read from
   std::string files;               ///< folder of the files that came with the weights; or empty
   std::vector<std::int32_t> ends;  ///< tokens that end a text, beside that of the tokenizer
@@ -50,11 +50,11 @@ struct Source {
 void open_encoding(const GenerateOptions& options, Source& source) {
   std::string folder = options.tokenizer;
   const bool bytes = !source.hugging_face && source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
-  if (folder.empty() && !source.files.empty() && !bytes && data::has_tokenizer(source.files))
+  if (folder.empty() && !source.files.empty() && !bytes && training::has_tokenizer(source.files))
     folder = source.files;
   if (folder.empty()) return;
   try {
-    source.encoding = data::load_tokenizer(folder);
+    source.encoding = training::load_tokenizer(folder);
     const std::int64_t vocabulary = source.identity.model->shape().vocabulary;
     if (source.encoding->vocabulary() > vocabulary) {
       throw ConfigurationError(
@@ -132,22 +132,22 @@ struct Prompt {
 };
 
 /// The texts of --prompts.
-std::vector<Prompt> read_prompts(const std::string& path, data::TextFormat format,
-                                 const data::ChatFormat& chat, std::vector<std::string>& notes) {
+std::vector<Prompt> read_prompts(const std::string& path, training::TextFormat format,
+                                 const training::ChatFormat& chat, std::vector<std::string>& notes) {
   const auto refuse = [&](std::size_t line, const std::string& what) {
     throw ConfigurationError(fmt::format("--prompts {}, line {}: {}", path, line, what));
   };
   std::string text = detail::read_text_file(path, "--prompts");
-  const auto head = std::string_view(text).substr(0, static_cast<std::size_t>(data::content_head_bytes));
-  const bool objects = data::holds_json_lines("--prompts", path, head, static_cast<std::int64_t>(text.size()),
-                                              format, "--prompts-format");
-  if (objects && !data::is_named_as_json_lines(path)) {
+  const auto head = std::string_view(text).substr(0, static_cast<std::size_t>(training::content_head_bytes));
+  const bool objects = training::holds_json_lines(
+      "--prompts", path, head, static_cast<std::int64_t>(text.size()), format, "--prompts-format");
+  if (objects && !training::is_named_as_json_lines(path)) {
     notes.push_back(
         fmt::format("--prompts '{}' holds JSON lines, an object a line, each a prompt; with --prompts-format "
                     "text each line is a prompt as it is",
                     path));
   }
-  if (text.starts_with(data::byte_order_mark)) text.erase(0, data::byte_order_mark.size());
+  if (text.starts_with(training::byte_order_mark)) text.erase(0, training::byte_order_mark.size());
   std::istringstream lines(text);
   std::vector<Prompt> prompts;
   std::set<std::string> unread;
@@ -161,10 +161,10 @@ std::vector<Prompt> read_prompts(const std::string& path, data::TextFormat forma
       continue;
     }
     const std::string where = fmt::format("--prompts {}, line {}", path, number);
-    if (const auto text = data::read_json_prompt(line, chat, where)) {
+    if (const auto text = training::read_json_prompt(line, chat, where)) {
       if (text->empty()) refuse(number, "its messages are written as nothing");
       prompts.push_back({*text, {}, true});
-      const std::vector<std::string> keys = data::unread_keys(line);
+      const std::vector<std::string> keys = training::unread_keys(line);
       unread.insert(keys.begin(), keys.end());
       continue;
     }
@@ -211,10 +211,11 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, Source& source) {
     prompts.push_back({"", parse_tokens(numbers), false});
   for (const std::string& text : options.prompts) prompts.push_back({text, {}, false});
   if (!options.prompts_file.empty()) {
-    const data::ChatFormat chat = data::chat_format(options.chat, source.tokenizer_folder, options.date);
-    prompts =
-        read_prompts(options.prompts_file,
-                     data::parse_text_format(options.prompts_format, "--prompts-format"), chat, source.notes);
+    const training::ChatFormat chat =
+        training::chat_format(options.chat, source.tokenizer_folder, options.date);
+    prompts = read_prompts(options.prompts_file,
+                           training::parse_text_format(options.prompts_format, "--prompts-format"), chat,
+                           source.notes);
     const bool talks =
         std::any_of(prompts.begin(), prompts.end(), [](const Prompt& each) { return each.rendered; });
     if (!talks && !options.chat.empty()) {
@@ -224,8 +225,8 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, Source& source) {
           options.prompts_file));
     }
     if (talks) {
-      const auto bytes = data::make_byte_tokenizer();
-      data::require_names(source.encoding ? *source.encoding : *bytes, chat.built_in);
+      const auto bytes = training::make_byte_tokenizer();
+      training::require_names(source.encoding ? *source.encoding : *bytes, chat.built_in);
     }
   }
   for (Prompt& prompt : prompts) {
@@ -327,7 +328,7 @@ class Writer {
     }
     output_.out.flush();
   }
-  void finish(const generation::Generation& text) {
+  void finish(const models::Generation& text) {
     const Prompt& prompt = prompts_[static_cast<std::size_t>(text.prompt)];
     begin();
     note_unseen(prompt, text);
@@ -344,15 +345,15 @@ class Writer {
 
  private:
   /// Tokens of the prompt's beginning that the last new token was written without.
-  std::int64_t unseen_of(const Prompt& prompt, const generation::Generation& text) const {
+  std::int64_t unseen_of(const Prompt& prompt, const models::Generation& text) const {
     const auto given = static_cast<std::int64_t>(prompt.tokens.size()),
                written = static_cast<std::int64_t>(text.tokens.size());
     // The token that ended the text was drawn from all that was written.
-    const bool ended = text.end == generation::Generation::End::end_token;
+    const bool ended = text.end == models::Generation::End::end_token;
     const std::int64_t seen = given + written - (ended ? 0 : 1);
     return std::clamp<std::int64_t>(seen - source_.identity.sequence, 0, given);
   }
-  void note_unseen(const Prompt& prompt, const generation::Generation& text) const {
+  void note_unseen(const Prompt& prompt, const models::Generation& text) const {
     const std::int64_t unseen = unseen_of(prompt, text), context = source_.identity.sequence;
     if (unseen == 0) return;
     const auto given = static_cast<std::int64_t>(prompt.tokens.size());
@@ -365,7 +366,7 @@ class Writer {
                           "prompt's first {}",
                           text.prompt + 1, unseen));
   }
-  std::string json_of(const Prompt& prompt, const generation::Generation& text) const {
+  std::string json_of(const Prompt& prompt, const models::Generation& text) const {
     nlohmann::ordered_json json;
     json["index"] = text.prompt;
     if (options_.prompt_tokens.empty()) {
@@ -379,7 +380,7 @@ class Writer {
     json["tokens"] = text.tokens;
     if (const std::int64_t unseen = unseen_of(prompt, text); unseen > 0)
       json["unseen_prompt_tokens"] = unseen;
-    using End = generation::Generation::End;
+    using End = models::Generation::End;
     json["end"] = text.end == End::length ? "length" : text.end == End::end_token ? "end_token" : "stop";
     // A text may end within a character.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -402,7 +403,7 @@ class Writer {
 /// Collective.
 void generate(Engine& engine, const GenerateOptions& options, const Source& source,
               const std::vector<Prompt>& prompts, Writer* writer) {
-  generation::GenerationOptions wanted;
+  models::GenerationOptions wanted;
   wanted.tokens = options.tokens;
   // Positions beyond the training sequences' have embeddings that never were trained.
   wanted.context = source.identity.sequence;
@@ -429,10 +430,9 @@ void generate(Engine& engine, const GenerateOptions& options, const Source& sour
   };
   std::vector<std::vector<std::int32_t>> tokens;
   for (const Prompt& prompt : prompts) tokens.push_back(prompt.tokens);
-  generation::generate(engine, *source.identity.model, tokens, wanted,
-                       [&](const generation::Generation& text) {
-                         if (writer != nullptr) writer->finish(text);
-                       });
+  models::generate(engine, *source.identity.model, tokens, wanted, [&](const models::Generation& text) {
+    if (writer != nullptr) writer->finish(text);
+  });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #pragma once
-#include "tools/checkpoint_arguments.h"
-#include "tools/run.h"
+#include "tools/checkpoint/checkpoint_arguments.h"
+#include "tools/train/run.h"
 
 namespace tranche::tools {
 

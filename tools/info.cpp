@@ -7,7 +7,7 @@
 
 #include "checkpoint/format.h"
 #include "device/cuda_probe.h"
-#include "tools/mesh_json.h"
+#include "tools/plan/mesh_json.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"

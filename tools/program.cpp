@@ -5,13 +5,13 @@
 #include <optional>
 #include <ostream>
 
-#include "tools/calibrate.h"
-#include "tools/checkpoint_command.h"
+#include "tools/checkpoint/checkpoint_command.h"
 #include "tools/config_command.h"
 #include "tools/generate.h"
 #include "tools/info.h"
-#include "tools/plan.h"
-#include "tools/scale.h"
+#include "tools/plan/calibrate.h"
+#include "tools/plan/plan.h"
+#include "tools/scale/scale.h"
 #include "tools/tokenize.h"
 #include "tranche/core/error.h"
 

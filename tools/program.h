@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/run.h"
+#include "tools/train/run.h"
 
 namespace tranche::tools {
 

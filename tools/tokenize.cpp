@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <ostream>
 
-#include "tools/run.h"
 #include "tools/terminal.h"
+#include "tools/train/run.h"
 #include "tools/transfer_progress.h"
 #include "tranche/core/error.h"
-#include "tranche/data/tokenize.h"
 #include "tranche/device/device.h"
 #include "tranche/engine/config.h"
+#include "tranche/training/tokenize.h"
 
 namespace tranche::tools {
 
@@ -77,10 +77,10 @@ int run_tokenize(const Options& options, const Output& output) {
       throw ConfigurationError(
           fmt::format("--threads is {}, but must be between 1 and {}", *flags.threads, most_threads));
     }
-    data::TokenizeOptions how;
+    training::TokenizeOptions how;
     std::int64_t bytes = 0;
     for (const std::string& pattern : flags.data) {
-      for (const std::string& file : data::expand_pattern(pattern)) {
+      for (const std::string& file : training::expand_pattern(pattern)) {
         std::error_code none;
         const auto size = std::filesystem::file_size(file, none);
         if (!none) bytes += static_cast<std::int64_t>(size);
@@ -88,20 +88,20 @@ int run_tokenize(const Options& options, const Output& output) {
       }
     }
     how.output = flags.out;
-    how.format = data::parse_text_format(flags.format, "--data-format");
-    how.chat = data::chat_format(flags.chat, flags.tokenizer, flags.date);
+    how.format = training::parse_text_format(flags.format, "--data-format");
+    how.chat = training::chat_format(flags.chat, flags.tokenizer, flags.date);
     how.needs_conversations = !flags.chat.empty();
     how.special = !flags.no_special;
     how.threads = static_cast<int>(flags.threads.value_or(usable_cores()));
-    if (!flags.tokenizer.empty()) how.tokenizer_digest = data::tokenizer_digest(flags.tokenizer);
+    if (!flags.tokenizer.empty()) how.tokenizer_digest = training::tokenizer_digest(flags.tokenizer);
     const auto tokenizer =
-        flags.tokenizer.empty() ? data::make_byte_tokenizer() : data::load_tokenizer(flags.tokenizer);
+        flags.tokenizer.empty() ? training::make_byte_tokenizer() : training::load_tokenizer(flags.tokenizer);
     TransferProgress progress("tokenized", bytes, output.terminal,
                               [&](std::string_view text) { draw(output.out, text); });
     how.note = [&](const std::string& note) { output.out << "note: " << note << "\n" << std::flush; };
     for (const std::string& note : options.notes) how.note(note);
     how.progress = [&](std::int64_t more) { progress.add(more); };
-    const data::TokenizeSummary summary = data::tokenize_files(*tokenizer, how);
+    const training::TokenizeSummary summary = training::tokenize_files(*tokenizer, how);
     progress.finish();
     output.out << fmt::format("{}: {} tokens of {} documents, {} of them learned; {}\n", flags.out,
                               summary.tokens, summary.documents, summary.targets, progress.summary());

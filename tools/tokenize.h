@@ -19,7 +19,7 @@ struct TokenizeFlags {
   std::vector<std::string> data;  ///< files and patterns
   std::string tokenizer;          ///< folder; empty: bytes
   std::string out;
-  std::string format = "auto";  ///< as data::parse_text_format() has it
+  std::string format = "auto";  ///< as training::parse_text_format() has it
   std::string chat;             ///< name or file of a template
   std::string date;             ///< that templates take as today's
   bool no_special = false;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/clock.h"
-#include "tools/progress.h"
+#include "tools/train/progress.h"
 #include "tranche/device/ledger.h"
 
 namespace tranche::tools {

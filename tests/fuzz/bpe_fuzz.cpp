@@ -2,9 +2,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "tests/data/sentencepiece_bytes.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tranche/data/tokenizer.h"
+#include "tests/training/sentencepiece_bytes.h"
+#include "tranche/training/tokenizer.h"
 
 namespace tranche::fuzz {
 
@@ -34,7 +34,7 @@ Json small_vocabulary() {
 constexpr const char* small_merges = "#version: 0.2\nh e\nl l\nhe ll\nhell o\no o\n";
 
 /// `exact`: the text comes back as it was.
-void use(const data::Tokenizer& tokenizer, std::string_view text, bool exact) {
+void use(const training::Tokenizer& tokenizer, std::string_view text, bool exact) {
   const std::vector<std::int32_t> tokens = tokenizer.encode(text);
   const std::string decoded = tokenizer.decode(tokens);
   require(!exact || decoded == text, "a text changes when it is encoded");
@@ -46,7 +46,7 @@ void use(const data::Tokenizer& tokenizer, std::string_view text, bool exact) {
 /// vocab.json, merges.txt, a text.
 void read_bpe(std::string_view input) {
   const auto parts = split(input, 3);
-  use(*data::read_vocabulary_and_merges(parts[0], parts[1], "folder"), parts[2], true);
+  use(*training::read_vocabulary_and_merges(parts[0], parts[1], "folder"), parts[2], true);
 }
 
 std::vector<std::string> bpe_seeds() {
@@ -57,7 +57,7 @@ std::vector<std::string> bpe_seeds() {
 void read_merges(std::string_view input) {
   static const std::string vocabulary = small_vocabulary().dump();
   const auto parts = split(input, 2);
-  use(*data::read_vocabulary_and_merges(vocabulary, parts[0], "folder"), parts[1], true);
+  use(*training::read_vocabulary_and_merges(vocabulary, parts[0], "folder"), parts[1], true);
 }
 
 std::vector<std::string> merges_seeds() {
@@ -95,7 +95,7 @@ void read_tokenizer(std::string_view input) {
       !plain && document.value("normalizer", Json()).is_null() &&
       document.value("pre_tokenizer", Json()).dump().find("Metaspace") == std::string::npos &&
       document.value("pre_tokenizer", Json()).dump().find("\"add_prefix_space\":true") == std::string::npos;
-  use(*data::read_tokenizer_json(text, "tokenizer.json"), parts[1], exact);
+  use(*training::read_tokenizer_json(text, "tokenizer.json"), parts[1], exact);
 }
 
 std::vector<std::string> tokenizer_seeds() {
@@ -136,7 +136,7 @@ std::vector<std::string> tokenizer_seeds() {
 /// tokenizer_config.json, special_tokens_map.json, added_tokens.json, config.json, which of the vocabularies,
 /// a text. Empty files are not there.
 void read_tokenizer_folder(std::string_view input) {
-  static const std::string model = data::test::SmallModel().bytes();
+  static const std::string model = training::test::SmallModel().bytes();
   static const std::string vocabulary = small_vocabulary().dump();
   static const std::string document =
       Json{{"added_tokens", Json::array()},
@@ -147,7 +147,7 @@ void read_tokenizer_folder(std::string_view input) {
   const auto file = [&](std::size_t part) {
     return parts[part].empty() ? std::nullopt : std::optional<std::string>(parts[part]);
   };
-  data::TokenizerFiles files;
+  training::TokenizerFiles files;
   files.tokenizer_config = file(0);
   files.special_tokens_map = file(1);
   files.added_tokens = file(2);
@@ -158,7 +158,7 @@ void read_tokenizer_folder(std::string_view input) {
     files.vocabulary = vocabulary;
     files.merges = small_merges;
   }
-  const auto tokenizer = data::read_tokenizer(files, "folder");
+  const auto tokenizer = training::read_tokenizer(files, "folder");
   use(*tokenizer, parts[5], false);
   std::vector<std::size_t> begins;
   const std::vector<std::int32_t> tokens = tokenizer->encode(parts[5], begins);
@@ -170,7 +170,7 @@ void read_tokenizer_folder(std::string_view input) {
             "a token begins before the one before it, or behind the text");
     before = begin;
   }
-  const data::SpecialTokens& special = tokenizer->special();
+  const training::SpecialTokens& special = tokenizer->special();
   for (const auto* list : {&special.before, &special.after}) {
     for (const std::int32_t token : *list)
       require(token >= 0 && token < tokenizer->vocabulary(), "a token around a text is none");
@@ -199,16 +199,16 @@ std::vector<std::string> tokenizer_folder_seeds() {
 /// not under test.
 void read_sentencepiece_input(std::string_view input) {
   const auto parts = split(input, 2);
-  data::TokenizerFiles files;
+  training::TokenizerFiles files;
   files.tokenizer_model = std::string(parts[1]);
   files.tokenizer_config = R"({"tokenizer_class":"LlamaTokenizer"})";
-  use(*data::read_tokenizer(files, "folder"), parts[0], false);
+  use(*training::read_tokenizer(files, "folder"), parts[0], false);
 }
 
 std::vector<std::string> sentencepiece_seeds() {
-  const data::test::SmallModel model;
-  data::test::SmallModel other = model;
-  other.trainer += data::test::field(45, "<unk>") + data::test::field(41, ~std::uint64_t{0});
+  const training::test::SmallModel model;
+  training::test::SmallModel other = model;
+  other.trainer += training::test::field(45, "<unk>") + training::test::field(41, ~std::uint64_t{0});
   other.control.clear();
   return {join({"hello<s>[INST] he", model.bytes()}), join({"hello </s>", other.bytes()}),
           join({"a", "IQ== 0\nIg== 1\n"})};

@@ -2,8 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/chat_template/template.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "training/chat_template/template.h"
 
 namespace tranche::fuzz {
 
@@ -14,18 +14,19 @@ void read_chat_template(std::string_view input) {
   constexpr const char* plain = R"({"messages": [{"role": "user", "content": " Hi "},
       {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "No", "n": [1, 2.5, {"k": null}]}]})";
   const auto parts = split(input, 2);
-  data::ChatFormat chat;
+  training::ChatFormat chat;
   chat.date = "2026-11-27";
-  chat.own = data::read_jinja_template(parts[0], "template", R"({"bos_token": "<s>", "eos_token": "</s>"})");
+  chat.own =
+      training::read_jinja_template(parts[0], "template", R"({"bos_token": "<s>", "eos_token": "</s>"})");
   const std::string_view line = parts[1].empty() ? plain : parts[1];
   const std::string whole = chat.own->render(nlohmann::ordered_json::parse(plain), false, chat.date, "").text;
   const std::string again = chat.own->render(nlohmann::ordered_json::parse(plain), false, chat.date, "").text;
   require(whole == again, "a template writes two texts");
-  (void)data::read_json_prompt(line, chat, "line");
-  const data::Document document = data::read_json_line(line, chat, "line");
+  (void)training::read_json_prompt(line, chat, "line");
+  const training::Document document = training::read_json_line(line, chat, "line");
   if (!document.rendered) return;
   std::string text;
-  for (const data::Segment& segment : document.segments) text += segment.text;
+  for (const training::Segment& segment : document.segments) text += segment.text;
   const auto conversation = nlohmann::ordered_json::parse(line);
   require(text == chat.own->render(conversation, false, chat.date, "").text,
           "marking what is learned changes a text");

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "tests/fuzz/fuzz_target.h"
-#include "tools/settings.h"
+#include "tools/train/settings.h"
 #include "tranche/engine/config.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/schedule.h"

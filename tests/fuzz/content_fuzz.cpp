@@ -1,7 +1,7 @@
 // The kind of a data file, by its first bytes.
 
-#include "data/file_content.h"
 #include "tests/fuzz/fuzz_target.h"
+#include "training/file_content.h"
 
 namespace tranche::fuzz {
 
@@ -11,15 +11,16 @@ namespace {
 void read_content(std::string_view input) {
   const auto parts = split(input, 2);
   const auto bytes = static_cast<std::int64_t>(parts[1].size());
-  const data::FileContent content = data::content_of(parts[0], parts[1], bytes);
-  const bool other = content.kind == data::FileContent::Kind::other;
+  const training::FileContent content = training::content_of(parts[0], parts[1], bytes);
+  const bool other = content.kind == training::FileContent::Kind::other;
   require(other == !content.what.empty() && other == !content.remedy.empty(),
           "a file is refused without a reason, or has one and is not");
-  const data::FileContent again = data::content_of(parts[0], parts[1], bytes);
+  const training::FileContent again = training::content_of(parts[0], parts[1], bytes);
   require(again.kind == content.kind && again.what == content.what, "a file is of two kinds");
-  const bool lines = data::holds_json_lines("file", std::string(parts[0]), parts[1], bytes,
-                                            data::TextFormat::automatic, "--flag");
-  require(lines == (content.kind == data::FileContent::Kind::json_lines), "JSON lines are told in two ways");
+  const bool lines = training::holds_json_lines("file", std::string(parts[0]), parts[1], bytes,
+                                                training::TextFormat::automatic, "--flag");
+  require(lines == (content.kind == training::FileContent::Kind::json_lines),
+          "JSON lines are told in two ways");
 }
 
 std::vector<std::string> content_seeds() {

@@ -11,7 +11,7 @@
 #include "checkpoint/run_lease.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/zero_checkpoint.h"
-#include "tools/checkpoint_command.h"
+#include "tools/checkpoint/checkpoint_command.h"
 #include "tranche/models/model_registry.h"
 
 namespace tranche::fuzz {

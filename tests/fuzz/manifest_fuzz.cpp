@@ -10,9 +10,9 @@
 #include "checkpoint/reader.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/zero_checkpoint.h"
-#include "tools/checkpoint_command.h"
-#include "tools/checkpoint_source.h"
-#include "tools/config_changes.h"
+#include "tools/checkpoint/checkpoint_command.h"
+#include "tools/checkpoint/checkpoint_source.h"
+#include "tools/train/config_changes.h"
 #include "tranche/device/memory_resources.h"
 #include "tranche/engine/config.h"
 

@@ -4,9 +4,9 @@
 
 #include "core/json_node.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tools/model_files.h"
-#include "tools/peft.h"
-#include "tools/peft_layers.h"
+#include "tools/checkpoint/model_files.h"
+#include "tools/checkpoint/peft.h"
+#include "tools/checkpoint/peft_layers.h"
 
 namespace tranche::fuzz {
 

@@ -6,7 +6,7 @@
 #include "checkpoint/safetensors.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/memory_files.h"
-#include "tools/hugging_face.h"
+#include "tools/checkpoint/hugging_face.h"
 #include "tranche/models/gpt_config.h"
 
 namespace tranche::fuzz {

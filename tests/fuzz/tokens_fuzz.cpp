@@ -8,14 +8,14 @@
 #include <cstring>
 
 #include "tests/fuzz/fuzz_target.h"
-#include "tranche/data/token_file.h"
+#include "tranche/training/token_file.h"
 
 namespace tranche::fuzz {
 
 namespace {
 
-using data::DataFormat;
-using data::TokenFile;
+using training::DataFormat;
+using training::TokenFile;
 
 constexpr std::array formats{DataFormat::automatic, DataFormat::text,   DataFormat::llmc,
                              DataFormat::nanogpt,   DataFormat::uint32, DataFormat::safetensors};

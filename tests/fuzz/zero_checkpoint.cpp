@@ -7,7 +7,7 @@
 
 #include "checkpoint/digest.h"
 #include "checkpoint/shard_plan.h"
-#include "tools/run_identity.h"
+#include "tools/train/run_identity.h"
 #include "tranche/models/gpt.h"
 
 namespace tranche::fuzz {

@@ -13,7 +13,7 @@
 
 #include "relative_rule.h"
 #include "tiny_llama.h"
-#include "tranche/generation/generate.h"
+#include "tranche/models/generate.h"
 #include "tranche/models/llama.h"
 #include "tranche/partition/mesh.h"
 
@@ -164,8 +164,7 @@ class Training {
     if (!c_.generate) return;
     const std::vector<std::vector<std::int32_t>> prompts{{5, 60, 0, 17, 23}, {44, 3}, {9}};
     outcome_.logits.push_back(model_->next_token_logits(engine_, prompts.front()));
-    for (const generation::Generation& text :
-         generation::generate(engine_, *model_, prompts, {.tokens = 3})) {
+    for (const models::Generation& text : models::generate(engine_, *model_, prompts, {.tokens = 3})) {
       outcome_.texts.push_back(text.tokens);
     }
   }

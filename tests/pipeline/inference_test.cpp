@@ -19,7 +19,7 @@
 #include "tests/models/tiny_llama.h"
 #include "tests/models/training_fixture.h"
 #include "tranche/core/error.h"
-#include "tranche/generation/generate.h"
+#include "tranche/models/generate.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/llama.h"
 #include "tranche/pipeline/executor.h"
@@ -27,9 +27,9 @@
 namespace tranche::models {
 namespace {
 
-using generation::generate;
-using generation::Generation;
-using generation::GenerationOptions;
+using models::generate;
+using models::Generation;
+using models::GenerationOptions;
 using testing::AllOf;
 using testing::AnyOf;
 using testing::HasSubstr;

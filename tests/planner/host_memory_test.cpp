@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "tests/tools/program_fixture.h"
-#include "tools/plan.h"
+#include "tools/plan/plan.h"
 
 namespace tranche::planner {
 namespace {

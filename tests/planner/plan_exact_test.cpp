@@ -18,7 +18,7 @@
 #include "tranche/models/llama.h"
 #include "tranche/optim/rules.h"
 #include "tranche/planner/planner.h"
-#include "tranche/trainer/batch_feeder.h"
+#include "tranche/training/batch_feeder.h"
 
 namespace tranche::planner {
 namespace {
@@ -48,10 +48,10 @@ Measured measure(const PlanRequest& request) {
     options.log_level = LogLevel::off;
     Runtime runtime(options, factory);
     Engine engine(runtime, request.model.spec(request.sequence), config);
-    const data::BatchShape shape{config.micro_batch_size, config.accumulation_steps,
-                                 runtime.mesh().data_ranks()};
-    const trainer::BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape,
-                                      request.sequence, request.documents);
+    const training::BatchShape shape{config.micro_batch_size, config.accumulation_steps,
+                                     runtime.mesh().data_ranks()};
+    const training::BatchFeeder feeder(engine, request.model.language->shape().vocabulary, shape,
+                                       request.sequence, request.documents);
     std::vector<std::int32_t> tokens(static_cast<std::size_t>(shape.micro_batch * request.sequence), 1);
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
     const std::vector<std::int32_t> places(tokens.size(), 0);

@@ -11,7 +11,7 @@
 
 #include "planner/record_steps.h"
 #include "tests/tools/program_fixture.h"
-#include "tools/calibrate.h"
+#include "tools/plan/calibrate.h"
 #include "tranche/core/error.h"
 
 namespace tranche::planner {

@@ -1,4 +1,4 @@
-#include "tools/calibration_statistics.h"
+#include "tools/plan/calibration_statistics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tools/checkpoint_arguments.h"
+#include "tools/checkpoint/checkpoint_arguments.h"
 
 #include <gmock/gmock.h>
 

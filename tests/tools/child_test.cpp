@@ -25,7 +25,7 @@ ChildCommand shell(const TemporaryFolder& folder, const std::string& script) {
 
 TEST(Child, EndsWithItsStatusAndBothOutputsInTheLog) {
   const TemporaryFolder folder;
-  trainer::StopSignals signals({SIGINT, SIGTERM});
+  training::StopSignals signals({SIGINT, SIGTERM});
   const ChildResult result = run_child(shell(folder, "echo out; echo err >&2; cat; exit 7"), signals);
   EXPECT_EQ(result.status, 7);
   EXPECT_FALSE(result.timed_out);
@@ -36,7 +36,7 @@ TEST(Child, EndsWithItsStatusAndBothOutputsInTheLog) {
 
 TEST(Child, HasAStatusWhereSigchldIsIgnored) {
   const TemporaryFolder folder;
-  trainer::StopSignals signals({SIGINT, SIGTERM});
+  training::StopSignals signals({SIGINT, SIGTERM});
   struct sigaction ignore {
   }, before{}, after{};
   ignore.sa_handler = SIG_IGN;
@@ -49,7 +49,7 @@ TEST(Child, HasAStatusWhereSigchldIsIgnored) {
 
 TEST(Child, GetsVariablesThatTheUserHasNotSet) {
   const TemporaryFolder folder;
-  trainer::StopSignals signals({SIGINT, SIGTERM});
+  training::StopSignals signals({SIGINT, SIGTERM});
   ::setenv("TRANCHE_TEST_USERS", "kept", 1);
   ChildCommand command = shell(folder, "echo $TRANCHE_TEST_USERS $TRANCHE_TEST_OURS");
   command.environment = {{"TRANCHE_TEST_USERS", "ours"}, {"TRANCHE_TEST_OURS", "added"}};
@@ -60,7 +60,7 @@ TEST(Child, GetsVariablesThatTheUserHasNotSet) {
 
 TEST(Child, IsEndedWithAllItStartedWhenTimeIsUp) {
   const TemporaryFolder folder;
-  trainer::StopSignals signals({SIGINT, SIGTERM});
+  training::StopSignals signals({SIGINT, SIGTERM});
   ChildCommand command = shell(folder, "sleep 60 & echo $!; wait");
   command.timeout = 0.2;
   int ticks = 0;
@@ -82,7 +82,7 @@ TEST(Child, IsEndedWithAllItStartedWhenTimeIsUp) {
 
 TEST(Child, IsEndedByASignalToThisProcess) {
   const TemporaryFolder folder;
-  trainer::StopSignals signals({SIGINT, SIGTERM});
+  training::StopSignals signals({SIGINT, SIGTERM});
   bool sent = false;
   const ChildResult result = run_child(shell(folder, "exec sleep 60"), signals, [&](double) {
     if (!sent) ::kill(::getpid(), SIGTERM);
@@ -96,7 +96,7 @@ TEST(Child, IsEndedByASignalToThisProcess) {
 TEST(Child, IsEndedBeforeItHasBecomeTheProgram) {
   const TemporaryFolder folder;
   for (int i = 0; i < 20; ++i) {
-    trainer::StopSignals signals({SIGINT, SIGTERM});
+    training::StopSignals signals({SIGINT, SIGTERM});
     ::raise(SIGTERM);  // the child is told as soon as it is there
     const ChildResult result = run_child(shell(folder, "exec sleep 60"), signals);
     EXPECT_EQ(result.status, 128 + SIGTERM);
@@ -106,7 +106,7 @@ TEST(Child, IsEndedBeforeItHasBecomeTheProgram) {
 
 TEST(Child, SaysWhyItCannotRun) {
   const TemporaryFolder folder;
-  trainer::StopSignals signals({SIGINT, SIGTERM});
+  training::StopSignals signals({SIGINT, SIGTERM});
   ChildCommand command = shell(folder, "true");
   command.log = folder.path("none/log");
   EXPECT_THAT(test::message_of<IoError>([&] { run_child(command, signals); }),

@@ -1,4 +1,4 @@
-#include "tools/config_changes.h"
+#include "tools/train/config_changes.h"
 
 #include <gmock/gmock.h>
 

@@ -10,7 +10,7 @@
 
 #include "tests/tools/gpt_checkpoint.h"
 #include "tests/tools/program_fixture.h"
-#include "tools/evaluation.h"
+#include "tools/train/evaluation.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "checkpoint/format.h"
-#include "tools/run_identity.h"
+#include "tools/train/run_identity.h"
 #include "tranche/models/gpt_config.h"
 
 namespace tranche::tools::test {

@@ -11,7 +11,7 @@
 #include "checkpoint/safetensors.h"
 #include "tests/tools/gpt_checkpoint.h"
 #include "tests/tools/program_fixture.h"
-#include "tools/hugging_face.h"
+#include "tools/checkpoint/hugging_face.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {

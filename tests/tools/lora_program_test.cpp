@@ -12,7 +12,7 @@
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
 #include "tests/tools/program_fixture.h"
-#include "tools/peft.h"
+#include "tools/checkpoint/peft.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {

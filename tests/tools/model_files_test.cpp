@@ -1,6 +1,6 @@
 // Files beside the weights: which travel, and that an export has what was imported.
 
-#include "tools/model_files.h"
+#include "tools/checkpoint/model_files.h"
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>

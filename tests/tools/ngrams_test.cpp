@@ -1,4 +1,4 @@
-#include "tools/ngrams.h"
+#include "tools/train/ngrams.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "tools/offload_summary.h"
+#include "tools/train/offload_summary.h"
 
 #include <gtest/gtest.h>
 

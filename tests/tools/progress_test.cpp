@@ -1,4 +1,4 @@
-#include "tools/progress.h"
+#include "tools/train/progress.h"
 
 #include <gmock/gmock.h>
 

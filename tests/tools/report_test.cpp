@@ -1,4 +1,4 @@
-#include "tools/report.h"
+#include "tools/train/report.h"
 
 #include <gmock/gmock.h>
 

@@ -1,4 +1,4 @@
-#include "tools/run_identity.h"
+#include "tools/train/run_identity.h"
 
 #include <gmock/gmock.h>
 

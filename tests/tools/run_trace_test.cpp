@@ -1,4 +1,4 @@
-#include "tools/run_trace.h"
+#include "tools/train/run_trace.h"
 
 #include <gmock/gmock.h>
 

@@ -1,6 +1,6 @@
 // The nodes on which a launcher puts ranks, read from a study's arguments.
 
-#include "tools/scale_nodes.h"
+#include "tools/scale/scale_nodes.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,6 @@
 // Arithmetic of scaling studies, and what is said of it.
 
-#include "tools/scale_results.h"
+#include "tools/scale/scale_results.h"
 
 #include <gmock/gmock.h>
 
@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/temporary.h"
-#include "tools/scale.h"
+#include "tools/scale/scale.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {

@@ -1,4 +1,4 @@
-#include "tools/settings.h"
+#include "tools/train/settings.h"
 
 #include <gmock/gmock.h>
 
@@ -7,7 +7,7 @@
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/data/tokenize.h"
+#include "tranche/training/tokenize.h"
 
 namespace tranche::tools {
 namespace {
@@ -282,10 +282,10 @@ TEST(Settings, DataWithoutAnythingToLearnAreRefused) {
   for (int i = 0; i < 9; ++i)
     prompts += R"({"prompt": ")" + std::string(39, 'p') + R"(", "completion": "c"})" + "\n";
   const auto tokens = [&](const std::string& name, const std::string& lines) {
-    data::TokenizeOptions how;
+    training::TokenizeOptions how;
     how.inputs = {folder.write("lines.jsonl", lines)};
     how.output = folder.path(name);
-    (void)data::tokenize_files(*data::make_byte_tokenizer(), how);
+    (void)training::tokenize_files(*training::make_byte_tokenizer(), how);
     return how.output;
   };
   const std::string text = R"({"text": ")" + std::string(200, 't') + "\"}\n",
@@ -340,14 +340,14 @@ TEST(Settings, ManyFilesAndMixtures) {
   for (const Data& data : {open({a, b}), open({folder.path("*.txt")})}) {
     EXPECT_EQ(data.training->count(), 179 + 44);
     EXPECT_EQ(data.held_out_windows(), 19 + 4);
-    EXPECT_EQ(data.mixture->window(7), data::window_of_sample(7, 179 + 44, 1234));
+    EXPECT_EQ(data.mixture->window(7), training::window_of_sample(7, 179 + 44, 1234));
   }
   const Data mixed = open({a + ":0.25", b + ":0.75"});
   int of_b = 0;
-  for (std::int64_t sample = 0; sample < data::Mixture::block; ++sample) {
+  for (std::int64_t sample = 0; sample < training::Mixture::block; ++sample) {
     of_b += mixed.mixture->window(sample) >= 179 ? 1 : 0;
   }
-  EXPECT_EQ(of_b, data::Mixture::block * 3 / 4);
+  EXPECT_EQ(of_b, training::Mixture::block * 3 / 4);
   EXPECT_EQ(refused({a + ":0.5", b}),
             "--data '" + a + ":0.5' and --data '" + b + "': give all of them a weight, or none");
   EXPECT_EQ(refused({a + ":0", b + ":1"}), "'" + a + ":0' has the weight 0, but weights are above 0");
@@ -360,10 +360,10 @@ TEST(Settings, DocumentsLongerThanASequenceAreSaid) {
                                                         R"({"text": ")" + std::string(40, 'b') + "\"}\n" +
                                                         R"({"text": ")" + std::string(12, 'c') + "\"}\n");
   const std::string tokens = folder.path("a.safetensors");
-  data::TokenizeOptions how;
+  training::TokenizeOptions how;
   how.inputs = {lines};
   how.output = tokens;
-  (void)data::tokenize_files(*data::make_byte_tokenizer(), how);
+  (void)training::tokenize_files(*training::make_byte_tokenizer(), how);
   const auto note = [&](const char* sequence, const std::string& file) {
     const Options options = train({"--data", file, "--sequence", sequence, "--validation-fraction", "0.3"});
     return note_on_long_documents(open_data(options, resolve_settings(options, 1)), options.sequence.value());

@@ -1,4 +1,4 @@
-#include "tools/spool.h"
+#include "tools/train/spool.h"
 
 #include <gmock/gmock.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "tools/stage_times.h"
+#include "tools/train/stage_times.h"
 
 #include <gmock/gmock.h>
 

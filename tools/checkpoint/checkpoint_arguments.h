@@ -1,0 +1,78 @@
+#pragma once
+/// The command lines of `tranche checkpoint ...` and `tranche generate`.
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tranche/models/model_registry.h"
+
+namespace CLI {
+class App;
+}
+
+namespace tranche::tools {
+
+enum class CheckpointAction : std::uint8_t { none, list, verify, show, export_folder, import_folder, diff };
+
+struct CheckpointOptions {
+  CheckpointAction action = CheckpointAction::none;
+  std::string path;    ///< a checkpoint, a run's folder, or what is imported
+  std::string second;  ///< diff's other one
+  std::string to;      ///< folder that is written
+  std::string tensor;  ///< show: only this one
+  models::ModelRegistry models;
+  std::string model;  ///< preset or config.json, where the checkpoint or folder does not say it
+  std::string base;   ///< of adapters, where it is not where they were trained beside it
+  bool peft = false;  ///< export: adapters in PEFT's format
+  std::string dtype = "fp32";
+  bool partial = false;             ///< import: only the tensors that the model has too
+  std::vector<std::string> rename;  ///< import: "OLD=NEW"
+  bool json = false;
+};
+
+struct GenerateOptions {
+  std::string from;  ///< a checkpoint, a run's folder, or a folder of Hugging Face's
+  models::ModelRegistry models;
+  std::string model;      ///< as above
+  std::string base;       ///< of adapters, as above
+  std::string tokenizer;  ///< folder that training::load_tokenizer() reads
+  std::vector<std::string> prompts;
+  std::string prompts_file;                ///< a prompt a line, or JSON lines with "prompt" or "messages"
+  std::string prompts_format = "auto";     ///< as training::parse_text_format() has it
+  std::vector<std::string> prompt_tokens;  ///< "1,2,3" each
+  std::string chat;                        ///< name or file of the template that writes messages
+  std::string date;                        ///< that templates take as today's
+  std::int64_t tokens = 200;
+  double temperature = 0.8;
+  bool greedy = false;
+  std::int64_t top_k = 0;  ///< 0: all
+  double top_p = 1;
+  std::vector<std::string> stop;  ///< texts that end generation
+  std::int64_t seed = 1234;
+  std::int64_t max_batch = 8;  ///< prompts that a rank works on at once
+  bool cache = true;
+  bool json = false;
+  std::string dtype = "fp32";
+  std::int64_t stage = 0;
+  std::string mesh;  ///< axes of the ranks; empty: all shard
+  std::optional<std::int64_t> threads;
+};
+
+/// Adds the subcommand and its own. `options` must outlive parsing.
+CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options);
+CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options);
+
+/// Throw ConfigurationError for what was parsed but cannot be.
+void check(const CheckpointOptions& options);
+void check(const GenerateOptions& options);
+
+/// "OLD=NEW" as names; ConfigurationError naming what is none, and what LoadOptions::renames cannot be.
+std::vector<std::pair<std::string, std::string>> parse_renames(const std::vector<std::string>& texts);
+
+/// "1,2,3" as numbers; ConfigurationError naming what is none.
+std::vector<std::int32_t> parse_tokens(const std::string& text);
+
+}  // namespace tranche::tools

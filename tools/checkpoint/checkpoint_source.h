@@ -1,0 +1,54 @@
+#pragma once
+/// Finds the checkpoint that a typed path means, and the model that is in it.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/reader.h"
+#include "offload/file_system.h"
+#include "tools/train/run_identity.h"
+#include "tranche/core/shape.h"
+
+namespace tranche::tools {
+
+/// "a, b, c and 4 more"
+std::string some_of(const std::vector<std::string>& names);
+
+/// The checkpoint that a path means: itself, or the newest complete one of a run's folder ("x", or its file
+/// "x/latest"); `notes` get a line for each that was passed over. Throws CheckpointError.
+std::string find_checkpoint(detail::FileSystem& files, const std::string& path,
+                            std::vector<std::string>& notes);
+
+/// The model that a checkpoint describes. With `model` (a preset or a config.json; what --model takes) the
+/// model is that one. Throws CheckpointError when neither says it.
+RunIdentity identity_of(const checkpoint::Manifest& manifest, const std::string& path,
+                        const std::string& model, const models::ModelRegistry& models);
+/// A model of which nothing else is known: it takes bytes where its vocabulary holds 256.
+RunIdentity identity_of(std::shared_ptr<const models::LanguageModel> model);
+
+struct NamedShape {
+  std::string name;
+  Shape shape;
+};
+struct TensorDifferences {
+  std::vector<std::string> missing, extra;  ///< names: only the model's, only those that were found
+  std::vector<std::string> shapes;          ///< "wte.weight is [5, 2] and not [4, 2]"
+  bool any() const { return !missing.empty() || !extra.empty() || !shapes.empty(); }
+  std::string to_string() const;
+};
+/// Throws CheckpointError for a model of more layers than `found` has tensors.
+TensorDifferences compare_tensors(const models::LanguageModel& model, std::string_view model_origin,
+                                  const std::vector<NamedShape>& found, std::string_view found_origin);
+TensorDifferences compare_tensors(const ModelSpec& spec, const std::vector<NamedShape>& found);
+/// Throws CheckpointError, naming both sides, unless `found` are the tensors of the model: missing ones, ones
+/// too many, other shapes.
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin);
+void require_tensors(const ModelSpec& spec, std::string_view model_origin,
+                     const std::vector<NamedShape>& found, std::string_view found_origin);
+/// With adapters: those, and the model too where the checkpoint does not leave it out.
+void require_tensors(const models::LanguageModel& model, std::string_view model_origin,
+                     const checkpoint::Reader& reader);
+
+}  // namespace tranche::tools

@@ -1,0 +1,501 @@
+#include "tools/scale/scale_study.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/json.h"
+#include "core/output_file.h"
+#include "core/text_file.h"
+#include "tools/scale/scale_nodes.h"
+#include "tools/train/settings.h"
+#include "tranche/comm/backends.h"
+#include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
+#include "tranche/version.h"
+
+namespace tranche::tools {
+
+using detail::parse_json;
+using detail::read_text_file;
+using detail::write_output_file;
+using nlohmann::ordered_json;
+
+namespace {
+
+/// Sequences of a micro-batch where neither flags nor configuration say anything of batches.
+constexpr std::int64_t default_micro_batch = 4;
+
+bool exists(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path, ignored);
+}
+
+/// The text that a study trains on where none is given: speed does not depend on it.
+std::string some_text() {
+  std::string text;
+  for (int i = 0; text.size() < (1U << 20); ++i)
+    text += fmt::format("{} squared is {}.\n", i, i * std::int64_t{i});
+  return text;
+}
+
+std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02} {:02}:{:02} UTC", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday,
+                     utc.tm_hour, utc.tm_min);
+}
+
+double load_average() {
+  double minute = 0;
+  return ::getloadavg(&minute, 1) == 1 ? minute : 0;
+}
+
+/// True when so many ranks can have this mesh.
+bool is_mesh_of(const std::string& mesh, int ranks) {
+  try {
+    (void)Mesh::parse(mesh, ranks);
+    return true;
+  } catch (const ConfigurationError&) {
+    return false;
+  }
+}
+
+/// A line for each setting that two studies do not share.
+std::vector<std::string> differing(const ordered_json& saved, const ordered_json& present) {
+  std::vector<std::string> lines;
+  const nlohmann::json before = nlohmann::json(saved).flatten(), now = nlohmann::json(present).flatten();
+  const auto value = [](const nlohmann::json& all, const std::string& key) {
+    return all.contains(key) ? all[key].dump() : std::string("not there");
+  };
+  for (const auto& [key, one] : before.items()) {
+    if (value(now, key) != one.dump())
+      lines.push_back(fmt::format("{} was {}, is {}", key.substr(1), one.dump(), value(now, key)));
+  }
+  for (const auto& [key, one] : now.items()) {
+    if (!before.contains(key))
+      lines.push_back(fmt::format("{} was not there, is {}", key.substr(1), one.dump()));
+  }
+  return lines;
+}
+
+}  // namespace
+
+std::string ScaleRun::name() const {
+  return fmt::format("n{}-stage{}{}-r{}", ranks, stage,
+                     mesh_number > 0 ? fmt::format("-mesh{}", mesh_number) : "", repeat);
+}
+
+ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
+  find_programs();
+  facts_.strong = options.scale.strong;
+  facts_.model = options.model;
+  facts_.version = version;
+  facts_.commit = commit_at(program_);
+  facts_.program = program_;
+  facts_.repeats = options.scale.repeats;
+  facts_.warmup = options.scale.warmup;
+  facts_.steps = options.scale.steps;
+  facts_.node = describe_node();
+  facts_.ranks = options.scale.ranks;
+  facts_.stages = options.scale.stages;
+  facts_.meshes = options.scale.meshes;
+  if (!facts_.meshes.front().empty() && options.mesh) {
+    throw ConfigurationError("--mesh and --meshes both say how state is sharded; give one of them");
+  }
+  facts_.launcher_binds = options.scale.launcher == "srun";
+  for (const std::string& word : options.scale.launcher_arguments) {
+    facts_.launcher_binds |= word.find("bind") != std::string::npos;
+  }
+  const std::string& data = options.data;
+  if (data.empty()) {
+    options_.data = path("text.txt");
+    added_flags_.insert(added_flags_.end(), {"--data", options_.data});
+  } else if (!exists(data)) {
+    throw ConfigurationError(fmt::format("--data '{}' is not there", data));
+  }
+  if (options.eval_batches == 0) {
+    options_.eval_batches = 1;
+    added_flags_.insert(added_flags_.end(), {"--eval-batches", "1"});
+  }
+  choose_threads();
+  choose_batches();
+  plan_points();
+  settings_ = settings_json();
+}
+
+void ScaleStudy::find_programs() {
+  if (started_by_mpi_launcher()) {
+    throw ConfigurationError("tranche scale starts mpirun itself, for each of its runs: start it alone");
+  }
+  program_ = options_.scale.program.empty() ? own_path() : options_.scale.program;
+  if (mpi_version() == "not compiled")
+    throw NotCompiled("MPI, which the runs of a study need,", "TRANCHE_MPI");
+  launcher_ = find_command(options_.scale.launcher);
+  if (launcher_.empty()) {
+    throw ConfigurationError(fmt::format(
+        "{0} is not found in PATH, which starts the runs of a study; {1}", options_.scale.launcher,
+        options_.scale.launcher == "mpirun"
+            ? "install Open MPI (Debian: openmpi-bin), or add its bin folder to PATH"
+            : "it is Slurm's: without Slurm leave --launcher out"));
+  }
+}
+
+void ScaleStudy::choose_threads() {
+  // Equal at every point: a rank alone that had all cores would leave no speed-up to find.
+  const Config config = read_config(at(facts_.ranks.front(), facts_.stages.front()), facts_.ranks.front());
+  facts_.threads = config.threads;
+  if (config.threads > 0) return;
+  const int cores = facts_.node.cores;
+  int most = cores;
+  for (const int ranks : facts_.ranks) {
+    if (ranks <= cores) most = facts_.ranks.front() > cores ? cores : ranks;
+  }
+  facts_.threads = options_.threads.value_or(std::max(1, cores / most));
+  options_.threads = facts_.threads;
+  added_flags_.insert(added_flags_.end(), {"--threads", std::to_string(facts_.threads)});
+}
+
+void ScaleStudy::choose_batches() {
+  const int few = facts_.ranks.front(), many = facts_.ranks.back();
+  const auto config_at = [&](int ranks) { return read_config(at(ranks, facts_.stages.front()), ranks); };
+  const auto set_batch = [&](std::int64_t batch) {
+    options_.set.push_back(fmt::format("train_batch_size={}", batch));
+    added_flags_.insert(added_flags_.end(), {"--set", options_.set.back()});
+  };
+  const bool said = options_.micro_batch || options_.accumulate || !options_.config.empty() ||
+                    std::any_of(options_.set.begin(), options_.set.end(), [](const std::string& key) {
+                      return key.starts_with("train_") || key.starts_with("gradient_accumulation");
+                    });
+  if (!said) {
+    if (facts_.strong) {
+      set_batch(default_micro_batch * many);
+    } else {
+      options_.micro_batch = default_micro_batch;
+      added_flags_.insert(added_flags_.end(), {"--micro-batch", std::to_string(default_micro_batch)});
+    }
+  }
+  if (few == many) return;
+  const Config less = config_at(few);
+  if (facts_.strong) {
+    if (options_.micro_batch && options_.accumulate) {
+      throw ConfigurationError(
+          fmt::format("--strong keeps the batch of a step, but --micro-batch {} and --accumulate {} fix that "
+                      "of a rank: leave one of "
+                      "them out and it is derived, or both and --set train_batch_size=N",
+                      *options_.micro_batch, *options_.accumulate));
+    }
+    const std::int64_t batch = config_at(many).train_batch_size;
+    if (less.train_batch_size != batch) set_batch(batch);
+    return;
+  }
+  const Config more = config_at(many);
+  const auto of_rank = [](const Config& config) {
+    return config.micro_batch_size * config.accumulation_steps;
+  };
+  if (of_rank(less) != of_rank(more)) {
+    throw ConfigurationError(
+        fmt::format("weak scaling keeps the batch of a rank, but train_batch_size {} fixes that of a step: "
+                    "with {} rank{} each has "
+                    "{} sequences, with {} it has {}; give --strong, or leave train_batch_size out",
+                    less.train_batch_size, few, few == 1 ? "" : "s", of_rank(less), many, of_rank(more)));
+  }
+}
+
+Options ScaleStudy::at(int ranks, int stage, const std::string& mesh) const {
+  Options options = options_;
+  if (!mesh.empty()) options.mesh = mesh;
+  options.ranks = ranks;
+  options.stage = stage;
+  options.steps = facts_.warmup + facts_.steps;
+  return options;
+}
+
+void ScaleStudy::plan_points() {
+  const std::string& hosts = options_.scale.hostfile;
+  if (!hosts.empty()) {
+    if (read_text_file(hosts, "--hostfile").empty())
+      throw ConfigurationError(fmt::format("--hostfile '{}' is empty", hosts));
+  }
+  const auto plan = [&](int ranks, int stage, const std::string& mesh) {
+    planner::PlanRequest request;
+    request.model.name = options_.model;
+    request.model.language = options_.models.resolve(options_.model);
+    const Options options = at(ranks, stage, mesh);
+    request.config = read_config(options, ranks);
+    if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
+    request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);
+    request.ranks = ranks;
+    const std::string& hostfile = options_.scale.hostfile;
+    const std::optional<int> per_node = tools::ranks_per_node(
+        options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks, allocation_);
+    request.ranks_per_node = per_node.value_or(ranks);
+    request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    const planner::PlanResult result = planner::plan_run(request);
+    const Config& config = request.config;
+    PointPlan point;
+    point.ranks = ranks;
+    point.stage = stage;
+    point.mesh = mesh;
+    point.micro_batch = config.micro_batch_size;
+    point.accumulation = config.accumulation_steps;
+    point.batch = config.train_batch_size;
+    // If nodes are declared, the runs take those.
+    const int declared = config.debug.ranks_per_host;
+    point.ranks_per_node = declared > 0 ? std::min(declared, ranks) : request.ranks_per_node;
+    point.placed = per_node.has_value() || declared > 0;
+    for (const auto& [operation, count] : result.data) point.bytes += count.bytes;
+    for (const Tier tier : all_tiers) point.peak[static_cast<std::size_t>(tier)] = result.tier(tier).peak;
+    const CategoryBytes& held = result.tier(Tier::device).persistent;
+    point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
+    const int shards = result.mesh.size(MeshAxis::shard);
+    const bool shared = config.replicate == Replicate::parameters && stage > 0;
+    const int owners = shared ? ranks : shards;  // of gradients and optimizer state
+    const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
+    const int compute = static_cast<int>(size_of(config.precision.compute));
+    const double more_weights = stage == 3 ? compute * (1.0 / shards - 1.0 / owners) : 0;
+    const bool master = compute != 4 && config.precision.master != MasterFormat::none;
+    const double master_bytes = !master ? 0 : config.precision.master == MasterFormat::split ? 2 : 4;
+    double state = 0;
+    for (const planner::PlacedState& placed : result.placed) {
+      const double weights = more_weights + (stage == 3 ? static_cast<double>(compute) / owners : compute);
+      const double each = placed.frozen
+                              ? weights
+                              : more_weights + state_bytes_per_parameter(
+                                                   stage, boundary, owners, compute,
+                                                   static_cast<int>(size_of(config.precision.accumulation)),
+                                                   master_bytes, placed.state_bytes);
+      state += each * static_cast<double>(placed.elements);
+    }
+    point.formula_state = std::llround(state);
+    facts_.any_offload |= config.offload.any();
+    facts_.dtype = name_of(config.precision.compute);
+    facts_.sequence = request.sequence;
+    facts_.parameters = nlohmann::json::parse(result.model)["parameters"].get<std::int64_t>();
+    return point;
+  };
+  for (const int stage : facts_.stages) {
+    std::vector<int> along = facts_.ranks;
+    // A batch that ranks share has no part for any number of them.
+    for (int ranks = 1; !facts_.strong && ranks < facts_.ranks.back(); ranks *= 2) {
+      if (ranks > facts_.ranks.front()) along.push_back(ranks);
+    }
+    std::sort(along.begin(), along.end());
+    along.erase(std::unique(along.begin(), along.end()), along.end());
+    for (const std::string& mesh : facts_.meshes) {
+      for (const int ranks : along) {
+        const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
+        if (!runs && !is_mesh_of(mesh, ranks)) continue;
+        const PointPlan point = plan(ranks, stage, mesh);
+        facts_.curves[{stage, mesh}].push_back(point);
+        if (runs) facts_.plans[{ranks, stage, mesh}] = point;
+      }
+    }
+  }
+}
+
+std::string ScaleStudy::settings_json() const {
+  const ScaleOptions& scale = options_.scale;
+  ordered_json settings = {{"ranks", scale.ranks},
+                           {"stages", scale.stages},
+                           {"scaling", scale.strong ? "strong" : "weak"},
+                           {"repeats", scale.repeats},
+                           {"warmup", scale.warmup},
+                           {"steps", scale.steps},
+                           {"threads", facts_.threads},
+                           {"model", options_.model},
+                           {"train_flags", scale.train_flags},
+                           {"launcher", scale.launcher},
+                           {"launcher_arguments", scale.launcher_arguments},
+                           {"hostfile", scale.hostfile},
+                           {"host", scale.host},
+                           {"program", fingerprint_of(program_)},
+                           {"cpu", facts_.node.cpu},
+                           {"cores", facts_.node.cores}};
+  if (!scale.meshes.front().empty()) settings["meshes"] = scale.meshes;
+  if (exists(options_.model)) {
+    settings["model_file"] = parse_json(read_text_file(options_.model, "the model's file"));
+  }
+  if (!scale.hostfile.empty()) settings["hosts"] = read_text_file(scale.hostfile, "--hostfile");
+  const int ranks = facts_.ranks.front();
+  settings["configuration"] =
+      ordered_json::parse(read_config(at(ranks, facts_.stages.front()), ranks).to_json());
+  return settings.dump();
+}
+
+std::vector<ScaleRun> ScaleStudy::runs() const {
+  std::vector<ScaleRun> all;
+  for (int repeat = 1; repeat <= facts_.repeats; ++repeat) {
+    for (const int ranks : facts_.ranks) {
+      for (const int stage : facts_.stages) {
+        for (std::size_t m = 0; m < facts_.meshes.size(); ++m) {
+          const std::string& mesh = facts_.meshes[m];
+          all.push_back({ranks, stage, repeat, mesh, mesh.empty() ? 0 : static_cast<int>(m) + 1});
+        }
+      }
+    }
+  }
+  return all;
+}
+
+ChildCommand ScaleStudy::command(const ScaleRun& run) const {
+  const ScaleOptions& scale = options_.scale;
+  ChildCommand command;
+  command.log = log_path(run);
+  command.timeout = scale.run_timeout;
+  std::vector<std::string>& words = command.arguments;
+  words = {launcher_, "-n", std::to_string(run.ranks)};
+  const auto add = [&](std::initializer_list<std::string> more) { words.insert(words.end(), more); };
+  if (!scale.hostfile.empty()) add({"--hostfile", scale.hostfile});
+  if (!scale.host.empty()) add({"--host", scale.host});
+  words.insert(words.end(), scale.launcher_arguments.begin(), scale.launcher_arguments.end());
+  if (scale.launcher == "srun") {
+    const NodesOfRun nodes = nodes_of_run(scale, "", run.ranks, allocation_);
+    words.insert(words.end(), nodes.arguments.begin(), nodes.arguments.end());
+    const auto ends_all = [](const std::string& word) {
+      return word.starts_with("-K") || word.starts_with("--kill-on-bad-exit");
+    };
+    // Ranks that are left would wait for one that died until their time-out.
+    if (std::none_of(scale.launcher_arguments.begin(), scale.launcher_arguments.end(), ends_all)) {
+      add({"--kill-on-bad-exit=1"});
+    }
+  }
+  add({program_, "train"});
+  const auto& given = scale.train_flags;
+  if (std::find(given.begin(), given.end(), "--model") == given.end()) add({"--model", options_.model});
+  words.insert(words.end(), given.begin(), given.end());
+  words.insert(words.end(), added_flags_.begin(), added_flags_.end());
+  add({"--stage", std::to_string(run.stage), "--steps", std::to_string(facts_.warmup + facts_.steps),
+       "--report", report_path(run)});
+  if (!run.mesh.empty()) add({"--mesh", run.mesh});
+  auto& environment = command.environment;
+  environment.emplace_back("OMP_NUM_THREADS", "1");
+  if (scale.launcher != "mpirun") return command;
+  if (::geteuid() == 0) {
+    environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  }
+  // A host that is gone is noticed in some 12 s, not in minutes (scripts/run_mpi.sh).
+  environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_time", "5");
+  environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_intvl", "2");
+  environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_probes", "3");
+  if (!facts_.launcher_binds) environment.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
+  // On one host; a list of hosts, or an allocation of several nodes, says itself how many ranks each may
+  // have, and what connects them.
+  if (scale.hostfile.empty() && scale.host.empty() && scale.launcher_arguments.empty() &&
+      !allocation_.several()) {
+    environment.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
+    environment.emplace_back("OMPI_MCA_btl", "self,vader");
+    environment.emplace_back("OMPI_MCA_pml", "ob1");
+  }
+  return command;
+}
+
+std::string ScaleStudy::path(const std::string& name) const {
+  return (std::filesystem::path(options_.scale.out) / name).string();
+}
+std::string ScaleStudy::report_path(const ScaleRun& run) const {
+  return path("runs/" + run.name() + ".json");
+}
+std::string ScaleStudy::log_path(const ScaleRun& run) const {
+  return path("runs/" + run.name() + ".log");
+}
+
+bool ScaleStudy::open_folder() {
+  const std::string& out = options_.scale.out;
+  const auto refuse = [&](const std::string& why) {
+    throw ConfigurationError(fmt::format("--out '{}' {}", out, why));
+  };
+  std::error_code failed;
+  const std::string described = path("study.json");
+  const bool there = exists(described);
+  if (!there && std::filesystem::exists(out, failed)) {
+    if (!std::filesystem::is_directory(out, failed)) refuse("is a file; give a folder for the study");
+    if (!std::filesystem::is_empty(out, failed)) {
+      refuse(
+          "is there already and is no study of tranche scale (it has no study.json); nothing was written: "
+          "give a "
+          "folder that is new or empty");
+    }
+  }
+  std::filesystem::create_directories(path("runs"), failed);
+  if (failed) refuse("cannot be made: " + failed.message());
+  lock_ = ::open(path(".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (lock_ < 0) refuse(fmt::format("cannot be written to: {}", std::strerror(errno)));
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse("is a study that another tranche scale is at work on");
+
+  const ordered_json settings = ordered_json::parse(settings_);
+  ordered_json begun = {{"time", time_now()},
+                        {"load_average", load_average()},
+                        {"version", facts_.version},
+                        {"commit", facts_.commit}};
+  if (there) {
+    const auto study = parse_json(read_text_file(described, "the study's file"));
+    if (!study.is_object() || study.value("schema", ordered_json()) != scale_schema ||
+        !study.value("settings", ordered_json()).is_object() ||
+        !study.value("begun", ordered_json::object()).is_object()) {
+      refuse(fmt::format("is no study that can be gone on with: its study.json is not of {}", scale_schema));
+    }
+    const std::vector<std::string> lines = differing(study["settings"], settings);
+    if (!lines.empty()) {
+      refuse(fmt::format(
+          "is a study with other settings; give another folder, or the settings it was begun with:\n  {}",
+          fmt::join(lines, "\n  ")));
+    }
+    if (study.contains("begun")) begun = study["begun"];
+  } else {
+    const ordered_json study = {{"schema", scale_schema}, {"begun", begun}, {"settings", settings}};
+    write_output_file(described, study.dump(1) + "\n");
+  }
+  try {
+    facts_.begun = begun.value("time", "");
+    facts_.load_average = begun.value("load_average", 0.0);
+    // The version is that of the program that was run, whatever has been committed since.
+    facts_.version = begun.value("version", "");
+    facts_.commit = begun.value("commit", "");
+  } catch (const ordered_json::exception&) {
+    refuse("is no study that can be gone on with: `begun` in its study.json has values of other types");
+  }
+  const std::string text = path("text.txt");
+  if (options_.data == text && !exists(text)) write_output_file(text, some_text());
+  return there;
+}
+
+RunFigures ScaleStudy::read(const ScaleRun& run) const {
+  RunFigures figures = figures_of(
+      read_text_file(report_path(run), "the report of a run", detail::Pipes::refused, std::int64_t{1} << 30),
+      facts_.warmup);
+  if (figures.ranks != run.ranks || figures.stage != run.stage) {
+    throw Error(fmt::format("'{}' is the report of {} ranks at stage {}", report_path(run), figures.ranks,
+                            figures.stage));
+  }
+  if (!run.mesh.empty() && figures.mesh != Mesh::parse(run.mesh, run.ranks).to_string()) {
+    throw Error(fmt::format("'{}' is the report of a run on the mesh '{}'", report_path(run), figures.mesh));
+  }
+  figures.mesh = run.mesh;
+  figures.repeat = run.repeat;
+  return figures;
+}
+
+bool ScaleStudy::has(const ScaleRun& run) const {
+  try {
+    (void)read(run);
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace tranche::tools

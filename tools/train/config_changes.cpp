@@ -1,0 +1,293 @@
+#include "tools/train/config_changes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/json.h"
+#include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
+
+namespace tranche::tools {
+
+using nlohmann::json;
+
+namespace {
+
+/// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
+/// only summarise others.
+constexpr std::array<std::string_view, 37> quiet_keys{
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "tensorboard",
+    "csv_monitor",
+    "zero_optimization.overlap_comm",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.allgather_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_max_live_parameters",
+    "zero_optimization.stage3_param_persistence_threshold",
+    "zero_optimization.stage3_model_persistence_threshold",
+    "zero_optimization.offload_optimizer",
+    "zero_optimization.offload_param",
+    "activation_checkpointing",
+    "aio",
+    "tranche.depth",
+    "tranche.gather_for",
+    "tranche.communication_timeout",
+    "tranche.progress",
+    "tranche.threads",
+    "tranche.device_memory",
+    "tranche.host_memory",
+    "tranche.nvme_space",
+    "tranche.offload_tile",
+    "tranche.io_engine",
+    "tranche.communication_slab",
+    "tranche.device_transport",
+    "tranche.activation_checkpointing",
+    "tranche.checkpoint_every",
+    "tranche.vocabulary_chunk",
+    "tranche.replicate",
+    "tranche.pipeline_cuts",
+    "tranche.pipeline_schedule",
+    "tranche.save_buffer",
+    "tranche.lora.save_base",
+    "tranche.maximum_consecutive_skips",
+    "tranche.debug",
+};
+
+bool is_quiet(const std::string& key) {
+  return std::any_of(quiet_keys.begin(), quiet_keys.end(), [&](std::string_view quiet) {
+    return key == quiet || (key.size() > quiet.size() && key.starts_with(quiet) && key[quiet.size()] == '.');
+  });
+}
+
+/// Values that are no blocks, by path.
+using Flat = std::map<std::string, json>;
+
+void flatten(const json& value, const std::string& key, Flat& into) {
+  if (!value.is_object()) {
+    into.emplace(key, value);
+    return;
+  }
+  for (const auto& [name, child] : value.items()) flatten(child, key.empty() ? name : key + "." + name, into);
+}
+
+Flat flatten(std::string_view text) {
+  Flat flat;
+  const json document = detail::parse_json(text);
+  if (document.is_object()) flatten(document, "", flat);
+  return flat;
+}
+
+const json* find(const Flat& flat, const std::string& key) {
+  const auto found = flat.find(key);
+  return found == flat.end() ? nullptr : &found->second;
+}
+
+std::string shown(const json* value) {
+  if (value == nullptr) return "not set";
+  return value->is_string() ? "'" + value->get<std::string>() + "'" : value->dump();
+}
+
+std::string change(const std::string& what, const std::string& is, const std::string& was) {
+  return fmt::format("{} is {}, was {}: the command line wins", what, is, was);
+}
+
+/// True when the learning rate falls toward the end of the run, and that is not told by the schedule itself.
+bool follows_the_end(const Flat& flat) {
+  const json* type = find(flat, "scheduler.type");
+  if (type == nullptr || !type->is_string()) return false;
+  return (*type == "WarmupDecayLR" || *type == "WarmupCosineLR") &&
+         find(flat, "scheduler.params.total_num_steps") == nullptr;
+}
+
+/// The mesh that an effective configuration (Config::to_json()) means, for the ranks that its batch is
+/// divided among; nothing where the text says of no such mesh. Without the key, as before there were meshes,
+/// all ranks shard.
+std::optional<Mesh> saved_mesh(std::string_view config_json) {
+  const auto config = detail::parse_json(config_json);
+  if (!config.is_object()) return std::nullopt;
+  const auto number = [&](const char* key) {
+    const auto found = config.find(key);
+    return found != config.end() && found->is_number_integer() ? found->get<std::int64_t>() : 0;
+  };
+  const std::int64_t of_rank =
+      number("train_micro_batch_size_per_gpu") * number("gradient_accumulation_steps");
+  std::int64_t ranks = of_rank > 0 ? number("train_batch_size") / of_rank : 0;
+  std::string text;
+  if (const auto block = config.find("tranche"); block != config.end() && block->is_object()) {
+    const auto found = block->find("mesh");
+    if (found != block->end() && found->is_string()) text = found->get<std::string>();
+  }
+  // The batch counts data ranks; a pipeline has several ranks for each.
+  const std::string axis(name_of(MeshAxis::pipeline));
+  if (const auto named = text.find(axis); named != std::string::npos) {
+    const auto digits = text.find_first_not_of(" \t=", named + axis.size());
+    std::int64_t stages = 0;
+    if (digits != std::string::npos) {
+      std::from_chars(text.data() + digits, text.data() + text.size(), stages);
+    }
+    if (stages < 1 || stages > INT32_MAX || ranks > INT32_MAX / stages) return std::nullopt;
+    ranks *= stages;
+  }
+  if (ranks < 1 || ranks > INT32_MAX) return std::nullopt;
+  try {
+    return Mesh::parse(text, static_cast<int>(ranks));
+  } catch (const ConfigurationError&) {
+    return std::nullopt;
+  }
+}
+
+/// True where two configurations mean one mesh, in whatever words: '' and 'shard=*', say.
+bool of_one_mesh(std::string_view saved, std::string_view present) {
+  const auto was = saved_mesh(saved), is = saved_mesh(present);
+  if (!was || !is) return false;
+  const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
+  const auto stages = [](const Mesh& mesh) { return mesh.size(MeshAxis::pipeline); };
+  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && stages(*was) == stages(*is));
+}
+
+/// The policy that `auto` stands for at this stage.
+std::string reduction_policy(const Flat& flat) {
+  const json* policy = find(flat, "tranche.reduction");
+  const json* stage = find(flat, "zero_optimization.stage");
+  if (policy == nullptr || !policy->is_string() || stage == nullptr || !stage->is_number_integer()) return {};
+  if (*policy != "auto") return policy->get<std::string>();
+  return stage->get<int>() >= 2 ? "micro_batch" : "boundary";
+}
+
+/// A key of config.json that two models have different values of, as texts.
+struct ModelDifference {
+  std::string key, is, was;
+};
+
+std::vector<ModelDifference> model_differences(const RunIdentity& saved, const RunIdentity& present) {
+  const Flat before = flatten(saved.model->to_json()), now = flatten(present.model->to_json());
+  std::vector<ModelDifference> differences;
+  const auto compare = [&](const std::string& key) {
+    const json *is = find(now, key), *was = find(before, key);
+    if (is != nullptr && was != nullptr && *is == *was) return;
+    differences.push_back({key, shown(is), shown(was)});
+  };
+  for (const auto& [key, value] : now) compare(key);
+  for (const auto& [key, value] : before) {
+    if (find(now, key) == nullptr) compare(key);
+  }
+  return differences;
+}
+
+/// True for a key that leaves a model the same one: dropout, and the epsilon of norms.
+bool is_adjustable(std::string_view key) {
+  for (const std::string_view end : {"dropout", "pdrop", "epsilon", "eps"}) {
+    if (key.ends_with(end)) return true;
+  }
+  return false;
+}
+
+/// True for a key that matters to weights that are drawn alone, or to nobody but a tokenizer.
+bool is_of_the_beginning(std::string_view key) {
+  return key == "initializer_range" || key.ends_with("_token_id");
+}
+
+}  // namespace
+
+std::vector<std::string> configuration_changes(std::string_view saved, std::string_view present) {
+  const auto before = flatten(saved), now = flatten(present);
+  std::vector<std::string> lines;
+  const auto compare = [&](const std::string& key) {
+    const json *is = find(now, key), *was = find(before, key);
+    if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
+    if (key == "tranche.replica_sum" && was == nullptr && *is == "micro_batch")
+      return;  // as versions without it
+    if (key == "tranche.mesh" && of_one_mesh(saved, present)) return;
+    if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
+    lines.push_back(change(key, shown(is), shown(was)));
+  };
+  for (const auto& [key, value] : now) compare(key);
+  for (const auto& [key, value] : before) {
+    if (find(now, key) == nullptr) compare(key);
+  }
+  const std::string is = reduction_policy(now), was = reduction_policy(before);
+  const json *set = find(now, "tranche.reduction"), *earlier = find(before, "tranche.reduction");
+  if (is != was && !is.empty() && !was.empty() && set != nullptr && earlier != nullptr && *set == *earlier) {
+    lines.push_back(fmt::format(
+        "the reduction policy is {}, was {}, as the stage has it: sums round differently from here on; "
+        "tranche.reduction={} keeps it",
+        is, was, was));
+  }
+  return lines;
+}
+
+std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIdentity& present) {
+  std::vector<std::string> lines;
+  const auto compare = [&](const std::string& what, const auto& is, const auto& was) {
+    if (is != was) lines.push_back(change(what, fmt::format("{}", is), fmt::format("{}", was)));
+  };
+  for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (is_adjustable(difference.key)) {
+      lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
+    }
+  }
+  compare("--sequence", present.sequence, saved.sequence);
+  if (!saved.data.empty()) compare("--data", "'" + present.data + "'", "'" + saved.data + "'");
+  if (saved.training_windows > 0 && present.sequence == saved.sequence) {
+    // Another number of windows is another order of samples, and may move some between the two parts.
+    compare("the number of training windows", present.training_windows, saved.training_windows);
+    compare("the number of held-out windows", present.held_out_windows, saved.held_out_windows);
+  }
+  if (!saved.data_digest.empty()) {
+    const auto known = [](const std::string& digest) { return digest.empty() ? "none" : digest; };
+    compare("the digest of --data", present.data_digest, saved.data_digest);
+    compare("the digest of --validation-data", known(present.validation_digest),
+            known(saved.validation_digest));
+  }
+  return lines;
+}
+
+std::vector<std::string> model_changes(const RunIdentity& saved, const RunIdentity& present) {
+  std::vector<std::string> lines;
+  const std::string was = saved.model->architecture(), is = present.model->architecture();
+  if (was != is) {  // their keys are others, too
+    lines.push_back(fmt::format("the model is a {}, was a {}: the command line wins", is, was));
+    return lines;
+  }
+  for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
+    lines.push_back(change("the model's " + difference.key, difference.is, difference.was));
+  }
+  return lines;
+}
+
+void require_same_model(const RunIdentity& saved, const RunIdentity& present, std::string_view checkpoint) {
+  std::string text;
+  const std::string was = saved.model->architecture(), is = present.model->architecture();
+  if (was != is) text = fmt::format("it is a {} there, a {} here", was, is);
+  for (const ModelDifference& difference : model_differences(saved, present)) {
+    if (was != is) break;  // their keys are others, too
+    if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
+    text += fmt::format("{}{} is {} there, {} here", text.empty() ? "" : ", ", difference.key, difference.was,
+                        difference.is);
+  }
+  if (text.empty()) return;
+  throw CheckpointError(
+      fmt::format("{} is of another model than --model gives: {}; give its own --model, take what both "
+                  "have with --partial, or start a run of this one without the checkpoint",
+                  checkpoint, text));
+}
+
+void require_same_tokenizer(const RunIdentity& saved, const RunIdentity& present,
+                            std::string_view checkpoint) {
+  if (saved.tokenizer == present.tokenizer) return;
+  throw CheckpointError(
+      fmt::format("{} was trained on {}, but --data holds {}: the same numbers would mean other text; give "
+                  "data of its kind, or take over only its weights with --resume-weights-only",
+                  checkpoint, describe(saved.tokenizer), describe(present.tokenizer)));
+}
+
+}  // namespace tranche::tools

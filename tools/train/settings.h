@@ -1,0 +1,103 @@
+#pragma once
+/// Turns flags and files into the settings of a run.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/arguments.h"
+#include "tools/train/run_identity.h"
+#include "tranche/engine/config.h"
+#include "tranche/models/language_model.h"
+#include "tranche/training/sampler.h"
+
+namespace tranche::tools {
+
+/// Flags as overrides of the configuration's keys, in the order in which they apply: flags, then --set.
+/// `config_text` is the file's (keys have older names that it may use).
+std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
+
+/// Held-out tokens that a validation of `train` takes where nothing says how many (--eval-batches, --ngrams):
+/// all of them may take longer than the training.
+inline constexpr std::int64_t default_validation_tokens = std::int64_t{1} << 17;
+
+/// The configuration where there is no --config: bf16, clipping at 1.0, AdamW. An empty file given with
+/// --config is fp32 without clipping, as in DeepSpeed.
+std::string default_configuration(const Options& options);
+
+/// The configuration of --config with the overrides, for `ranks`. Throws ConfigurationError.
+Config read_config(const Options& options, int ranks);
+
+struct Settings {
+  Config config;
+  std::shared_ptr<const models::LanguageModel> model;
+  std::int64_t sequence = 0;
+  std::int64_t steps = 0;
+  training::BatchShape batch;
+};
+
+/// Tokens of a sequence where nobody says how many; fewer where the model has not as many positions.
+inline constexpr std::int64_t default_sequence = 1024;
+/// The tokens of a sequence: `asked`, else the default, with a note where the model has positions for more.
+/// Throws ConfigurationError for more than there are.
+std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::LanguageModel& model,
+                         std::vector<std::string>& notes);
+
+/// Throws ConfigurationError for whatever does not fit.
+Settings resolve_settings(const Options& options, int ranks);
+
+/// Held-out windows that are evaluated together.
+struct ValidationSet {
+  std::string name;  ///< empty: the only set, without a name
+  std::unique_ptr<training::Windows> windows;
+  std::vector<std::int64_t> numbers;  ///< of those in use
+  /// Its name where it needs one: in checkpoints.
+  std::string key() const { return name.empty() ? "validation" : name; }
+};
+
+/// Training and held-out windows.
+struct Data {
+  std::vector<std::unique_ptr<training::TokenFile>> training_files,
+      validation_files;  ///< the second empty when the first files' tails are held out
+  std::unique_ptr<training::Windows> training;
+  std::vector<ValidationSet> validation;       ///< one at least
+  std::unique_ptr<training::Mixture> mixture;  ///< of the training windows
+  std::vector<std::string> notes;              ///< for the table of the start
+  bool has_documents() const {
+    const auto some = [](const auto& files) {
+      return std::any_of(files.begin(), files.end(),
+                         [](const auto& file) { return !file->document_ends().empty(); });
+    };
+    return some(training_files) || some(validation_files);
+  }
+  std::int64_t held_out_windows() const {
+    std::int64_t count = 0;
+    for (const ValidationSet& set : validation) count += set.windows->count();
+    return count;
+  }
+  /// Every token is a byte.
+  bool bytes() const {
+    return std::all_of(training_files.begin(), training_files.end(),
+                       [](const auto& file) { return file->width() == 1; });
+  }
+  bool text() const {
+    return std::all_of(training_files.begin(), training_files.end(),
+                       [](const auto& file) { return file->format() == training::DataFormat::text; });
+  }
+};
+
+/// Opens and checks the data against the model: format, length, vocabulary, and that there is something to
+/// learn and to evaluate. Files of tokens of up to 1 GiB are looked through at once, of larger ones the first
+/// GiB (the rest as it is read). Throws ConfigurationError.
+Data open_data(const Options& options, const Settings& settings);
+
+/// "3 of 51 documents are longer than a sequence ..."; empty where none is, or no file tells of documents.
+std::string note_on_long_documents(const Data& data, std::int64_t sequence);
+
+/// The description of this run for its checkpoints.
+RunIdentity identity_of(const Options& options, const Settings& settings, const Data& data);
+
+}  // namespace tranche::tools

@@ -1,0 +1,38 @@
+#pragma once
+/// The contents of a SentencePiece model (tokenizer.model).
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tranche::training {
+
+/// A model as its protocol buffer says it, with the format's defaults.
+struct SentencePieceModel {
+  enum class Kind : std::uint8_t {
+    normal = 1,
+    unknown = 2,
+    control = 3,
+    user_defined = 4,
+    unused = 5,
+    byte = 6
+  };
+  struct Piece {
+    std::string text;
+    float score = 0;
+    Kind kind = Kind::normal;
+  };
+  std::vector<Piece> pieces;   ///< by token
+  bool pair_encoding = false;  ///< BPE; else unigrams, words or characters
+  bool byte_fallback = false;
+  std::string unknown = "<unk>", begin = "<s>", end = "</s>";  ///< names; empty where there is no such token
+  bool normalizes = false;                                     ///< by a table of characters
+  bool adds_prefix = true, removes_spaces = true, escapes_spaces = true;
+};
+
+/// Reads a model. Throws ConfigurationError beginning with `origin` for what is none, saying what to do where
+/// it is tiktoken's list of Llama 3, and for pieces that are empty or there twice.
+SentencePieceModel read_sentencepiece_model(std::string_view bytes, std::string_view origin);
+
+}  // namespace tranche::training
