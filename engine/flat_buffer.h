@@ -16,7 +16,7 @@
 #include "tranche/comm/communicator.h"
 #include "tranche/device/replay.h"
 #include "tranche/device/step_arena.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/optim/optimizer.h"
 

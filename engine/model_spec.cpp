@@ -9,7 +9,7 @@
 
 #include "core/closest_match.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche {
 namespace {

@@ -11,7 +11,7 @@
 #include "models/config_json.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::models {

@@ -12,7 +12,7 @@
 #include "core/text_file.h"
 #include "planner/machine_files.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::planner {
 

@@ -11,7 +11,7 @@
 #include "tools/checkpoint_source.h"
 #include "tranche/core/dtype.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::tools {
 

@@ -9,7 +9,7 @@
 #include "tools/tokenize.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::tools {
 

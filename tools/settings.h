@@ -11,7 +11,7 @@
 #include "tools/arguments.h"
 #include "tools/run_identity.h"
 #include "tranche/data/sampler.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::tools {

@@ -12,7 +12,7 @@
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
 #include "tranche/device/device.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::tools {
 

@@ -4,7 +4,7 @@
 
 #include "tranche/core/random.h"
 #include "tranche/engine/check_gradients.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"

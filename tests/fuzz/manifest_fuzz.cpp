@@ -14,7 +14,7 @@
 #include "tools/checkpoint_source.h"
 #include "tools/config_changes.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::fuzz {
 

@@ -6,7 +6,7 @@
 
 #include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/llama.h"
 

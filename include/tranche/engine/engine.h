@@ -12,7 +12,7 @@
 
 #include "tranche/device/ledger.h"
 #include "tranche/device/step_arena.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/handles.h"
 #include "tranche/engine/host_copy.h"
 #include "tranche/engine/model_spec.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/training_rule.h"
 
 namespace tranche::libtorch {

@@ -13,7 +13,7 @@
 
 #include "tranche/device/ledger.h"
 #include "tranche/device/stream.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/offload_traffic.h"
 #include "tranche/partition/mesh.h"

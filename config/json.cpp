@@ -8,7 +8,7 @@
 
 #include "core/json.h"
 #include "core/relaxed_json.h"
-#include "engine/config_reader.h"
+#include "config/reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -1,4 +1,4 @@
-#include "engine/config_keys.h"
+#include "config/keys.h"
 
 namespace tranche::detail {
 namespace {

@@ -1,6 +1,6 @@
 // Reading of DeepSpeed's JSON: what is honoured, how problems are told.
-#include "tranche/engine/config.h"
-#include "tests/engine/every_note.h"
+#include "tranche/config/config.h"
+#include "tests/config/every_note.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 
 #include "tests/core/error_text.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config_check.h"
+#include "tranche/config/check.h"
 
 namespace tranche {
 namespace {

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/json.h"
-#include "engine/config_reader.h"
+#include "config/reader.h"
 
 namespace tranche::detail {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/config_keys.h"
+#include "config/keys.h"
 #include "tranche/optim/rules.h"
 
 namespace tranche::detail {

@@ -1,6 +1,6 @@
 // A Config from checked values, and the checks across its fields.
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,7 +13,7 @@
 
 #include "core/closest_match.h"
 #include "core/text_file.h"
-#include "engine/config_reader.h"
+#include "config/reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

@@ -6,7 +6,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "comm/device_communicator.h"
-#include "engine/config_reader.h"
+#include "config/reader.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"

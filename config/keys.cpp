@@ -1,11 +1,11 @@
-#include "engine/config_keys.h"
+#include "config/keys.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
 
 #include "core/closest_match.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::detail {
 namespace {

@@ -1,6 +1,6 @@
 // A document against the table of keys.
 
-#include "engine/config_reader.h"
+#include "config/reader.h"
 
 #include <fmt/core.h>
 
@@ -11,7 +11,7 @@
 
 #include "core/json.h"
 #include "core/printable.h"
-#include "engine/config_keys.h"
+#include "config/keys.h"
 
 namespace tranche::detail {
 namespace {
