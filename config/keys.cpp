@@ -3,6 +3,8 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <deque>
+#include <nlohmann/json.hpp>
 
 #include "core/closest_match.h"
 #include "tranche/config/config.h"
@@ -57,14 +59,28 @@ std::string_view name_of(ValueKind kind) {
   return "?";
 }
 
+namespace {
+
+/// The default as documents write it.
+std::string default_text(const ConfigKey& key) {
+  const Json value = value_of(key, Config());
+  return value.is_number_float() ? fmt::format("{}", value.get<double>()) : value.dump();
+}
+
+std::vector<ConfigKey> all_keys() {
+  static std::deque<std::string> defaults;  // the rows view them
+  std::vector<ConfigKey> keys;
+  for (const auto part : {training_keys(), deepspeed_keys()}) keys.insert(keys.end(), part.begin(), part.end());
+  for (ConfigKey& key : keys) {
+    if (key.field != nullptr && key.default_value.empty()) key.default_value = defaults.emplace_back(default_text(key));
+  }
+  return keys;
+}
+
+}  // namespace
+
 std::span<const ConfigKey> configuration_keys() {
-  static const std::vector<ConfigKey> all = [] {
-    std::vector<ConfigKey> keys;
-    for (const auto part : {training_keys(), deepspeed_keys()}) {
-      keys.insert(keys.end(), part.begin(), part.end());
-    }
-    return keys;
-  }();
+  static const std::vector<ConfigKey> all = all_keys();
   return all;
 }
 

@@ -1,3 +1,5 @@
+#include <nlohmann/json.hpp>
+
 #include "config/keys.h"
 
 namespace tranche::detail {
@@ -14,6 +16,13 @@ constexpr std::string_view drawn_in_place = "each rank draws just those initial 
 constexpr std::string_view in_report =
     "every step's figures are in the report file, and with --metrics in a file as the run goes";
 
+bool has_swap_folder(const Config& config) {
+  return !config.offload.nvme_path.empty();
+}
+Json swap_folder(const Config& config) {
+  return config.offload.nvme_path;
+}
+
 // clang-format off
 constexpr ConfigKey keys[] = {
     // zero_optimization: buffers and traffic.
@@ -23,7 +32,6 @@ constexpr ConfigKey keys[] = {
                "shards are reduced to all owners at once"),
     no_meaning("zero_optimization.allgather_partitions", "weights are always gathered by an all-gather"),
     no_meaning("zero_optimization.round_robin_gradients", "every unit is spread over all ranks"),
-    no_meaning("zero_optimization.load_from_fp32_weights", "checkpoints hold fp32 master weights"),
     no_meaning("zero_optimization.elastic_checkpoint", "checkpoints open at any number of ranks"),
     no_meaning("zero_optimization.ignore_unused_parameters", "unused units are declared by the model"),
     no_meaning("zero_optimization.stage3_max_reuse_distance",
@@ -55,28 +63,28 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", "the momentum buffer lies where offload_optimizer says"),
 
     // zero_optimization: state in host memory and on NVMe.
-    block_of("zero_optimization.offload_param", "where the shards of weights in the compute dtype live; stage 3"),
-    automatic("zero_optimization.offload_param.device", text, "\"none\"",
-              "none: on the device; cpu: in host memory; nvme: in a swap file"),
+    block_of("zero_optimization.offload_optimizer",
+        "where master weights and the optimizer's state live, and are updated; any stage").quiet().written_as(empty_block),
+    block_of("zero_optimization.offload_param", "where the shards of weights in the compute dtype live; stage 3").quiet(),
+    field<&Config::offload, &OffloadConfig::parameters>("zero_optimization.offload_param.device",
+        "none: on the device; cpu: in host memory; nvme: in a swap file").may_be_auto(),
+    field<&Config::offload, &OffloadConfig::parameter_buffers>("zero_optimization.offload_param.buffer_count",
+        "nvme: shards of units in host memory at once, 2 to 64").may_be_auto().between(2, 64),
     automatic("zero_optimization.offload_param.nvme_path", text, "none",
-              "folder for the swap file; the same in both blocks"),
-    automatic("zero_optimization.offload_param.buffer_count", integer, "3",
-              "nvme: shards of units in host memory at once, 2 to 64"),
+        "folder for the swap file; the same in both blocks").written_if(has_swap_folder).written_as(swap_folder),
     no_meaning("zero_optimization.offload_param.buffer_size",
                "a buffer is as large as the largest unit's shard"),
     no_meaning("zero_optimization.offload_param.max_in_cpu",
                "device cpu keeps all shards in host memory, device nvme so many as buffer_count says"),
     no_meaning("zero_optimization.offload_param.pin_memory", always_pinned),
-    block_of("zero_optimization.offload_optimizer",
-             "where master weights and the optimizer's state live, and are updated; any stage"),
-    automatic("zero_optimization.offload_optimizer.device", text, "\"none\"",
-              "none: on the device; cpu: in host memory; nvme: in a swap file"),
-    automatic("zero_optimization.offload_optimizer.nvme_path", text, "none",
-              "folder for the swap file; the same in both blocks"),
-    automatic("zero_optimization.offload_optimizer.ratio", number, "1",
-              "share of the state that leaves the device, 0 to 1, at any stage; 0 is device none"),
-    automatic("zero_optimization.offload_optimizer.buffer_count", integer, "4",
-              "tiles in host memory at once, 3 to 64"),
+    field<&Config::offload, &OffloadConfig::optimizer>("zero_optimization.offload_optimizer.device",
+        "none: on the device; cpu: in host memory; nvme: in a swap file").may_be_auto(),
+    field<&Config::offload, &OffloadConfig::ratio>("zero_optimization.offload_optimizer.ratio",
+        "share of the state that leaves the device, 0 to 1, at any stage; 0 is device none").may_be_auto().between(0, 1),
+    field<&Config::offload, &OffloadConfig::tile_buffers>("zero_optimization.offload_optimizer.buffer_count",
+        "tiles in host memory at once, 3 to 64").may_be_auto().between(3, 64),
+    field<&Config::offload, &OffloadConfig::nvme_path>("zero_optimization.offload_optimizer.nvme_path",
+        "folder for the swap file; the same in both blocks").may_be_auto().otherwise("none").written_if(has_swap_folder),
     no_meaning("zero_optimization.offload_optimizer.pin_memory", always_pinned),
     no_meaning("zero_optimization.offload_optimizer.pipeline", tiles_overlap),
     no_meaning("zero_optimization.offload_optimizer.pipeline_read", tiles_overlap),
@@ -105,12 +113,8 @@ constexpr ConfigKey keys[] = {
     honoured("zero_optimization.zero_hpz_partition_size", integer, "1",
              "ranks that share one copy of the parameters in stage 3: tranche.mesh \"replicate=*, shard=SIZE\" and "
              "tranche.replicate parameters; 1 is off"),
-    honoured("zero_optimization.zero_quantized_weights", boolean, "false",
-             "weights that training reads travel as int8 blocks of 256 elements (qwZ), in every stage"),
     refused("zero_optimization.zero_quantized_nontrainable_weights", "false",
             "frozen weights have no master weights beside them, so they are kept and gathered in the compute dtype"),
-    honoured("zero_optimization.zero_quantized_gradients", boolean, "false",
-             "gradients travel as int8 blocks of 256 elements (qgZ), in every stage"),
     refused("zero_optimization.zeropp_loco_param", "null",
             "it keeps the error of every gradient that a rank sends, which no stage shards; "
             "zero_quantized_gradients rounds without it"),
@@ -139,7 +143,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("graph_harvesting", "forward and backward are not captured into graphs"),
 
     // Activations.
-    block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing"),
+    block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing").quiet(),
     no_meaning("activation_checkpointing.partition_activations",
                "there is no model parallelism to spread them over"),
     no_meaning("activation_checkpointing.contiguous_memory_optimization",
@@ -148,9 +152,8 @@ constexpr ConfigKey keys[] = {
                "tranche.checkpoint_every"),
     no_meaning("activation_checkpointing.synchronize_checkpoint_boundary", "order is kept by events"),
     no_meaning("activation_checkpointing.profile", in_report),
-    honoured("activation_checkpointing.cpu_checkpointing", boolean, "false",
-             "what activation checkpointing keeps goes to host memory until backward; needs "
-             "tranche.activation_checkpointing"),
+    field<&Config::offload, &OffloadConfig::activations>("activation_checkpointing.cpu_checkpointing",
+        "what activation checkpointing keeps goes to host memory until backward; needs tranche.activation_checkpointing"),
 
     // Reports.
     no_meaning("flops_profiler", "operations are counted by every kernel and stand in the report file"),
@@ -170,17 +173,9 @@ constexpr ConfigKey keys[] = {
     no_meaning("timers.throughput", "timing never stops the device"),
     no_meaning("timers.throughput.enabled", "timing never stops the device"),
     no_meaning("timers.throughput.synchronized", "timing never stops the device"),
-    block_of("tensorboard", "event files for TensorBoard, written by rank 0 of tranche train"),
-    honoured("tensorboard.enabled", boolean, "false", "write them"),
-    automatic("tensorboard.output_path", text, "\"\"", "the folder above that of the job"),
-    automatic("tensorboard.job_name", text, "\"DeepSpeedJobName\"", "the folder of the event files"),
     no_meaning("wandb", in_report), no_meaning("wandb.enabled", in_report),
     no_meaning("wandb.group", in_report),
     no_meaning("wandb.team", in_report), no_meaning("wandb.project", in_report),
-    block_of("csv_monitor", "a CSV file a curve, written by rank 0 of tranche train"),
-    honoured("csv_monitor.enabled", boolean, "false", "write them"),
-    automatic("csv_monitor.output_path", text, "\"\"", "the folder above that of the job"),
-    automatic("csv_monitor.job_name", text, "\"DeepSpeedJobName\"", "the folder of the files"),
     no_meaning("comet", in_report), no_meaning("comet.enabled", in_report),
     no_meaning("comet.samples_log_interval", in_report), no_meaning("comet.project", in_report),
     no_meaning("comet.workspace", in_report), no_meaning("comet.api_key", in_report),
@@ -190,11 +185,13 @@ constexpr ConfigKey keys[] = {
     no_meaning("trackio.project", in_report),
 
     // Files.
-    block_of("aio", "how swap files are read and written"),
-    automatic("aio.block_size", size, "calibrated",
-              "bytes of one transfer, a multiple of 4096; 0 is calibrated for the disk"),
-    automatic("aio.queue_depth", integer, "calibrated",
-              "transfers under way at once, 1 to 1024; 0 is calibrated for the disk"),
+    block_of("aio", "how swap files are read and written").quiet(),
+    field<&Config::offload, &OffloadConfig::io_block_bytes>("aio.block_size",
+        "bytes of one transfer, a multiple of 4096; 0 is calibrated for the disk")
+        .may_be_auto().otherwise("calibrated").of_kind(size).within({.least = 4096, .most = 0x1p30, .multiple_of = 4096, .or_zero = true, .wrong = "{0} is neither 0 (calibrated) nor a multiple of 4096 bytes up to {2}"}),
+    field<&Config::offload, &OffloadConfig::io_depth>("aio.queue_depth",
+        "transfers under way at once, 1 to 1024; 0 is calibrated for the disk")
+        .may_be_auto().otherwise("calibrated").within({.least = 1, .most = 1024, .or_zero = true, .wrong = "{0} is neither 0 (calibrated) nor between 1 and {2}"}),
     no_meaning("aio.thread_count", own_queue),
     no_meaning("aio.intra_op_parallelism", own_queue),
     no_meaning("aio.single_submit", own_queue),
@@ -216,8 +213,8 @@ constexpr ConfigKey keys[] = {
     refused("torch_autocast", "null", "autocasting is PyTorch's; use bf16 or fp16"),
     refused("sparse_attention", "null", "attention is dense and causal"),
     block_of("pipeline", "stages of layers on different ranks"),
-    automatic("pipeline.stages", integer, "1",
-              "the axis pipeline of tranche.mesh: \"pipeline=STAGES, shard=*\" where no mesh is given; 1 is off"),
+    own<&Config::pipeline_stages>(automatic("pipeline.stages", integer, "1",
+        "the axis pipeline of tranche.mesh: \"pipeline=STAGES, shard=*\" where no mesh is given; 1 is off")),
     automatic("pipeline.partition", text, "\"best\"",
               "where the model is cut, as tranche.pipeline_cuts: uniform is equal, best is balanced, parameters is "
               "parameters; type:REGEX is refused"),
