@@ -11,6 +11,8 @@
 #include <cmath>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <type_traits>
 
 #include "core/closest_match.h"
 #include "core/text_file.h"
@@ -179,32 +181,25 @@ void read_groups(const Values& values, Config& config, Problems& problems) {
   }
   const Json* groups = values.json("tranche.parameter_groups");
   if (groups == nullptr || !groups->is_array()) return;
-  for (const Json& group : *groups) {
+  for (const Json& entry : *groups) {
     ParameterGroupRule rule;
-    const auto given = [&](const char* name) {
-      return group.is_object() && group.contains(name) && !group[name].is_null();
-    };
     // A wrong type has been told already; what has the right one is read.
-    if (given("pattern") && group["pattern"].is_string()) rule.pattern = group["pattern"].get<std::string>();
-    if (given("decay") && group["decay"].is_boolean()) rule.decay = group["decay"].get<bool>();
-    const auto number = [&](const char* name, std::optional<double>& into) {
-      if (given(name) && group[name].is_number()) into = group[name].get<double>();
-    };
-    number("learning_rate_factor", rule.learning_rate_factor);
-    number("learning_rate", rule.learning_rate);
-    number("weight_decay", rule.weight_decay);
-    number("eps", rule.epsilon);
-    if (given("betas") && group["betas"].is_array() &&
-        std::all_of(group["betas"].begin(), group["betas"].end(),
-                    [](const Json& beta) { return beta.is_number(); })) {
-      const auto betas = group["betas"].get<std::vector<double>>();
-      if (betas.size() == 2) {
-        rule.betas = {betas[0], betas[1]};
-      } else {
-        problems.add(fmt::format("tranche.parameter_groups: pattern '{}': expected two betas, found {}",
-                                 rule.pattern, betas.size()));
+    const Json group = entry.is_object() ? entry : Json::object();
+    if (group.contains("pattern") && group["pattern"].is_string()) rule.pattern = group["pattern"];
+    each_value(rule, [&]<typename T>(const char* name, std::optional<T>& value) {
+      const Json given = group.value(name, Json());
+      if constexpr (!std::is_same_v<T, std::array<double, 2>>) {
+        if (std::is_same_v<T, bool> ? given.is_boolean() : given.is_number()) value = given.get<T>();
+      } else if (given.is_array() && std::all_of(given.begin(), given.end(),
+                                                 [](const Json& beta) { return beta.is_number(); })) {
+        if (given.size() == 2) {
+          value = given.get<T>();
+        } else {
+          problems.add(fmt::format("tranche.parameter_groups: pattern '{}': expected two betas, found {}",
+                                   rule.pattern, given.size()));
+        }
       }
-    }
+    });
     if (rule.learning_rate && config.schedule.type != "constant") {
       config.notes.push_back(
           fmt::format("tranche.parameter_groups: the rate of '{}' is {} in every step; {} does not change it "

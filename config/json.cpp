@@ -144,12 +144,9 @@ Json groups_json(const Config& config) {
   for (const ParameterGroupRule& rule : config.group_rules) {
     Json entry;
     entry["pattern"] = rule.pattern;
-    if (rule.learning_rate_factor) entry["learning_rate_factor"] = *rule.learning_rate_factor;
-    if (rule.decay) entry["decay"] = *rule.decay;
-    if (rule.learning_rate) entry["learning_rate"] = *rule.learning_rate;
-    if (rule.weight_decay) entry["weight_decay"] = *rule.weight_decay;
-    if (rule.betas) entry["betas"] = *rule.betas;
-    if (rule.epsilon) entry["eps"] = *rule.epsilon;
+    each_value(rule, [&](const char* name, const auto& value) {
+      if (value) entry[name] = *value;
+    });
     json.push_back(std::move(entry));
   }
   return json;

@@ -24,39 +24,10 @@ std::string_view name_within(std::string_view path, std::string_view block) {
 }  // namespace
 
 std::string_view name_of(KeyClass key_class) {
-  switch (key_class) {
-    case KeyClass::honoured:
-      return "honoured";
-    case KeyClass::no_meaning:
-      return "no meaning";
-    case KeyClass::refused:
-      return "refused";
-  }
-  return "?";
+  return name_in(key_class);
 }
-
 std::string_view name_of(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::boolean:
-      return "true or false";
-    case ValueKind::integer:
-      return "an integer";
-    case ValueKind::number:
-      return "a number";
-    case ValueKind::text:
-      return "text";
-    case ValueKind::size:
-      return "a size (bytes, or text such as \"16GiB\")";
-    case ValueKind::numbers:
-      return "a list of numbers";
-    case ValueKind::texts:
-      return "a list of texts";
-    case ValueKind::block:
-      return "a block {...}";
-    case ValueKind::any:
-      return "any value";
-  }
-  return "?";
+  return name_in(kind);
 }
 
 namespace {

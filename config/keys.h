@@ -35,6 +35,12 @@ std::string_view name_of(ValueKind kind);
 template <typename E>
 inline constexpr std::array<std::string_view, 0> names_of = {};
 template <>
+inline constexpr auto names_of<KeyClass> = std::to_array<std::string_view>({"honoured", "no meaning", "refused"});
+template <>
+inline constexpr auto names_of<ValueKind> = std::to_array<std::string_view>(
+    {"true or false", "an integer", "a number", "text", "a size (bytes, or text such as \"16GiB\")",
+     "a list of numbers", "a list of texts", "a block {...}", "any value"});
+template <>
 inline constexpr auto names_of<ReductionPolicy> = std::to_array<std::string_view>({"auto", "boundary", "micro_batch"});
 template <>
 inline constexpr auto names_of<Replicate> = std::to_array<std::string_view>({"all", "parameters"});

@@ -16,32 +16,24 @@ constexpr std::string_view drawn_in_place = "each rank draws just those initial 
 constexpr std::string_view in_report =
     "every step's figures are in the report file, and with --metrics in a file as the run goes";
 
-bool has_swap_folder(const Config& config) {
-  return !config.offload.nvme_path.empty();
-}
-Json swap_folder(const Config& config) {
-  return config.offload.nvme_path;
-}
+constexpr auto has_swap_folder = [](const Config& config) { return !config.offload.nvme_path.empty(); };
+constexpr auto swap_folder = [](const Config& config) { return Json(config.offload.nvme_path); };
 
 // clang-format off
 constexpr ConfigKey keys[] = {
     // zero_optimization: buffers and traffic.
     no_meaning("zero_optimization.contiguous_gradients", "gradients always live in one flat buffer a unit"),
     no_meaning("zero_optimization.reduce_scatter", "gradients always go to their owners in a fixed-order sum"),
-    no_meaning("zero_optimization.use_multi_rank_bucket_allreduce",
-               "shards are reduced to all owners at once"),
+    no_meaning("zero_optimization.use_multi_rank_bucket_allreduce", "shards are reduced to all owners at once"),
     no_meaning("zero_optimization.allgather_partitions", "weights are always gathered by an all-gather"),
     no_meaning("zero_optimization.round_robin_gradients", "every unit is spread over all ranks"),
     no_meaning("zero_optimization.elastic_checkpoint", "checkpoints open at any number of ranks"),
     no_meaning("zero_optimization.ignore_unused_parameters", "unused units are declared by the model"),
-    no_meaning("zero_optimization.stage3_max_reuse_distance",
-               "when a unit is freed follows from tranche.depth"),
+    no_meaning("zero_optimization.stage3_max_reuse_distance", "when a unit is freed follows from tranche.depth"),
     no_meaning("zero_optimization.max_reuse_distance", "when a unit is freed follows from tranche.depth"),
-    no_meaning("zero_optimization.stage3_gather_16bit_weights_on_model_save",
-               "checkpoints are never gathered"),
+    no_meaning("zero_optimization.stage3_gather_16bit_weights_on_model_save", "checkpoints are never gathered"),
     no_meaning("zero_optimization.gather_16bit_weights_on_model_save", "checkpoints are never gathered"),
-    no_meaning("zero_optimization.stage3_gather_fp16_weights_on_model_save",
-               "checkpoints are never gathered"),
+    no_meaning("zero_optimization.stage3_gather_fp16_weights_on_model_save", "checkpoints are never gathered"),
     no_meaning("zero_optimization.stage3_module_granularity_threshold", whole_units),
     no_meaning("zero_optimization.module_granularity_threshold", whole_units),
     no_meaning("zero_optimization.stage3_use_all_reduce_for_fetch_params", whole_units),
@@ -63,8 +55,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.save_muon_momentum_buffer_in_memory", "the momentum buffer lies where offload_optimizer says"),
 
     // zero_optimization: state in host memory and on NVMe.
-    block_of("zero_optimization.offload_optimizer",
-        "where master weights and the optimizer's state live, and are updated; any stage").quiet().written_as(empty_block),
+    block_of("zero_optimization.offload_optimizer", "where master weights and the optimizer's state live, and are updated; any stage").quiet().written_as(empty_block),
     block_of("zero_optimization.offload_param", "where the shards of weights in the compute dtype live; stage 3").quiet(),
     field<&Config::offload, &OffloadConfig::parameters>("zero_optimization.offload_param.device",
         "none: on the device; cpu: in host memory; nvme: in a swap file").may_be_auto(),
@@ -72,10 +63,8 @@ constexpr ConfigKey keys[] = {
         "nvme: shards of units in host memory at once, 2 to 64").may_be_auto().between(2, 64),
     automatic("zero_optimization.offload_param.nvme_path", text, "none",
         "folder for the swap file; the same in both blocks").written_if(has_swap_folder).written_as(swap_folder),
-    no_meaning("zero_optimization.offload_param.buffer_size",
-               "a buffer is as large as the largest unit's shard"),
-    no_meaning("zero_optimization.offload_param.max_in_cpu",
-               "device cpu keeps all shards in host memory, device nvme so many as buffer_count says"),
+    no_meaning("zero_optimization.offload_param.buffer_size", "a buffer is as large as the largest unit's shard"),
+    no_meaning("zero_optimization.offload_param.max_in_cpu", "device cpu keeps all shards in host memory, device nvme so many as buffer_count says"),
     no_meaning("zero_optimization.offload_param.pin_memory", always_pinned),
     field<&Config::offload, &OffloadConfig::optimizer>("zero_optimization.offload_optimizer.device",
         "none: on the device; cpu: in host memory; nvme: in a swap file").may_be_auto(),
@@ -89,46 +78,33 @@ constexpr ConfigKey keys[] = {
     no_meaning("zero_optimization.offload_optimizer.pipeline", tiles_overlap),
     no_meaning("zero_optimization.offload_optimizer.pipeline_read", tiles_overlap),
     no_meaning("zero_optimization.offload_optimizer.pipeline_write", tiles_overlap),
-    no_meaning("zero_optimization.offload_optimizer.fast_init",
-               "state is always computed tile by tile into a file that was allocated before"),
-    no_meaning("zero_optimization.offload_optimizer.convert_grad_on_cpu",
-               "gradients travel in data_types.grad_accum_dtype and are converted within the update"),
-    no_meaning("zero_optimization.offload_optimizer.cpuadam_cores_perc",
-               "ranks share the cores of their host; tranche.threads says how many each has"),
+    no_meaning("zero_optimization.offload_optimizer.fast_init", "state is always computed tile by tile into a file that was allocated before"),
+    no_meaning("zero_optimization.offload_optimizer.convert_grad_on_cpu", "gradients travel in data_types.grad_accum_dtype and are converted within the update"),
+    no_meaning("zero_optimization.offload_optimizer.cpuadam_cores_perc", "ranks share the cores of their host; tranche.threads says how many each has"),
     refused("zero_optimization.offload_optimizer.super_offload", "false",
-            "updates that start before the gradients of the whole step are known to be finite are not part of "
-            "this version"),
-    honoured("zero_optimization.cpu_offload", boolean, "false",
-             "older name of offload_optimizer.device \"cpu\""),
-    honoured("zero_optimization.cpu_offload_param", boolean, "false",
-             "older name of offload_param.device \"cpu\""),
+        "updates that start before the gradients of the whole step are known to be finite are not part of this version"),
+    honoured("zero_optimization.cpu_offload", boolean, "false", "older name of offload_optimizer.device \"cpu\""),
+    honoured("zero_optimization.cpu_offload_param", boolean, "false", "older name of offload_param.device \"cpu\""),
     no_meaning("zero_optimization.cpu_offload_use_pin_memory", always_pinned),
     automatic("zero_optimization.sub_group_size", integer, "1000000000",
-              "most elements of a tile of offloaded state; bounds tranche.offload_tile, rounded down to a "
-              "multiple of 4096 (at least that)"),
+        "most elements of a tile of offloaded state; bounds tranche.offload_tile, rounded down to a multiple of 4096 (at least that)"),
 
     // zero_optimization: what this version does not do.
-    refused("zero_optimization.zenflow", "null",
-            "updates that lag behind their gradients would change the result"),
+    refused("zero_optimization.zenflow", "null", "updates that lag behind their gradients would change the result"),
     honoured("zero_optimization.zero_hpz_partition_size", integer, "1",
-             "ranks that share one copy of the parameters in stage 3: tranche.mesh \"replicate=*, shard=SIZE\" and "
-             "tranche.replicate parameters; 1 is off"),
+        "ranks that share one copy of the parameters in stage 3: tranche.mesh \"replicate=*, shard=SIZE\" and tranche.replicate parameters; 1 is off"),
     refused("zero_optimization.zero_quantized_nontrainable_weights", "false",
-            "frozen weights have no master weights beside them, so they are kept and gathered in the compute dtype"),
+        "frozen weights have no master weights beside them, so they are kept and gathered in the compute dtype"),
     refused("zero_optimization.zeropp_loco_param", "null",
-            "it keeps the error of every gradient that a rank sends, which no stage shards; "
-            "zero_quantized_gradients rounds without it"),
-    honoured("zero_optimization.mics_shard_size", integer, "-1",
-             "ranks that share one copy of the state: tranche.mesh \"replicate=*, shard=SIZE\"; -1 is all"),
-    refused("zero_optimization.mics_hierarchical_params_gather", "false",
-            "a unit is gathered in one step from the ranks that share it"),
+        "it keeps the error of every gradient that a rank sends, which no stage shards; zero_quantized_gradients rounds without it"),
+    honoured("zero_optimization.mics_shard_size", integer, "-1", "ranks that share one copy of the state: tranche.mesh \"replicate=*, shard=SIZE\"; -1 is all"),
+    refused("zero_optimization.mics_hierarchical_params_gather", "false", "a unit is gathered in one step from the ranks that share it"),
     refused("zero_optimization.legacy_stage1", "false", "there is one stage 1"),
     refused("allgather_size", "null", "write zero_optimization.allgather_bucket_size instead"),
 
     // Gradients and communication.
     no_meaning("prescale_gradients", "partial sums travel in fp32 and are divided once, in the update"),
-    no_meaning("gradient_predivide_factor",
-               "partial sums travel in fp32 and are divided once, in the update"),
+    no_meaning("gradient_predivide_factor", "partial sums travel in fp32 and are divided once, in the update"),
     refused("gradient_allreduce_op", "\"mean\"", "gradients are averaged over the tokens of the step"),
     refused("managed_gradient_accumulation", "true", "micro-batches are counted by the engine"),
     refused("sparse_gradients", "false", "gradients are dense"),
@@ -144,12 +120,9 @@ constexpr ConfigKey keys[] = {
 
     // Activations.
     block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing").quiet(),
-    no_meaning("activation_checkpointing.partition_activations",
-               "there is no model parallelism to spread them over"),
-    no_meaning("activation_checkpointing.contiguous_memory_optimization",
-               "kept inputs live in the packed arena"),
-    no_meaning("activation_checkpointing.number_checkpoints", "set tranche.activation_checkpointing and "
-               "tranche.checkpoint_every"),
+    no_meaning("activation_checkpointing.partition_activations", "there is no model parallelism to spread them over"),
+    no_meaning("activation_checkpointing.contiguous_memory_optimization", "kept inputs live in the packed arena"),
+    no_meaning("activation_checkpointing.number_checkpoints", "set tranche.activation_checkpointing and tranche.checkpoint_every"),
     no_meaning("activation_checkpointing.synchronize_checkpoint_boundary", "order is kept by events"),
     no_meaning("activation_checkpointing.profile", in_report),
     field<&Config::offload, &OffloadConfig::activations>("activation_checkpointing.cpu_checkpointing",
@@ -161,8 +134,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("flops_profiler.module_depth", in_report), no_meaning("flops_profiler.top_modules", in_report),
     no_meaning("flops_profiler.detailed", in_report), no_meaning("flops_profiler.output_file", in_report),
     no_meaning("flops_profiler.recompute_fwd_factor", in_report),
-    no_meaning("comms_logger",
-               "all traffic is metered without stopping for it and stands in the report file"),
+    no_meaning("comms_logger", "all traffic is metered without stopping for it and stands in the report file"),
     no_meaning("comms_logger.enabled", in_report), no_meaning("comms_logger.prof_all", in_report),
     no_meaning("comms_logger.prof_ops", in_report), no_meaning("comms_logger.verbose", in_report),
     no_meaning("comms_logger.debug", in_report),
@@ -186,11 +158,9 @@ constexpr ConfigKey keys[] = {
 
     // Files.
     block_of("aio", "how swap files are read and written").quiet(),
-    field<&Config::offload, &OffloadConfig::io_block_bytes>("aio.block_size",
-        "bytes of one transfer, a multiple of 4096; 0 is calibrated for the disk")
+    field<&Config::offload, &OffloadConfig::io_block_bytes>("aio.block_size", "bytes of one transfer, a multiple of 4096; 0 is calibrated for the disk")
         .may_be_auto().otherwise("calibrated").of_kind(size).within({.least = 4096, .most = 0x1p30, .multiple_of = 4096, .or_zero = true, .wrong = "{0} is neither 0 (calibrated) nor a multiple of 4096 bytes up to {2}"}),
-    field<&Config::offload, &OffloadConfig::io_depth>("aio.queue_depth",
-        "transfers under way at once, 1 to 1024; 0 is calibrated for the disk")
+    field<&Config::offload, &OffloadConfig::io_depth>("aio.queue_depth", "transfers under way at once, 1 to 1024; 0 is calibrated for the disk")
         .may_be_auto().otherwise("calibrated").within({.least = 1, .most = 1024, .or_zero = true, .wrong = "{0} is neither 0 (calibrated) nor between 1 and {2}"}),
     no_meaning("aio.thread_count", own_queue),
     no_meaning("aio.intra_op_parallelism", own_queue),
@@ -216,8 +186,7 @@ constexpr ConfigKey keys[] = {
     own<&Config::pipeline_stages>(automatic("pipeline.stages", integer, "1",
         "the axis pipeline of tranche.mesh: \"pipeline=STAGES, shard=*\" where no mesh is given; 1 is off")),
     automatic("pipeline.partition", text, "\"best\"",
-              "where the model is cut, as tranche.pipeline_cuts: uniform is equal, best is balanced, parameters is "
-              "parameters; type:REGEX is refused"),
+        "where the model is cut, as tranche.pipeline_cuts: uniform is equal, best is balanced, parameters is parameters; type:REGEX is refused"),
     no_meaning("pipeline.seed_layers", "random numbers are keyed by tensor, step and sample, not by layer"),
     no_meaning("pipeline.activation_checkpoint_interval", "set tranche.activation_checkpointing and tranche.checkpoint_every"),
     no_meaning("pipeline.use_reentrant", "recomputation is not done by an autograd library"),

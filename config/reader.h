@@ -125,6 +125,17 @@ Json schedule_parameters_json(const Config& config);
 Json groups_json(const Config& config);
 Json cuts_json(const Config& config);
 
+/// Calls `each` with the name and the field of each key of tranche.parameter_groups[] but its pattern.
+template <typename Rule, typename Each>
+void each_value(Rule& rule, const Each& each) {
+  each("learning_rate_factor", rule.learning_rate_factor);
+  each("decay", rule.decay);
+  each("learning_rate", rule.learning_rate);
+  each("weight_decay", rule.weight_decay);
+  each("betas", rule.betas);
+  each("eps", rule.epsilon);
+}
+
 /// Fields from values; parse_config without the checks across fields.
 Config config_from(const Values& values, Problems& problems);
 /// Checks across fields, for a Config from anywhere; completes the batch.

@@ -975,5 +975,11 @@ TEST(Config, TheEffectiveConfigurationReadsBackToItself) {
   EXPECT_EQ(parse_config(made.to_json(), 5).to_json(), made.to_json());
 }
 
+TEST(Config, ANoiseScaleWithoutABatchNamesTheBatchAlone) {
+  EXPECT_EQ(problems(R"({"tranche": {"world_size_invariant": true, "gradient_noise_scale": true}})"),
+            "configuration: tranche.world_size_invariant: train_batch_size and train_micro_batch_size_per_gpu say "
+            "what a step is for every number of ranks; give both");
+}
+
 }  // namespace
 }  // namespace tranche
