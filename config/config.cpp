@@ -14,10 +14,10 @@
 #include <optional>
 #include <type_traits>
 
-#include "core/closest_match.h"
-#include "core/text_file.h"
 #include "config/keys.h"
 #include "config/reader.h"
+#include "core/closest_match.h"
+#include "core/text_file.h"
 #include "tranche/core/error.h"
 
 namespace tranche {
@@ -190,8 +190,8 @@ void read_groups(const Values& values, Config& config, Problems& problems) {
       const Json given = group.value(name, Json());
       if constexpr (!std::is_same_v<T, std::array<double, 2>>) {
         if (std::is_same_v<T, bool> ? given.is_boolean() : given.is_number()) value = given.get<T>();
-      } else if (given.is_array() && std::all_of(given.begin(), given.end(),
-                                                 [](const Json& beta) { return beta.is_number(); })) {
+      } else if (given.is_array() &&
+                 std::all_of(given.begin(), given.end(), [](const Json& beta) { return beta.is_number(); })) {
         if (given.size() == 2) {
           value = given.get<T>();
         } else {

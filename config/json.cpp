@@ -6,10 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/json.h"
-#include "core/relaxed_json.h"
 #include "config/keys.h"
 #include "config/reader.h"
+#include "core/json.h"
+#include "core/relaxed_json.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

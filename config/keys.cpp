@@ -41,9 +41,11 @@ std::string default_text(const ConfigKey& key) {
 std::vector<ConfigKey> all_keys() {
   static std::deque<std::string> defaults;  // the rows view them
   std::vector<ConfigKey> keys;
-  for (const auto part : {training_keys(), deepspeed_keys()}) keys.insert(keys.end(), part.begin(), part.end());
+  for (const auto part : {training_keys(), deepspeed_keys()})
+    keys.insert(keys.end(), part.begin(), part.end());
   for (ConfigKey& key : keys) {
-    if (key.field != nullptr && key.default_value.empty()) key.default_value = defaults.emplace_back(default_text(key));
+    if (key.field != nullptr && key.default_value.empty())
+      key.default_value = defaults.emplace_back(default_text(key));
   }
   return keys;
 }

@@ -35,13 +35,15 @@ std::string_view name_of(ValueKind kind);
 template <typename E>
 inline constexpr std::array<std::string_view, 0> names_of = {};
 template <>
-inline constexpr auto names_of<KeyClass> = std::to_array<std::string_view>({"honoured", "no meaning", "refused"});
+inline constexpr auto names_of<KeyClass> = std::to_array<std::string_view>({"honoured", "no meaning",
+                                                                            "refused"});
 template <>
 inline constexpr auto names_of<ValueKind> = std::to_array<std::string_view>(
     {"true or false", "an integer", "a number", "text", "a size (bytes, or text such as \"16GiB\")",
      "a list of numbers", "a list of texts", "a block {...}", "any value"});
 template <>
-inline constexpr auto names_of<ReductionPolicy> = std::to_array<std::string_view>({"auto", "boundary", "micro_batch"});
+inline constexpr auto names_of<ReductionPolicy> = std::to_array<std::string_view>({"auto", "boundary",
+                                                                                   "micro_batch"});
 template <>
 inline constexpr auto names_of<Replicate> = std::to_array<std::string_view>({"all", "parameters"});
 template <>
@@ -49,7 +51,8 @@ inline constexpr auto names_of<ReplicaSum> = std::to_array<std::string_view>({"m
 template <>
 inline constexpr auto names_of<TieSum> = std::to_array<std::string_view>({"together", "by_use"});
 template <>
-inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({"balanced", "equal", "parameters", "listed"});
+inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({"balanced", "equal",
+                                                                                "parameters", "listed"});
 template <>
 inline constexpr auto names_of<PipelineSchedule> = std::to_array<std::string_view>({"1f1b", "afab"});
 template <>
@@ -111,12 +114,16 @@ struct ConfigKey {
   constexpr ConfigKey may_be_auto() const { return with(&ConfigKey::automatic, true); }
   constexpr ConfigKey of_kind(ValueKind values) const { return with(&ConfigKey::kind, values); }
   /// The default in words, or in JSON where reading a file begins with another one than C++.
-  constexpr ConfigKey otherwise(std::string_view words) const { return with(&ConfigKey::default_value, words); }
+  constexpr ConfigKey otherwise(std::string_view words) const {
+    return with(&ConfigKey::default_value, words);
+  }
   constexpr ConfigKey or_as(std::string_view path_too) const { return with(&ConfigKey::other, path_too); }
   constexpr ConfigKey one_of(std::string_view texts) const { return with(&ConfigKey::choices, texts); }
   constexpr ConfigKey within(FieldRange values) const { return with(&ConfigKey::range, values); }
   constexpr ConfigKey at_least(double least) const {
-    return within({.least = least, .most = std::numeric_limits<double>::infinity(), .wrong = "{0} is not at least {1}"});
+    return within({.least = least,
+                   .most = std::numeric_limits<double>::infinity(),
+                   .wrong = "{0} is not at least {1}"});
   }
   constexpr ConfigKey between(double least, double most) const {
     return within({.least = least, .most = most, .wrong = "{0} is not between {1} and {2}"});
@@ -129,7 +136,9 @@ struct ConfigKey {
   /// only summarises other keys.
   constexpr ConfigKey quiet() const { return with(&ConfigKey::same_results, true); }
   /// Left out otherwise, as in what versions without the key saved.
-  constexpr ConfigKey written_if(bool (*condition)(const Config&)) const { return with(&ConfigKey::written, condition); }
+  constexpr ConfigKey written_if(bool (*condition)(const Config&)) const {
+    return with(&ConfigKey::written, condition);
+  }
   constexpr ConfigKey written_if_set() const { return with(&ConfigKey::unless_default, true); }
   /// Neither written nor read otherwise.
   constexpr ConfigKey only_if(bool (*condition)(const Config&)) const {
@@ -139,7 +148,9 @@ struct ConfigKey {
   constexpr ConfigKey read_by(void (*reader)(const Values&, Config&, Problems&)) const {
     return with(&ConfigKey::read, reader);
   }
-  constexpr ConfigKey bound_to(FieldPointer (*place)(Config&)) const { return with(&ConfigKey::field, place); }
+  constexpr ConfigKey bound_to(FieldPointer (*place)(Config&)) const {
+    return with(&ConfigKey::field, place);
+  }
 
  private:
   template <typename T>
@@ -159,7 +170,8 @@ FieldPointer pointer_to(T& field) {
   }
 }
 
-/// The row of the field that the members lead to from a Config: field<&Config::debug, &DebugConfig::plan_memory>.
+/// The row of the field that the members lead to from a Config: field<&Config::debug,
+/// &DebugConfig::plan_memory>.
 template <auto... Members>
 constexpr ConfigKey field(std::string_view path, std::string_view text) {
   using T = std::remove_reference_t<decltype((std::declval<Config&>().*....*Members))>;
@@ -175,7 +187,8 @@ constexpr ConfigKey field(std::string_view path, std::string_view text) {
 /// The row with a field that its read_by() and written_as() are for, or that is read together with others.
 template <auto... Members>
 constexpr ConfigKey own(const ConfigKey& row) {
-  return row.bound_to([](Config& config) { return FieldPointer(static_cast<void*>(&(config.*....*Members))); });
+  return row.bound_to(
+      [](Config& config) { return FieldPointer(static_cast<void*>(&(config.*....*Members))); });
 }
 
 // Rows without a field of their own, by what becomes of the key.

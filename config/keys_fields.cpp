@@ -57,65 +57,68 @@ void read_field(const ConfigKey& key, const Values& values, Config& config, Prob
     return (key.kind == ValueKind::size ? values.size(path) : values.integer(path)).value_or(0);
   };
   std::visit(
-      Overloaded{
-          [&](bool* field) { *field = values.boolean(path).value_or(false); },
-          [&](int* field) { *field = small_integer(values, path, *field, problems); },
-          [&](std::int64_t* field) {
-            const std::int64_t value = integer();
-            if (value != 0 || !key.zero_is_default) {
-              *field = value;
-            } else {
-              config.notes.push_back(fmt::format("{}: 0 is taken as {}, the default", path, *field));
-            }
-          },
-          [&](std::uint64_t* field) {
-            if (integer() < 0) problems.add(fmt::format("{}: {} is negative", path, integer()));
-            *field = static_cast<std::uint64_t>(integer());
-          },
-          [&](double* field) {
-            *field = key.kind == ValueKind::size ? static_cast<double>(integer()) : values.number(path).value_or(0);
-          },
-          [&](std::string* field) { *field = values.text(path).value_or(""); },
-          [&](std::vector<std::string>* field) {
-            if (std::vector<std::string> texts = values.texts(path); !texts.empty()) *field = std::move(texts);
-          },
-          [&](DataType* field) {
-            const std::string text = values.text(path).value_or("");
-            const std::string_view choices = key.choices.empty() ? "fp32, bf16, fp16" : key.choices;
-            const auto dtype = data_type_from(lower(text));
-            if (dtype) {
-              *field = *dtype;
-            } else if (is_one_of(name_of(DataType::block8), choices) && lower(text) == name_of(DataType::block8)) {
-              *field = DataType::block8;
-            } else {
-              not_one_of(text, choices);
-            }
-          },
-          [](void*) {},
-          [&](NamedField field) {
-            const std::string given = values.text(path).value_or("");
-            const std::string text = key.any_case ? lower(given) : given;
-            const auto found = std::find(field.names.begin(), field.names.end(), text);
-            if (found == field.names.end()) return not_one_of(text, fmt::format("{}", fmt::join(field.names, ", ")));
-            *field.value = static_cast<unsigned char>(found - field.names.begin());
-          }},
+      Overloaded{[&](bool* field) { *field = values.boolean(path).value_or(false); },
+                 [&](int* field) { *field = small_integer(values, path, *field, problems); },
+                 [&](std::int64_t* field) {
+                   const std::int64_t value = integer();
+                   if (value != 0 || !key.zero_is_default) {
+                     *field = value;
+                   } else {
+                     config.notes.push_back(fmt::format("{}: 0 is taken as {}, the default", path, *field));
+                   }
+                 },
+                 [&](std::uint64_t* field) {
+                   if (integer() < 0) problems.add(fmt::format("{}: {} is negative", path, integer()));
+                   *field = static_cast<std::uint64_t>(integer());
+                 },
+                 [&](double* field) {
+                   *field = key.kind == ValueKind::size ? static_cast<double>(integer())
+                                                        : values.number(path).value_or(0);
+                 },
+                 [&](std::string* field) { *field = values.text(path).value_or(""); },
+                 [&](std::vector<std::string>* field) {
+                   if (std::vector<std::string> texts = values.texts(path); !texts.empty())
+                     *field = std::move(texts);
+                 },
+                 [&](DataType* field) {
+                   const std::string text = values.text(path).value_or("");
+                   const std::string_view choices = key.choices.empty() ? "fp32, bf16, fp16" : key.choices;
+                   const auto dtype = data_type_from(lower(text));
+                   if (dtype) {
+                     *field = *dtype;
+                   } else if (is_one_of(name_of(DataType::block8), choices) &&
+                              lower(text) == name_of(DataType::block8)) {
+                     *field = DataType::block8;
+                   } else {
+                     not_one_of(text, choices);
+                   }
+                 },
+                 [](void*) {},
+                 [&](NamedField field) {
+                   const std::string given = values.text(path).value_or("");
+                   const std::string text = key.any_case ? lower(given) : given;
+                   const auto found = std::find(field.names.begin(), field.names.end(), text);
+                   if (found == field.names.end())
+                     return not_one_of(text, fmt::format("{}", fmt::join(field.names, ", ")));
+                   *field.value = static_cast<unsigned char>(found - field.names.begin());
+                 }},
       key.field(config));
 }
 
 Json value_of(const ConfigKey& key, const Config& config) {
   if (key.value != nullptr) return key.value(config);
-  return std::visit(
-      Overloaded{[](void*) { return Json(); },
-                 [&](NamedField field) { return Json(field.names[*field.value]); },
-                 [&](const DataType* field) { return Json(name_of(*field)); },
-                 [&](const double* field) {
-                   return key.kind == ValueKind::size ? Json(static_cast<std::int64_t>(*field)) : Json(*field);
-                 },
-                 [&](const std::int64_t* field) {
-                   return key.zero_is_null && *field == 0 ? Json(nullptr) : Json(*field);
-                 },
-                 [&](const auto* field) { return Json(*field); }},
-      field_in(key, config));
+  return std::visit(Overloaded{[](void*) { return Json(); },
+                               [&](NamedField field) { return Json(field.names[*field.value]); },
+                               [&](const DataType* field) { return Json(name_of(*field)); },
+                               [&](const double* field) {
+                                 return key.kind == ValueKind::size ? Json(static_cast<std::int64_t>(*field))
+                                                                    : Json(*field);
+                               },
+                               [&](const std::int64_t* field) {
+                                 return key.zero_is_null && *field == 0 ? Json(nullptr) : Json(*field);
+                               },
+                               [&](const auto* field) { return Json(*field); }},
+                    field_in(key, config));
 }
 
 void write_field(const ConfigKey& key, const Config& config, Json& document) {

@@ -20,7 +20,8 @@ namespace {
 
 using enum ValueKind;
 
-constexpr double smallest = std::numeric_limits<double>::denorm_min(), largest = std::numeric_limits<double>::max();
+constexpr double smallest = std::numeric_limits<double>::denorm_min(),
+                 largest = std::numeric_limits<double>::max();
 constexpr double below_1 = 0x1.fffffffffffffp-1;
 constexpr std::string_view progress_names[] = {"thread", "inline"};
 
@@ -33,7 +34,9 @@ constexpr auto batch_is_known = [](const Config& config) { return config.train_b
 constexpr auto ranks_matter = [](const Config& config) { return !config.world_size_invariant; };
 constexpr auto tensorboard_is_on = [](const Config& config) { return config.tensorboard.enabled; };
 constexpr auto csv_monitor_is_on = [](const Config& config) { return config.csv_monitor.enabled; };
-constexpr auto scales_loss = [](const Config& config) { return config.precision.compute == DataType::float16; };
+constexpr auto scales_loss = [](const Config& config) {
+  return config.precision.compute == DataType::float16;
+};
 constexpr auto scales_dynamically = [](const Config& config) {
   return scales_loss(config) && config.loss_scaler.dynamic;
 };
@@ -51,7 +54,8 @@ constexpr auto loss_scale_power = [](const Config& config) {
 constexpr auto effective_alpha = [](const Config& config) { return Json(config.lora.effective_alpha()); };
 /// A 0 that a program set would be read as the default; 1 bounds as much.
 template <std::int64_t Config::*Elements>
-constexpr auto at_least_1 = [](const Config& config) { return Json(std::max<std::int64_t>(config.*Elements, 1)); };
+constexpr auto at_least_1 =
+    [](const Config& config) { return Json(std::max<std::int64_t>(config.*Elements, 1)); };
 
 // clang-format off
 constexpr ConfigKey keys[] = {

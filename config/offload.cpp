@@ -6,8 +6,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "core/json.h"
 #include "config/reader.h"
+#include "core/json.h"
 
 namespace tranche::detail {
 namespace {
@@ -47,7 +47,8 @@ void read_path(const Values& values, bool parameters_too, OffloadConfig& offload
 
 void read_offload(const Values& values, Config& config, Problems& problems) {
   OffloadConfig& offload = config.offload;
-  read_older_key(values, optimizer_device, "zero_optimization.cpu_offload", offload.optimizer, config, problems);
+  read_older_key(values, optimizer_device, "zero_optimization.cpu_offload", offload.optimizer, config,
+                 problems);
   read_older_key(values, parameters_device, "zero_optimization.cpu_offload_param", offload.parameters, config,
                  problems);
   const bool without_effect =

@@ -9,9 +9,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "config/keys.h"
 #include "core/json.h"
 #include "core/printable.h"
-#include "config/keys.h"
 
 namespace tranche::detail {
 namespace {

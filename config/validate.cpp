@@ -186,7 +186,8 @@ void check_invariance(Config& config, Problems& problems) {
 
 /// Refuses a noise scale where nothing tells one gradient of a step from another.
 void check_noise(const Config& config, int ranks, Problems& problems) {
-  if (!config.gradient_noise_scale || config.micro_batch_size < 1) return;  // which is told as its own problem
+  if (!config.gradient_noise_scale || config.micro_batch_size < 1)
+    return;  // which is told as its own problem
   const std::int64_t last = config.accumulation_steps - 1;
   const std::int64_t micro_batches = last * ranks + config.ranks_with_samples(last, ranks);
   if (micro_batches < 2) {

@@ -7,9 +7,9 @@
 
 #include "checkpoint/renames.h"
 #include "tools/tokenize.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
-#include "tranche/config/config.h"
 
 namespace tranche::tools {
 

@@ -10,8 +10,8 @@
 
 #include "tools/arguments.h"
 #include "tools/run_identity.h"
-#include "tranche/data/sampler.h"
 #include "tranche/config/config.h"
+#include "tranche/data/sampler.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::tools {

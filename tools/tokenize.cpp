@@ -9,10 +9,10 @@
 #include "tools/run.h"
 #include "tools/terminal.h"
 #include "tools/transfer_progress.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
 #include "tranche/data/tokenize.h"
 #include "tranche/device/device.h"
-#include "tranche/config/config.h"
 
 namespace tranche::tools {
 

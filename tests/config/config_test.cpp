@@ -11,8 +11,8 @@
 #include <limits>
 
 #include "tests/core/error_text.h"
-#include "tranche/core/error.h"
 #include "tranche/config/check.h"
+#include "tranche/core/error.h"
 
 namespace tranche {
 namespace {
@@ -976,9 +976,10 @@ TEST(Config, TheEffectiveConfigurationReadsBackToItself) {
 }
 
 TEST(Config, ANoiseScaleWithoutABatchNamesTheBatchAlone) {
-  EXPECT_EQ(problems(R"({"tranche": {"world_size_invariant": true, "gradient_noise_scale": true}})"),
-            "configuration: tranche.world_size_invariant: train_batch_size and train_micro_batch_size_per_gpu say "
-            "what a step is for every number of ranks; give both");
+  EXPECT_EQ(
+      problems(R"({"tranche": {"world_size_invariant": true, "gradient_noise_scale": true}})"),
+      "configuration: tranche.world_size_invariant: train_batch_size and train_micro_batch_size_per_gpu say "
+      "what a step is for every number of ranks; give both");
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/config/every_note.h"
-#include "tranche/core/error.h"
 #include "tranche/config/config.h"
+#include "tranche/core/error.h"
 
 namespace tranche {
 namespace {

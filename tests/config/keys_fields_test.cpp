@@ -34,7 +34,9 @@ struct Anything {
 };
 template <typename T, std::size_t... Is>
 constexpr bool takes(std::index_sequence<Is...>) {
-  return requires { T{((void)Is, Anything{})...}; };
+  return requires {
+    T{((void)Is, Anything{})...};
+  };
 }
 /// The number of a struct's data members.
 template <typename T, std::size_t Count = 0>
@@ -68,18 +70,18 @@ TEST(ConfigFields, EachIsOfOneRow) {
   }
   // Fields that no key holds by itself: they follow from several, or say where a value came from.
   const std::set<const void*> derived{
-      &config.loss_scaling,   &config.precision_given, &config.clipping_given, &config.pipeline_cuts_key,
-      &config.shard_size_key, &config.shard_size,      &config.ignored,        &config.notes,
-      &config.pipeline_begins};
+      &config.loss_scaling,      &config.precision_given, &config.clipping_given,
+      &config.pipeline_cuts_key, &config.shard_size_key,  &config.shard_size,
+      &config.ignored,           &config.notes,           &config.pipeline_begins};
   for (const void* field : derived) EXPECT_FALSE(bound.contains(field)) << bound[field];
   // Config holds these nine structs, of which MonitorConfig twice, beside fields that are none.
-  const std::size_t fields = members_of<Config>() - 9 + members_of<PrecisionConfig>() +
-                             members_of<LossScalerOptions>() + members_of<OptimizerConfig>() +
-                             members_of<ScheduleConfig>() + members_of<LoraConfig>() +
-                             members_of<OffloadConfig>() + 2 * members_of<MonitorConfig>() +
-                             members_of<DebugConfig>();
+  const std::size_t fields =
+      members_of<Config>() - 9 + members_of<PrecisionConfig>() + members_of<LossScalerOptions>() +
+      members_of<OptimizerConfig>() + members_of<ScheduleConfig>() + members_of<LoraConfig>() +
+      members_of<OffloadConfig>() + 2 * members_of<MonitorConfig>() + members_of<DebugConfig>();
   EXPECT_EQ(bound.size() + derived.size(), fields)
-      << "a field of Config has neither a row of its own in config/keys_*.cpp nor a place among the derived ones here";
+      << "a field of Config has neither a row of its own in config/keys_*.cpp nor a place among the derived "
+         "ones here";
 }
 
 TEST(ConfigFields, DefaultsAreThoseOfConfig) {

@@ -13,8 +13,8 @@
 #include <set>
 
 #include "tests/config/every_note.h"
-#include "tranche/core/error.h"
 #include "tranche/config/config.h"
+#include "tranche/core/error.h"
 
 namespace tranche {
 namespace {

@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "tests/config/every_note.h"
-#include "tranche/core/error.h"
 #include "tranche/config/config.h"
+#include "tranche/core/error.h"
 
 namespace tranche {
 namespace {

@@ -13,8 +13,8 @@
 #include "tools/checkpoint_command.h"
 #include "tools/checkpoint_source.h"
 #include "tools/config_changes.h"
-#include "tranche/device/memory_resources.h"
 #include "tranche/config/config.h"
+#include "tranche/device/memory_resources.h"
 
 namespace tranche::fuzz {
 
