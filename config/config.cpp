@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "config/keys.h"
+#include "config/names.h"
 #include "config/reader.h"
 #include "core/closest_match.h"
 #include "core/text_file.h"

@@ -6,6 +6,7 @@
 #include <deque>
 #include <nlohmann/json.hpp>
 
+#include "config/names.h"
 #include "core/closest_match.h"
 #include "tranche/config/config.h"
 

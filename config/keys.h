@@ -3,7 +3,6 @@
 /// docs/reference/configuration.md mirrors it; a test compares.
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json_fwd.hpp>
@@ -15,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "config/names.h"
 #include "config/reader.h"
 #include "tranche/config/config.h"
 
@@ -31,9 +31,6 @@ std::string_view name_of(KeyClass key_class);
 enum class ValueKind : std::uint8_t { boolean, integer, number, text, size, numbers, texts, block, any };
 std::string_view name_of(ValueKind kind);
 
-/// The texts of an enum's values, in their order.
-template <typename E>
-inline constexpr std::array<std::string_view, 0> names_of = {};
 template <>
 inline constexpr auto names_of<KeyClass> = std::to_array<std::string_view>({"honoured", "no meaning",
                                                                             "refused"});
@@ -41,32 +38,6 @@ template <>
 inline constexpr auto names_of<ValueKind> = std::to_array<std::string_view>(
     {"true or false", "an integer", "a number", "text", "a size (bytes, or text such as \"16GiB\")",
      "a list of numbers", "a list of texts", "a block {...}", "any value"});
-template <>
-inline constexpr auto names_of<ReductionPolicy> = std::to_array<std::string_view>({"auto", "boundary",
-                                                                                   "micro_batch"});
-template <>
-inline constexpr auto names_of<Replicate> = std::to_array<std::string_view>({"all", "parameters"});
-template <>
-inline constexpr auto names_of<ReplicaSum> = std::to_array<std::string_view>({"micro_batch", "step"});
-template <>
-inline constexpr auto names_of<TieSum> = std::to_array<std::string_view>({"together", "by_use"});
-template <>
-inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({"balanced", "equal",
-                                                                                "parameters", "listed"});
-template <>
-inline constexpr auto names_of<PipelineSchedule> = std::to_array<std::string_view>({"1f1b", "afab"});
-template <>
-inline constexpr auto names_of<GatherFor> = std::to_array<std::string_view>({"use", "step"});
-template <>
-inline constexpr auto names_of<OffloadTier> = std::to_array<std::string_view>({"none", "cpu", "nvme"});
-template <>
-inline constexpr auto names_of<MasterFormat> = std::to_array<std::string_view>({"fp32", "split", "none"});
-
-template <typename E>
-std::string_view name_in(E value) {
-  const auto number = static_cast<std::size_t>(value);
-  return number < names_of<E>.size() ? names_of<E>[number] : "?";
-}
 
 /// A field that a text of a list names: the byte of the enum (or bool) is the text's number.
 struct NamedField {
