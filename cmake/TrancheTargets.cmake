@@ -104,7 +104,7 @@ function(tranche_compile_options target folder)
   endif()
   set(level -O1)
   if(TRANCHE_SANITIZE AND
-     (folder MATCHES "^(engine|engine_parts|report|training|planner|tools)$" OR
+     (folder MATCHES "^(config|engine|engine_parts|report|training|planner|tools)$" OR
       (TRANCHE_SANITIZE MATCHES "address" AND folder MATCHES "^(checkpoint|models|offload|optim|partition)$")))
     set(level -O0)
   endif()

@@ -11,6 +11,7 @@
 #include "engine/initial_weights.h"
 #include "engine/offloaded_state.h"
 #include "engine/start_notes.h"
+#include "tranche/engine/lora.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 

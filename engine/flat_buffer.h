@@ -14,9 +14,9 @@
 #include "offload/tile_ring.h"
 #include "partition/placement.h"
 #include "tranche/comm/communicator.h"
+#include "tranche/config/config.h"
 #include "tranche/device/replay.h"
 #include "tranche/device/step_arena.h"
-#include "tranche/engine/config.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/optim/optimizer.h"
 

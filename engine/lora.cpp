@@ -16,7 +16,6 @@ namespace tranche {
 namespace {
 
 constexpr std::string_view weight_suffix = ".weight", all_linear = "all-linear";
-constexpr std::int64_t largest_rank = 65'536;
 /// Sites of dropout above those that models number themselves.
 constexpr std::uint32_t first_site = 1u << 31;
 
@@ -62,25 +61,6 @@ void require_match(const ModelSpec& model, const std::string& target) {
 }
 
 }  // namespace
-
-float LoraConfig::scale() const {
-  const auto r = static_cast<double>(rank);
-  return static_cast<float>(effective_alpha() / (rank_scaled ? std::sqrt(r) : r));
-}
-
-std::string LoraConfig::problem() const {
-  if (rank < 0 || rank > largest_rank)
-    return fmt::format("tranche.lora.rank: {} is not between 0 (no adapters) and {}", rank, largest_rank);
-  if (!(alpha >= 0) || !std::isfinite(alpha))
-    return fmt::format("tranche.lora.alpha: {} is not a positive number", alpha);
-  if (!(dropout >= 0 && dropout < 1))
-    return fmt::format("tranche.lora.dropout: {} is not in [0, 1)", dropout);
-  if (rank > 0 && targets.empty()) return "tranche.lora.targets: names no linear layer";
-  for (const std::string& target : targets) {
-    if (target.empty()) return "tranche.lora.targets: has an empty name";
-  }
-  return {};
-}
 
 std::string linear_name(const TensorSpec& tensor) {
   if (tensor.linear == LinearLayout::none) return {};

@@ -8,8 +8,8 @@
 #include <unordered_set>
 
 #include "core/closest_match.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 
 namespace tranche {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "engine/flat_buffer.h"
 #include "engine/shard_slice.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::detail {
 

@@ -15,8 +15,8 @@
 #include "kernels/host_threads.h"
 #include "kernels/revision.h"
 #include "offload/file_system.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/version.h"
 

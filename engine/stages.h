@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/model_spec.h"
 
 namespace tranche::detail {

@@ -9,9 +9,9 @@
 #include "core/closest_match.h"
 #include "core/json_node.h"
 #include "models/config_json.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/engine/config.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::models {

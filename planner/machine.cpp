@@ -11,8 +11,8 @@
 #include "core/json_node.h"
 #include "core/text_file.h"
 #include "planner/machine_files.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 
 namespace tranche::planner {
 

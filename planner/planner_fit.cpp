@@ -17,6 +17,7 @@
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/engine/lora.h"
 #include "tranche/kernels/quantization.h"
 #include "tranche/partition/mesh.h"
 #include "tranche/planner/planner.h"

@@ -13,18 +13,18 @@ import sys
 
 # Folders of one layer do not know each other.
 LAYERS = [
-    ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint"], ["engine"], ["pipeline"],
+    ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint", "config"], ["engine"], ["pipeline"],
     ["report", "models"], ["training"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
-MODELS_MAY = ["core", "device", "partition", "kernels", "comm", "engine", "pipeline", "models"]
+MODELS_MAY = ["core", "device", "partition", "kernels", "comm", "config", "engine", "pipeline", "models"]
 # The adapters are written as a user's own program would be, in public headers alone (libtorch.h, libtorch/).
 ADAPTERS = ["libtorch"]
 # The folders that a user's own model and training loop are written with.
-UMBRELLA_MAY = ["core", "kernels", "engine", "report"]
+UMBRELLA_MAY = ["core", "kernels", "config", "engine", "report"]
 PUBLIC = "include/tranche/"
 # The engine's façade knows its parts; they do not know it.
 # Headers that CMake writes into the build folder.
@@ -55,7 +55,7 @@ CUDA_NAME = re.compile(r"\b(cuda[A-Z]\w*|cu(?:Mem|Stream|Event|Ctx|Device|Graph|
 INTERNAL_WORD = re.compile(r"^\s*///?.*\binternal\b", re.IGNORECASE)
 CUDA_HOMES = ["*/cuda*", "comm/nccl*", "tests/*", "bench/*"]
 # These serve every device with the same lines: the word itself is out of place in their code.
-DEVICE_BLIND = ["optim", "checkpoint", "engine", "models"]
+DEVICE_BLIND = ["optim", "checkpoint", "config", "engine", "models"]
 DEVICE_WORD = re.compile(r"cuda|nccl|cublas", re.IGNORECASE)
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')

@@ -87,7 +87,7 @@ class Tests:
 
 def check_lists(table, tests):
     wrong = [line for entry in table["behind"] for test in entry["tests"] for line in tests.check(test)]
-    sources = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "engine").glob("config_keys*.cpp")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "config").glob("keys*.cpp")))
     for entry in table["absent"]:
         if "test" in entry:
             wrong += tests.check(entry["test"])

@@ -14,8 +14,8 @@
 
 #include "core/closest_match.h"
 #include "tools/help_formatter.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "tools/train/run.h"
-#include "tranche/engine/config_check.h"
+#include "tranche/config/check.h"
 
 namespace tranche::tools {
 

@@ -9,9 +9,10 @@
 #include "tools/terminal.h"
 #include "tools/train/run.h"
 #include "tools/transfer_progress.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/training/tokenize.h"
 
 namespace tranche::tools {

@@ -2,9 +2,9 @@
 /// Everything a user of Tranche includes: the engine, the kernels, random numbers, memory profiles. Adopting
 /// an MPI_Comm: <tranche/comm/mpi.h>.
 
+#include "tranche/config/config.h"
 #include "tranche/core/random.h"
 #include "tranche/engine/check_gradients.h"
-#include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"

@@ -8,7 +8,7 @@
 
 #include "tests/comm/mpi_main.h"
 #include "tests/core/error_text.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/runtime.h"
 
 namespace tranche::test {

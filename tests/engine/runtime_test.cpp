@@ -13,8 +13,8 @@
 
 #include "kernels/revision.h"
 #include "tests/core/error_text.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 
 namespace tranche {

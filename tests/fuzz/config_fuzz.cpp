@@ -8,7 +8,7 @@
 
 #include "tests/fuzz/fuzz_target.h"
 #include "tools/train/settings.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/schedule.h"
 

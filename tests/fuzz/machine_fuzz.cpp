@@ -4,7 +4,7 @@
 
 #include "planner/machine_files.h"
 #include "tests/fuzz/fuzz_target.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/planner/machine.h"
 
 namespace tranche::fuzz {

@@ -13,8 +13,8 @@
 #include "tools/checkpoint/checkpoint_command.h"
 #include "tools/checkpoint/checkpoint_source.h"
 #include "tools/train/config_changes.h"
+#include "tranche/config/config.h"
 #include "tranche/device/memory_resources.h"
-#include "tranche/engine/config.h"
 
 namespace tranche::fuzz {
 

@@ -16,6 +16,7 @@
 #include "tiny_llama.h"
 #include "training_fixture.h"
 #include "tranche/device/ledger.h"
+#include "tranche/engine/lora.h"
 #include "tranche/models/linear.h"
 #include "tranche/models/llama.h"
 

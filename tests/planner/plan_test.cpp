@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "tests/tools/program_fixture.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 #include "tranche/models/gpt.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/planner.h"

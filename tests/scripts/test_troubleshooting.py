@@ -7,7 +7,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FOLDERS = ["core", "device", "partition", "kernels", "comm", "optim", "offload", "checkpoint", "engine", "pipeline", "report", "models", "training", "planner", "tools"]
+FOLDERS = ["core", "device", "partition", "kernels", "comm", "optim", "offload", "checkpoint", "config", "engine", "pipeline", "report", "models", "training", "planner", "tools"]
 
 
 def literals():

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/temporary.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/llama.h"
 

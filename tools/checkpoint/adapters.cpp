@@ -9,9 +9,9 @@
 #include "checkpoint/convert.h"
 #include "core/json.h"
 #include "tools/checkpoint/checkpoint_source.h"
+#include "tranche/config/config.h"
 #include "tranche/core/dtype.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 
 namespace tranche::tools {
 

@@ -7,8 +7,9 @@
 
 #include "checkpoint/renames.h"
 #include "tools/tokenize.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/training/tokenize.h"
 
 namespace tranche::tools {

@@ -3,12 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "config/keys.h"
 #include "core/json.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
@@ -19,52 +19,15 @@ using nlohmann::json;
 
 namespace {
 
-/// Keys, and blocks of keys, that change no weight, loss or schedule (docs/internals/numerics.md), or that
-/// only summarise others.
-constexpr std::array<std::string_view, 37> quiet_keys{
-    "steps_per_print",
-    "wall_clock_breakdown",
-    "tensorboard",
-    "csv_monitor",
-    "zero_optimization.overlap_comm",
-    "zero_optimization.reduce_bucket_size",
-    "zero_optimization.allgather_bucket_size",
-    "zero_optimization.stage3_prefetch_bucket_size",
-    "zero_optimization.stage3_max_live_parameters",
-    "zero_optimization.stage3_param_persistence_threshold",
-    "zero_optimization.stage3_model_persistence_threshold",
-    "zero_optimization.offload_optimizer",
-    "zero_optimization.offload_param",
-    "activation_checkpointing",
-    "aio",
-    "tranche.depth",
-    "tranche.gather_for",
-    "tranche.communication_timeout",
-    "tranche.progress",
-    "tranche.threads",
-    "tranche.device_memory",
-    "tranche.host_memory",
-    "tranche.nvme_space",
-    "tranche.offload_tile",
-    "tranche.io_engine",
-    "tranche.communication_slab",
-    "tranche.device_transport",
-    "tranche.activation_checkpointing",
-    "tranche.checkpoint_every",
-    "tranche.vocabulary_chunk",
-    "tranche.replicate",
-    "tranche.pipeline_cuts",
-    "tranche.pipeline_schedule",
-    "tranche.save_buffer",
-    "tranche.lora.save_base",
-    "tranche.maximum_consecutive_skips",
-    "tranche.debug",
-};
-
-bool is_quiet(const std::string& key) {
-  return std::any_of(quiet_keys.begin(), quiet_keys.end(), [&](std::string_view quiet) {
-    return key == quiet || (key.size() > quiet.size() && key.starts_with(quiet) && key[quiet.size()] == '.');
-  });
+/// True for a key whose value, or that of whose block, leaves every result as it is.
+bool is_quiet(std::string key) {
+  for (;;) {
+    const detail::ConfigKey* row = detail::find_configuration_key(key);
+    if (row != nullptr && row->same_results) return true;
+    const std::size_t dot = key.rfind('.');
+    if (dot == std::string::npos) return false;
+    key.resize(dot);
+  }
 }
 
 /// Values that are no blocks, by path.

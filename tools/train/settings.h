@@ -10,7 +10,7 @@
 
 #include "tools/arguments.h"
 #include "tools/train/run_identity.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/models/language_model.h"
 #include "tranche/training/sampler.h"
 

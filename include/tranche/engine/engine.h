@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "tranche/config/config.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/step_arena.h"
-#include "tranche/engine/config.h"
 #include "tranche/engine/handles.h"
 #include "tranche/engine/host_copy.h"
 #include "tranche/engine/model_spec.h"

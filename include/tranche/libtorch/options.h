@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 #include "tranche/engine/training_rule.h"
 
 namespace tranche::libtorch {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/engine/offload_traffic.h"
 
 namespace tranche::planner {

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "tranche/config/config.h"
 #include "tranche/device/ledger.h"
 #include "tranche/device/stream.h"
-#include "tranche/engine/config.h"
 #include "tranche/engine/engine.h"
 #include "tranche/engine/offload_traffic.h"
 #include "tranche/partition/mesh.h"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::detail {
 
@@ -107,6 +107,35 @@ std::vector<std::string> optimizer_parameters(std::string_view type);
 /// True when `type` names a known optimizer (block "optimizer") or schedule (block "scheduler").
 bool is_known_type(std::string_view block, const Json& type);
 
+/// The text in small letters.
+std::string lower(std::string text);
+/// An integer that lands in an int field; a problem, and `otherwise`, where it does not fit.
+int small_integer(const Values& values, std::string_view path, int otherwise, Problems& problems);
+
+// Keys that fill more than one field each, or are read in more than one way.
+
+void read_compute(const Values& values, Config& config, Problems& problems);     ///< bf16, fp16
+void read_loss_scale(const Values& values, Config& config, Problems& problems);  ///< fixed or dynamic
+void read_optimizer(const Values& values, Config& config, Problems& problems);
+void read_schedule(const Values& values, Config& config, Problems& problems);
+void read_groups(const Values& values, Config& config, Problems& problems);
+void read_cuts(const Values& values, Config& config, Problems& problems);
+Json optimizer_parameters_json(const Config& config);
+Json schedule_parameters_json(const Config& config);
+Json groups_json(const Config& config);
+Json cuts_json(const Config& config);
+
+/// Calls `each` with the name and the field of each key of tranche.parameter_groups[] but its pattern.
+template <typename Rule, typename Each>
+void each_value(Rule& rule, const Each& each) {
+  each("learning_rate_factor", rule.learning_rate_factor);
+  each("decay", rule.decay);
+  each("learning_rate", rule.learning_rate);
+  each("weight_decay", rule.weight_decay);
+  each("betas", rule.betas);
+  each("eps", rule.epsilon);
+}
+
 /// Fields from values; parse_config without the checks across fields.
 Config config_from(const Values& values, Problems& problems);
 /// Checks across fields, for a Config from anywhere; completes the batch.
@@ -114,10 +143,9 @@ void check_fields(Config& config, int ranks, Problems& problems);
 /// A line in Config::notes for each thing that the same file means otherwise in DeepSpeed, and one for what
 /// "auto" stands for. For a complete Config.
 void note_differences(const Values& values, Config& config);
-/// The same three for what lives beside the device (OffloadConfig and the bandwidth of its link).
+/// What the keys of offloaded state say together, and the checks across them.
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);
-void write_offload(const Config& config, Json& json);
 /// True when the schedule's parameters can be read and built; problems name their keys.
 void check_schedule(const Config& config, Problems& problems);
 /// "fp32" and its other spellings; nothing for anything else.

@@ -1,11 +1,14 @@
-#include "engine/config_keys.h"
+#include "config/keys.h"
 
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <deque>
+#include <nlohmann/json.hpp>
 
+#include "config/names.h"
 #include "core/closest_match.h"
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::detail {
 namespace {
@@ -22,49 +25,36 @@ std::string_view name_within(std::string_view path, std::string_view block) {
 }  // namespace
 
 std::string_view name_of(KeyClass key_class) {
-  switch (key_class) {
-    case KeyClass::honoured:
-      return "honoured";
-    case KeyClass::no_meaning:
-      return "no meaning";
-    case KeyClass::refused:
-      return "refused";
-  }
-  return "?";
+  return name_in(key_class);
+}
+std::string_view name_of(ValueKind kind) {
+  return name_in(kind);
 }
 
-std::string_view name_of(ValueKind kind) {
-  switch (kind) {
-    case ValueKind::boolean:
-      return "true or false";
-    case ValueKind::integer:
-      return "an integer";
-    case ValueKind::number:
-      return "a number";
-    case ValueKind::text:
-      return "text";
-    case ValueKind::size:
-      return "a size (bytes, or text such as \"16GiB\")";
-    case ValueKind::numbers:
-      return "a list of numbers";
-    case ValueKind::texts:
-      return "a list of texts";
-    case ValueKind::block:
-      return "a block {...}";
-    case ValueKind::any:
-      return "any value";
-  }
-  return "?";
+namespace {
+
+/// The default as documents write it.
+std::string default_text(const ConfigKey& key) {
+  const Json value = value_of(key, Config());
+  return value.is_number_float() ? fmt::format("{}", value.get<double>()) : value.dump();
 }
+
+std::vector<ConfigKey> all_keys() {
+  static std::deque<std::string> defaults;  // the rows view them
+  std::vector<ConfigKey> keys;
+  for (const auto part : {training_keys(), deepspeed_keys()})
+    keys.insert(keys.end(), part.begin(), part.end());
+  for (ConfigKey& key : keys) {
+    if (key.field != nullptr && key.default_value.empty())
+      key.default_value = defaults.emplace_back(default_text(key));
+  }
+  return keys;
+}
+
+}  // namespace
 
 std::span<const ConfigKey> configuration_keys() {
-  static const std::vector<ConfigKey> all = [] {
-    std::vector<ConfigKey> keys;
-    for (const auto part : {training_keys(), deepspeed_keys()}) {
-      keys.insert(keys.end(), part.begin(), part.end());
-    }
-    return keys;
-  }();
+  static const std::vector<ConfigKey> all = all_keys();
   return all;
 }
 

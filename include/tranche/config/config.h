@@ -9,10 +9,10 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/engine/lora.h"
-#include "tranche/engine/monitor_config.h"
-#include "tranche/engine/offload_config.h"
-#include "tranche/engine/precision_config.h"
+#include "tranche/config/lora.h"
+#include "tranche/config/monitor.h"
+#include "tranche/config/offload.h"
+#include "tranche/config/precision.h"
 #include "tranche/optim/loss_scaler.h"
 #include "tranche/optim/optimizer.h"
 #include "tranche/optim/parameter_groups.h"

@@ -1,6 +1,6 @@
 // A document against the table of keys.
 
-#include "engine/config_reader.h"
+#include "config/reader.h"
 
 #include <fmt/core.h>
 
@@ -9,9 +9,9 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "config/keys.h"
 #include "core/json.h"
 #include "core/printable.h"
-#include "engine/config_keys.h"
 
 namespace tranche::detail {
 namespace {

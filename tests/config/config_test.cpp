@@ -1,6 +1,6 @@
 // Reading of DeepSpeed's JSON: what is honoured, how problems are told.
-#include "tranche/engine/config.h"
-#include "tests/engine/every_note.h"
+#include "tranche/config/config.h"
+#include "tests/config/every_note.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,8 +11,8 @@
 #include <limits>
 
 #include "tests/core/error_text.h"
+#include "tranche/config/check.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config_check.h"
 
 namespace tranche {
 namespace {
@@ -973,6 +973,13 @@ TEST(Config, TheEffectiveConfigurationReadsBackToItself) {
   made.schedule = {"OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.3})"};
   validate_config(made, 5);
   EXPECT_EQ(parse_config(made.to_json(), 5).to_json(), made.to_json());
+}
+
+TEST(Config, ANoiseScaleWithoutABatchNamesTheBatchAlone) {
+  EXPECT_EQ(
+      problems(R"({"tranche": {"world_size_invariant": true, "gradient_noise_scale": true}})"),
+      "configuration: tranche.world_size_invariant: train_batch_size and train_micro_batch_size_per_gpu say "
+      "what a step is for every number of ranks; give both");
 }
 
 }  // namespace

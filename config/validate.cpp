@@ -6,7 +6,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "comm/device_communicator.h"
-#include "engine/config_reader.h"
+#include "config/keys.h"
+#include "config/reader.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
@@ -99,11 +100,6 @@ void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
   wanted = train / (known * ranks);
 }
 
-template <typename T>
-void at_least(T value, T least, const char* name, Problems& problems) {
-  if (!(value >= least)) problems.add(fmt::format("{}: {} is not at least {}", name, value, least));
-}
-
 void check_precision(const Config& config, Problems& problems) {
   const PrecisionConfig& precision = config.precision;
   const auto trains_in = [](DataType dtype) {
@@ -190,11 +186,8 @@ void check_invariance(Config& config, Problems& problems) {
 
 /// Refuses a noise scale where nothing tells one gradient of a step from another.
 void check_noise(const Config& config, int ranks, Problems& problems) {
-  if (!(config.gradient_noise_smoothing >= 0 && config.gradient_noise_smoothing < 1)) {
-    problems.add(fmt::format("tranche.gradient_noise_smoothing: {} is not at least 0 and below 1",
-                             config.gradient_noise_smoothing));
-  }
-  if (!config.gradient_noise_scale) return;
+  if (!config.gradient_noise_scale || config.micro_batch_size < 1)
+    return;  // which is told as its own problem
   const std::int64_t last = config.accumulation_steps - 1;
   const std::int64_t micro_batches = last * ranks + config.ranks_with_samples(last, ranks);
   if (micro_batches < 2) {
@@ -342,48 +335,12 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     complete_batch(config, data_ranks, problems);
     check_mesh(config, ranks, problems);
   }
-  if (config.stage < 0 || config.stage > 3) {
-    problems.add(fmt::format("zero_optimization.stage: stage is 0 to 3, not {}", config.stage));
-  }
-  at_least<std::int64_t>(config.reduce_bucket_elements, 1, "zero_optimization.reduce_bucket_size", problems);
-  at_least<std::int64_t>(config.allgather_bucket_elements, 1, "zero_optimization.allgather_bucket_size",
-                         problems);
-  at_least<std::int64_t>(config.prefetch_elements, 0, "zero_optimization.stage3_prefetch_bucket_size",
-                         problems);
-  at_least<std::int64_t>(config.max_live_elements, 0, "zero_optimization.stage3_max_live_parameters",
-                         problems);
-  at_least<std::int64_t>(config.persistent_tensor_elements, 0,
-                         "zero_optimization.stage3_param_persistence_threshold", problems);
-  at_least<std::int64_t>(config.persistent_model_elements, 0,
-                         "zero_optimization.stage3_model_persistence_threshold", problems);
-  at_least<std::int64_t>(config.steps_per_print, 0, "steps_per_print", problems);
-  at_least(config.reduction_group, 0, "tranche.reduction_group", problems);
-  at_least(config.debug.ranks_per_host, 0, "tranche.debug.ranks_per_host", problems);
-  at_least(config.depth, 1, "tranche.depth", problems);
-  at_least(config.threads, 0, "tranche.threads", problems);
+  for (const ConfigKey& key : configuration_keys()) check_field(key, config, problems);
   if (config.threads > most_threads) {
     problems.add(fmt::format("tranche.threads: {} is not between 0 and {}", config.threads, most_threads));
   }
-  at_least(config.checkpoint_every, 1, "tranche.checkpoint_every", problems);
-  at_least<std::int64_t>(config.vocabulary_chunk, 0, "tranche.vocabulary_chunk", problems);
-  at_least<std::int64_t>(config.maximum_consecutive_skips, 1, "tranche.maximum_consecutive_skips", problems);
-  at_least<std::int64_t>(config.device_memory_limit, 0, "tranche.device_memory", problems);
-  at_least<std::int64_t>(config.workspace_bytes, 0, "tranche.workspace", problems);
-  at_least<std::int64_t>(config.staging_bytes, 0, "tranche.communication_slab", problems);
   if (config.staging_bytes == 0 && ranks >= 1) {
     config.staging_bytes = default_staging_bytes(ranks);
-  }
-  at_least<std::int64_t>(config.total_steps_hint, 0, "tranche.total_steps", problems);
-  if (!(config.communication_timeout > 0) || !std::isfinite(config.communication_timeout)) {
-    problems.add(fmt::format("tranche.communication_timeout: {} seconds is not above 0",
-                             config.communication_timeout));
-  }
-  if (!(config.gradient_clipping >= 0) || !std::isfinite(config.gradient_clipping)) {
-    problems.add(fmt::format("gradient_clipping: {} is neither 0 (off) nor above", config.gradient_clipping));
-  }
-  if (!(config.optimizer.learning_rate >= 0) || !std::isfinite(config.optimizer.learning_rate)) {
-    problems.add(
-        fmt::format("optimizer.params.lr: {} is not a rate of at least 0", config.optimizer.learning_rate));
   }
   check_invariance(config, problems);
   if (ranks >= 1) check_noise(config, data_ranks, problems);

@@ -1,10 +1,10 @@
-#include "tranche/engine/config_check.h"
+#include "tranche/config/check.h"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "engine/config_reader.h"
+#include "config/reader.h"
 
 namespace tranche {
 

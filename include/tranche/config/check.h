@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche {
 

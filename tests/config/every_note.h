@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 
 namespace tranche::test {
 

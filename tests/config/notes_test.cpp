@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tranche/engine/config.h"
+#include "tranche/config/config.h"
 #include "tranche/optim/schedule.h"
 
 namespace tranche {

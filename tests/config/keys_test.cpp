@@ -1,5 +1,5 @@
 // Every row of the table of keys does what its class says, and docs/reference/configuration.md says the same.
-#include "engine/config_keys.h"
+#include "config/keys.h"
 
 #include <fmt/core.h>
 #include <gmock/gmock.h>
@@ -12,9 +12,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "tests/engine/every_note.h"
+#include "tests/config/every_note.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 
 namespace tranche {
 namespace {

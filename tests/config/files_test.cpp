@@ -7,9 +7,9 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "tests/engine/every_note.h"
+#include "tests/config/every_note.h"
+#include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/engine/config.h"
 
 namespace tranche {
 namespace {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "engine/config_reader.h"
+#include "config/reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche {

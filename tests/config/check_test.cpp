@@ -1,5 +1,5 @@
 // The outcome of files key by key.
-#include "tranche/engine/config_check.h"
+#include "tranche/config/check.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,9 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "config/keys.h"
+#include "config/reader.h"
 #include "core/json.h"
 #include "core/relaxed_json.h"
-#include "engine/config_reader.h"
 #include "tranche/core/error.h"
 
 namespace tranche {
@@ -109,33 +110,9 @@ void apply_overrides(Json& document, const std::vector<std::string>& overrides, 
   }
 }
 
-namespace {
-
-Json precision_keys(const Config& config) {
-  Json json;
-  json["communication_data_type"] = name_of(config.precision.communication);
-  json["data_types"]["grad_accum_dtype"] = name_of(config.precision.accumulation);
-  json["bf16"]["enabled"] = config.precision.compute == DataType::bfloat16;
-  Json& fp16 = json["fp16"];
-  fp16["enabled"] = config.precision.compute == DataType::float16;
-  if (config.precision.compute == DataType::float16) {
-    const LossScalerOptions& scaler = config.loss_scaler;
-    fp16["loss_scale"] = scaler.dynamic ? 0.0 : scaler.initial_scale;
-    if (scaler.dynamic) {
-      fp16["initial_scale_power"] = static_cast<std::int64_t>(std::lround(std::log2(scaler.initial_scale)));
-    }
-    fp16["loss_scale_window"] = scaler.window;
-    fp16["hysteresis"] = scaler.hysteresis;
-    fp16["consecutive_hysteresis"] = scaler.consecutive_hysteresis;
-    fp16["min_loss_scale"] = scaler.minimum_scale;
-  }
-  return json;
-}
-
-Json optimizer_keys(const OptimizerConfig& optimizer) {
-  Json json;
-  json["type"] = optimizer.type;
-  json["params"]["lr"] = optimizer.learning_rate;
+Json optimizer_parameters_json(const Config& config) {
+  const OptimizerConfig& optimizer = config.optimizer;
+  Json json{{"lr", optimizer.learning_rate}};
   const RuleType* const type = find_rule(optimizer.type);
   if (type == nullptr) return json;
   for (const RuleOption& option : type->rule->options) {
@@ -143,7 +120,7 @@ Json optimizer_keys(const OptimizerConfig& optimizer) {
     const bool is_given = given != optimizer.parameters.end();
     const double first = is_given ? given->second.first : option.first;
     const double second = is_given ? given->second.second : option.second;
-    Json& value = json["params"][std::string(option.name)];
+    Json& value = json[std::string(option.name)];
     if (option.kind == RuleOption::Kind::flag) {
       value = first != 0;
     } else if (option.kind == RuleOption::Kind::pair) {
@@ -157,73 +134,29 @@ Json optimizer_keys(const OptimizerConfig& optimizer) {
   return json;
 }
 
-Json tranche_keys(const Config& config) {
-  Json json;
-  json["reduction"] = name_of(config.reduction);
-  if (config.world_size_invariant) json["world_size_invariant"] = true;
-  if (config.gradient_noise_scale) {
-    json["gradient_noise_scale"] = true;
-    json["gradient_noise_smoothing"] = config.gradient_noise_smoothing;
-  }
-  json["mesh"] = config.mesh;
-  json["replicate"] = name_of(config.replicate);
-  json["replica_sum"] = name_of(config.replica_sum);
-  if (config.tie_sum == TieSum::by_use) json["tie_sum"] = name_of(config.tie_sum);
-  if (config.pipeline_cuts == PipelineCuts::listed) {
-    json["pipeline_cuts"] = config.pipeline_begins;
-  } else if (config.pipeline_cuts != PipelineCuts::balanced) {
-    json["pipeline_cuts"] = name_of(config.pipeline_cuts);
-  }
-  if (config.pipeline_schedule != PipelineSchedule::one_f_one_b) {
-    json["pipeline_schedule"] = name_of(config.pipeline_schedule);
-  }
-  json["reduction_group"] = config.reduction_group;
-  json["depth"] = config.depth;
-  json["gather_for"] = name_of(config.gather_for);
-  json["communication_timeout"] = config.communication_timeout;
-  json["progress"] = config.inline_progress ? "inline" : "thread";
-  json["threads"] = config.threads;
-  json["device_memory"] = config.device_memory_limit == 0 ? Json(nullptr) : Json(config.device_memory_limit);
-  json["workspace"] = config.workspace_bytes;
-  json["communication_slab"] = config.staging_bytes;
-  json["seed"] = config.seed;
-  json["frozen"] = config.frozen;
-  if (config.lora.any()) {
-    json["lora"] = {{"rank", config.lora.rank},          {"alpha", config.lora.effective_alpha()},
-                    {"dropout", config.lora.dropout},    {"targets", config.lora.targets},
-                    {"rslora", config.lora.rank_scaled}, {"save_base", config.lora.save_base}};
-  }
-  json["parameter_groups"] = Json::array();
+Json schedule_parameters_json(const Config& config) {
+  // Sorted, as reading sorts them.
+  return nlohmann::json(read_json(config.schedule.parameters_json, "the schedule's parameters"));
+}
+
+Json groups_json(const Config& config) {
+  Json json = Json::array();
   for (const ParameterGroupRule& rule : config.group_rules) {
     Json entry;
     entry["pattern"] = rule.pattern;
-    if (rule.learning_rate_factor) entry["learning_rate_factor"] = *rule.learning_rate_factor;
-    if (rule.decay) entry["decay"] = *rule.decay;
-    if (rule.learning_rate) entry["learning_rate"] = *rule.learning_rate;
-    if (rule.weight_decay) entry["weight_decay"] = *rule.weight_decay;
-    if (rule.betas) entry["betas"] = *rule.betas;
-    if (rule.epsilon) entry["eps"] = *rule.epsilon;
-    json["parameter_groups"].push_back(std::move(entry));
+    each_value(rule, [&](const char* name, const auto& value) {
+      if (value) entry[name] = *value;
+    });
+    json.push_back(std::move(entry));
   }
-  json["collectives"] = config.collectives;
-  json["device_transport"] = config.device_transport;
-  json["maximum_consecutive_skips"] = config.maximum_consecutive_skips;
-  json["activation_checkpointing"] = config.activation_checkpointing;
-  json["checkpoint_every"] = config.checkpoint_every;
-  json["vocabulary_chunk"] = config.vocabulary_chunk;
-  json["moments"] = name_of(config.precision.moments);
-  if (config.precision.master != MasterFormat::fp32) json["master"] = name_of(config.precision.master);
-  if (config.precision.stochastic_rounding) json["stochastic_rounding"] = true;
-  json["save_buffer"] = config.save_buffer;
-  json["total_steps"] = config.total_steps_hint;
-  json["debug"]["poison_memory"] = config.debug.poison_memory;
-  json["debug"]["plan_memory"] = config.debug.plan_memory;
-  json["debug"]["ranks_per_host"] = config.debug.ranks_per_host;
-  if (config.debug.compare_calls) json["debug"]["compare_calls"] = true;
   return json;
 }
 
-}  // namespace
+Json cuts_json(const Config& config) {
+  if (config.pipeline_cuts == PipelineCuts::listed) return config.pipeline_begins;
+  return name_of(config.pipeline_cuts);
+}
+
 }  // namespace detail
 
 EarlierDefaults earlier_defaults(const Config& config, std::string_view saved) {
@@ -264,39 +197,7 @@ std::string Config::dtypes_text() const {
 
 std::string Config::to_json() const {
   detail::Json json;
-  if (train_batch_size > 0) json["train_batch_size"] = train_batch_size;
-  json["train_micro_batch_size_per_gpu"] = micro_batch_size;
-  // It follows from the number of ranks there, on which the result does not depend.
-  if (!world_size_invariant) json["gradient_accumulation_steps"] = accumulation_steps;
-  json["gradient_clipping"] = gradient_clipping;
-  json["steps_per_print"] = steps_per_print;
-  json["wall_clock_breakdown"] = wall_clock_breakdown;
-  for (const auto& [key, monitor] :
-       {std::pair("tensorboard", &tensorboard), std::pair("csv_monitor", &csv_monitor)}) {
-    if (!monitor->enabled) continue;
-    json[key] = {{"enabled", true}, {"output_path", monitor->output_path}, {"job_name", monitor->job_name}};
-  }
-  json.update(detail::precision_keys(*this));
-  json["optimizer"] = detail::optimizer_keys(optimizer);
-  json["scheduler"]["type"] = schedule.type;
-  // Sorted, as reading sorts them.
-  const detail::Json params = detail::read_json(schedule.parameters_json, "the schedule's parameters");
-  json["scheduler"]["params"] = nlohmann::json(params);
-  detail::Json& zero = json["zero_optimization"];
-  zero["stage"] = stage;
-  // Absent where they are off, as in what earlier versions saved.
-  if (quantized_gradients) zero["zero_quantized_gradients"] = true;
-  if (quantized_weights) zero["zero_quantized_weights"] = true;
-  zero["overlap_comm"] = overlap;
-  zero["reduce_bucket_size"] = reduce_bucket_elements;
-  zero["allgather_bucket_size"] = allgather_bucket_elements;
-  // A 0 that a program set would be read as the default; 1 bounds as much.
-  zero["stage3_prefetch_bucket_size"] = std::max<std::int64_t>(prefetch_elements, 1);
-  zero["stage3_max_live_parameters"] = std::max<std::int64_t>(max_live_elements, 1);
-  zero["stage3_param_persistence_threshold"] = persistent_tensor_elements;
-  zero["stage3_model_persistence_threshold"] = persistent_model_elements;
-  json["tranche"] = detail::tranche_keys(*this);
-  detail::write_offload(*this, json);
+  for (const detail::ConfigKey& key : detail::configuration_keys()) detail::write_field(key, *this, json);
   return json.dump(2);
 }
 

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "engine/config_keys.h"
-#include "engine/config_reader.h"
+#include "config/keys.h"
+#include "config/reader.h"
 
 namespace tranche::detail {
 namespace {
