@@ -220,7 +220,7 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
     recorder.next_micro_batch(shape);
   }
   // A rule with sums goes through its state once before the update.
-  if (last && store.offload() != nullptr && !updater.has_sums()) store.offload()->read_ahead();
+  if (last && store.offload() != nullptr && !updater.has_sums()) store.offload()->begin_update();
   reducer.begin_micro_batch(number);
   if (!gatherer.in_sequence()) gatherer.begin_sequence(Program::train, !one_sequence && !last);
   if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().begin();

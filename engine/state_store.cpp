@@ -200,6 +200,28 @@ ShardSlice StateStore::slice(FlatBuffer& flat, ElementRange range) {
   return slice;
 }
 
+ShardSlice StateStore::slice_in_step(FlatBuffer& flat) {
+  ShardSlice kept = slice(flat, residency_.optimizer_range(flat));
+  if (kept.on_host) {
+    kept.stream->wait(flat.gradients_on_host);
+    kept.gradient = residency_.host_gradients(flat, kept.range);
+    return kept;
+  }
+  kept.gradient = residency_.gradients(flat, kept.range);
+  if (flat.master && !residency_.offloaded(flat)) kept.weight = residency_.parameters(flat, kept.range);
+  return kept;
+}
+
+void StateStore::visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit) {
+  if (flat.optimizer_tier != OffloadTier::nvme) return visit(slice_in_step(flat));
+  offload_->host().wait(flat.gradients_on_host);
+  offload_->visit_tiles(flat, residency_.optimizer_range(flat), true, true, [&](ShardSlice tile) {
+    if (observer_ != nullptr) observer_->before_update(flat, tile);
+    tile.gradient = residency_.host_gradients(flat, tile.range);
+    visit(tile);
+  });
+}
+
 void StateStore::visit(FlatBuffer& flat, ElementRange range, Access access,
                        const std::function<void(const ShardSlice&)>& visit) {
   if (range.empty()) return;

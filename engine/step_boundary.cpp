@@ -193,25 +193,8 @@ void StepBoundary::prepare(const OptimizerStep& step) {
   updater_.clear_sums(compute_, host);
   for (FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->whole_matrices) continue;
-    const ElementRange range = store_.residency().optimizer_range(*flat);
-    if (flat->optimizer_tier == OffloadTier::nvme) {
-      // Read and written here, and again by the update: a rule may advance its state in both.
-      host->wait(flat->gradients_on_host);
-      offload->visit_tiles(*flat, range, true, true, [&](ShardSlice tile) {
-        if (store_.observer() != nullptr) store_.observer()->before_update(*flat, tile);
-        tile.gradient = store_.residency().host_gradients(*flat, tile.range);
-        updater_.prepare(step, *flat, tile);
-      });
-      continue;
-    }
-    ShardSlice kept = store_.slice(*flat, range);
-    if (kept.on_host) {
-      host->wait(flat->gradients_on_host);
-      kept.gradient = store_.residency().host_gradients(*flat, kept.range);
-    } else {
-      kept.gradient = store_.residency().gradients(*flat, kept.range);
-    }
-    updater_.prepare(step, *flat, kept);
+    // State on nvme is read and written here, and again by the update: a rule may advance it in both.
+    store_.visit_in_step(*flat, [&](const ShardSlice& slice) { updater_.prepare(step, *flat, slice); });
   }
   updater_.exchange_sums(device_, compute_, host, ranks_);
 }
@@ -220,9 +203,13 @@ void StepBoundary::update(const OptimizerStep& step) {
   prepare(step);
   // Updates of offloaded state go on while the device updates its own.
   if (OffloadedState* const offload = store_.offload()) {
-    StateObserver* const observer = updater_.has_sums() ? nullptr : store_.observer();  // saw it in prepare()
-    offload->update_each(store_.trainable(), observer,
-                         [&](FlatBuffer& flat, const ShardSlice& slice) { update_slice(flat, slice, step); });
+    offload->begin_update();
+    for (FlatBuffer* flat : store_.trainable()) {
+      if (flat->optimizer_tier != OffloadTier::none && !flat->empty() && !flat->whole_matrices) {
+        update_tiles(*flat, step);
+      }
+    }
+    offload->end_update();
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
   matrices_.update(step);
@@ -240,14 +227,8 @@ void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step)
   if (flat.empty() || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(
       flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
-  const ElementRange kept = store_.residency().optimizer_range(flat);
-  ShardSlice slice = store_.slice(flat, kept);
-  if (store_.residency().offloaded(flat)) {
-    update_slice(flat, slice, step);
-    return;
-  }
-  slice.gradient = store_.residency().gradients(flat, kept);
-  if (flat.master) slice.weight = store_.residency().parameters(flat, kept);
+  if (store_.residency().offloaded(flat)) return update_tiles(flat, step);
+  const ShardSlice slice = store_.slice_in_step(flat);
   const auto apply = [&] { updater_.apply(step, flat, slice); };
   if (Replay* const replay = replays_[static_cast<std::size_t>(flat.trainable_index)].get()) {
     replay->run(compute_, apply);
@@ -259,14 +240,18 @@ void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step)
   store_.gather_updated(flat, "step");
 }
 
-void StepBoundary::update_slice(FlatBuffer& flat, const ShardSlice& slice, const OptimizerStep& step) {
-  store_.offload()->rewrite_weights(flat, slice, [&](const ShardSlice& part) {
+void StepBoundary::update_tiles(FlatBuffer& flat, const OptimizerStep& step) {
+  OffloadedState& offload = *store_.offload();
+  StateObserver* const observer = updater_.has_sums() ? nullptr : store_.observer();  // saw it in prepare()
+  for (std::int64_t tile = 0; tile < offload.update_tiles(flat); ++tile) {
+    const ShardSlice slice = offload.open_tile(flat, tile, observer);
     if (step.apply) {
-      updater_.apply(step, flat, part, /*fresh_weights=*/true);
+      updater_.apply(step, flat, slice, /*fresh_weights=*/true);
     } else {
-      copy_master_to_weight(part);  // a skipped step moves the same bytes, and the weights are those it found
+      copy_master_to_weight(slice);  // a skipped step moves the same bytes, and the weights stay the same
     }
-  });
+    offload.close_tile();
+  }
 }
 
 std::vector<std::string> StepBoundary::replay_problems() const {

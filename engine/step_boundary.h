@@ -58,8 +58,8 @@ class StepBoundary {
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
   void update_on_device(FlatBuffer& flat, const OptimizerStep& step);
-  /// Updates a slice whose weights, or more, live off the device.
-  void update_slice(FlatBuffer& flat, const ShardSlice& slice, const OptimizerStep& step);
+  /// Updates a buffer whose parameters, or more, live off the device.
+  void update_tiles(FlatBuffer& flat, const OptimizerStep& step);
 
   StateStore& store_;
   const Config& config_;
