@@ -20,9 +20,10 @@ namespace tranche::detail {
 /// group: all ranks of it submit units in the same order.
 class GradientReducer {
  public:
-  /// All arguments outlive it. Statistics of gradients that leave the device go to `scalars`.
-  GradientReducer(StateStore& store, const Config& config, StepArena& arena, Stream& compute, Ledger& ledger,
-                  const StepScalars& scalars);
+  /// All arguments outlive it. Statistics of gradients that leave the device go to `scalars`. Without
+  /// `overlap` a reduction is waited for where it is launched.
+  GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
+                  const StepScalars& scalars, bool overlap = true);
 
   /// Ranks whose gradients are added first, in their order, before such sums are added to each other; 0: each
   /// is added to the main gradient in turn.
@@ -107,29 +108,12 @@ class GradientReducer {
   StepBuffer sum_of_uses(Target& first, Target& last, const FlatBuffer& flat);
   /// `last_use`: the target of the last use, where uses are told apart.
   void reduce(Target& target, Target& last_use, FlatBuffer& flat, std::int64_t micro_batch, bool last);
-  /// The gradients of a whole buffer as they are sent.
-  struct Sent {
-    ConstTensorView values;  ///< without data where they are blocks
-    StepBuffer rounded;      ///< their memory, where it is not the source's
-    StepBuffer received;     ///< room for the other ranks' blocks
-  };
-  /// Issues the rounding that a reduction sends, once; lets the target's slot go where a copy is sent.
-  Sent round(Target& target, FlatBuffer& flat, const TensorView& source);
-  /// The sum over the ranks of the buffer's group. flat.reduce_done follows it call by call, as below.
-  void reduce_in_group(FlatBuffer& flat, const Sent& sent, const TensorView& out,
-                       const ReductionOptions& options, std::vector<Event> ready,
-                       const OperationLabel& label);
-  /// The reduction of a buffer that has replicas; flat.reduce_done follows it call by call, so that it covers
-  /// what was issued before an error too.
-  void reduce_over_replicas(FlatBuffer& flat, const Sent& sent, const ReductionOptions& options,
-                            std::vector<Event> ready, bool last, const OperationLabel& label);
-
   StateStore& store_;
-  const Config& config_;
   StepArena& arena_;
   Stream& compute_;
   Ledger& ledger_;
   const StepScalars& scalars_;
+  const bool overlap_;
   int reduction_group_ = 1;
   std::map<std::int64_t, MicroBatch> open_;
   // Indexed by trainable buffer.

@@ -84,6 +84,23 @@ std::unique_ptr<Stream> OffloadedState::make_host_stream(const char* name, int t
   return stream;
 }
 
+void OffloadedState::open_io() {
+  const OffloadConfig& offload = config_.offload;
+  swap_->check_space();
+  BlockIoOptions options;
+  options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
+                   : offload.io_engine == "threads" ? BlockIoEngine::threads
+                                                    : BlockIoEngine::automatic;
+  if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
+  if (offload.io_depth > 0) options.depth = offload.io_depth;
+  io_ = make_block_io(options);
+  for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
+    for (HostSlot& slot : *list) {
+      registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
+    }
+  }
+}
+
 std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   const OffloadConfig& offload = config_.offload;
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
@@ -142,28 +159,12 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   if (!offload.uses_nvme()) return {};
   disk_reads_ = make_host_stream("disk reads", 1);
   disk_writes_ = make_host_stream("disk writes", 1);
-  std::string fallback;
-  if (!simulated()) {
-    swap_->check_space();
-    BlockIoOptions options;
-    options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
-                     : offload.io_engine == "threads" ? BlockIoEngine::threads
-                                                      : BlockIoEngine::automatic;
-    if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
-    if (offload.io_depth > 0) options.depth = offload.io_depth;
-    io_ = make_block_io(options);
-    fallback = io_->fallback_reason();
-    for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
-      for (HostSlot& slot : *list) {
-        registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
-      }
-    }
-  }
+  if (!simulated()) open_io();
   if (largest_tile > 0) {
     ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
                                        *swap_, io_.get(), resources_.host_memory);
   }
-  return fallback;
+  return io_ ? io_->fallback_reason() : std::string();
 }
 
 void OffloadedState::close() noexcept {
@@ -251,16 +252,15 @@ void OffloadedState::close_weights() {
   if (flat.parameters_tier == OffloadTier::none) {
     // Kernels of the step before, and peers, read the old weights.
     const std::vector<Event> ready{written, compute_.record(), flat.gather_done};
-    open_.host->free = flat.shard_ready = link_.copy_from_host(
-        residency_.parameters(flat, slice.range).data, slice.weight.data, bytes, ready);
+    open_.host->free = flat.shard_ready =
+        link_.copy_from_host(residency_.parameters(flat, slice.range).data, slice.weight.data, bytes, ready);
     return;
   }
   if (flat.parameters_tier == OffloadTier::cpu) {
     if (open_.device != nullptr) {
       const std::vector<Event> ready{written, flat.gather_done};
-      written = open_.device->free =
-          link_.copy_to_host(static_cast<std::byte*>(flat.parameters.data()) + first * width,
-                             slice.weight.data, bytes, ready);
+      written = open_.device->free = link_.copy_to_host(
+          static_cast<std::byte*>(flat.parameters.data()) + first * width, slice.weight.data, bytes, ready);
     }
     flat.shard_ready = written;
     return;
@@ -269,8 +269,7 @@ void OffloadedState::close_weights() {
   if (open_.device != nullptr) {
     slot = &take(host_weights_, next_host_weights_);
     const std::vector<Event> ready{written, slot->free};
-    written = open_.device->free =
-        link_.copy_to_host(slot->memory.data(), slice.weight.data, bytes, ready);
+    written = open_.device->free = link_.copy_to_host(slot->memory.data(), slice.weight.data, bytes, ready);
   }
   const std::int64_t transferred = round_up(bytes, io_alignment);
   disk_writes_->wait(written);
@@ -328,8 +327,8 @@ ShardSlice OffloadedState::open_tile(FlatBuffer& flat, std::int64_t tile, StateO
     slice = residency_.slice(flat, {begin, std::min(begin + config_.offload.tile_elements, kept.end)});
     slice.stream = on_host ? host_.get() : &compute_;
   }
-  slice.gradient = on_host ? residency_.host_gradients(flat, slice.range)
-                           : residency_.gradients(flat, slice.range);
+  slice.gradient =
+      on_host ? residency_.host_gradients(flat, slice.range) : residency_.gradients(flat, slice.range);
   return open_weights(flat, slice);
 }
 

@@ -78,8 +78,8 @@ class OffloadedState {
   //       close_tile();
   //     }
   //     end_update();
-  /// Has the disk begin to read the state of all buffers but those of whole matrices, which are then updated in
-  /// the order of trainable buffers. Nothing where it has begun already.
+  /// Has the disk begin to read the state of all buffers but those of whole matrices. These are then updated
+  /// in the order of trainable buffers. Does nothing where it has begun already.
   void begin_update();
   /// The same for the state of this buffer alone.
   void begin_update(const FlatBuffer& flat);
@@ -123,6 +123,8 @@ class OffloadedState {
   void close_weights();
   /// The slice of an open tile of `flat`.
   ShardSlice slice_of(const FlatBuffer& flat, const TileMemory& tile) const;
+  /// Block I/O on the swap file, with the slots' memory registered.
+  void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 

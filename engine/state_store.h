@@ -21,7 +21,6 @@
 namespace tranche::detail {
 
 class OffloadedState;
-class QuantizedExchange;
 
 /// Sees state on the nvme tier before it changes, as a save in progress has to.
 class StateObserver {
@@ -40,13 +39,12 @@ struct StateResources {
   Device& device;
   MemoryResource& device_memory;
   MemoryResource& host_memory;
-  TraceRecorder* trace = nullptr;
 };
 
 class StateStore {
  public:
-  /// `config` outlives the store.
-  StateStore(const Config& config, StateLayout layout, const StateResources& resources);
+  /// `layout` with its exchanges.
+  StateStore(const Residency& residency, StateLayout layout, const StateResources& resources);
   ~StateStore();
   StateStore(const StateStore&) = delete;
   StateStore& operator=(const StateStore&) = delete;
@@ -80,8 +78,6 @@ class StateStore {
   /// Adopts what moves state off the device, before allocate(); without it all state lives on the device.
   void set_offload(std::unique_ptr<OffloadedState> offload);
   OffloadedState* offload() const { return offload_.get(); }
-  /// Null where nothing travels as int8 blocks.
-  QuantizedExchange* quantized() const { return quantized_.get(); }
   /// Takes the memory, and the space on disk, of a unit's state.
   void allocate(UnitState& unit);
   /// The main gradient's memory, unless it has some or takes memory of the step.
@@ -136,14 +132,11 @@ class StateStore {
   void weights_written() { for_training_.reset(); }
 
  private:
-  void assign_tiers();
   void allocate(FlatBuffer& flat);
-  void allocate_quantized();
   /// Waits until no gather reads or writes the weights, so that the host may.
   static void await_gathers(const FlatBuffer& flat);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
-  const Config& config_;
   StateResources resources_;
   Stream& compute_;
   StateLayout layout_;
@@ -152,7 +145,6 @@ class StateStore {
   Residency residency_;
   StateObserver* observer_ = nullptr;
   std::unique_ptr<OffloadedState> offload_;  ///< null: all state lives on the device
-  std::unique_ptr<QuantizedExchange> quantized_;
   std::optional<bool> for_training_ = true;  ///< which weights are kept whole; empty: neither
 };
 

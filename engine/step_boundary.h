@@ -54,6 +54,11 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// Adds what this rank counted to its record, and takes the tokens of its micro-batches.
+  void count(StepRecord& mine, std::vector<std::int64_t>& tokens);
+  void hash_calls(StepRecord& mine) const;
+  /// Throws as agree() does.
+  void compare_calls(const std::vector<StepRecord>& records, std::int64_t step) const;
   /// Collective: `tokens` are those of this rank's micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
