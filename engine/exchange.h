@@ -3,17 +3,13 @@
 /// engine/.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
 #include "engine/residency.h"
 #include "engine/state_layout.h"
-#include "tranche/comm/communicator.h"
-#include "tranche/core/tensor_view.h"
 #include "tranche/core/trace.h"
 #include "tranche/device/device.h"
-#include "tranche/device/step_arena.h"
 
 namespace tranche::detail {
 
@@ -24,42 +20,47 @@ struct GradientSum {
   bool accumulate = false;       ///< adds to what the main gradient holds
   bool last = true;              ///< completes the step's gradients
 };
-/// The same for a communicator of the buffer's group.
-ReductionOptions options_of(const GradientSum& sum, const FlatBuffer& flat, const Config& config);
 
-/// Adds up the gradients of flat buffers over the ranks that contribute to them.
+/// Adds up gradients over the ranks that contribute to them: in the communication dtype, over the buffer's
+/// group.
 class GradientExchange {
  public:
-  GradientExchange() = default;
+  /// The configuration outlives it.
+  explicit GradientExchange(const Config& config) : config_(config), residency_(config) {}
   virtual ~GradientExchange() = default;
-  GradientExchange(const GradientExchange&) = delete;
-  GradientExchange& operator=(const GradientExchange&) = delete;
 
   /// Device memory for the gradients of a whole buffer on their way.
   struct Bytes {
     std::int64_t sent = 0;      ///< of their rounded copy; 0: they are sent from where they lie
     std::int64_t received = 0;  ///< of other ranks' copies
   };
-  virtual Bytes bytes(const FlatBuffer& flat, DataType dtype) const = 0;
+  virtual Bytes bytes(const FlatBuffer& flat, DataType dtype) const;
   /// Issues the rounding of gradients to memory of bytes().sent, and returns what reduce() sends.
-  virtual ConstTensorView round(Stream& stream, const FlatBuffer& flat, const ConstTensorView& gradients,
-                                void* memory) const = 0;
+  virtual ConstTensorView round(Stream& stream, const FlatBuffer& flat, const TensorView& gradients,
+                                void* memory) const;
   /// `out` = the deterministic sum over all ranks, for the part of the buffer that this rank owns. `received`
   /// is memory of bytes().received. flat.reduce_done follows it call by call, so that it covers what was
   /// issued before an error too. Collective over the buffer's group and replicas.
   virtual void reduce(FlatBuffer& flat, const ConstTensorView& sent, void* received, const TensorView& out,
-                      const GradientSum& sum, std::vector<Event> ready, const OperationLabel& label) = 0;
+                      const GradientSum& sum, std::vector<Event> ready, const OperationLabel& label);
   /// The exchange within the buffer's group alone, where `out` is the whole shard.
   virtual GradientExchange& in_group() { return *this; }
+
+ protected:
+  /// For a communicator of the buffer's group.
+  ReductionOptions options_of(const GradientSum& sum, const FlatBuffer& flat) const;
+
+  const Config& config_;
+  const Residency residency_;
 };
 
-/// Brings the weights of flat buffers from the ranks that update them to those that read them.
+/// Brings weights from the ranks that update them to those that read them: in the compute dtype, over the
+/// buffer's group.
 class WeightExchange {
  public:
-  WeightExchange() = default;
+  /// The configuration outlives it.
+  explicit WeightExchange(const Config& config) : config_(config), residency_(config) {}
   virtual ~WeightExchange() = default;
-  WeightExchange(const WeightExchange&) = delete;
-  WeightExchange& operator=(const WeightExchange&) = delete;
 
   /// Takes its memory, unless it has it.
   virtual void allocate(MemoryResource& /*memory*/) {}
@@ -69,20 +70,10 @@ class WeightExchange {
   /// place in `whole`; or all of `whole`, and nothing is sent. flat.gather_done says when they are there.
   /// Collective over the group.
   virtual void gather(FlatBuffer& flat, const ConstTensorView& own, const TensorView& whole,
-                      std::span<const Event> ready, bool training, const OperationLabel& label) = 0;
+                      std::span<const Event> ready, bool training, const OperationLabel& label);
   /// Fills the parameters that this rank keeps beyond those that it has updated. Collective over the group
   /// and the replicas.
-  virtual void gather_updated(FlatBuffer& flat, bool training, const OperationLabel& label) = 0;
-};
-
-/// Weights in the compute dtype, over the group.
-class PlainWeights : public WeightExchange {
- public:
-  /// The configuration outlives it.
-  explicit PlainWeights(const Config& config) : config_(config), residency_(config) {}
-  void gather(FlatBuffer& flat, const ConstTensorView& own, const TensorView& whole,
-              std::span<const Event> ready, bool training, const OperationLabel& label) override;
-  void gather_updated(FlatBuffer& flat, bool training, const OperationLabel& label) override;
+  virtual void gather_updated(FlatBuffer& flat, bool training, const OperationLabel& label);
 
  protected:
   const Config& config_;

@@ -12,16 +12,10 @@ namespace tranche::detail {
 
 GradientReducer::GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
                                  const StepScalars& scalars, bool overlap)
-    : store_(store),
-      arena_(arena),
-      compute_(compute),
-      ledger_(ledger),
-      scalars_(scalars),
-      overlap_(overlap),
-      accumulated_(store.trainable().size(), 0),
-      accumulated_last_use_(store.trainable().size(), 0),
-      direct_(store.trainable().size()),
-      direct_last_use_(store.trainable().size()) {}
+    : store_(store), arena_(arena), compute_(compute), ledger_(ledger), scalars_(scalars), overlap_(overlap) {
+  for (std::vector<Target>& direct : direct_) direct.resize(store.trainable().size());
+  begin_step();
+}
 
 // --- Micro-batches --------------------------------------------------------------------------------------
 
@@ -29,8 +23,7 @@ void GradientReducer::begin_micro_batch(std::int64_t micro_batch) {
   MicroBatch& uses = open_[micro_batch];
   uses.resize(store_.units().size());
   for (std::size_t u = 0; u < uses.size(); ++u) {
-    uses[u].targets.resize(store_.units()[u].buffers.size());
-    uses[u].last_uses.resize(store_.units()[u].buffers.size());
+    for (std::vector<Target>& targets : uses[u].targets) targets.resize(store_.units()[u].buffers.size());
   }
 }
 
@@ -68,15 +61,14 @@ void GradientReducer::end_micro_batch(std::int64_t micro_batch, bool last) {
       FlatBuffer& flat = unit.buffers[b];
       if (!flat.trainable || flat.empty() || flat.stages == 1) continue;
       UnitUses& uses = at(micro_batch)[u];
-      reduce(target_of(uses, flat, static_cast<int>(b)), uses.last_uses[b], flat, micro_batch, last);
+      reduce(target_of(uses, flat, static_cast<int>(b)), uses.targets[1][b], flat, micro_batch, last);
     }
   }
   open_.erase(micro_batch);
 }
 
 void GradientReducer::begin_step() {
-  std::fill(accumulated_.begin(), accumulated_.end(), 0);
-  std::fill(accumulated_last_use_.begin(), accumulated_last_use_.end(), 0);
+  for (std::vector<char>& accumulated : accumulated_) accumulated.assign(store_.trainable().size(), 0);
 }
 
 void GradientReducer::abandon_step() {
@@ -133,13 +125,9 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
     Target& target = target_of(uses, flat, static_cast<int>(b));
     if (store_.residency().direct_accumulation(flat)) {
       // First use of the step: nothing has been added yet.
-      char& accumulated = uses.of_last(flat) ? accumulated_last_use_[position] : accumulated_[position];
-      if (accumulated != 0) continue;
-      if (store_.residency().transient_gradients(flat) && !flat.transient_gradients) {
-        take_transient_gradients(flat);
-      }
-      target.accumulator = uses.of_last(flat) ? flat.last_use_gradients.data() : flat.gradients_data();
-      accumulated = 1;
+      if (std::exchange(accumulated_[uses.of_last(flat) ? 1 : 0][position], 1) != 0) continue;
+      take_transient_gradients(flat);
+      target.accumulator = accumulator_of(flat, uses.of_last(flat)).data;
     } else {
       target.slot = acquire_sum(flat, unit.name + " gradients");
     }
@@ -148,18 +136,19 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
 }
 
 StepBuffer GradientReducer::acquire_sum(const FlatBuffer& flat, std::string_view tag) {
-  StepBuffer sum =
-      arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients, tag);
-  for (const Event& event : sum.ready()) compute_.wait(event);
-  return sum;
+  return acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients, tag);
+}
+
+StepBuffer GradientReducer::acquire(std::int64_t bytes, Category category, std::string_view tag) {
+  StepBuffer memory = arena_.acquire(bytes, category, tag);
+  for (const Event& event : memory.ready()) compute_.wait(event);
+  return memory;
 }
 
 GradientReducer::Target& GradientReducer::target_of(UnitUses& uses, const FlatBuffer& flat, int buffer) {
   const auto index = static_cast<std::size_t>(flat.trainable_index), b = static_cast<std::size_t>(buffer);
-  if (store_.residency().direct_accumulation(flat)) {
-    return uses.of_last(flat) ? direct_last_use_[index] : direct_[index];
-  }
-  return uses.of_last(flat) ? uses.last_uses[b] : uses.targets[b];
+  const std::size_t use = uses.of_last(flat) ? 1 : 0;
+  return store_.residency().direct_accumulation(flat) ? direct_[use][index] : uses.targets[use][b];
 }
 
 TensorView GradientReducer::range_of(const Target& target, std::int64_t position, std::int64_t elements) {
@@ -201,9 +190,8 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
     StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
     if (!scratch) {
       // No gradient, which a frozen tensor has none of: what a kernel computes along with another one's.
-      scratch = arena_.acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
-                               tensor.name + " frozen scratch");
-      for (const Event& event : scratch.ready()) compute_.wait(event);
+      scratch = acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
+                        tensor.name + " frozen scratch");
       kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.shape});
     }
     return {scratch.data(), DataType::float32, tensor.shape};
@@ -245,67 +233,54 @@ void GradientReducer::submit(std::int64_t micro_batch, int index, bool last) {
     if (flat.sums_uses() && store_.residency().policy(flat) == ReductionPolicy::boundary) {
       accumulate(target, flat, uses.of_last(flat));
     }
-    if (complete && flat.stages == 1) reduce(target, uses.last_uses[b], flat, micro_batch, last);
+    if (complete && flat.stages == 1) reduce(target, uses.targets[1][b], flat, micro_batch, last);
     ledger_.set_phase("backward", unit.name);
   }
 }
 
 void GradientReducer::accumulate(Target& target, FlatBuffer& flat, bool of_last_use) {
   if (store_.residency().direct_accumulation(flat)) return;
+  take_transient_gradients(flat);
+  const TensorView accumulator = accumulator_of(flat, of_last_use);
+  const TensorView source{target.slot.data(), DataType::float32, accumulator.shape};
   const auto index = static_cast<std::size_t>(flat.trainable_index);
-  char& accumulated = of_last_use ? accumulated_last_use_[index] : accumulated_[index];
-  if (!of_last_use && store_.residency().transient_gradients(flat) && !flat.transient_gradients) {
-    take_transient_gradients(flat);
-  }
-  const Shape elements{flat.layout.padded_elements()};
-  const TensorView source{target.slot.data(), DataType::float32, elements};
-  const TensorView accumulator{of_last_use ? flat.last_use_gradients.data() : flat.gradients_data(),
-                               store_.residency().precision().accumulation, elements};
-  if (accumulated != 0) {
+  if (std::exchange(accumulated_[of_last_use ? 1 : 0][index], 1) != 0) {
     kernels::accumulate(compute_, source, accumulator);
   } else {
     kernels::cast(compute_, source, accumulator);
   }
-  accumulated = 1;
   target.slot.release(compute_.record());
 }
 
-void GradientReducer::add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient,
-                                  const TensorView& sum, bool first) {
-  const DataType communication = store_.residency().precision().communication;
-  const auto add = [&](const ConstTensorView& rounded) {
-    if (!first) {
-      kernels::accumulate(compute_, rounded, sum);
-    } else if (rounded.data != sum.data) {
-      kernels::cast(compute_, rounded, sum);
-    }
-  };
-  if (gradient.dtype == communication) return add(gradient);
-  StepBuffer sent = arena_.acquire(gradient.elements() * size_of(communication), Category::communication,
-                                   flat.name + " rounded");
-  for (const Event& event : sent.ready()) compute_.wait(event);
-  const TensorView rounded{sent.data(), communication, gradient.shape};
-  kernels::cast(compute_, gradient, rounded);
-  add(rounded);
-  sent.release(compute_.record());
+TensorView GradientReducer::accumulator_of(const FlatBuffer& flat, bool of_last_use) const {
+  return {of_last_use ? flat.last_use_gradients.data() : flat.gradients_data(),
+          store_.residency().precision().accumulation, Shape{flat.layout.padded_elements()}};
 }
 
-StepBuffer GradientReducer::sum_of_uses(Target& first, Target& last, const FlatBuffer& flat) {
-  const Shape elements{flat.layout.padded_elements()};
-  StepBuffer memory = acquire_sum(flat, flat.name + " sum of uses");
-  const TensorView sum{memory.data(), DataType::float32, elements};
-  const DataType accumulation = store_.residency().precision().accumulation;
+StepBuffer GradientReducer::sum_of_uses(const std::array<Target*, 2>& uses, const FlatBuffer& flat) {
+  const DataType communication = store_.residency().precision().communication;
   const bool at_boundary = store_.residency().policy(flat) == ReductionPolicy::boundary;
-  add_rounded(flat,
-              at_boundary ? ConstTensorView(flat.gradients_data(), accumulation, elements)
-                          : ConstTensorView(first.slot.data(), DataType::float32, elements),
-              sum, true);
-  add_rounded(flat,
-              at_boundary ? ConstTensorView(flat.last_use_gradients.data(), accumulation, elements)
-                          : ConstTensorView(last.slot.data(), DataType::float32, elements),
-              sum, false);
-  first.slot.release(compute_.record());
-  last.slot.release(compute_.record());
+  StepBuffer memory = acquire_sum(flat, flat.name + " sum of uses");
+  const TensorView sum{memory.data(), DataType::float32, Shape{flat.layout.padded_elements()}};
+  for (std::size_t use = 0; use < uses.size(); ++use) {
+    TensorView gradient = at_boundary ? accumulator_of(flat, use == 1)
+                                      : TensorView{uses[use]->slot.data(), DataType::float32, sum.shape};
+    StepBuffer rounded;
+    if (gradient.dtype != communication) {
+      rounded =
+          acquire(sum.elements() * size_of(communication), Category::communication, flat.name + " rounded");
+      const TensorView to{rounded.data(), communication, sum.shape};
+      kernels::cast(compute_, gradient, to);
+      gradient = to;
+    }
+    if (use == 0) {
+      kernels::cast(compute_, gradient, sum);
+    } else {
+      kernels::accumulate(compute_, gradient, sum);
+    }
+    rounded.release(compute_.record());
+  }
+  for (Target* target : uses) target->slot.release(compute_.record());
   return memory;
 }
 
@@ -315,30 +290,29 @@ void GradientReducer::drop(std::int64_t micro_batch, int unit) noexcept {
 }
 
 void GradientReducer::take_transient_gradients(FlatBuffer& flat) {
+  if (!store_.residency().transient_gradients(flat) || flat.transient_gradients) return;
   const std::int64_t elements = store_.residency().gradients_range(flat).size();
-  flat.transient_gradients = arena_.acquire(elements * size_of(store_.residency().precision().accumulation),
-                                            Category::gradients, flat.name + " reduced gradients");
-  for (const Event& event : flat.transient_gradients.ready()) compute_.wait(event);
+  flat.transient_gradients = acquire(elements * size_of(store_.residency().precision().accumulation),
+                                     Category::gradients, flat.name + " reduced gradients");
 }
 
 void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat, std::int64_t micro_batch,
                              bool last) {
   const Residency& residency = store_.residency();
-  const std::int64_t elements = flat.layout.padded_elements();
+  const Shape elements{flat.layout.padded_elements()};
   const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
-  const DataType accumulation = store_.residency().precision().accumulation;
-  char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
+  char& accumulated = accumulated_[0][static_cast<std::size_t>(flat.trainable_index)];
 
-  if (residency.transient_gradients(flat) && !flat.transient_gradients) take_transient_gradients(flat);
-  TensorView source{target.slot.data(), DataType::float32, Shape{elements}};
+  take_transient_gradients(flat);
+  TensorView source{target.slot.data(), DataType::float32, elements};
   if (reduce_once) {
     if (!flat.sums_uses()) accumulate(target, flat, false);
     if (!last) return;
-    source = {flat.gradients_data(), accumulation, Shape{elements}};
+    source = accumulator_of(flat, false);
   }
   if (flat.sums_uses()) {
-    target.slot = sum_of_uses(target, last_use, flat);
-    source = {target.slot.data(), DataType::float32, Shape{elements}};
+    target.slot = sum_of_uses({&target, &last_use}, flat);
+    source = {target.slot.data(), DataType::float32, elements};
   }
 
   if (scalars_.has_pieces()) {
@@ -353,8 +327,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   ConstTensorView sent = source;
   StepBuffer rounded, received;
   if (bytes.sent > 0) {
-    rounded = arena_.acquire(bytes.sent, Category::communication, flat.name + " communication");
-    for (const Event& event : rounded.ready()) compute_.wait(event);
+    rounded = acquire(bytes.sent, Category::communication, flat.name + " communication");
     sent = exchange.round(compute_, flat, source, rounded.data());
     if (bytes.received > 0) {
       received = arena_.acquire(bytes.received, Category::communication, flat.name + " received blocks");

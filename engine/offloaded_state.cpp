@@ -25,8 +25,9 @@ void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int6
   stream.recorder()->add(stream.lane(), std::move(work));
 }
 
-HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
-  HostSlot& slot = slots[next];
+template <class Slot>
+Slot& take(std::vector<Slot>& slots, std::size_t& next) {
+  Slot& slot = slots[next];
   next = (next + 1) % slots.size();
   return slot;
 }
@@ -218,8 +219,7 @@ const ShardSlice& OffloadedState::open_weights(FlatBuffer& flat, const ShardSlic
   Stream& worker = *slice.stream;
   void* data = nullptr;
   if (!slice.on_host) {
-    open_.device = &device_weights_[next_device_weights_];
-    next_device_weights_ = (next_device_weights_ + 1) % device_weights_.size();
+    open_.device = &take(device_weights_, next_device_weights_);
     worker.wait(open_.device->free);
     data = open_.device->memory.data();
   } else if (flat.parameters_tier != OffloadTier::cpu) {
@@ -386,21 +386,23 @@ void OffloadedState::await_updates() {
   host_->synchronize();
 }
 
+std::int64_t OffloadedState::place_of(const FlatBuffer& flat, std::int64_t element) const {
+  return flat.parameters_offset + (element - flat.shard().begin) * size_of(config_.precision.compute);
+}
+
 void OffloadedState::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
-  const std::int64_t width = size_of(config_.precision.compute);
   disk_writes_->synchronize();
   if (simulated()) return;
-  io_->wait(io_->read(swap_->file(), flat.parameters_offset + (range.begin - flat.shard().begin) * width, to,
-                      range.size() * width));
+  io_->wait(io_->read(swap_->file(), place_of(flat, range.begin), to,
+                      range.size() * size_of(config_.precision.compute)));
 }
 
 void OffloadedState::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
-  const std::int64_t width = size_of(config_.precision.compute);
   disk_writes_->synchronize();
   disk_reads_->synchronize();
   if (simulated()) return;
-  io_->wait(io_->write(swap_->file(), flat.parameters_offset + (range.begin - flat.shard().begin) * width,
-                       from, range.size() * width));
+  io_->wait(io_->write(swap_->file(), place_of(flat, range.begin), from,
+                       range.size() * size_of(config_.precision.compute)));
 }
 
 // --- Reports --------------------------------------------------------------------------------------------

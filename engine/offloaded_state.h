@@ -119,6 +119,8 @@ class OffloadedState {
     DeviceSlot* device = nullptr;
     std::shared_ptr<double> begun;  ///< when its work on the host began, in seconds
   };
+  /// In the swap file, of parameters on the nvme tier.
+  std::int64_t place_of(const FlatBuffer& flat, std::int64_t element) const;
   const ShardSlice& open_weights(FlatBuffer& flat, const ShardSlice& slice);
   void close_weights();
   /// The slice of an open tile of `flat`.

@@ -12,11 +12,6 @@ namespace {
 using kernels::quantized_block;
 using kernels::quantized_bytes;
 
-TensorView elements_of(const ConstTensorView& view, std::int64_t first, std::int64_t count) {
-  return {static_cast<std::byte*>(const_cast<void*>(view.data)) + first * size_of(view.dtype), view.dtype,
-          Shape{count}};
-}
-
 std::byte* at(const void* blocks, std::int64_t elements) {
   return static_cast<std::byte*>(const_cast<void*>(blocks)) + quantized_bytes(elements);
 }
@@ -39,7 +34,7 @@ void finish(Stream& stream) noexcept {
 // --- Gradients ------------------------------------------------------------------------------------------
 
 BlockGradients::BlockGradients(const Config& config, Device& device, TraceRecorder* trace)
-    : config_(config), summing_(make_stream(device, "quantized sums", trace)) {}
+    : GradientExchange(config), summing_(make_stream(device, "quantized sums", trace)) {}
 
 BlockGradients::~BlockGradients() {
   finish(*summing_);
@@ -59,8 +54,8 @@ GradientExchange::Bytes BlockGradients::bytes(const FlatBuffer& flat, DataType /
           ranks == 1 ? 0 : ranks * quantized_bytes(slice_elements(flat))};
 }
 
-ConstTensorView BlockGradients::round(Stream& stream, const FlatBuffer& flat,
-                                      const ConstTensorView& gradients, void* memory) const {
+ConstTensorView BlockGradients::round(Stream& stream, const FlatBuffer& flat, const TensorView& gradients,
+                                      void* memory) const {
   const int ranks = flat.layout.ranks();
   const std::int64_t shard = flat.layout.shard_elements(), slice = slice_elements(flat);
   if (slice == shard) {
@@ -69,7 +64,8 @@ ConstTensorView BlockGradients::round(Stream& stream, const FlatBuffer& flat,
     for (std::int64_t begin = 0; begin < shard; begin += slice) {
       const std::int64_t count = std::min(slice, shard - begin);
       for (int rank = 0; rank < ranks; ++rank) {
-        kernels::quantize(stream, elements_of(gradients, rank * shard + begin, count),
+        const std::int64_t first = rank * shard + begin;
+        kernels::quantize(stream, part_of(gradients, 0, {first, first + count}),
                           at(memory, ranks * begin + rank * count));
       }
     }
@@ -80,7 +76,7 @@ ConstTensorView BlockGradients::round(Stream& stream, const FlatBuffer& flat,
 void BlockGradients::reduce(FlatBuffer& flat, const ConstTensorView& sent, void* received,
                             const TensorView& out, const GradientSum& sum, std::vector<Event> ready,
                             const OperationLabel& label) {
-  const ReductionOptions options = options_of(sum, flat, config_);
+  const ReductionOptions options = options_of(sum, flat);
   const int ranks = flat.layout.ranks();
   const std::int64_t shard = out.elements(), slice = slice_elements(flat);
   for (std::int64_t begin = 0; begin < shard; begin += slice) {
@@ -93,7 +89,7 @@ void BlockGradients::reduce(FlatBuffer& flat, const ConstTensorView& sent, void*
     }
     for (const Event& event : ready) summing_->wait(event);
     kernels::quantized_sum(*summing_, ranks > 1 ? received : blocks, std::min(options.givers, ranks),
-                           options.group_size, options.accumulate, elements_of(out, begin, count));
+                           options.group_size, options.accumulate, part_of(out, 0, {begin, begin + count}));
     flat.reduce_done = summing_->record();
     ready = {flat.reduce_done};
   }
@@ -102,17 +98,13 @@ void BlockGradients::reduce(FlatBuffer& flat, const ConstTensorView& sent, void*
 // --- Weights --------------------------------------------------------------------------------------------
 
 BlockWeights::BlockWeights(const Config& config, Device& device, TraceRecorder* trace)
-    : PlainWeights(config),
+    : WeightExchange(config),
       packing_(make_stream(device, "quantize", trace)),
       unpacking_(make_stream(device, "dequantize", trace)) {}
 
 BlockWeights::~BlockWeights() {
   finish(*packing_);
   finish(*unpacking_);
-}
-
-void BlockWeights::expect(std::int64_t elements) {
-  largest_ = std::max(largest_, elements);
 }
 
 void BlockWeights::allocate(MemoryResource& memory) {
@@ -124,7 +116,7 @@ void BlockWeights::allocate(MemoryResource& memory) {
 
 void BlockWeights::gather(FlatBuffer& flat, const ConstTensorView& own, const TensorView& whole,
                           std::span<const Event> ready, bool training, const OperationLabel& label) {
-  if (!training) return PlainWeights::gather(flat, own, whole, ready, training, label);
+  if (!training) return WeightExchange::gather(flat, own, whole, ready, training, label);
   Slot& slot = slots_[next_slot_];
   next_slot_ = (next_slot_ + 1) % slots_.size();
   const std::int64_t count = own.elements();

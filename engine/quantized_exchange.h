@@ -4,6 +4,7 @@
 /// number of ranks, bucket and stage. A rank reads its own elements back from their blocks too. Private to
 /// engine/.
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -26,7 +27,7 @@ class BlockGradients final : public GradientExchange {
 
   Bytes bytes(const FlatBuffer& flat, DataType dtype) const override;
   /// Blocks in the order in which reduce() sends them.
-  ConstTensorView round(Stream& stream, const FlatBuffer& flat, const ConstTensorView& gradients,
+  ConstTensorView round(Stream& stream, const FlatBuffer& flat, const TensorView& gradients,
                         void* memory) const override;
   void reduce(FlatBuffer& flat, const ConstTensorView& sent, void* received, const TensorView& out,
               const GradientSum& sum, std::vector<Event> ready, const OperationLabel& label) override;
@@ -36,12 +37,11 @@ class BlockGradients final : public GradientExchange {
   /// as that is a block for each.
   std::int64_t slice_elements(const FlatBuffer& flat) const;
 
-  const Config& config_;
   std::unique_ptr<Stream> summing_;
 };
 
 /// Training reads weights as their blocks say them, everything else as they are.
-class BlockWeights final : public PlainWeights {
+class BlockWeights final : public WeightExchange {
  public:
   /// As above.
   BlockWeights(const Config& config, Device& device, TraceRecorder* trace);
@@ -49,7 +49,7 @@ class BlockWeights final : public PlainWeights {
   ~BlockWeights() override;
 
   /// Before allocate(): some flat buffer has so many elements.
-  void expect(std::int64_t elements);
+  void expect(std::int64_t elements) { largest_ = std::max(largest_, elements); }
   void allocate(MemoryResource& memory) override;
   bool rounds() const override { return true; }
   void gather(FlatBuffer& flat, const ConstTensorView& own, const TensorView& whole,

@@ -266,32 +266,27 @@ void StateStore::await_gathers(const FlatBuffer& flat) {
   flat.shard_ready.wait();
 }
 
-void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
-  const std::int64_t bytes = range.size() * size_of(residency_.precision().compute);
+void StateStore::await_parameters(const FlatBuffer& flat) {
   await_gathers(flat);
-  if (offload_) offload_->await_updates();
-  if (flat.parameters_tier == OffloadTier::nvme) {
-    offload_->read_parameters(flat, range, to);
-    return;
+  if (!offload_) return;
+  offload_->await_updates();
+  for (Stream* stream : {&offload_->link().to_host_stream(), &offload_->link().from_host_stream()}) {
+    stream->synchronize();
   }
-  if (offload_)
-    offload_->link().to_host_stream().synchronize();  // of weights that were updated on the device
-  read(to, residency_.parameters(flat, range).data, bytes, flat.parameters_tier == OffloadTier::cpu);
+}
+
+void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
+  await_parameters(flat);
+  if (flat.parameters_tier == OffloadTier::nvme) return offload_->read_parameters(flat, range, to);
+  const TensorView from = residency_.parameters(flat, range);
+  read(to, from.data, from.bytes(), flat.parameters_tier == OffloadTier::cpu);
 }
 
 void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
-  const std::int64_t bytes = range.size() * size_of(residency_.precision().compute);
-  await_gathers(flat);
-  if (offload_) offload_->await_updates();
-  if (flat.parameters_tier == OffloadTier::nvme) {
-    offload_->write_parameters(flat, range, from);
-    return;
-  }
-  if (offload_) {
-    offload_->link().to_host_stream().synchronize();
-    offload_->link().from_host_stream().synchronize();
-  }
-  write(residency_.parameters(flat, range).data, from, bytes, flat.parameters_tier == OffloadTier::cpu);
+  await_parameters(flat);
+  if (flat.parameters_tier == OffloadTier::nvme) return offload_->write_parameters(flat, range, from);
+  const TensorView to = residency_.parameters(flat, range);
+  write(to.data, from, to.bytes(), flat.parameters_tier == OffloadTier::cpu);
 }
 
 void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
@@ -304,11 +299,10 @@ void StateStore::publish(FlatBuffer& flat, const char* phase) {
   await_gathers(flat);
   if (residency_.offloaded(flat)) {
     visit(flat, kept, Access::read, [&](const ShardSlice& slice) { offload_->publish(flat, slice); });
-    gather_updated(flat, phase);
-    return;
+  } else {
+    restore_weights(flat);
+    flat.shard_ready = compute_.record();
   }
-  restore_weights(flat);
-  flat.shard_ready = compute_.record();
   gather_updated(flat, phase);
 }
 

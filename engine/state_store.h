@@ -66,7 +66,6 @@ class StateStore {
   }
   /// Index of a tensor; throws InvalidArgument, with the closest match, when there is none of this name.
   int find_tensor(std::string_view name) const;
-  bool has_tensor(const std::string& name) const { return tensor_index_.contains(name); }
   /// Position of a tensor in its unit; throws InvalidArgument naming the unit's tensors.
   int index_in_unit(int unit, std::string_view tensor) const;
   /// The tensor at a position of its unit; throws InvalidArgument when there is none.
@@ -135,6 +134,8 @@ class StateStore {
   void allocate(FlatBuffer& flat);
   /// Waits until no gather reads or writes the weights, so that the host may.
   static void await_gathers(const FlatBuffer& flat);
+  /// The same, and until weights on their way between device and host are where they live.
+  void await_parameters(const FlatBuffer& flat);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   StateResources resources_;

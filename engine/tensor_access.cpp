@@ -241,7 +241,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   if (!reduced) {
     // Reduced as the end of the step would reduce it.
     const Shape whole{flat.layout.padded_elements()};
-    const ConstTensorView accumulated{flat.gradients_data(), accumulation, whole};
+    const TensorView accumulated{flat.gradients_data(), accumulation, whole};
     GradientExchange& exchange = flat.gradients_over->in_group();
     const GradientExchange::Bytes bytes = exchange.bytes(flat, accumulation);
     const auto memory = [&](std::int64_t size) {
