@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "engine/exchange.h"
 #include "engine/initial_weights.h"
 #include "engine/offloaded_state.h"
 #include "engine/start_notes.h"
@@ -64,17 +65,20 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       data_ranks(runtime_in.mesh().data_ranks()),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      store(config,
-            lay_out(model, groups, *optimizer, runtime.mesh(), stages, world.rank(),
-                    [this](const Placement& placement, int buffer) { return ranks_of(placement, buffer); }),
-            {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
+      store(Residency(config),
+            with_exchanges(lay_out(model, groups, *optimizer, runtime.mesh(), stages, world.rank(),
+                                   [this](const Placement& placement, int buffer) {
+                                     return ranks_of(placement, buffer);
+                                   }),
+                           config, runtime.device(), *arena, runtime.trace()),
+            {runtime.device(), memory, runtime.memory(Tier::host)}),
       formulas(config, model, store, updater),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
                runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, rank), runtime.mesh(),
                runtime.device(), *arena),
-      gatherer(store, config, *arena, compute, recorder.exposed()),
-      reducer(store, config, *arena, compute, runtime.ledger(), scalars),
+      gatherer(store, GatherOptions(config), *arena, compute, recorder.exposed()),
+      reducer(store, *arena, compute, runtime.ledger(), scalars, config.overlap),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
       micro_batches(store.units().size()) {
   for (const auto& [group, axis] :
@@ -221,7 +225,7 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
     recorder.next_micro_batch(shape);
   }
   // A rule with sums goes through its state once before the update.
-  if (last && store.offload() != nullptr && !updater.has_sums()) store.offload()->read_ahead();
+  if (last && store.offload() != nullptr && !updater.has_sums()) store.offload()->begin_update();
   reducer.begin_micro_batch(number);
   if (!gatherer.in_sequence()) gatherer.begin_sequence(Program::train, !one_sequence && !last);
   if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().begin();

@@ -22,6 +22,9 @@
 
 namespace tranche::detail {
 
+class GradientExchange;
+class WeightExchange;
+
 /// Bytes that so many elements (whole blocks) take in all states.
 inline std::int64_t state_bytes(std::span<const OptimizerStateTensor> states, std::int64_t elements) {
   std::int64_t bytes = 0;
@@ -101,6 +104,10 @@ struct FlatBuffer {
   Buffer last_use_gradients;
   StepBuffer transient_gradients;  ///< in place of `gradients` where one micro-batch makes the step
 
+  // The way to and from other ranks (with_exchanges()).
+  std::shared_ptr<GradientExchange> gradients_over;  ///< null for frozen tensors
+  std::shared_ptr<WeightExchange> weights;
+
   // The order of work on the buffer.
   Event gather_done;  ///< the last gather of the weights: they are whole here, and no peer reads the shard
   Event shard_ready;  ///< this rank's shard holds the newest weights
@@ -130,10 +137,6 @@ struct FlatBuffer {
   /// True when this rank holds nothing of it: no rank does, as it has no tensors, or other ranks do.
   bool empty() const { return group == nullptr || layout.padded_elements() == 0; }
   void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
-  /// Gathers the shards of all ranks of the group, of which `whole` holds this rank's in its place.
-  /// Collective over the group; runs behind `ready`.
-  Event all_gather(void* whole, DataType dtype, std::int64_t bucket_elements, std::span<const Event> ready,
-                   const OperationLabel& label) const;
 };
 
 /// A unit of gathering and its flat buffers.

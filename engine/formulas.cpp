@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "engine/quantized_exchange.h"
+#include "engine/exchange.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/quantization.h"
 
@@ -176,7 +176,6 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
     std::int64_t whole_elements = 0;
     for (const FlatBuffer& flat : unit.buffers) {
       if (flat.empty()) continue;
-      const int ranks = flat.layout.ranks();
       const std::int64_t elements = flat.layout.padded_elements();
       bytes += residency.parameters_range(flat).size() * compute_bytes;
       if (!residency.whole_parameters(flat)) whole_elements += elements;
@@ -186,20 +185,11 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const std::int64_t kept = residency.optimizer_range(flat).size();
       bytes += residency.separate_master(flat) ? bytes_of(residency.master_type(flat), kept) : 0;
       bytes += state_bytes(flat.states, kept);
-      // Kernels add into a slot of their own unless the accumulator itself can be one; what is sent is a copy
-      // unless it is in the communication dtype already, or rounded on the way into the main gradient, by a
-      // rank alone.
+      // Kernels add into a slot of their own unless the accumulator itself can be one.
       const bool slot = !boundary || precision.accumulation != DataType::float32;
       const DataType source = boundary ? precision.accumulation : DataType::float32;
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
-      const bool copied = source != precision.communication && !(ranks == 1 && source == DataType::float32);
-      const std::int64_t sent =
-          residency.quantizes_gradients(flat)
-              ? kernels::quantized_bytes(elements) +
-                    QuantizedExchange::received_bytes(flat.layout.shard_elements(), ranks,
-                                                      config_.reduce_bucket_elements)
-          : copied ? elements * size_of(precision.communication)
-                   : 0;
+      const GradientExchange::Bytes travels = flat.gradients_over->bytes(flat, source);
       const std::int64_t of_replica = flat.replicas == nullptr || residency.sums_replicas_once(flat)
                                           ? 0
                                           : flat.layout.shard_elements() * size_of(DataType::float32);
@@ -207,8 +197,8 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       // last.
       const bool stays = unit.uses_per_micro_batch() > 1;
       if (stays) tied += elements * slot_bytes;
-      largest_reduction =
-          std::max(largest_reduction, elements * (stays ? 0 : slot_bytes) + sent + of_replica);
+      largest_reduction = std::max(largest_reduction, elements * (stays ? 0 : slot_bytes) + travels.sent +
+                                                          travels.received + of_replica);
       if (config_.quantized_weights) {
         largest_blocks = std::max(largest_blocks, kernels::quantized_bytes(elements));
       }

@@ -3,26 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "engine/exchange.h"
 #include "engine/offloaded_state.h"
-#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/quantization.h"
 
 namespace tranche::detail {
 
-GradientReducer::GradientReducer(StateStore& store, const Config& config, StepArena& arena, Stream& compute,
-                                 Ledger& ledger, const StepScalars& scalars)
-    : store_(store),
-      config_(config),
-      arena_(arena),
-      compute_(compute),
-      ledger_(ledger),
-      scalars_(scalars),
-      accumulated_(store.trainable().size(), 0),
-      accumulated_last_use_(store.trainable().size(), 0),
-      direct_(store.trainable().size()),
-      direct_last_use_(store.trainable().size()) {}
+GradientReducer::GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
+                                 const StepScalars& scalars, bool overlap)
+    : store_(store), arena_(arena), compute_(compute), ledger_(ledger), scalars_(scalars), overlap_(overlap) {
+  for (std::vector<Target>& direct : direct_) direct.resize(store.trainable().size());
+  begin_step();
+}
 
 // --- Micro-batches --------------------------------------------------------------------------------------
 
@@ -30,8 +23,7 @@ void GradientReducer::begin_micro_batch(std::int64_t micro_batch) {
   MicroBatch& uses = open_[micro_batch];
   uses.resize(store_.units().size());
   for (std::size_t u = 0; u < uses.size(); ++u) {
-    uses[u].targets.resize(store_.units()[u].buffers.size());
-    uses[u].last_uses.resize(store_.units()[u].buffers.size());
+    for (std::vector<Target>& targets : uses[u].targets) targets.resize(store_.units()[u].buffers.size());
   }
 }
 
@@ -69,15 +61,14 @@ void GradientReducer::end_micro_batch(std::int64_t micro_batch, bool last) {
       FlatBuffer& flat = unit.buffers[b];
       if (!flat.trainable || flat.empty() || flat.stages == 1) continue;
       UnitUses& uses = at(micro_batch)[u];
-      reduce(target_of(uses, flat, static_cast<int>(b)), uses.last_uses[b], flat, micro_batch, last);
+      reduce(target_of(uses, flat, static_cast<int>(b)), uses.targets[1][b], flat, micro_batch, last);
     }
   }
   open_.erase(micro_batch);
 }
 
 void GradientReducer::begin_step() {
-  std::fill(accumulated_.begin(), accumulated_.end(), 0);
-  std::fill(accumulated_last_use_.begin(), accumulated_last_use_.end(), 0);
+  for (std::vector<char>& accumulated : accumulated_) accumulated.assign(store_.trainable().size(), 0);
 }
 
 void GradientReducer::abandon_step() {
@@ -134,13 +125,9 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
     Target& target = target_of(uses, flat, static_cast<int>(b));
     if (store_.residency().direct_accumulation(flat)) {
       // First use of the step: nothing has been added yet.
-      char& accumulated = uses.of_last(flat) ? accumulated_last_use_[position] : accumulated_[position];
-      if (accumulated != 0) continue;
-      if (store_.residency().transient_gradients(flat) && !flat.transient_gradients) {
-        take_transient_gradients(flat);
-      }
-      target.accumulator = uses.of_last(flat) ? flat.last_use_gradients.data() : flat.gradients_data();
-      accumulated = 1;
+      if (std::exchange(accumulated_[uses.of_last(flat) ? 1 : 0][position], 1) != 0) continue;
+      take_transient_gradients(flat);
+      target.accumulator = accumulator_of(flat, uses.of_last(flat)).data;
     } else {
       target.slot = acquire_sum(flat, unit.name + " gradients");
     }
@@ -149,18 +136,19 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
 }
 
 StepBuffer GradientReducer::acquire_sum(const FlatBuffer& flat, std::string_view tag) {
-  StepBuffer sum =
-      arena_.acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients, tag);
-  for (const Event& event : sum.ready()) compute_.wait(event);
-  return sum;
+  return acquire(flat.layout.padded_elements() * size_of(DataType::float32), Category::gradients, tag);
+}
+
+StepBuffer GradientReducer::acquire(std::int64_t bytes, Category category, std::string_view tag) {
+  StepBuffer memory = arena_.acquire(bytes, category, tag);
+  for (const Event& event : memory.ready()) compute_.wait(event);
+  return memory;
 }
 
 GradientReducer::Target& GradientReducer::target_of(UnitUses& uses, const FlatBuffer& flat, int buffer) {
   const auto index = static_cast<std::size_t>(flat.trainable_index), b = static_cast<std::size_t>(buffer);
-  if (store_.residency().direct_accumulation(flat)) {
-    return uses.of_last(flat) ? direct_last_use_[index] : direct_[index];
-  }
-  return uses.of_last(flat) ? uses.last_uses[b] : uses.targets[b];
+  const std::size_t use = uses.of_last(flat) ? 1 : 0;
+  return store_.residency().direct_accumulation(flat) ? direct_[use][index] : uses.targets[use][b];
 }
 
 TensorView GradientReducer::range_of(const Target& target, std::int64_t position, std::int64_t elements) {
@@ -202,9 +190,8 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
     StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
     if (!scratch) {
       // No gradient, which a frozen tensor has none of: what a kernel computes along with another one's.
-      scratch = arena_.acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
-                               tensor.name + " frozen scratch");
-      for (const Event& event : scratch.ready()) compute_.wait(event);
+      scratch = acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
+                        tensor.name + " frozen scratch");
       kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.shape});
     }
     return {scratch.data(), DataType::float32, tensor.shape};
@@ -246,67 +233,54 @@ void GradientReducer::submit(std::int64_t micro_batch, int index, bool last) {
     if (flat.sums_uses() && store_.residency().policy(flat) == ReductionPolicy::boundary) {
       accumulate(target, flat, uses.of_last(flat));
     }
-    if (complete && flat.stages == 1) reduce(target, uses.last_uses[b], flat, micro_batch, last);
+    if (complete && flat.stages == 1) reduce(target, uses.targets[1][b], flat, micro_batch, last);
     ledger_.set_phase("backward", unit.name);
   }
 }
 
 void GradientReducer::accumulate(Target& target, FlatBuffer& flat, bool of_last_use) {
   if (store_.residency().direct_accumulation(flat)) return;
+  take_transient_gradients(flat);
+  const TensorView accumulator = accumulator_of(flat, of_last_use);
+  const TensorView source{target.slot.data(), DataType::float32, accumulator.shape};
   const auto index = static_cast<std::size_t>(flat.trainable_index);
-  char& accumulated = of_last_use ? accumulated_last_use_[index] : accumulated_[index];
-  if (!of_last_use && store_.residency().transient_gradients(flat) && !flat.transient_gradients) {
-    take_transient_gradients(flat);
-  }
-  const Shape elements{flat.layout.padded_elements()};
-  const TensorView source{target.slot.data(), DataType::float32, elements};
-  const TensorView accumulator{of_last_use ? flat.last_use_gradients.data() : flat.gradients_data(),
-                               config_.precision.accumulation, elements};
-  if (accumulated != 0) {
+  if (std::exchange(accumulated_[of_last_use ? 1 : 0][index], 1) != 0) {
     kernels::accumulate(compute_, source, accumulator);
   } else {
     kernels::cast(compute_, source, accumulator);
   }
-  accumulated = 1;
   target.slot.release(compute_.record());
 }
 
-void GradientReducer::add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient,
-                                  const TensorView& sum, bool first) {
-  const DataType communication = config_.precision.communication;
-  const auto add = [&](const ConstTensorView& rounded) {
-    if (!first) {
-      kernels::accumulate(compute_, rounded, sum);
-    } else if (rounded.data != sum.data) {
-      kernels::cast(compute_, rounded, sum);
-    }
-  };
-  if (gradient.dtype == communication) return add(gradient);
-  StepBuffer sent = arena_.acquire(gradient.elements() * size_of(communication), Category::communication,
-                                   flat.name + " rounded");
-  for (const Event& event : sent.ready()) compute_.wait(event);
-  const TensorView rounded{sent.data(), communication, gradient.shape};
-  kernels::cast(compute_, gradient, rounded);
-  add(rounded);
-  sent.release(compute_.record());
+TensorView GradientReducer::accumulator_of(const FlatBuffer& flat, bool of_last_use) const {
+  return {of_last_use ? flat.last_use_gradients.data() : flat.gradients_data(),
+          store_.residency().precision().accumulation, Shape{flat.layout.padded_elements()}};
 }
 
-StepBuffer GradientReducer::sum_of_uses(Target& first, Target& last, const FlatBuffer& flat) {
-  const Shape elements{flat.layout.padded_elements()};
-  StepBuffer memory = acquire_sum(flat, flat.name + " sum of uses");
-  const TensorView sum{memory.data(), DataType::float32, elements};
-  const DataType accumulation = config_.precision.accumulation;
+StepBuffer GradientReducer::sum_of_uses(const std::array<Target*, 2>& uses, const FlatBuffer& flat) {
+  const DataType communication = store_.residency().precision().communication;
   const bool at_boundary = store_.residency().policy(flat) == ReductionPolicy::boundary;
-  add_rounded(flat,
-              at_boundary ? ConstTensorView(flat.gradients_data(), accumulation, elements)
-                          : ConstTensorView(first.slot.data(), DataType::float32, elements),
-              sum, true);
-  add_rounded(flat,
-              at_boundary ? ConstTensorView(flat.last_use_gradients.data(), accumulation, elements)
-                          : ConstTensorView(last.slot.data(), DataType::float32, elements),
-              sum, false);
-  first.slot.release(compute_.record());
-  last.slot.release(compute_.record());
+  StepBuffer memory = acquire_sum(flat, flat.name + " sum of uses");
+  const TensorView sum{memory.data(), DataType::float32, Shape{flat.layout.padded_elements()}};
+  for (std::size_t use = 0; use < uses.size(); ++use) {
+    TensorView gradient = at_boundary ? accumulator_of(flat, use == 1)
+                                      : TensorView{uses[use]->slot.data(), DataType::float32, sum.shape};
+    StepBuffer rounded;
+    if (gradient.dtype != communication) {
+      rounded =
+          acquire(sum.elements() * size_of(communication), Category::communication, flat.name + " rounded");
+      const TensorView to{rounded.data(), communication, sum.shape};
+      kernels::cast(compute_, gradient, to);
+      gradient = to;
+    }
+    if (use == 0) {
+      kernels::cast(compute_, gradient, sum);
+    } else {
+      kernels::accumulate(compute_, gradient, sum);
+    }
+    rounded.release(compute_.record());
+  }
+  for (Target* target : uses) target->slot.release(compute_.record());
   return memory;
 }
 
@@ -316,154 +290,72 @@ void GradientReducer::drop(std::int64_t micro_batch, int unit) noexcept {
 }
 
 void GradientReducer::take_transient_gradients(FlatBuffer& flat) {
+  if (!store_.residency().transient_gradients(flat) || flat.transient_gradients) return;
   const std::int64_t elements = store_.residency().gradients_range(flat).size();
-  flat.transient_gradients = arena_.acquire(elements * size_of(config_.precision.accumulation),
-                                            Category::gradients, flat.name + " reduced gradients");
-  for (const Event& event : flat.transient_gradients.ready()) compute_.wait(event);
-}
-
-GradientReducer::Sent GradientReducer::round(Target& target, FlatBuffer& flat, const TensorView& source) {
-  // Rounded once, to the communication dtype or to blocks; nothing is copied when it is in that dtype
-  // already, or when the communicator rounds on the way into the main gradient.
-  const DataType communication = config_.precision.communication;
-  const std::int64_t elements = source.elements();
-  Sent sent;
-  sent.values = source;
-  if (flat.sums_uses()) return sent;  // a sum of what was rounded
-  const bool quantizes = store_.residency().quantizes_gradients(flat);
-  if (!quantizes && flat.group->rounds(source.dtype, communication)) return sent;
-  const std::int64_t bytes =
-      quantizes ? kernels::quantized_bytes(elements) : elements * size_of(communication);
-  sent.rounded = arena_.acquire(bytes, Category::communication, flat.name + " communication");
-  for (const Event& event : sent.rounded.ready()) compute_.wait(event);
-  if (quantizes) {
-    const int ranks = flat.group->size();
-    QuantizedExchange::pack(compute_, source, ranks, config_.reduce_bucket_elements, sent.rounded.data());
-    if (ranks > 1) {
-      sent.received = arena_.acquire(QuantizedExchange::received_bytes(flat.layout.shard_elements(), ranks,
-                                                                       config_.reduce_bucket_elements),
-                                     Category::communication, flat.name + " received blocks");
-    }
-  } else {
-    const TensorView to{sent.rounded.data(), communication, Shape{elements}};
-    kernels::cast(compute_, source, to);
-    sent.values = to;
-  }
-  target.slot.release(compute_.record());
-  return sent;
-}
-
-void GradientReducer::reduce_in_group(FlatBuffer& flat, const Sent& sent, const TensorView& out,
-                                      const ReductionOptions& options, std::vector<Event> ready,
-                                      const OperationLabel& label) {
-  if (!store_.residency().quantizes_gradients(flat)) {
-    flat.reduce_done = flat.group->reduce_scatter(sent.values.data, sent.values.dtype, out.data, out.dtype,
-                                                  out.elements(), options, ready, label);
-    return;
-  }
-  ready.insert(ready.end(), sent.received.ready().begin(), sent.received.ready().end());
-  store_.quantized()->reduce(*flat.group, sent.rounded.data(), sent.received.data(), out, options,
-                             std::move(ready), label, flat.reduce_done);
-}
-
-void GradientReducer::reduce_over_replicas(FlatBuffer& flat, const Sent& sent,
-                                           const ReductionOptions& options, std::vector<Event> ready,
-                                           bool last, const OperationLabel& label) {
-  // The group's sum, in fp32, is added up over the replicas in their order, each of which keeps what it owns;
-  // with a reduction group of the group's size these are the bits of one reduction over all of them.
-  const Residency& residency = store_.residency();
-  const DataType accumulation = config_.precision.accumulation;
-  const bool once = residency.sums_replicas_once(flat);
-  ReductionOptions inner = options, outer = options;
-  outer.givers = flat.replicas->size();
-  StepBuffer of_replica;
-  TensorView sum;
-  if (once) {
-    sum = residency.gradients(flat, flat.shard());
-  } else {
-    of_replica = arena_.acquire(flat.layout.shard_elements() * size_of(DataType::float32),
-                                Category::communication, flat.name + " replica's sum");
-    sum = {of_replica.data(), DataType::float32, Shape{flat.layout.shard_elements()}};
-    ready.insert(ready.end(), of_replica.ready().begin(), of_replica.ready().end());
-    inner.accumulate = false;
-  }
-  reduce_in_group(flat, sent, sum, inner, std::move(ready), label);
-  if (once && !last) return;
-  if (once) outer.accumulate = false;
-  outer.group_size = flat.replicas->size();
-  outer.round_to = std::nullopt;
-  const TensorView own = residency.gradients(flat, flat.owned());
-  const std::vector<Event> reduced{flat.reduce_done};
-  flat.reduce_done = flat.replicas->reduce_scatter(sum.data, DataType::float32, own.data, accumulation,
-                                                   own.elements(), outer, reduced, label);
-  of_replica.release(flat.reduce_done);
-  if (!last || residency.over_replicas(flat)) return;
-  // Once the step's gradients are complete, every replica takes the other parts.
-  const std::vector<Event> summed{flat.reduce_done};
-  flat.reduce_done =
-      flat.replicas->all_gather(own.data, residency.gradients(flat, flat.shard()).data, own.elements(),
-                                accumulation, config_.allgather_bucket_elements, summed, label);
+  flat.transient_gradients = acquire(elements * size_of(store_.residency().precision().accumulation),
+                                     Category::gradients, flat.name + " reduced gradients");
 }
 
 void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat, std::int64_t micro_batch,
                              bool last) {
   const Residency& residency = store_.residency();
-  const std::int64_t elements = flat.layout.padded_elements();
+  const Shape elements{flat.layout.padded_elements()};
   const bool reduce_once = residency.policy(flat) == ReductionPolicy::boundary;
-  const DataType accumulation = config_.precision.accumulation;
-  char& accumulated = accumulated_[static_cast<std::size_t>(flat.trainable_index)];
+  char& accumulated = accumulated_[0][static_cast<std::size_t>(flat.trainable_index)];
 
-  if (residency.transient_gradients(flat) && !flat.transient_gradients) take_transient_gradients(flat);
-  TensorView source{target.slot.data(), DataType::float32, Shape{elements}};
+  take_transient_gradients(flat);
+  TensorView source{target.slot.data(), DataType::float32, elements};
   if (reduce_once) {
     if (!flat.sums_uses()) accumulate(target, flat, false);
     if (!last) return;
-    source = {flat.gradients_data(), accumulation, Shape{elements}};
+    source = accumulator_of(flat, false);
   }
   if (flat.sums_uses()) {
-    target.slot = sum_of_uses(target, last_use, flat);
-    source = {target.slot.data(), DataType::float32, Shape{elements}};
+    target.slot = sum_of_uses({&target, &last_use}, flat);
+    source = {target.slot.data(), DataType::float32, elements};
   }
 
-  if (config_.gradient_noise_scale) {
+  if (scalars_.has_pieces()) {
     kernels::gradient_statistics(compute_, source,
                                  scalars_.of_piece(reduce_once ? 0 : micro_batch) + flat.trainable_index);
   }
 
-  Sent sent = round(target, flat, source);
-  ReductionOptions options;
-  options.group_size = reduction_group_;
-  // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are. With
-  // world_size_invariant these are added to the main gradient in turn, as they are without a pipeline.
+  // Rounded once, unless it is a sum of what was rounded.
+  GradientExchange& exchange = *flat.gradients_over;
+  const GradientExchange::Bytes bytes =
+      flat.sums_uses() ? GradientExchange::Bytes() : exchange.bytes(flat, source.dtype);
+  ConstTensorView sent = source;
+  StepBuffer rounded, received;
+  if (bytes.sent > 0) {
+    rounded = acquire(bytes.sent, Category::communication, flat.name + " communication");
+    sent = exchange.round(compute_, flat, source, rounded.data());
+    if (bytes.received > 0) {
+      received = arena_.acquire(bytes.received, Category::communication, flat.name + " received blocks");
+    }
+    target.slot.release(compute_.record());
+  }
+  GradientSum sum;
+  sum.micro_batch = micro_batch;
+  sum.group_size = reduction_group_;
+  // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are. Where
+  // these are added to the main gradient in turn, they are so without a pipeline too.
   if (flat.stages > 1) {
-    options.group_size = config_.world_size_invariant ? -flat.stages : flat.stages;
+    sum.group_size = reduction_group_ == 0 ? -flat.stages : flat.stages;
   } else if (flat.sums_uses() && reduction_group_ > 0) {
-    options.group_size = 1;
+    sum.group_size = 1;
   }
-  options.accumulate = !reduce_once && accumulated != 0;
-  options.bucket_elements = config_.reduce_bucket_elements;
-  if (!flat.sums_uses()) options.round_to = config_.precision.communication;
-  options.givers = config_.ranks_with_samples(micro_batch, flat.data_ranks()) * flat.stages;
-  const std::vector<Event> ready{compute_.record(), flat.reduce_done};
-  const OperationLabel label{flat.name, "backward", Traffic::data};
-  if (flat.replicas == nullptr) {
-    reduce_in_group(flat, sent, residency.gradients(flat, flat.shard()), options, ready, label);
-  } else {
-    reduce_over_replicas(flat, sent, options, ready, last, label);
-  }
-  if (config_.stage == 0 && last) {
-    // Stage 0 keeps all of it: the shards are gathered in the accumulation dtype, behind the rest of
-    // backward.
-    const std::vector<Event> summed{flat.reduce_done};
-    flat.reduce_done = flat.all_gather(flat.gradients_data(), accumulation, config_.allgather_bucket_elements,
-                                       summed, OperationLabel{flat.name, "reduce", Traffic::data});
-  }
+  sum.accumulate = !reduce_once && accumulated != 0;
+  sum.last = last;
+  std::vector<Event> ready{compute_.record(), flat.reduce_done};
+  ready.insert(ready.end(), received.ready().begin(), received.ready().end());
+  exchange.reduce(flat, sent, received.data(), residency.gradients(flat, flat.owned()), sum, std::move(ready),
+                  {flat.name, "backward", Traffic::data});
   accumulated = 1;
-  sent.rounded.release(flat.reduce_done);
-  sent.received.release(flat.reduce_done);
+  rounded.release(flat.reduce_done);
+  received.release(flat.reduce_done);
   target.slot.release(flat.reduce_done);
   // Another stage may submit its part only once it has what this rank computes next.
-  if (!config_.overlap && flat.stages == 1) flat.reduce_done.wait();
+  if (!overlap_ && flat.stages == 1) flat.reduce_done.wait();
   if (last && flat.optimizer_tier != OffloadTier::none) {
     store_.offload()->send_gradients(flat, scalars_.statistics() + flat.trainable_index);
   }

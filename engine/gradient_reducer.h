@@ -2,6 +2,7 @@
 /// Gradients from what kernels add up to the main gradient: where kernels write them, their reduction over
 /// each buffer's group, and their accumulation over micro-batches. Private to engine/.
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -20,9 +21,10 @@ namespace tranche::detail {
 /// group: all ranks of it submit units in the same order.
 class GradientReducer {
  public:
-  /// All arguments outlive it. Statistics of gradients that leave the device go to `scalars`.
-  GradientReducer(StateStore& store, const Config& config, StepArena& arena, Stream& compute, Ledger& ledger,
-                  const StepScalars& scalars);
+  /// All arguments outlive it. Statistics of gradients that leave the device go to `scalars`. Without
+  /// `overlap` a reduction is waited for where it is launched.
+  GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
+                  const StepScalars& scalars, bool overlap = true);
 
   /// Ranks whose gradients are added first, in their order, before such sums are added to each other; 0: each
   /// is added to the main gradient in turn.
@@ -75,8 +77,9 @@ class GradientReducer {
   struct UnitUses {
     int begun = 0, submitted = 0;
     bool open = false;
-    std::vector<Target> targets;      ///< by flat buffer, where the main gradient is not added to directly
-    std::vector<Target> last_uses;    ///< the same of the unit's last use, where uses are told apart
+    /// By flat buffer, where the main gradient is not added to directly; the second are those of the unit's
+    /// last use, where uses are told apart.
+    std::array<std::vector<Target>, 2> targets;
     std::vector<StepBuffer> scratch;  ///< by tensor of the unit: gradients of frozen tensors
     /// The present use is the last of two that are told apart: backward takes it first.
     bool of_last(const FlatBuffer& flat) const { return flat.sums_uses() && begun == 1; }
@@ -90,53 +93,35 @@ class GradientReducer {
   Target& target_of(UnitUses& uses, const FlatBuffer& flat, int buffer);
   /// Elements of the memory that kernels add to.
   static TensorView range_of(const Target& target, std::int64_t position, std::int64_t elements);
-  /// fp32 memory of the step for a whole buffer, ready on the compute stream.
+  /// Memory of the step, ready on the compute stream.
+  StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
+  /// The same in fp32 for a whole buffer of gradients.
   StepBuffer acquire_sum(const FlatBuffer& flat, std::string_view tag);
   /// Clears it, but for the large tensors, which the first kernel writes or clear_unwritten() clears.
   void begin_target(Target& target, const FlatBuffer& flat);
   void clear_unwritten(Target& target, const FlatBuffer& flat, int tensor);
-  /// Takes memory of the step for the main gradient.
+  /// Takes memory of the step for a main gradient that has no other.
   void take_transient_gradients(FlatBuffer& flat);
   /// Adds a slot to the accumulator over micro-batches, unless kernels added there themselves.
   void accumulate(Target& target, FlatBuffer& flat, bool of_last_use);
-  /// `sum` (fp32) = or += `gradient`, rounded to the communication dtype.
-  void add_rounded(const FlatBuffer& flat, const ConstTensorView& gradient, const TensorView& sum,
-                   bool first);
+  /// The accumulator over micro-batches.
+  TensorView accumulator_of(const FlatBuffer& flat, bool of_last_use) const;
   /// The gradients of both uses, each rounded, in ascending order, in fp32 memory of the step. Lets their
   /// slots go.
-  StepBuffer sum_of_uses(Target& first, Target& last, const FlatBuffer& flat);
+  StepBuffer sum_of_uses(const std::array<Target*, 2>& uses, const FlatBuffer& flat);
   /// `last_use`: the target of the last use, where uses are told apart.
   void reduce(Target& target, Target& last_use, FlatBuffer& flat, std::int64_t micro_batch, bool last);
-  /// The gradients of a whole buffer as they are sent.
-  struct Sent {
-    ConstTensorView values;  ///< without data where they are blocks
-    StepBuffer rounded;      ///< their memory, where it is not the source's
-    StepBuffer received;     ///< room for the other ranks' blocks
-  };
-  /// Issues the rounding that a reduction sends, once; lets the target's slot go where a copy is sent.
-  Sent round(Target& target, FlatBuffer& flat, const TensorView& source);
-  /// The sum over the ranks of the buffer's group. flat.reduce_done follows it call by call, as below.
-  void reduce_in_group(FlatBuffer& flat, const Sent& sent, const TensorView& out,
-                       const ReductionOptions& options, std::vector<Event> ready,
-                       const OperationLabel& label);
-  /// The reduction of a buffer that has replicas; flat.reduce_done follows it call by call, so that it covers
-  /// what was issued before an error too.
-  void reduce_over_replicas(FlatBuffer& flat, const Sent& sent, const ReductionOptions& options,
-                            std::vector<Event> ready, bool last, const OperationLabel& label);
-
   StateStore& store_;
-  const Config& config_;
   StepArena& arena_;
   Stream& compute_;
   Ledger& ledger_;
   const StepScalars& scalars_;
+  const bool overlap_;
   int reduction_group_ = 1;
   std::map<std::int64_t, MicroBatch> open_;
-  // Indexed by trainable buffer.
-  std::vector<char> accumulated_;  ///< the main gradient, or the local accumulator, holds some of this step
-  std::vector<char> accumulated_last_use_;  ///< so does FlatBuffer::last_use_gradients
-  std::vector<Target> direct_;              ///< main gradients that kernels add to directly
-  std::vector<Target> direct_last_use_;
+  // By trainable buffer; the second are of its last use, where uses are told apart.
+  std::array<std::vector<char>, 2> accumulated_;  ///< the accumulator holds some of this step
+  std::array<std::vector<Target>, 2> direct_;     ///< accumulators that kernels add to directly
 };
 
 }  // namespace tranche::detail

@@ -25,10 +25,17 @@ void note_disk(Stream& stream, WorkKind kind, const std::string& unit, std::int6
   stream.recorder()->add(stream.lane(), std::move(work));
 }
 
-HostSlot& take(std::vector<HostSlot>& slots, std::size_t& next) {
-  HostSlot& slot = slots[next];
+template <class Slot>
+Slot& take(std::vector<Slot>& slots, std::size_t& next) {
+  Slot& slot = slots[next];
   next = (next + 1) % slots.size();
   return slot;
+}
+
+std::vector<TileRef> tiles_of(const TileRegion& region, std::int64_t begin, std::int64_t end) {
+  std::vector<TileRef> tiles;
+  for (std::int64_t tile = begin; tile < end; ++tile) tiles.push_back({&region, tile});
+  return tiles;
 }
 
 }  // namespace
@@ -78,6 +85,23 @@ std::unique_ptr<Stream> OffloadedState::make_host_stream(const char* name, int t
   return stream;
 }
 
+void OffloadedState::open_io() {
+  const OffloadConfig& offload = config_.offload;
+  swap_->check_space();
+  BlockIoOptions options;
+  options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
+                   : offload.io_engine == "threads" ? BlockIoEngine::threads
+                                                    : BlockIoEngine::automatic;
+  if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
+  if (offload.io_depth > 0) options.depth = offload.io_depth;
+  io_ = make_block_io(options);
+  for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
+    for (HostSlot& slot : *list) {
+      registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
+    }
+  }
+}
+
 std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   const OffloadConfig& offload = config_.offload;
   const std::int64_t compute_bytes = size_of(config_.precision.compute);
@@ -103,9 +127,8 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       if (flat.tiles.elements == 0) continue;
       largest_tile = std::max(largest_tile, flat.tiles.bytes_of(0));
       if (flat.whole_matrices) continue;  // visited
-      for (std::int64_t tile = 0; tile < flat.tiles.tiles(); ++tile) {
-        update_order_.push_back({&flat.tiles, tile});
-      }
+      const std::vector<TileRef> tiles = tiles_of(flat.tiles, 0, flat.tiles.tiles());
+      update_order_.insert(update_order_.end(), tiles.begin(), tiles.end());
     }
   }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
@@ -137,28 +160,12 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   if (!offload.uses_nvme()) return {};
   disk_reads_ = make_host_stream("disk reads", 1);
   disk_writes_ = make_host_stream("disk writes", 1);
-  std::string fallback;
-  if (!simulated()) {
-    swap_->check_space();
-    BlockIoOptions options;
-    options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
-                     : offload.io_engine == "threads" ? BlockIoEngine::threads
-                                                      : BlockIoEngine::automatic;
-    if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
-    if (offload.io_depth > 0) options.depth = offload.io_depth;
-    io_ = make_block_io(options);
-    fallback = io_->fallback_reason();
-    for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
-      for (HostSlot& slot : *list) {
-        registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
-      }
-    }
-  }
+  if (!simulated()) open_io();
   if (largest_tile > 0) {
     ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
                                        *swap_, io_.get(), resources_.host_memory);
   }
-  return fallback;
+  return io_ ? io_->fallback_reason() : std::string();
 }
 
 void OffloadedState::close() noexcept {
@@ -207,126 +214,132 @@ Event OffloadedState::fetch_shard(FlatBuffer& flat, void* place, std::vector<Eve
   return slot.free;
 }
 
-OffloadedState::NewWeights OffloadedState::begin_weights(FlatBuffer& flat, ElementRange range,
-                                                         Stream& worker) {
-  NewWeights weights;
-  weights.range = range;
-  const bool on_host = flat.optimizer_tier != OffloadTier::none;
-  if (on_host && flat.parameters_tier == OffloadTier::cpu) {
-    // Straight to where they live; null where they are the master weights.
-    if (flat.master || flat.tiles.elements > 0) {
-      weights.data = static_cast<std::byte*>(residency_.parameters(flat, range).data);
-    }
-    return weights;
+const ShardSlice& OffloadedState::open_weights(FlatBuffer& flat, const ShardSlice& slice) {
+  open_ = {&flat, slice, nullptr, nullptr, nullptr};
+  Stream& worker = *slice.stream;
+  void* data = nullptr;
+  if (!slice.on_host) {
+    open_.device = &take(device_weights_, next_device_weights_);
+    worker.wait(open_.device->free);
+    data = open_.device->memory.data();
+  } else if (flat.parameters_tier != OffloadTier::cpu) {
+    open_.host = &take(host_weights_, next_host_weights_);
+    worker.wait(open_.host->free);
+    data = open_.host->memory.data();
+  } else if (flat.master || flat.tiles.elements > 0) {
+    data = residency_.parameters(flat, slice.range).data;  // straight to where they live
   }
-  if (on_host) {
-    weights.host = &take(host_weights_, next_host_weights_);
-    worker.wait(weights.host->free);
-    weights.data = static_cast<std::byte*>(weights.host->memory.data());
-  } else {
-    weights.device = &device_weights_[next_device_weights_];
-    next_device_weights_ = (next_device_weights_ + 1) % device_weights_.size();
-    worker.wait(weights.device->free);
-    weights.data = static_cast<std::byte*>(weights.device->memory.data());
+  open_.slice.weight = {data, config_.precision.compute, Shape{slice.range.size()}};
+  if (slice.on_host) {
+    open_.begun = std::make_shared<double>(0.0);
+    worker.enqueue("update " + flat.name, [begun = open_.begun] { *begun = seconds_now(); });
   }
-  return weights;
+  return open_.slice;
 }
 
-Event OffloadedState::finish_weights(FlatBuffer& flat, NewWeights& weights, Stream& worker) {
-  const DataType dtype = config_.precision.compute;
-  const std::int64_t bytes = weights.range.size() * size_of(dtype);
+void OffloadedState::close_weights() {
+  FlatBuffer& flat = *open_.flat;
+  const ShardSlice& slice = open_.slice;
+  Stream& worker = *slice.stream;
+  if (slice.on_host) {
+    worker.enqueue("updated " + flat.name, [begun = open_.begun, sum = update_seconds_] {
+      sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
+    });
+  }
+  const std::int64_t width = size_of(config_.precision.compute), bytes = slice.range.size() * width;
+  const std::int64_t first = slice.range.begin - flat.shard().begin;
   Event written = worker.record();
   if (flat.parameters_tier == OffloadTier::none) {
     // Kernels of the step before, and peers, read the old weights.
     const std::vector<Event> ready{written, compute_.record(), flat.gather_done};
-    weights.host->free =
-        link_.copy_from_host(residency_.parameters(flat, weights.range).data, weights.data, bytes, ready);
-    return weights.host->free;
+    open_.host->free = flat.shard_ready =
+        link_.copy_from_host(residency_.parameters(flat, slice.range).data, slice.weight.data, bytes, ready);
+    return;
   }
-  const std::int64_t first = weights.range.begin - flat.shard().begin;
   if (flat.parameters_tier == OffloadTier::cpu) {
-    if (weights.device == nullptr) return written;
-    const std::vector<Event> ready{written, flat.gather_done};
-    weights.device->free = link_.copy_to_host(
-        static_cast<std::byte*>(flat.parameters.data()) + first * size_of(dtype), weights.data, bytes, ready);
-    return weights.device->free;
+    if (open_.device != nullptr) {
+      const std::vector<Event> ready{written, flat.gather_done};
+      written = open_.device->free = link_.copy_to_host(
+          static_cast<std::byte*>(flat.parameters.data()) + first * width, slice.weight.data, bytes, ready);
+    }
+    flat.shard_ready = written;
+    return;
   }
-  HostSlot* slot = weights.host;
-  if (weights.device != nullptr) {
+  HostSlot* slot = open_.host;
+  if (open_.device != nullptr) {
     slot = &take(host_weights_, next_host_weights_);
     const std::vector<Event> ready{written, slot->free};
-    written = weights.device->free = link_.copy_to_host(slot->memory.data(), weights.data, bytes, ready);
+    written = open_.device->free = link_.copy_to_host(slot->memory.data(), slice.weight.data, bytes, ready);
   }
   const std::int64_t transferred = round_up(bytes, io_alignment);
   disk_writes_->wait(written);
   disk_writes_->wait(flat.gather_done);
   note_disk(*disk_writes_, WorkKind::disk_write, flat.name, transferred);
   disk_writes_->enqueue("write " + flat.name, [this, memory = slot->memory.data(), transferred,
-                                               offset = flat.parameters_offset + first * size_of(dtype)] {
+                                               offset = flat.parameters_offset + first * width] {
     io_->wait(io_->write(swap_->file(), offset, memory, transferred));
   });
   parameters_written_ += transferred;
-  slot->free = disk_writes_->record();
-  return slot->free;
+  slot->free = flat.shard_ready = disk_writes_->record();
+}
+
+void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
+  const std::int64_t tile = config_.offload.tile_elements;
+  for (std::int64_t begin = slice.range.begin; begin < slice.range.end; begin += tile) {
+    copy_master_to_weight(
+        open_weights(flat, part_of(slice, {begin, std::min(begin + tile, slice.range.end)})));
+    close_weights();
+  }
 }
 
 // --- The update -----------------------------------------------------------------------------------------
 
-void OffloadedState::rewrite_weights(FlatBuffer& flat, const ShardSlice& slice,
-                                     const std::function<void(const ShardSlice&)>& write) {
-  Stream& worker = *slice.stream;
-  const std::int64_t tile = config_.offload.tile_elements;
-  for (std::int64_t begin = slice.range.begin; begin < slice.range.end; begin += tile) {
-    ShardSlice part = part_of(slice, {begin, std::min(begin + tile, slice.range.end)});
-    part.gradient = flat.optimizer_tier != OffloadTier::none ? residency_.host_gradients(flat, part.range)
-                                                             : residency_.gradients(flat, part.range);
-    NewWeights weights = begin_weights(flat, part.range, worker);
-    part.weight = {weights.data, config_.precision.compute, Shape{part.range.size()}};
-    auto begun = std::make_shared<double>(0.0);
-    if (slice.on_host) worker.enqueue("update " + flat.name, [begun] { *begun = seconds_now(); });
-    write(part);
-    if (slice.on_host) {
-      worker.enqueue("updated " + flat.name, [begun, sum = update_seconds_] {
-        sum->fetch_add(seconds_now() - *begun);  // taken by the issuing thread now and then
-      });
-    }
-    flat.shard_ready = finish_weights(flat, weights, worker);
-  }
-}
-
-void OffloadedState::publish(FlatBuffer& flat, const ShardSlice& slice) {
-  rewrite_weights(flat, slice, copy_master_to_weight);
-}
-
-void OffloadedState::read_ahead() {
-  if (update_order_.empty() || reading_ahead_) return;
+void OffloadedState::begin_update() {
+  if (update_order_.empty() || updating_) return;
   ring_->begin(update_order_);
-  reading_ahead_ = true;
+  updating_ = true;
 }
 
-void OffloadedState::update_each(const std::vector<FlatBuffer*>& trainable, StateObserver* observer,
-                                 const std::function<void(FlatBuffer&, const ShardSlice&)>& update) {
-  read_ahead();
-  for (FlatBuffer* flat : trainable) {
-    if (flat->optimizer_tier == OffloadTier::none || flat->empty() || flat->whole_matrices) continue;
-    host_->wait(flat->gradients_on_host);
-    if (flat->parameters_tier == OffloadTier::cpu) host_->wait(flat->gather_done);
-    const ElementRange kept = residency_.optimizer_range(*flat);
-    if (flat->optimizer_tier == OffloadTier::cpu) {
-      ShardSlice slice = residency_.slice(*flat, kept);
-      slice.stream = host_.get();
-      update(*flat, slice);
-      continue;
-    }
-    for (std::int64_t tile = 0; tile < flat->tiles.tiles(); ++tile) {
-      const ShardSlice slice = slice_of(*flat, ring_->open(*host_));
-      if (observer != nullptr) observer->before_update(*flat, slice);
-      update(*flat, slice);
-      ring_->close(*host_, true);
-    }
+void OffloadedState::begin_update(const FlatBuffer& flat) {
+  if (flat.tiles.elements == 0) return;
+  ring_->begin(tiles_of(flat.tiles, 0, flat.tiles.tiles()));
+  updating_ = true;
+}
+
+std::int64_t OffloadedState::update_tiles(const FlatBuffer& flat) const {
+  const std::int64_t tile = config_.offload.tile_elements;
+  return (residency_.optimizer_range(flat).size() + tile - 1) / tile;
+}
+
+ShardSlice OffloadedState::open_tile(FlatBuffer& flat, std::int64_t tile, StateObserver* observer) {
+  const bool on_host = flat.optimizer_tier != OffloadTier::none;
+  if (on_host && tile == 0) {
+    host_->wait(flat.gradients_on_host);
+    if (flat.parameters_tier == OffloadTier::cpu) host_->wait(flat.gather_done);
   }
-  if (reading_ahead_) ring_->end(*host_);
-  reading_ahead_ = false;
+  ShardSlice slice;
+  if (flat.optimizer_tier == OffloadTier::nvme) {
+    slice = slice_of(flat, ring_->open(*host_));
+    if (observer != nullptr) observer->before_update(flat, slice);
+  } else {
+    const ElementRange kept = residency_.optimizer_range(flat);
+    const std::int64_t begin = kept.begin + tile * config_.offload.tile_elements;
+    slice = residency_.slice(flat, {begin, std::min(begin + config_.offload.tile_elements, kept.end)});
+    slice.stream = on_host ? host_.get() : &compute_;
+  }
+  slice.gradient =
+      on_host ? residency_.host_gradients(flat, slice.range) : residency_.gradients(flat, slice.range);
+  return open_weights(flat, slice);
+}
+
+void OffloadedState::close_tile() {
+  close_weights();
+  if (open_.flat->optimizer_tier == OffloadTier::nvme) ring_->close(*host_, true);
+}
+
+void OffloadedState::end_update() {
+  if (updating_) ring_->end(*host_);
+  updating_ = false;
   if (!config_.overlap) host_->synchronize();
 }
 
@@ -349,17 +362,15 @@ ShardSlice OffloadedState::slice_of(const FlatBuffer& flat, const TileMemory& ti
 
 void OffloadedState::visit_tiles(FlatBuffer& flat, ElementRange range, bool read, bool write,
                                  const std::function<void(const ShardSlice&)>& visit) {
-  if (reading_ahead_) {  // between the last micro-batch and step(): the step begins its pass anew
+  if (updating_) {  // between the last micro-batch and step(): the step begins its pass anew
     ring_->abandon();
-    reading_ahead_ = false;
+    updating_ = false;
   }
   const std::int64_t kept = residency_.optimizer_range(flat).begin;
   const TileRegion& region = flat.tiles;
   const std::int64_t first = (range.begin - kept) / region.tile_elements;
   const std::int64_t last = (range.end - 1 - kept) / region.tile_elements;
-  std::vector<TileRef> tiles;
-  for (std::int64_t tile = first; tile <= last; ++tile) tiles.push_back({&region, tile});
-  ring_->begin(std::move(tiles), read);
+  ring_->begin(tiles_of(region, first, last + 1), read);
   for (std::int64_t tile = first; tile <= last; ++tile) {
     const TileMemory open = ring_->open(*host_);
     host_->synchronize();
@@ -375,21 +386,23 @@ void OffloadedState::await_updates() {
   host_->synchronize();
 }
 
+std::int64_t OffloadedState::place_of(const FlatBuffer& flat, std::int64_t element) const {
+  return flat.parameters_offset + (element - flat.shard().begin) * size_of(config_.precision.compute);
+}
+
 void OffloadedState::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
-  const std::int64_t width = size_of(config_.precision.compute);
   disk_writes_->synchronize();
   if (simulated()) return;
-  io_->wait(io_->read(swap_->file(), flat.parameters_offset + (range.begin - flat.shard().begin) * width, to,
-                      range.size() * width));
+  io_->wait(io_->read(swap_->file(), place_of(flat, range.begin), to,
+                      range.size() * size_of(config_.precision.compute)));
 }
 
 void OffloadedState::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
-  const std::int64_t width = size_of(config_.precision.compute);
   disk_writes_->synchronize();
   disk_reads_->synchronize();
   if (simulated()) return;
-  io_->wait(io_->write(swap_->file(), flat.parameters_offset + (range.begin - flat.shard().begin) * width,
-                       from, range.size() * width));
+  io_->wait(io_->write(swap_->file(), place_of(flat, range.begin), from,
+                       range.size() * size_of(config_.precision.compute)));
 }
 
 // --- Reports --------------------------------------------------------------------------------------------

@@ -68,20 +68,30 @@ class OffloadedState {
   /// Sends the main gradient of what this rank keeps to host memory, behind its reduction, and takes its
   /// statistics (device memory) on the way.
   void send_gradients(FlatBuffer& flat, kernels::GradientStatistics* statistics);
-  /// Has the disk begin to read what the step will update.
-  void read_ahead();
   /// This rank's shard on its way to `place` in device memory, once `ready` have passed.
   Event fetch_shard(FlatBuffer& flat, void* place, std::vector<Event> ready);
-  /// Calls `update` for slices of all state that lives off the device, but for that of whole matrices, on the
-  /// host stream, in the order of `trainable`; what it changes is written back. `observer`, which may be
-  /// null, sees tiles before that.
-  void update_each(const std::vector<FlatBuffer*>& trainable, StateObserver* observer,
-                   const std::function<void(FlatBuffer&, const ShardSlice&)>& update);
-  /// Slices of at most a tile; each has `gradient` and the place of the new weights. `write` issues what
-  /// writes them (and may change the rest of the state) to the slice's stream. Afterwards the new weights are
-  /// on their way to where they live, and the buffer's shard_ready says when they are there.
-  void rewrite_weights(FlatBuffer& flat, const ShardSlice& slice,
-                       const std::function<void(const ShardSlice&)>& write);
+  // An update of state, or of parameters, that live off the device:
+  //     begin_update();  // once for all buffers, or by themselves for those of whole matrices
+  //     for (each tile of each buffer) {
+  //       const ShardSlice slice = open_tile(flat, tile);
+  //       ... issue work on the slice's stream ...
+  //       close_tile();
+  //     }
+  //     end_update();
+  /// Has the disk begin to read the state of all buffers but those of whole matrices. These are then updated
+  /// in the order of trainable buffers. Does nothing where it has begun already.
+  void begin_update();
+  /// The same for the state of this buffer alone.
+  void begin_update(const FlatBuffer& flat);
+  /// The number of tiles in which the state that this rank keeps of a buffer is updated.
+  std::int64_t update_tiles(const FlatBuffer& flat) const;
+  /// The state of the next tile, with `gradient` and the place of the new weights, which work on the slice's
+  /// stream writes. `observer`, which may be null, sees a tile from the nvme tier before that.
+  ShardSlice open_tile(FlatBuffer& flat, std::int64_t tile, StateObserver* observer = nullptr);
+  /// Sends the new weights to where they live, and writes state back; shard_ready says when the weights are
+  /// there.
+  void close_tile();
+  void end_update();
   /// New weights from the master weights of a slice.
   void publish(FlatBuffer& flat, const ShardSlice& slice);
 
@@ -101,17 +111,22 @@ class OffloadedState {
   void report(StepResult& result);
 
  private:
-  /// The destination of new weights, and the slots through which copies send them to where they live.
-  struct NewWeights {
-    ElementRange range;
-    std::byte* data = nullptr;  ///< null: master is the weight
+  /// The tile that is open, and the slots through which copies send its new weights to where they live.
+  struct OpenTile {
+    FlatBuffer* flat = nullptr;
+    ShardSlice slice;  ///< without data of weights where master is the weight
     HostSlot* host = nullptr;
     DeviceSlot* device = nullptr;
+    std::shared_ptr<double> begun;  ///< when its work on the host began, in seconds
   };
-  NewWeights begin_weights(FlatBuffer& flat, ElementRange range, Stream& worker);
-  Event finish_weights(FlatBuffer& flat, NewWeights& weights, Stream& worker);
+  /// In the swap file, of parameters on the nvme tier.
+  std::int64_t place_of(const FlatBuffer& flat, std::int64_t element) const;
+  const ShardSlice& open_weights(FlatBuffer& flat, const ShardSlice& slice);
+  void close_weights();
   /// The slice of an open tile of `flat`.
   ShardSlice slice_of(const FlatBuffer& flat, const TileMemory& tile) const;
+  /// Block I/O on the swap file, with the slots' memory registered.
+  void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
@@ -133,7 +148,8 @@ class OffloadedState {
 
   /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
   std::vector<TileRef> update_order_;
-  bool reading_ahead_ = false;
+  bool updating_ = false;  ///< a pass over tiles has begun, which the update goes through
+  OpenTile open_;
 
   HostLinkCounts link_before_;  ///< at the begin of the step, for its report
   TileRingCounts ring_before_;

@@ -3,16 +3,16 @@
 #include <string>
 #include <utility>
 
+#include "engine/exchange.h"
 #include "engine/offloaded_state.h"
-#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
 
-ParameterGatherer::ParameterGatherer(StateStore& store, const Config& config, StepArena& arena,
+ParameterGatherer::ParameterGatherer(StateStore& store, const GatherOptions& options, StepArena& arena,
                                      Stream& compute, ExposedTime& exposed)
     : store_(store),
-      config_(config),
+      options_(options),
       arena_(arena),
       compute_(compute),
       exposed_(exposed),
@@ -46,14 +46,14 @@ void ParameterGatherer::acquire(int index) {
   }
   if (std::exchange(at(index).kept, false)) ++resident_units_;
   if (store_.residency().gathers(unit) && !at(index).resident) {
-    if (resident_units_ >= config_.depth) drop_unused();
-    if (resident_units_ >= config_.depth && !keeps()) {
+    if (resident_units_ >= options_.depth) drop_unused();
+    if (resident_units_ >= options_.depth && !keeps()) {
       std::string held;
       for (std::size_t u = 0; u < states_.size(); ++u) {
         if (states_[u].holders > 0) held += (held.empty() ? "" : ", ") + store_.units()[u].name;
       }
       throw LogicError("gather(" + unit.name + ") would hold " + std::to_string(resident_units_ + 1) +
-                       " units at once, but tranche.depth is " + std::to_string(config_.depth) +
+                       " units at once, but tranche.depth is " + std::to_string(options_.depth) +
                        "; held now: " + held + ". Let a handle go first or raise tranche.depth");
     }
     issue(index);
@@ -72,7 +72,7 @@ void ParameterGatherer::acquire(int index) {
 void ParameterGatherer::issue(int index) {
   UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
   UnitGather& state = at(index);
-  const DataType dtype = config_.precision.compute;
+  const DataType dtype = store_.residency().precision().compute;
   for (std::size_t b = 0; b < unit.buffers.size(); ++b) {
     FlatBuffer& flat = unit.buffers[b];
     if (flat.empty() || store_.residency().whole_parameters(flat)) continue;
@@ -90,19 +90,12 @@ void ParameterGatherer::issue(int index) {
       ready = {flat.gather_done};
       from = place;
     }
-    const OperationLabel label{unit.name, program_ == Program::train ? "forward_backward" : "evaluate",
-                               Traffic::data};
-    if (program_ == Program::train && store_.residency().quantizes(flat)) {
-      flat.gather_done =
-          store_.quantized()->gather(*flat.group, {from, dtype, Shape{flat.layout.shard_elements()}},
-                                     {whole.data(), dtype, Shape{flat.layout.padded_elements()}},
-                                     config_.allgather_bucket_elements, ready, label);
-      quantized_elements_ += flat.layout.padded_elements();
-    } else if (flat.layout.ranks() > 1) {
-      flat.gather_done = flat.group->all_gather(from, whole.data(), flat.layout.shard_elements(), dtype,
-                                                config_.allgather_bucket_elements, ready, label);
-    }
-    if (!config_.overlap) flat.gather_done.wait();
+    const bool training = program_ == Program::train;
+    flat.weights->gather(flat, {from, dtype, Shape{flat.layout.shard_elements()}},
+                         {whole.data(), dtype, Shape{flat.layout.padded_elements()}}, ready, training,
+                         {unit.name, training ? "forward_backward" : "evaluate", Traffic::data});
+    if (training && flat.weights->rounds()) quantized_elements_ += flat.layout.padded_elements();
+    if (!options_.overlap) flat.gather_done.wait();
     gathered_elements_ += flat.layout.padded_elements();
   }
   state.resident = true;
@@ -110,7 +103,7 @@ void ParameterGatherer::issue(int index) {
 }
 
 void ParameterGatherer::gather_ahead() {
-  if (!gathers_ || !config_.overlap) return;
+  if (!gathers_ || !options_.overlap) return;
   Order& expected = order();
   if (!expected.known) return;
   const std::size_t length = expected.units.size();
@@ -123,7 +116,7 @@ void ParameterGatherer::gather_ahead() {
     live += elements;
     if (states_[u].holders == 0 && !states_[u].kept) beyond += elements;
   }
-  for (std::size_t next = expected.position; resident_units_ < config_.depth; ++next) {
+  for (std::size_t next = expected.position; resident_units_ < options_.depth; ++next) {
     // The next sequence begins with the same units; the last one has no successor.
     if (next >= length && (!another_follows_ || next >= 2 * length)) return;
     const int index = expected.units[next % length];
@@ -141,7 +134,7 @@ void ParameterGatherer::gather_ahead() {
     // The next unit is gathered however large it is: were it not, its whole gather would be waited for. The
     // keys bound what comes beyond it.
     if (!is_next &&
-        (beyond + elements > config_.prefetch_elements || live + elements > config_.max_live_elements)) {
+        (beyond + elements > options_.prefetch_elements || live + elements > options_.max_live_elements)) {
       return;
     }
     issue(index);
@@ -226,7 +219,7 @@ ConstTensorView ParameterGatherer::view(int index, int position) const {
   const TensorState& tensor = store_.tensor_in_unit(index, position);
   store_.require_held(tensor);
   const FlatBuffer& flat = store_.buffer_of(tensor);
-  const DataType dtype = config_.precision.compute;
+  const DataType dtype = store_.residency().precision().compute;
   const StepBuffer& whole =
       states_[static_cast<std::size_t>(index)].buffers[static_cast<std::size_t>(tensor.buffer)];
   const void* base = store_.residency().whole_parameters(flat) ? flat.parameters.data() : whole.data();

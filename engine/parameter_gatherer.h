@@ -16,6 +16,19 @@ namespace tranche::detail {
 enum class Program { train, evaluate, infer };
 inline constexpr std::size_t program_count = 3;
 
+/// How far ahead units are gathered, and how long they are kept.
+struct GatherOptions {
+  explicit GatherOptions(const Config& config)
+      : overlap(config.overlap),
+        keep_for_step(config.gather_for == GatherFor::step),
+        depth(config.depth),
+        prefetch_elements(config.prefetch_elements),
+        max_live_elements(config.max_live_elements) {}
+  bool overlap, keep_for_step;
+  int depth;  ///< units that are held or gathered ahead at once
+  std::int64_t prefetch_elements, max_live_elements;
+};
+
 /// Gathers units (stage 3) on demand, and ahead of their use in the order that the first sequence of requests
 /// of a program had. A sequence is what its caller says it is: a micro-batch, or several in one order.
 /// Training with GatherFor::step keeps a gathered unit for the sequences that follow, up to end_step().
@@ -23,7 +36,7 @@ inline constexpr std::size_t program_count = 3;
 class ParameterGatherer {
  public:
   /// All arguments outlive it.
-  ParameterGatherer(StateStore& store, const Config& config, StepArena& arena, Stream& compute,
+  ParameterGatherer(StateStore& store, const GatherOptions& options, StepArena& arena, Stream& compute,
                     ExposedTime& exposed);
   /// Waits for gathers into slots that it still has.
   ~ParameterGatherer();
@@ -57,7 +70,7 @@ class ParameterGatherer {
   ConstTensorView view(int unit, int index) const;
   /// Padded elements of the gathers since the last call.
   std::int64_t take_gathered_elements();
-  /// The part of these elements that travelled as int8 blocks. Ask for it before take_gathered_elements().
+  /// The part of these elements that were rounded on the way. Ask for it before take_gathered_elements().
   std::int64_t take_quantized_elements();
 
  private:
@@ -74,7 +87,7 @@ class ParameterGatherer {
     bool known = false;
     std::size_t position = 0;  ///< next expected request
   };
-  bool keeps() const { return program_ == Program::train && config_.gather_for == GatherFor::step; }
+  bool keeps() const { return program_ == Program::train && options_.keep_for_step; }
   Order& order() { return orders_[static_cast<std::size_t>(program_)]; }
   UnitGather& at(int unit) { return states_[static_cast<std::size_t>(unit)]; }
   void issue(int unit);
@@ -83,7 +96,7 @@ class ParameterGatherer {
   void free_unit(int unit, bool read) noexcept;
 
   StateStore& store_;
-  const Config& config_;
+  const GatherOptions options_;
   StepArena& arena_;
   Stream& compute_;
   ExposedTime& exposed_;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "partition/flat_layout.h"
 #include "tranche/kernels/quantization.h"
 
 namespace tranche::detail {
@@ -13,109 +12,132 @@ namespace {
 using kernels::quantized_block;
 using kernels::quantized_bytes;
 
-TensorView elements_of(const ConstTensorView& view, std::int64_t first, std::int64_t count) {
-  return {static_cast<std::byte*>(const_cast<void*>(view.data)) + first * size_of(view.dtype), view.dtype,
-          Shape{count}};
-}
-
 std::byte* at(const void* blocks, std::int64_t elements) {
   return static_cast<std::byte*>(const_cast<void*>(blocks)) + quantized_bytes(elements);
 }
 
+std::unique_ptr<Stream> make_stream(Device& device, const char* name, TraceRecorder* trace) {
+  std::unique_ptr<Stream> stream = device.create_stream(name);
+  stream->set_trace(trace);
+  return stream;
+}
+
+void finish(Stream& stream) noexcept {
+  try {
+    stream.synchronize();
+  } catch (...) {  // whoever used what failed has the error
+  }
+}
+
 }  // namespace
 
-QuantizedExchange::QuantizedExchange(Device& device, TraceRecorder* trace)
-    : packing_(device.create_stream("quantize")),
-      unpacking_(device.create_stream("dequantize")),
-      summing_(device.create_stream("quantized sums")) {
-  for (Stream* stream : {packing_.get(), unpacking_.get(), summing_.get()}) stream->set_trace(trace);
+// --- Gradients ------------------------------------------------------------------------------------------
+
+BlockGradients::BlockGradients(const Config& config, Device& device, TraceRecorder* trace)
+    : GradientExchange(config), summing_(make_stream(device, "quantized sums", trace)) {}
+
+BlockGradients::~BlockGradients() {
+  finish(*summing_);
 }
 
-QuantizedExchange::~QuantizedExchange() {
-  for (Stream* stream : {packing_.get(), unpacking_.get(), summing_.get()}) {
-    try {
-      stream->synchronize();
-    } catch (...) {  // the one who used what failed has the error
+std::int64_t BlockGradients::slice_elements(const FlatBuffer& flat) const {
+  const int ranks = flat.layout.ranks();
+  const std::int64_t blocks =
+      std::max<std::int64_t>(config_.reduce_bucket_elements / ranks / quantized_block, 1);
+  return ranks == 1 ? flat.layout.shard_elements()
+                    : std::min(flat.layout.shard_elements(), blocks * quantized_block);
+}
+
+GradientExchange::Bytes BlockGradients::bytes(const FlatBuffer& flat, DataType /*dtype*/) const {
+  const int ranks = flat.layout.ranks();
+  return {quantized_bytes(flat.layout.padded_elements()),
+          ranks == 1 ? 0 : ranks * quantized_bytes(slice_elements(flat))};
+}
+
+ConstTensorView BlockGradients::round(Stream& stream, const FlatBuffer& flat, const TensorView& gradients,
+                                      void* memory) const {
+  const int ranks = flat.layout.ranks();
+  const std::int64_t shard = flat.layout.shard_elements(), slice = slice_elements(flat);
+  if (slice == shard) {
+    kernels::quantize(stream, gradients, memory);
+  } else {
+    for (std::int64_t begin = 0; begin < shard; begin += slice) {
+      const std::int64_t count = std::min(slice, shard - begin);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const std::int64_t first = rank * shard + begin;
+        kernels::quantize(stream, part_of(gradients, 0, {first, first + count}),
+                          at(memory, ranks * begin + rank * count));
+      }
     }
   }
+  return {memory, DataType::uint8, Shape{quantized_bytes(gradients.elements())}};
 }
 
-void QuantizedExchange::allocate(MemoryResource& memory, std::int64_t elements) {
-  for (Slot& slot : slots_) {
-    slot.blocks = Buffer(memory, quantized_bytes(elements), Category::communication, "quantized weights");
+void BlockGradients::reduce(FlatBuffer& flat, const ConstTensorView& sent, void* received,
+                            const TensorView& out, const GradientSum& sum, std::vector<Event> ready,
+                            const OperationLabel& label) {
+  const ReductionOptions options = options_of(sum, flat);
+  const int ranks = flat.layout.ranks();
+  const std::int64_t shard = out.elements(), slice = slice_elements(flat);
+  for (std::int64_t begin = 0; begin < shard; begin += slice) {
+    const std::int64_t count = std::min(slice, shard - begin);
+    const std::byte* const blocks = at(sent.data, ranks * begin);
+    if (ranks > 1) {
+      flat.reduce_done =
+          flat.group->all_to_all(blocks, received, quantized_bytes(count), DataType::uint8, ready, label);
+      ready = {flat.reduce_done};
+    }
+    for (const Event& event : ready) summing_->wait(event);
+    kernels::quantized_sum(*summing_, ranks > 1 ? received : blocks, std::min(options.givers, ranks),
+                           options.group_size, options.accumulate, part_of(out, 0, {begin, begin + count}));
+    flat.reduce_done = summing_->record();
+    ready = {flat.reduce_done};
   }
 }
 
-Event QuantizedExchange::gather(Communicator& group, const ConstTensorView& own, const TensorView& whole,
-                                std::int64_t bucket_elements, std::span<const Event> ready,
-                                const OperationLabel& label) {
+// --- Weights --------------------------------------------------------------------------------------------
+
+BlockWeights::BlockWeights(const Config& config, Device& device, TraceRecorder* trace)
+    : WeightExchange(config),
+      packing_(make_stream(device, "quantize", trace)),
+      unpacking_(make_stream(device, "dequantize", trace)) {}
+
+BlockWeights::~BlockWeights() {
+  finish(*packing_);
+  finish(*unpacking_);
+}
+
+void BlockWeights::allocate(MemoryResource& memory) {
+  for (Slot& slot : slots_) {
+    if (slot.blocks) continue;
+    slot.blocks = Buffer(memory, quantized_bytes(largest_), Category::communication, "quantized weights");
+  }
+}
+
+void BlockWeights::gather(FlatBuffer& flat, const ConstTensorView& own, const TensorView& whole,
+                          std::span<const Event> ready, bool training, const OperationLabel& label) {
+  if (!training) return WeightExchange::gather(flat, own, whole, ready, training, label);
   Slot& slot = slots_[next_slot_];
   next_slot_ = (next_slot_ + 1) % slots_.size();
   const std::int64_t count = own.elements();
   const bool alone = count == whole.elements();
-  std::byte* const mine = at(slot.blocks.data(), alone ? 0 : group.rank() * count);
+  std::byte* const mine = at(slot.blocks.data(), alone ? 0 : flat.group->rank() * count);
   for (const Event& event : ready) packing_->wait(event);
   packing_->wait(slot.free);
   kernels::quantize(*packing_, own, mine);
   Event arrived = packing_->record();
   if (!alone) {
     // A bucket in the bytes that it is.
-    const std::int64_t bucket = bucket_elements + bucket_elements / (quantized_block / 4);
+    const std::int64_t bucket =
+        config_.allgather_bucket_elements + config_.allgather_bucket_elements / (quantized_block / 4);
     const std::vector<Event> packed{arrived};
-    arrived = slot.free = group.all_gather(mine, slot.blocks.data(), quantized_bytes(count), DataType::uint8,
-                                           bucket, packed, label);
+    arrived = slot.free = flat.group->all_gather(mine, slot.blocks.data(), quantized_bytes(count),
+                                                 DataType::uint8, bucket, packed, label);
   }
   unpacking_->wait(arrived);
   kernels::dequantize(*unpacking_, slot.blocks.data(), whole);
-  slot.free = unpacking_->record();
-  return slot.free;
-}
-
-std::int64_t QuantizedExchange::slice_elements(std::int64_t shard_elements, int ranks,
-                                               std::int64_t bucket_elements) {
-  const std::int64_t blocks = std::max<std::int64_t>(bucket_elements / ranks / quantized_block, 1);
-  return ranks == 1 ? shard_elements : std::min(shard_elements, blocks * quantized_block);
-}
-
-std::int64_t QuantizedExchange::received_bytes(std::int64_t shard_elements, int ranks,
-                                               std::int64_t bucket_elements) {
-  if (ranks == 1) return 0;
-  return ranks * quantized_bytes(slice_elements(shard_elements, ranks, bucket_elements));
-}
-
-void QuantizedExchange::pack(Stream& stream, const ConstTensorView& values, int ranks,
-                             std::int64_t bucket_elements, void* blocks) {
-  const std::int64_t shard = values.elements() / ranks;
-  const std::int64_t slice = slice_elements(shard, ranks, bucket_elements);
-  if (slice == shard) return kernels::quantize(stream, values, blocks);
-  for (std::int64_t begin = 0; begin < shard; begin += slice) {
-    const std::int64_t count = std::min(slice, shard - begin);
-    for (int rank = 0; rank < ranks; ++rank) {
-      kernels::quantize(stream, elements_of(values, rank * shard + begin, count),
-                        at(blocks, ranks * begin + rank * count));
-    }
-  }
-}
-
-void QuantizedExchange::reduce(Communicator& group, const void* blocks, void* received, const TensorView& out,
-                               const ReductionOptions& options, std::vector<Event> ready,
-                               const OperationLabel& label, Event& done) {
-  const int ranks = group.size();
-  const std::int64_t shard = out.elements();
-  const std::int64_t slice = slice_elements(shard, ranks, options.bucket_elements);
-  for (std::int64_t begin = 0; begin < shard; begin += slice) {
-    const std::int64_t count = std::min(slice, shard - begin);
-    const std::byte* const sent = at(blocks, ranks * begin);
-    if (ranks > 1) {
-      done = group.all_to_all(sent, received, quantized_bytes(count), DataType::uint8, ready, label);
-      ready = {done};
-    }
-    for (const Event& event : ready) summing_->wait(event);
-    kernels::quantized_sum(*summing_, ranks > 1 ? received : sent, std::min(options.givers, ranks),
-                           options.group_size, options.accumulate, elements_of(out, begin, count));
-    done = summing_->record();
-    ready = {done};
-  }
+  slot.free = flat.gather_done = unpacking_->record();
+  if (!config_.overlap) flat.gather_done.wait();
 }
 
 }  // namespace tranche::detail

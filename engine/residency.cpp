@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "engine/offload_share.h"
+
 namespace tranche::detail {
 
 namespace {
@@ -20,6 +22,28 @@ bool PersistentBuffers::keeps(const FlatLayout& buffer) {
   }
   left_ -= buffer.elements();
   return true;
+}
+
+void Residency::assign_tiers(std::vector<UnitState>& units) const {
+  PersistentBuffers persistent(config_);
+  std::vector<FlatBuffer*> trainable;
+  std::vector<std::int64_t> sizes;
+  for (UnitState& unit : units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      // Two stages that gathered a shared tensor for each use would wait for each other.
+      flat.persistent =
+          flat.group != nullptr && (persistent.keeps(flat.layout) || (config_.stage == 3 && flat.stages > 1));
+      flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
+      if (!flat.trainable) continue;
+      trainable.push_back(&flat);
+      sizes.push_back(flat.empty() ? 0 : flat.layout.padded_elements());
+    }
+  }
+  if (config_.offload.optimizer == OffloadTier::none) return;
+  const std::vector<bool> moves = units_that_move(sizes, config_.offload.ratio);
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (moves[i]) trainable[i]->optimizer_tier = config_.offload.optimizer;
+  }
 }
 
 bool Residency::gathers(const UnitState& unit) const {

@@ -30,6 +30,10 @@ class Residency {
   /// It outlives this.
   explicit Residency(const Config& config) : config_(config) {}
 
+  const PrecisionConfig& precision() const { return config_.precision; }
+  /// Decides where the state of buffers lives, in the order of units.
+  void assign_tiers(std::vector<UnitState>& units) const;
+
   /// The gradients and the optimizer's state are sharded over the replicas of the buffer too, each of which
   /// keeps what it owns.
   bool over_replicas(const FlatBuffer& flat) const {
@@ -56,6 +60,8 @@ class Residency {
   bool whole_gradients(const FlatBuffer& flat) const {
     return whole_optimizer(flat) || policy(flat) == ReductionPolicy::boundary;
   }
+  /// Every rank gathers the whole main gradient once a step's is complete.
+  bool gathers_gradients() const { return config_.stage == 0; }
   /// Kernels add straight into the persistent accumulator.
   bool direct_accumulation(const FlatBuffer& flat) const {
     return policy(flat) == ReductionPolicy::boundary && config_.precision.accumulation == DataType::float32;

@@ -6,9 +6,8 @@
 
 #include "core/closest_match.h"
 #include "core/split_float.h"
-#include "engine/offload_share.h"
+#include "engine/exchange.h"
 #include "engine/offloaded_state.h"
-#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
@@ -27,12 +26,11 @@ void for_halves(std::int64_t elements, const Part& part) {
 }
 }  // namespace
 
-StateStore::StateStore(const Config& config, StateLayout layout, const StateResources& resources)
-    : config_(config),
-      resources_(resources),
+StateStore::StateStore(const Residency& residency, StateLayout layout, const StateResources& resources)
+    : resources_(resources),
       compute_(resources.device.compute_stream()),
       layout_(std::move(layout)),
-      residency_(config) {
+      residency_(residency) {
   for (UnitState& unit : layout_.units) {
     for (FlatBuffer& flat : unit.buffers) {
       if (!flat.trainable) continue;
@@ -40,10 +38,7 @@ StateStore::StateStore(const Config& config, StateLayout layout, const StateReso
       trainable_.push_back(&flat);
     }
   }
-  assign_tiers();
-  if (config.quantized_gradients || config.quantized_weights) {
-    quantized_ = std::make_unique<QuantizedExchange>(resources.device, resources.trace);
-  }
+  residency_.assign_tiers(layout_.units);
   for (std::size_t i = 0; i < layout_.tensors.size(); ++i) {
     tensor_index_.emplace(layout_.tensors[i].name, static_cast<int>(i));
   }
@@ -51,6 +46,13 @@ StateStore::StateStore(const Config& config, StateLayout layout, const StateReso
 
 StateStore::~StateStore() {
   await_collectives();
+  // Exchanges wait for their streams, which work on buffers.
+  for (UnitState& unit : layout_.units) {
+    for (FlatBuffer& flat : unit.buffers) {
+      flat.gradients_over.reset();
+      flat.weights.reset();
+    }
+  }
 }
 
 void StateStore::await_collectives() noexcept {
@@ -63,26 +65,6 @@ void StateStore::await_collectives() noexcept {
         }
       }
     }
-  }
-}
-
-void StateStore::assign_tiers() {
-  PersistentBuffers persistent(config_);
-  for (UnitState& unit : layout_.units) {
-    for (FlatBuffer& flat : unit.buffers) {
-      // Two stages that gathered a shared tensor for each use would wait for each other.
-      flat.persistent =
-          flat.group != nullptr && (persistent.keeps(flat.layout) || (config_.stage == 3 && flat.stages > 1));
-      flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
-    }
-  }
-  if (config_.offload.optimizer == OffloadTier::none) return;
-  std::vector<std::int64_t> sizes;
-  for (const FlatBuffer* flat : trainable_)
-    sizes.push_back(flat->empty() ? 0 : flat->layout.padded_elements());
-  const std::vector<bool> moves = units_that_move(sizes, config_.offload.ratio);
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (moves[i]) trainable_[i]->optimizer_tier = config_.offload.optimizer;
   }
 }
 
@@ -146,17 +128,17 @@ void StateStore::allocate_gradients(FlatBuffer& flat) {
   const std::int64_t elements = residency_.gradients_range(flat).size();
   if (residency_.keeps_last_use(flat) && !flat.last_use_gradients) {
     flat.last_use_gradients =
-        Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
+        Buffer(resources_.device_memory, elements * size_of(residency_.precision().accumulation),
                Category::gradients, flat.name + " last use's gradients");
   }
   if (flat.gradients || elements == 0) return;
-  flat.gradients = Buffer(resources_.device_memory, elements * size_of(config_.precision.accumulation),
+  flat.gradients = Buffer(resources_.device_memory, elements * size_of(residency_.precision().accumulation),
                           Category::gradients, flat.name + " gradients");
 }
 
 void StateStore::allocate(FlatBuffer& flat) {
   if (flat.empty()) return;
-  const DataType compute_dtype = config_.precision.compute;
+  const DataType compute_dtype = residency_.precision().compute;
   if (flat.parameters_tier != OffloadTier::nvme) {
     const std::int64_t held = residency_.parameters_range(flat).size();
     flat.parameters =
@@ -179,14 +161,8 @@ void StateStore::allocate(FlatBuffer& flat) {
   }
 }
 
-void StateStore::allocate_quantized() {
-  std::int64_t largest = 0;
-  for (const FlatBuffer* flat : trainable_) largest = std::max(largest, flat->layout.padded_elements());
-  quantized_->allocate(resources_.device_memory, largest);
-}
-
 void StateStore::allocate(UnitState& unit) {
-  if (config_.quantized_weights && &unit == &layout_.units.front()) allocate_quantized();
+  for (FlatBuffer& flat : unit.buffers) flat.weights->allocate(resources_.device_memory);
   for (FlatBuffer& flat : unit.buffers) allocate(flat);
   if (!offload_) return;
   for (FlatBuffer& flat : unit.buffers) offload_->allocate(flat);
@@ -198,6 +174,28 @@ ShardSlice StateStore::slice(FlatBuffer& flat, ElementRange range) {
   ShardSlice slice = residency_.slice(flat, range);
   slice.stream = slice.on_host ? &offload_->host() : &compute_;
   return slice;
+}
+
+ShardSlice StateStore::slice_in_step(FlatBuffer& flat) {
+  ShardSlice kept = slice(flat, residency_.optimizer_range(flat));
+  if (kept.on_host) {
+    kept.stream->wait(flat.gradients_on_host);
+    kept.gradient = residency_.host_gradients(flat, kept.range);
+    return kept;
+  }
+  kept.gradient = residency_.gradients(flat, kept.range);
+  if (flat.master && !residency_.offloaded(flat)) kept.weight = residency_.parameters(flat, kept.range);
+  return kept;
+}
+
+void StateStore::visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit) {
+  if (flat.optimizer_tier != OffloadTier::nvme) return visit(slice_in_step(flat));
+  offload_->host().wait(flat.gradients_on_host);
+  offload_->visit_tiles(flat, residency_.optimizer_range(flat), true, true, [&](ShardSlice tile) {
+    if (observer_ != nullptr) observer_->before_update(flat, tile);
+    tile.gradient = residency_.host_gradients(flat, tile.range);
+    visit(tile);
+  });
 }
 
 void StateStore::visit(FlatBuffer& flat, ElementRange range, Access access,
@@ -268,61 +266,32 @@ void StateStore::await_gathers(const FlatBuffer& flat) {
   flat.shard_ready.wait();
 }
 
-void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
-  const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
+void StateStore::await_parameters(const FlatBuffer& flat) {
   await_gathers(flat);
-  if (offload_) offload_->await_updates();
-  if (flat.parameters_tier == OffloadTier::nvme) {
-    offload_->read_parameters(flat, range, to);
-    return;
+  if (!offload_) return;
+  offload_->await_updates();
+  for (Stream* stream : {&offload_->link().to_host_stream(), &offload_->link().from_host_stream()}) {
+    stream->synchronize();
   }
-  if (offload_)
-    offload_->link().to_host_stream().synchronize();  // of weights that were updated on the device
-  read(to, residency_.parameters(flat, range).data, bytes, flat.parameters_tier == OffloadTier::cpu);
+}
+
+void StateStore::read_parameters(FlatBuffer& flat, ElementRange range, void* to) {
+  await_parameters(flat);
+  if (flat.parameters_tier == OffloadTier::nvme) return offload_->read_parameters(flat, range, to);
+  const TensorView from = residency_.parameters(flat, range);
+  read(to, from.data, from.bytes(), flat.parameters_tier == OffloadTier::cpu);
 }
 
 void StateStore::write_parameters(FlatBuffer& flat, ElementRange range, const void* from) {
-  const std::int64_t bytes = range.size() * size_of(config_.precision.compute);
-  await_gathers(flat);
-  if (offload_) offload_->await_updates();
-  if (flat.parameters_tier == OffloadTier::nvme) {
-    offload_->write_parameters(flat, range, from);
-    return;
-  }
-  if (offload_) {
-    offload_->link().to_host_stream().synchronize();
-    offload_->link().from_host_stream().synchronize();
-  }
-  write(residency_.parameters(flat, range).data, from, bytes, flat.parameters_tier == OffloadTier::cpu);
+  await_parameters(flat);
+  if (flat.parameters_tier == OffloadTier::nvme) return offload_->write_parameters(flat, range, from);
+  const TensorView to = residency_.parameters(flat, range);
+  write(to.data, from, to.bytes(), flat.parameters_tier == OffloadTier::cpu);
 }
 
 void StateStore::gather_updated(FlatBuffer& flat, const char* phase) {
-  const bool whole = residency_.whole_parameters(flat);
-  const bool quantized = residency_.quantizes(flat) && whole && for_training_.value_or(true);
-  if (flat.empty() || (residency_.whole_optimizer(flat) && !quantized)) return;
-  const OperationLabel label{flat.name, phase, Traffic::data};
-  const DataType dtype = config_.precision.compute;
-  if (residency_.over_replicas(flat)) {
-    const std::vector<Event> updated{flat.shard_ready};
-    const TensorView own = residency_.parameters(flat, flat.owned());
-    flat.shard_ready = flat.gather_done =
-        flat.replicas->all_gather(own.data, residency_.parameters(flat, flat.shard()).data, own.elements(),
-                                  dtype, config_.allgather_bucket_elements, updated, label);
-    if (!config_.overlap) flat.gather_done.wait();
-  }
-  if (!whole || (flat.layout.ranks() == 1 && !quantized)) return;
-  const std::vector<Event> ready{flat.shard_ready};
-  if (quantized) {
-    const ElementRange all{0, flat.layout.padded_elements()};
-    const ElementRange own = residency_.whole_optimizer(flat) ? all : flat.shard();
-    flat.gather_done =
-        quantized_->gather(*flat.group, residency_.parameters(flat, own), residency_.parameters(flat, all),
-                           config_.allgather_bucket_elements, ready, label);
-  } else {
-    flat.gather_done =
-        flat.all_gather(flat.parameters.data(), dtype, config_.allgather_bucket_elements, ready, label);
-  }
-  if (!config_.overlap) flat.gather_done.wait();
+  if (flat.empty()) return;
+  flat.weights->gather_updated(flat, for_training_.value_or(true), {flat.name, phase, Traffic::data});
 }
 
 void StateStore::publish(FlatBuffer& flat, const char* phase) {
@@ -330,11 +299,10 @@ void StateStore::publish(FlatBuffer& flat, const char* phase) {
   await_gathers(flat);
   if (residency_.offloaded(flat)) {
     visit(flat, kept, Access::read, [&](const ShardSlice& slice) { offload_->publish(flat, slice); });
-    gather_updated(flat, phase);
-    return;
+  } else {
+    restore_weights(flat);
+    flat.shard_ready = compute_.record();
   }
-  restore_weights(flat);
-  flat.shard_ready = compute_.record();
   gather_updated(flat, phase);
 }
 
@@ -348,10 +316,10 @@ void StateStore::restore_weights(FlatBuffer& flat) {
 }
 
 void StateStore::set_weights_for(bool training) {
-  if (!config_.quantized_weights || for_training_ == training) return;
+  if (for_training_ == training) return;
   for_training_ = training;
   for (FlatBuffer* flat : trainable_) {
-    if (!flat->empty() && residency_.whole_parameters(*flat)) {
+    if (!flat->empty() && residency_.whole_parameters(*flat) && flat->weights->rounds()) {
       publish(*flat, training ? "forward" : "evaluate");
     }
   }

@@ -21,7 +21,6 @@
 namespace tranche::detail {
 
 class OffloadedState;
-class QuantizedExchange;
 
 /// Sees state on the nvme tier before it changes, as a save in progress has to.
 class StateObserver {
@@ -40,13 +39,12 @@ struct StateResources {
   Device& device;
   MemoryResource& device_memory;
   MemoryResource& host_memory;
-  TraceRecorder* trace = nullptr;
 };
 
 class StateStore {
  public:
-  /// `config` outlives the store.
-  StateStore(const Config& config, StateLayout layout, const StateResources& resources);
+  /// `layout` with its exchanges.
+  StateStore(const Residency& residency, StateLayout layout, const StateResources& resources);
   ~StateStore();
   StateStore(const StateStore&) = delete;
   StateStore& operator=(const StateStore&) = delete;
@@ -68,7 +66,6 @@ class StateStore {
   }
   /// Index of a tensor; throws InvalidArgument, with the closest match, when there is none of this name.
   int find_tensor(std::string_view name) const;
-  bool has_tensor(const std::string& name) const { return tensor_index_.contains(name); }
   /// Position of a tensor in its unit; throws InvalidArgument naming the unit's tensors.
   int index_in_unit(int unit, std::string_view tensor) const;
   /// The tensor at a position of its unit; throws InvalidArgument when there is none.
@@ -80,8 +77,6 @@ class StateStore {
   /// Adopts what moves state off the device, before allocate(); without it all state lives on the device.
   void set_offload(std::unique_ptr<OffloadedState> offload);
   OffloadedState* offload() const { return offload_.get(); }
-  /// Null where nothing travels as int8 blocks.
-  QuantizedExchange* quantized() const { return quantized_.get(); }
   /// Takes the memory, and the space on disk, of a unit's state.
   void allocate(UnitState& unit);
   /// The main gradient's memory, unless it has some or takes memory of the step.
@@ -98,6 +93,12 @@ class StateStore {
   enum class Access { read, replace, update };
   /// Weights and optimizer state of [range), which lies in device or host memory and in what this rank keeps.
   ShardSlice slice(FlatBuffer& flat, ElementRange range);
+  /// Calls visit for slices of all state that this rank keeps of a buffer, with its main gradient and, on the
+  /// device, its weights. What visit issues to a slice's stream may change it. A step's use alone: nothing is
+  /// waited for but the tiles of the nvme tier, which an observer sees before.
+  void visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
+  /// That slice of a buffer whose state is in device or host memory.
+  ShardSlice slice_in_step(FlatBuffer& flat);
   /// Calls visit for slices of the master weights and optimizer state in `range` (within what this rank
   /// keeps), wherever they live; what it issues or does has happened when visit() returns. `replace`: visit
   /// writes all of it.
@@ -130,14 +131,13 @@ class StateStore {
   void weights_written() { for_training_.reset(); }
 
  private:
-  void assign_tiers();
   void allocate(FlatBuffer& flat);
-  void allocate_quantized();
   /// Waits until no gather reads or writes the weights, so that the host may.
   static void await_gathers(const FlatBuffer& flat);
+  /// The same, and until weights on their way between device and host are where they live.
+  void await_parameters(const FlatBuffer& flat);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
-  const Config& config_;
   StateResources resources_;
   Stream& compute_;
   StateLayout layout_;
@@ -146,7 +146,6 @@ class StateStore {
   Residency residency_;
   StateObserver* observer_ = nullptr;
   std::unique_ptr<OffloadedState> offload_;  ///< null: all state lives on the device
-  std::unique_ptr<QuantizedExchange> quantized_;
   std::optional<bool> for_training_ = true;  ///< which weights are kept whole; empty: neither
 };
 

@@ -41,7 +41,7 @@ void StepBoundary::allocate(MemoryResource& memory) {
 
 // --- Agreement ------------------------------------------------------------------------------------------
 
-StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step) {
+void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
   const std::vector<FlatBuffer*>& trainable = store_.trainable();
   const std::size_t count = trainable.size();
   const std::int64_t micro_batches = config_.accumulation_steps;
@@ -55,7 +55,6 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   // Defaults stay in place where no kernel writes (the meta device): clean flags, nominal tokens, and a norm
   // that is not zero.
   std::vector<double> losses(static_cast<std::size_t>(micro_batches), 0.0);
-  std::vector<std::int64_t> tokens(static_cast<std::size_t>(micro_batches), nominal_tokens);
   std::vector<kernels::GradientStatistics> statistics(count);
   device_.copy_to_host(compute_, losses.data(), scalars_.losses(), micro_batches * 8);
   device_.copy_to_host(compute_, tokens.data(), scalars_.tokens(), micro_batches * 8);
@@ -64,9 +63,9 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   compute_.synchronize();
   if (device_.kind() == DeviceKind::meta) mine.squares.add(1.0);
 
-  const auto own =
-      static_cast<std::size_t>(config_.micro_batches_of(mesh_.data_rank(ranks_.rank()), mesh_.data_ranks()));
-  for (std::size_t m = 0; m < own; ++m) {
+  tokens.resize(
+      static_cast<std::size_t>(config_.micro_batches_of(mesh_.data_rank(ranks_.rank()), mesh_.data_ranks())));
+  for (std::size_t m = 0; m < tokens.size(); ++m) {
     mine.losses.add(losses[m]);
     mine.tokens += tokens[m];
   }
@@ -78,11 +77,14 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
       mine.non_finite_element = trainable[i]->owned().begin + statistics[i].first_non_finite;
     }
   }
+}
+
+void StepBoundary::hash_calls(StepRecord& mine) const {
   // Ranks that hold the same buffers make the same calls in each of their groups, and all make those of all
   // ranks.
   mine.sequence_hash = ranks_.sequence_hash();
   std::vector<const Communicator*> hashed{&ranks_, nullptr};
-  for (const FlatBuffer* flat : trainable) {
+  for (const FlatBuffer* flat : store_.trainable()) {
     for (const Communicator* of_flat :
          {static_cast<const Communicator*>(flat->group), static_cast<const Communicator*>(flat->replicas)}) {
       if (std::find(hashed.begin(), hashed.end(), of_flat) != hashed.end()) continue;
@@ -90,7 +92,24 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
       mine.group_hash += (2 * hashed.size() - 3) * of_flat->sequence_hash();
     }
   }
+}
 
+void StepBoundary::compare_calls(const std::vector<StepRecord>& records, std::int64_t step) const {
+  for (std::size_t r = 0; r < records.size(); ++r) {
+    const auto alike = static_cast<std::size_t>(store_.placement().class_of(static_cast<int>(r)));
+    const bool differs = records[r].sequence_hash != records[0].sequence_hash;
+    if (!differs && records[r].group_hash == records[alike].group_hash) continue;
+    throw CommunicationError(
+        mesh_.name_of_rank(static_cast<int>(r)) + " issued another sequence of collective calls than " +
+        mesh_.name_of_rank(differs ? 0 : static_cast<int>(alike)) + " in step " + std::to_string(step) +
+        ": gather and reduce units in the same order on all ranks");
+  }
+}
+
+StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step) {
+  std::vector<std::int64_t> tokens(static_cast<std::size_t>(config_.accumulation_steps), nominal_tokens);
+  count(mine, tokens);
+  hash_calls(mine);
   // One exchange carries everything. Without peers that answer (a plan) every rank is taken to say what this
   // one says.
   const auto rank_count = static_cast<std::size_t>(ranks_.size());
@@ -102,20 +121,12 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
                   OperationLabel{"step", "agree", Traffic::control, Tier::host})
       .wait();
   if (!ranks_.simulated()) all.records = std::move(received);
+  compare_calls(all.records, step);
 
   SquareSum squares;
   LossTotal loss;
   const StepRecord* bad = nullptr;
-  for (std::size_t r = 0; r < rank_count; ++r) {
-    const StepRecord& record = all.records[r];
-    const auto alike = static_cast<std::size_t>(store_.placement().class_of(static_cast<int>(r)));
-    const bool differs = record.sequence_hash != all.records[0].sequence_hash;
-    if (differs || record.group_hash != all.records[alike].group_hash) {
-      throw CommunicationError(
-          mesh_.name_of_rank(static_cast<int>(r)) + " issued another sequence of collective calls than " +
-          mesh_.name_of_rank(differs ? 0 : static_cast<int>(alike)) + " in step " + std::to_string(step) +
-          ": gather and reduce units in the same order on all ranks");
-    }
+  for (const StepRecord& record : all.records) {
     squares += record.squares;
     loss += record.losses;
     all.tokens += record.tokens;
@@ -128,10 +139,10 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   // The ranks of a data rank see the same tokens, and one of them counts them.
   if (ranks_.simulated()) all.tokens = all.tokens / ranks_.size() * mesh_.data_ranks();
   all.loss_sum = loss.value();
-  if (config_.gradient_noise_scale) measure_pieces({tokens.data(), own}, all);
+  if (config_.gradient_noise_scale) measure_pieces(tokens, all);
   all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::infinity();
   if (bad != nullptr) {
-    const FlatBuffer& flat = *trainable[static_cast<std::size_t>(bad->non_finite_buffer)];
+    const FlatBuffer& flat = *store_.trainable()[static_cast<std::size_t>(bad->non_finite_buffer)];
     const TensorPiece piece = flat.layout.locate(bad->non_finite_element);
     all.non_finite = piece.tensor < 0 ? "padding of unit " + flat.name
                                       : store_.tensor_of(flat, piece).name + " at element " +
@@ -193,25 +204,8 @@ void StepBoundary::prepare(const OptimizerStep& step) {
   updater_.clear_sums(compute_, host);
   for (FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->whole_matrices) continue;
-    const ElementRange range = store_.residency().optimizer_range(*flat);
-    if (flat->optimizer_tier == OffloadTier::nvme) {
-      // Read and written here, and again by the update: a rule may advance its state in both.
-      host->wait(flat->gradients_on_host);
-      offload->visit_tiles(*flat, range, true, true, [&](ShardSlice tile) {
-        if (store_.observer() != nullptr) store_.observer()->before_update(*flat, tile);
-        tile.gradient = store_.residency().host_gradients(*flat, tile.range);
-        updater_.prepare(step, *flat, tile);
-      });
-      continue;
-    }
-    ShardSlice kept = store_.slice(*flat, range);
-    if (kept.on_host) {
-      host->wait(flat->gradients_on_host);
-      kept.gradient = store_.residency().host_gradients(*flat, kept.range);
-    } else {
-      kept.gradient = store_.residency().gradients(*flat, kept.range);
-    }
-    updater_.prepare(step, *flat, kept);
+    // State on nvme is read and written here, and again by the update: a rule may advance it in both.
+    store_.visit_in_step(*flat, [&](const ShardSlice& slice) { updater_.prepare(step, *flat, slice); });
   }
   updater_.exchange_sums(device_, compute_, host, ranks_);
 }
@@ -220,9 +214,13 @@ void StepBoundary::update(const OptimizerStep& step) {
   prepare(step);
   // Updates of offloaded state go on while the device updates its own.
   if (OffloadedState* const offload = store_.offload()) {
-    StateObserver* const observer = updater_.has_sums() ? nullptr : store_.observer();  // saw it in prepare()
-    offload->update_each(store_.trainable(), observer,
-                         [&](FlatBuffer& flat, const ShardSlice& slice) { update_slice(flat, slice, step); });
+    offload->begin_update();
+    for (FlatBuffer* flat : store_.trainable()) {
+      if (flat->optimizer_tier != OffloadTier::none && !flat->empty() && !flat->whole_matrices) {
+        update_tiles(*flat, step);
+      }
+    }
+    offload->end_update();
   }
   for (FlatBuffer* flat : store_.trainable()) update_on_device(*flat, step);
   matrices_.update(step);
@@ -240,14 +238,8 @@ void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step)
   if (flat.empty() || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(
       flat.gather_done);  // peers read the old weights of this shard, also of units that nobody held
-  const ElementRange kept = store_.residency().optimizer_range(flat);
-  ShardSlice slice = store_.slice(flat, kept);
-  if (store_.residency().offloaded(flat)) {
-    update_slice(flat, slice, step);
-    return;
-  }
-  slice.gradient = store_.residency().gradients(flat, kept);
-  if (flat.master) slice.weight = store_.residency().parameters(flat, kept);
+  if (store_.residency().offloaded(flat)) return update_tiles(flat, step);
+  const ShardSlice slice = store_.slice_in_step(flat);
   const auto apply = [&] { updater_.apply(step, flat, slice); };
   if (Replay* const replay = replays_[static_cast<std::size_t>(flat.trainable_index)].get()) {
     replay->run(compute_, apply);
@@ -259,14 +251,18 @@ void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step)
   store_.gather_updated(flat, "step");
 }
 
-void StepBoundary::update_slice(FlatBuffer& flat, const ShardSlice& slice, const OptimizerStep& step) {
-  store_.offload()->rewrite_weights(flat, slice, [&](const ShardSlice& part) {
+void StepBoundary::update_tiles(FlatBuffer& flat, const OptimizerStep& step) {
+  OffloadedState& offload = *store_.offload();
+  StateObserver* const observer = updater_.has_sums() ? nullptr : store_.observer();  // saw it in prepare()
+  for (std::int64_t tile = 0; tile < offload.update_tiles(flat); ++tile) {
+    const ShardSlice slice = offload.open_tile(flat, tile, observer);
     if (step.apply) {
-      updater_.apply(step, flat, part, /*fresh_weights=*/true);
+      updater_.apply(step, flat, slice, /*fresh_weights=*/true);
     } else {
-      copy_master_to_weight(part);  // a skipped step moves the same bytes, and the weights are those it found
+      copy_master_to_weight(slice);  // a skipped step moves the same bytes, and the weights stay the same
     }
-  });
+    offload.close_tile();
+  }
 }
 
 std::vector<std::string> StepBoundary::replay_problems() const {

@@ -54,12 +54,17 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// Adds what this rank counted to its record, and takes the tokens of its micro-batches.
+  void count(StepRecord& mine, std::vector<std::int64_t>& tokens);
+  void hash_calls(StepRecord& mine) const;
+  /// Throws as agree() does.
+  void compare_calls(const std::vector<StepRecord>& records, std::int64_t step) const;
   /// Collective: `tokens` are those of this rank's micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
   void update_on_device(FlatBuffer& flat, const OptimizerStep& step);
-  /// Updates a slice whose weights, or more, live off the device.
-  void update_slice(FlatBuffer& flat, const ShardSlice& slice, const OptimizerStep& step);
+  /// Updates a buffer whose parameters, or more, live off the device.
+  void update_tiles(FlatBuffer& flat, const OptimizerStep& step);
 
   StateStore& store_;
   const Config& config_;

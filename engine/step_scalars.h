@@ -18,6 +18,7 @@ class StepScalars {
   StepScalars(MemoryResource& memory, std::int64_t micro_batches, std::size_t units, std::int64_t pieces = 0)
       : micro_batches_(micro_batches),
         units_(units),
+        pieces_(pieces),
         buffer_(memory,
                 micro_batches * 16 +
                     (1 + pieces) * static_cast<std::int64_t>(units * sizeof(kernels::GradientStatistics)),
@@ -28,6 +29,8 @@ class StepScalars {
   kernels::GradientStatistics* statistics() const {
     return reinterpret_cast<kernels::GradientStatistics*>(tokens() + micro_batches_);
   }
+  /// The noise of gradients is measured.
+  bool has_pieces() const { return pieces_ > 0; }
   kernels::GradientStatistics* of_piece(std::int64_t piece) const {
     return statistics() + static_cast<std::size_t>(1 + piece) * units_;
   }
@@ -35,6 +38,7 @@ class StepScalars {
  private:
   std::int64_t micro_batches_ = 0;
   std::size_t units_ = 0;
+  std::int64_t pieces_ = 0;
   Buffer buffer_;
 };
 

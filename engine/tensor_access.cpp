@@ -8,8 +8,8 @@
 
 #include "core/block8.h"
 #include "core/split_float.h"
+#include "engine/exchange.h"
 #include "engine/offloaded_state.h"
-#include "engine/quantized_exchange.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/quantization.h"
@@ -241,42 +241,22 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   if (!reduced) {
     // Reduced as the end of the step would reduce it.
     const Shape whole{flat.layout.padded_elements()};
-    const DataType communication = config_.precision.communication;
-    const int ranks = flat.group->size();
-    const std::int64_t bucket = config_.reduce_bucket_elements;
-    const bool quantized = config_.quantized_gradients;
-    const Buffer rounded(
-        memory_,
-        quantized ? kernels::quantized_bytes(whole.elements()) : whole.elements() * size_of(communication),
-        Category::other, "read_gradient");
-    Buffer received;
-    if (quantized && ranks > 1) {
-      received = Buffer(memory_, QuantizedExchange::received_bytes(shard_range.size(), ranks, bucket),
-                        Category::other, "read_gradient");
-    }
+    const TensorView accumulated{flat.gradients_data(), accumulation, whole};
+    GradientExchange& exchange = flat.gradients_over->in_group();
+    const GradientExchange::Bytes bytes = exchange.bytes(flat, accumulation);
+    const auto memory = [&](std::int64_t size) {
+      return Buffer(memory_, size, Category::other, "read_gradient");
+    };
+    const Buffer rounded = memory(bytes.sent), received = memory(bytes.received);
     const DataType summed = flat.replicas == nullptr ? accumulation : DataType::float32;
-    const Buffer sum(memory_, shard_range.size() * size_of(summed), Category::other, "read_gradient");
-    const ConstTensorView accumulated{flat.gradients_data(), accumulation, whole};
-    ReductionOptions options;
-    options.group_size = reduction_group;
-    options.bucket_elements = bucket;
-    const OperationLabel label = access_label(tensor.name, Tier::device);
-    if (quantized) {
-      QuantizedExchange::pack(compute_, accumulated, ranks, bucket, rounded.data());
-      Event done;
-      store_.quantized()->reduce(*flat.group, rounded.data(), received.data(),
-                                 {sum.data(), summed, Shape{shard_range.size()}}, options,
-                                 {compute_.record()}, label, done);
-      done.wait();
-    } else {
-      const TensorView sent{rounded.data(), communication, whole};
-      kernels::cast(compute_, accumulated, sent);
-      const std::vector<Event> ready{compute_.record()};
-      flat.group
-          ->reduce_scatter(sent.data, communication, sum.data(), summed, shard_range.size(), options, ready,
-                           label)
-          .wait();
-    }
+    const Buffer sum = memory(shard_range.size() * size_of(summed));
+    const ConstTensorView sent =
+        bytes.sent > 0 ? exchange.round(compute_, flat, accumulated, rounded.data()) : accumulated;
+    GradientSum order;
+    order.group_size = reduction_group;
+    exchange.reduce(flat, sent, received.data(), {sum.data(), summed, Shape{shard_range.size()}}, order,
+                    {compute_.record()}, access_label(tensor.name, Tier::device));
+    flat.reduce_done.wait();
     std::vector<float> values = from({sum.data(), summed, Shape{shard_range.size()}}, shard_range, false);
     if (flat.replicas == nullptr) return values;
     flat.replicas

@@ -196,28 +196,6 @@ void WholeMatrices::update(const OptimizerStep& step) {
   arena_.end();
 }
 
-/// Calls visit for weights, state and gradient of all that this rank keeps, in one slice or in tiles, which
-/// are read and written back.
-void WholeMatrices::for_each_slice(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit) {
-  const Residency& residency = store_.residency();
-  const ElementRange kept = residency.optimizer_range(flat);
-  if (flat.optimizer_tier == OffloadTier::nvme) {
-    store_.offload()->visit_tiles(flat, kept, true, true, [&](ShardSlice tile) {
-      tile.gradient = residency.host_gradients(flat, tile.range);
-      visit(tile);
-    });
-    return;
-  }
-  ShardSlice slice = store_.slice(flat, kept);
-  if (slice.on_host) {
-    slice.gradient = residency.host_gradients(flat, kept);
-  } else {
-    slice.gradient = residency.gradients(flat, kept);
-    if (flat.master && !residency.offloaded(flat)) slice.weight = residency.parameters(flat, kept);
-  }
-  visit(slice);
-}
-
 /// Calls visit for the parts of tensors in a slice, with their place in the message.
 template <class Visit>
 void WholeMatrices::for_each_piece(const Exchange& exchange, const ShardSlice& slice, void* message,
@@ -241,7 +219,6 @@ void WholeMatrices::begin(Exchange& exchange, Flight& flight, const OptimizerSte
   FlatBuffer& flat = *exchange.flat;
   const bool on_host = flat.optimizer_tier != OffloadTier::none;
   Stream& stream = on_host ? store_.offload()->host() : compute_;
-  if (on_host) stream.wait(flat.gradients_on_host);
   flight.message = acquire(exchange.message_elements * message_width, Category::communication, flat.name);
   void* const message = on_host ? flight.host_message : flight.message.data();
   {
@@ -252,10 +229,7 @@ void WholeMatrices::begin(Exchange& exchange, Flight& flight, const OptimizerSte
     }
     void* const scratch = on_host ? host_scratch_.data() : own_scratch.data();
     if (!step.apply) kernels::fill_zero(stream, message_view(message, 0, exchange.message_elements));
-    for_each_slice(flat, [&](const ShardSlice& slice) {
-      StateObserver* const observer = store_.observer();
-      if (observer != nullptr && flat.optimizer_tier == OffloadTier::nvme)
-        observer->before_update(flat, slice);
+    store_.visit_in_step(flat, [&](const ShardSlice& slice) {
       if (!step.apply) return;
       for_each_piece(exchange, slice, message, [&](const ShardSlice& part, const TensorView& part_message) {
         updater_.prepare(step, flat, part, part_message,
@@ -323,23 +297,31 @@ void WholeMatrices::finish(Exchange& exchange, Flight& flight, const OptimizerSt
         message, flight.message.data(), exchange.message_elements * message_width, flight.returned);
     flight.message.release(copied);
     offload.host().wait(copied);
-    if (flat.parameters_tier == OffloadTier::cpu) offload.host().wait(flat.gather_done);
   }
   const auto apply = [&](const ShardSlice& slice) {
     for_each_piece(exchange, slice, message, [&](const ShardSlice& part, const TensorView& part_message) {
       updater_.apply(step, flat, part, false, part_message);
     });
   };
-  for_each_slice(flat, [&](const ShardSlice& slice) {
-    if (!store_.residency().offloaded(flat)) return apply(slice);
-    store_.offload()->rewrite_weights(flat, slice, [&](const ShardSlice& part) {
-      if (!step.apply) return copy_master_to_weight(part);
-      // Padding, where the memory held something else before.
-      if (part.weight.data != nullptr && !part.in_halves()) kernels::fill_zero(*part.stream, part.weight);
-      apply(part);
-    });
-  });
-  if (!store_.residency().offloaded(flat)) {
+  if (store_.residency().offloaded(flat)) {
+    OffloadedState& offload = *store_.offload();
+    offload.begin_update(flat);
+    for (std::int64_t tile = 0; tile < offload.update_tiles(flat); ++tile) {
+      const ShardSlice slice = offload.open_tile(flat, tile);
+      if (!step.apply) {
+        copy_master_to_weight(slice);
+      } else {
+        // Padding, where the memory held something else before.
+        if (slice.weight.data != nullptr && !slice.in_halves()) {
+          kernels::fill_zero(*slice.stream, slice.weight);
+        }
+        apply(slice);
+      }
+      offload.close_tile();
+    }
+    offload.end_update();
+  } else {
+    apply(store_.slice_in_step(flat));
     if (!step.apply && store_.residency().quantizes(flat)) store_.restore_weights(flat);
     flat.shard_ready = compute_.record();
   }

@@ -70,7 +70,6 @@ class WholeMatrices {
 
   ElementRange brought_by(const Exchange& exchange, int rank) const;
   void plan(Communicator& group);
-  void for_each_slice(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
   template <class Visit>
   static void for_each_piece(const Exchange& exchange, const ShardSlice& slice, void* message,
                              const Visit& visit);

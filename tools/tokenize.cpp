@@ -12,7 +12,6 @@
 #include "tranche/config/config.h"
 #include "tranche/core/error.h"
 #include "tranche/device/device.h"
-#include "tranche/config/config.h"
 #include "tranche/training/tokenize.h"
 
 namespace tranche::tools {

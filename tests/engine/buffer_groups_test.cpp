@@ -60,8 +60,9 @@ TEST_P(BufferGroups, ReduceGatherAndUpdateByTheirOwnGroups) {
       regroup(layout.units[1].buffers[1], *pair, copies.get());
     });
     {
-      GradientReducer reducer(rank.store, rank.config, rank.arena, rank.compute, rank.ledger, rank.scalars);
-      ParameterGatherer gatherer(rank.store, rank.config, rank.arena, rank.compute, rank.exposed);
+      GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
+      ParameterGatherer gatherer(rank.store, detail::GatherOptions(rank.config), rank.arena, rank.compute,
+                                 rank.exposed);
       StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh,
                             *rank.device, rank.scalars);
       boundary.allocate(rank.memory);
@@ -197,7 +198,7 @@ TEST(BufferCopies, AnErrorOfTheSumOverReplicasLeavesTheEventOfTheGroups) {
     while (!failed()) std::this_thread::yield();
     rank.arena.begin("train", false);
     {
-      GradientReducer reducer(rank.store, rank.config, rank.arena, rank.compute, rank.ledger, rank.scalars);
+      GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
       reducer.begin_micro_batch(0);
       reducer.open(0, 0);
       EXPECT_THROW(reducer.submit(0, 0, true), CommunicationError);

@@ -34,7 +34,8 @@ void on_two_ranks(const std::function<void(RankState&, ParameterGatherer&)>& bod
     RankState rank(config, *group);
     rank.arena.begin("train", false);
     {
-      ParameterGatherer gatherer(rank.store, rank.config, rank.arena, rank.compute, rank.exposed);
+      ParameterGatherer gatherer(rank.store, detail::GatherOptions(rank.config), rank.arena, rank.compute,
+                                 rank.exposed);
       body(rank, gatherer);
     }
     rank.arena.end();

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/exchange.h"
 #include "engine/exposed_time.h"
 #include "engine/flat_updater.h"
 #include "engine/initial_weights.h"
@@ -84,7 +85,9 @@ struct RankState {
         arena(memory, ledger),
         compute(device->compute_stream()),
         exposed(compute),
-        store(config, layout(regroup, staged), {*device, memory, host}),
+        store(detail::Residency(config),
+              detail::with_exchanges(layout(regroup, staged), config, *device, arena, nullptr),
+              {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
         updater(*optimizer, store.tensors(), config.precision, config.seed),

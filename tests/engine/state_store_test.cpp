@@ -171,12 +171,18 @@ TEST(StateStore, AnObserverSeesTilesBeforeTheyChange) {
   RankState rank(config, *alone, detail::posix_file_system(), folder.path());
   Observer observer;
   rank.store.observe(&observer);
-  rank.store.offload()->update_each(
-      rank.store.trainable(), rank.store.observer(), [](FlatBuffer&, const ShardSlice& slice) {
-        slice.stream->enqueue("change",
-                              [slice] { std::fill_n(slice.master.as<float>(), slice.range.size(), 3.0f); });
-      });
-  rank.store.offload()->await_updates();
+  detail::OffloadedState& offload = *rank.store.offload();
+  offload.begin_update();
+  for (FlatBuffer* flat : rank.store.trainable()) {
+    for (std::int64_t tile = 0; tile < offload.update_tiles(*flat); ++tile) {
+      const ShardSlice slice = offload.open_tile(*flat, tile, rank.store.observer());
+      slice.stream->enqueue("change",
+                            [slice] { std::fill_n(slice.master.as<float>(), slice.range.size(), 3.0f); });
+      offload.close_tile();
+    }
+  }
+  offload.end_update();
+  offload.await_updates();
   EXPECT_EQ(observer.elements, rank.store.trainable()[0]->layout.padded_elements() +
                                    rank.store.trainable()[1]->layout.padded_elements());
   EXPECT_EQ(observer.changed, 0);
@@ -202,8 +208,7 @@ TEST(StateStore, TwoStoresOverDifferentGroups) {
       EXPECT_EQ(all.weight(tensor), two.weight(tensor)) << tensor;
     }
     for (RankState* rank : {&all, &two}) {
-      GradientReducer reducer(rank->store, rank->config, rank->arena, rank->compute, rank->ledger,
-                              rank->scalars);
+      GradientReducer reducer(rank->store, rank->arena, rank->compute, rank->ledger, rank->scalars);
       rank->arena.begin("train", false);
       reducer.begin_micro_batch(0);
       reducer.open(0, 0);

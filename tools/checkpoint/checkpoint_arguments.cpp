@@ -9,7 +9,6 @@
 #include "tools/tokenize.h"
 #include "tranche/config/config.h"
 #include "tranche/core/error.h"
-#include "tranche/config/config.h"
 #include "tranche/training/tokenize.h"
 
 namespace tranche::tools {
