@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "engine/step_guard.h"
 
 namespace tranche {
 
@@ -119,6 +120,10 @@ InferenceScope::InferenceScope(Engine& engine, const Shape& shape)
 
 InferenceScope::~InferenceScope() {
   engine_.impl_->end_inference(std::uncaught_exceptions() > exceptions_);
+}
+
+StepGuard::~StepGuard() {
+  engine_.impl_->abandon_step();
 }
 
 // --- UnitGradients --------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ PUBLIC = "include/tranche/"
 # Headers that CMake writes into the build folder.
 GENERATED = ("kernels/built_with.h",)
 FACADE = ["tranche/engine/engine.h", "engine/engine_impl.h"]
-FACADE_FILES = ["engine/engine.cpp", "engine/engine_*", "engine/engine.h"]
+FACADE_FILES = ["engine/engine.cpp", "engine/engine_*", "engine/engine.h", "engine/check_gradients.cpp", "engine/step_guard.h"]
 SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}
 HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 
