@@ -2,7 +2,6 @@
 
 #include "tranche/engine/engine.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -10,7 +9,9 @@
 #include "engine/engine_impl.h"
 #include "engine/initial_weights.h"
 #include "engine/offloaded_state.h"
+#include "engine/run_reports.h"
 #include "engine/start_notes.h"
+#include "engine/start_table.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
@@ -52,8 +53,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       shard(runtime_in.shard()),
       replicas(runtime_in.replicas()),
       pipeline(runtime_in.pipeline()),
-      communicators{&world},
-      axes{MeshAxis::shard},
       stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline))),
       compute(runtime_in.device().compute_stream()),
       memory(runtime_in.memory(Tier::device)),
@@ -68,22 +67,16 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
                     [this](const Placement& placement, int buffer) { return ranks_of(placement, buffer); }),
             {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),
+      data_groups(runtime_in),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
                runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, rank), runtime.mesh(),
                runtime.device(), *arena),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
+      traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
       micro_batches(store.units().size()) {
-  for (const auto& [group, axis] :
-       {std::pair(&shard, MeshAxis::shard), std::pair(&runtime.of_stage(), MeshAxis::shard),
-        std::pair(replicas, MeshAxis::replicate), std::pair(pipeline, MeshAxis::pipeline),
-        std::pair(runtime.pipeline_ends(), MeshAxis::pipeline)}) {
-    if (group == nullptr || std::count(communicators.begin(), communicators.end(), group) > 0) continue;
-    communicators.push_back(group);
-    axes.push_back(axis);
-  }
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -214,7 +207,7 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
     recorder.begin_pass(Program::train, shape);
     state = State::training;
     one_sequence = beside;
-    recorder.begin_step(communicators);
+    recorder.begin_step(data_groups.all());
     if (store.offload() != nullptr) store.offload()->begin_report();
   } else {
     recorder.next_micro_batch(shape);
@@ -456,7 +449,7 @@ void Engine::Impl::note_dropped_plans() {
 
 Engine::StageUses Engine::stage() const {
   const detail::Stages& stages = impl_->stages;
-  const int stage = impl_->stage();
+  const int stage = impl_->traffic.stage();
   return {stage, stages.count, stages.begin(stage), stages.end(impl_->model, stage)};
 }
 Device& Engine::device() const {
@@ -529,6 +522,40 @@ std::int64_t Engine::micro_batch() const {
 }
 bool Engine::frozen(std::string_view tensor) const {
   return impl_->store.tensors()[static_cast<std::size_t>(impl_->store.find_tensor(tensor))].frozen;
+}
+
+// --- Reports --------------------------------------------------------------------------------------------
+
+std::string Engine::memory_report() {
+  return detail::memory_report(impl_->runtime);
+}
+std::string Engine::traffic_report() const {
+  return impl_->traffic.report(impl_->recorder.traffic(), impl_->data_groups);
+}
+std::optional<Engine::CrossingBytes> Engine::bytes_to_other_nodes() const {
+  const auto bytes = impl_->data_groups.to_other_nodes(impl_->recorder.traffic());
+  return bytes ? std::optional(CrossingBytes{bytes->rank, bytes->node}) : std::nullopt;
+}
+std::string Engine::model_report() const {
+  return detail::model_report(impl_->model);
+}
+Engine::StateBytes Engine::state_bytes() const {
+  return impl_->formulas.bytes();
+}
+Engine::StepMemory Engine::step_memory() const {
+  return {impl_->arena->block_bytes(), impl_->arena->live_peak("train"), impl_->arena->packings()};
+}
+std::int64_t Engine::formula_traffic_elements() const {
+  return impl_->traffic.all().elements;
+}
+std::int64_t Engine::formula_traffic_bytes() const {
+  return impl_->traffic.all().bytes;
+}
+std::string Engine::summary(bool verbose) const {
+  const Impl& of = *impl_;
+  return StartTable(of.runtime, of.config, of.model, of.stages, of.store, of.formulas, of.traffic,
+                    of.matrices)
+      .text(of.routing, of.start_notes, verbose);
 }
 
 }  // namespace tranche

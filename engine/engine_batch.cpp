@@ -51,7 +51,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   config.accumulation_steps = accumulation_steps;
   config.train_batch_size = micro_batch_size * accumulation_steps * data_ranks;
   set_nominal_tokens();
-  recorded_gather_elements = recorded_quantized_elements = 0;
+  traffic.set_gathered(0, 0);
   compute.synchronize();
   allocate_on_all([this] {
     scalars = {};

@@ -15,6 +15,7 @@
 
 #include "checkpoint/reader.h"
 #include "engine/checkpoint_session.h"
+#include "engine/data_groups.h"
 #include "engine/flat_updater.h"
 #include "engine/formulas.h"
 #include "engine/gradient_reducer.h"
@@ -26,6 +27,7 @@
 #include "engine/step_recorder.h"
 #include "engine/tensor_access.h"
 #include "engine/tensor_match.h"
+#include "engine/traffic_formulas.h"
 #include "engine/whole_matrices.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -165,29 +167,8 @@ struct Engine::Impl {
   /// Collective. Why the program's hook wants the step skipped, as all ranks say; empty: it does not.
   std::string ask_gradient_hook(const StepResult& found, const OptimizerStep& step);
 
-  // --- engine_reports.cpp ---
   /// The communicators of a flat buffer of the mesh, as this rank has them.
   detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer) const;
-  /// The stage of the pipeline that this rank computes; 0 without one.
-  int stage() const { return pipeline == nullptr ? 0 : pipeline->rank(); }
-  /// Elements and bytes that this rank sends to its group of the axis in a step, by the formula.
-  TrafficCount formula_traffic(MeshAxis axis) const;
-  /// "2 stages, schedule 1f1b: embedding to h.5 | h.6 to head".
-  std::string describe_stages() const;
-  /// How often a step reduces a flat buffer's gradients.
-  std::int64_t reductions(const detail::FlatBuffer& flat) const {
-    return store.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config.accumulation_steps;
-  }
-  /// How often this rank sends gradients of it.
-  std::int64_t sent_reductions(const detail::FlatBuffer& flat) const {
-    return store.residency().policy(flat) == ReductionPolicy::boundary
-               ? 1
-               : config.micro_batches_of(data_rank, data_ranks);
-  }
-  /// How often the replicas add up their sums of it.
-  std::int64_t replica_reductions(const detail::FlatBuffer& flat) const {
-    return store.residency().sums_replicas_once(flat) ? 1 : reductions(flat);
-  }
 
   // --- engine_step.cpp ---
   StepResult finish_step();
@@ -211,9 +192,6 @@ struct Engine::Impl {
   Communicator& shard;     ///< the ranks that this one shards state with
   Communicator* replicas;  ///< the ranks that hold the same shards; null: only this one
   Communicator* pipeline;  ///< the stages of this data rank; null: no pipeline
-  std::vector<Communicator*>
-      communicators;           ///< those of the above that differ, and what stages share tensors in
-  std::vector<MeshAxis> axes;  ///< of each of them: where the data goes that it carries
   detail::Stages stages;
   Stream& compute;
   MemoryResource& memory;
@@ -227,6 +205,7 @@ struct Engine::Impl {
   detail::StepRecorder recorder;
   detail::StateStore store;
   detail::StateFormulas formulas;
+  detail::DataGroups data_groups;
   std::unique_ptr<HostCopies> host_copies;  ///< null: activations stay on the device
   Buffer workspace_buffer;
   detail::StepScalars scalars;
@@ -234,6 +213,7 @@ struct Engine::Impl {
   detail::WholeMatrices matrices;
   detail::ParameterGatherer gatherer;
   detail::GradientReducer reducer;
+  detail::TrafficFormulas traffic;
   detail::StepBoundary boundary;
   std::unique_ptr<detail::CheckpointSession> session;
 
@@ -267,8 +247,6 @@ struct Engine::Impl {
   std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
   bool dropped_plans_noted = false;
   std::atomic<bool> stop_wanted = false;
-  std::int64_t recorded_gather_elements = 0;     ///< padded, of stage 3 gathers of the last whole step
-  std::int64_t recorded_quantized_elements = 0;  ///< of these, as int8 blocks
 };
 
 template <typename Call>

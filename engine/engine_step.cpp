@@ -156,10 +156,10 @@ StepResult Engine::Impl::finish_step() {
   state = State::idle;
   reducer.begin_step();
 
-  recorder.end_step(communicators, result);
+  recorder.end_step(data_groups.all(), result);
   if (store.offload() != nullptr) store.offload()->report(result);
-  recorded_quantized_elements = gatherer.take_quantized_elements();
-  recorded_gather_elements = gatherer.take_gathered_elements();
+  const std::int64_t quantized = gatherer.take_quantized_elements();
+  traffic.set_gathered(gatherer.take_gathered_elements(), quantized);
   const bool second = recorder.passes(Program::train) == 2;
   // The layout of the step is settled: what earlier passes took beside it goes back.
   if (recorder.take_repacked() || second) runtime.device().release_unused();
