@@ -10,6 +10,8 @@
 #include "engine/initial_weights.h"
 #include "engine/offloaded_state.h"
 #include "engine/run_reports.h"
+#include "engine/start_agreement.h"
+#include "engine/start_checks.h"
 #include "engine/start_notes.h"
 #include "engine/start_table.h"
 #include "tranche/kernels/elementwise.h"
@@ -83,10 +85,11 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   }
   set_nominal_tokens();
   set_phase("start");
-  check_threads();
-  describe_routing();
-  agree_on_start();
-  allocate_on_all([this] {
+  check_threads(config, runtime.device());
+  routing = routing_of(*optimizer, store.tensors());
+  reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer,
+                                             own_schedule.value_or("the configuration's")));
+  on_all([this] {
     allocate();
     session = std::make_unique<CheckpointSession>(store, config, world, runtime.device(),
                                                   runtime.memory(Tier::host), runtime.files(), runtime.log(),
@@ -95,12 +98,55 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   });
   // Once all ranks have found room, so that none looks at a disk that others fill already.
   if (store.offload() != nullptr && store.offload()->swap() != nullptr) {
-    allocate_on_all([this] { store.offload()->swap()->create(); });
+    on_all([this] { store.offload()->swap()->create(); });
   }
   draw_initial_weights(store, config, runtime.device(), runtime.memory(Tier::host),
                        {workspace_buffer.data(), workspace_buffer.bytes()});
   start_notes = notes_on_overlap(store, config, runtime.ledger(), runtime.device());
   set_phase("idle");
+}
+
+void Engine::Impl::allocate() {
+  check_host_memory(runtime, config, store, formulas);
+  if (config.offload.any()) {
+    OffloadOptions options;
+    options.swap.directory = config.offload.nvme_path;
+    options.swap.rank = rank;
+    options.swap.ranks_on_node = world.local_size();
+    options.swap.limit_bytes = runtime.nvme_limit();
+    options.swap.simulated = simulated();
+    options.link_bytes_per_second = config.debug.host_link_bytes_per_second;
+    options.trace = runtime.trace();
+    options.host_threads = runtime.host_threads();
+    store.set_offload(std::make_unique<OffloadedState>(
+        config, store.residency(), StateResources{runtime.device(), memory, runtime.memory(Tier::host)},
+        runtime.files(), runtime.ledger(), options));
+  }
+  if (config.offload.activations) {
+    host_copies = std::make_unique<HostCopies>(
+        store.offload()->link(), compute, *arena, runtime.memory(Tier::host), runtime.ledger(),
+        [this](const Event& event) { recorder.exposed().wait_for(event, Exposed::offload); });
+    host_copies->set_poison(config.debug.poison_memory && !simulated());
+    recorder.set_host_copies(host_copies.get());
+  }
+  for (UnitState& unit : store.units()) {
+    set_phase("start", unit.name);
+    store.allocate(unit);
+  }
+  set_phase("start");
+  workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
+  scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size(),
+                        config.gradient_noise_scale ? config.accumulation_steps : 0);
+  boundary.allocate(memory);
+  matrices.allocate(runtime.memory(Tier::host));
+  if (store.offload() == nullptr) return;
+  const std::string fallback = store.offload()->prepare(store.units());
+  if (!fallback.empty()) runtime.log().info("offload to nvme goes through threads: " + fallback);
+}
+
+void Engine::Impl::on_all(const std::function<void()>& work) {
+  allocate_on_all(runtime, work,
+                  [&] { return config.offload.any() ? std::string() : formulas.stages_for_comparison(); });
 }
 
 BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) const {

@@ -53,7 +53,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   set_nominal_tokens();
   traffic.set_gathered(0, 0);
   compute.synchronize();
-  allocate_on_all([this] {
+  on_all([this] {
     scalars = {};
     scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size(),
                           config.gradient_noise_scale ? config.accumulation_steps : 0);

@@ -15,6 +15,7 @@
 #include "engine/engine_impl.h"
 #include "engine/initial_weights.h"
 #include "engine/rank_texts.h"
+#include "engine/start_checks.h"
 #include "engine/state_reader.h"
 #include "engine/tensor_match.h"
 #include "offload/block_io.h"
@@ -478,7 +479,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
     const std::string numerics = runtime.numerics_fingerprint();
     const std::string before = parts_not_in(manifest.numerics, numerics);
     const bool of_threads = before.ends_with(" threads a rank") && before.find("; ") == std::string::npos &&
-                            !threads_change_bits();
+                            !threads_change_bits(config, runtime.device());
     if (manifest.numerics != numerics && !(of_threads && config.world_size_invariant)) {
       result.notes.push_back("in the numerics fingerprint '" + before + "' is '" +
                              parts_not_in(numerics, manifest.numerics) +

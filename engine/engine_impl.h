@@ -91,6 +91,11 @@ struct Engine::Impl {
   /// "rank 5 (replicate 1, shard 1)", in errors that name a rank.
   std::string name_of_rank(std::size_t of) const { return runtime.mesh().name_of_rank(static_cast<int>(of)); }
 
+  /// Takes the memory of state and steps.
+  void allocate();
+  /// Collective. Throws OutOfMemory on all ranks when the work of any has run out.
+  void on_all(const std::function<void()>& work);
+
   // --- engine_handles.cpp ---
   // Handles have the number of the micro-batch that was the current one when they were made.
   void acquire(int unit);
@@ -102,19 +107,6 @@ struct Engine::Impl {
   // --- engine_batch.cpp ---
   void set_nominal_tokens();
   void set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps);
-
-  // --- engine_start.cpp ---
-  /// Refuses a number of threads that follows that of the ranks, where one result is asked for.
-  void check_threads() const;
-  /// Matrix products of this run may have other bits on another number of threads.
-  bool threads_change_bits() const;
-  /// Throws ConfigurationError where the optimizer has nothing to do.
-  void describe_routing();
-  void check_host_memory() const;
-  void agree_on_start();
-  void allocate();
-  /// Collective. Throws OutOfMemory on all ranks when the work of any has run out.
-  void allocate_on_all(const std::function<void()>& work);
 
   // --- engine_state.cpp ---
   detail::TensorAccess access();
