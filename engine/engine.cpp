@@ -47,8 +47,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       model(with_adapters(std::move(model_in), config_in.lora)),
       config(checked(std::move(config_in), runtime_in)),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
-      own_schedule(options.schedule ? std::optional(options.schedule->describe()) : std::nullopt),
-      schedule(options.schedule ? std::move(options.schedule) : make_schedule(config)),
       groups(config.group_rules, config.frozen),
       scaler(scaler_options(config)),
       world(runtime_in.all()),
@@ -62,6 +60,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       ranks(world.size()),
       data_rank(runtime_in.mesh().data_rank(rank)),
       data_ranks(runtime_in.mesh().data_ranks()),
+      breakdown(runtime_in),
+      rule(runtime_in, config, std::move(options.schedule), breakdown),
       arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
       store(config,
@@ -78,6 +78,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
       traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
+      session(store, config, world, runtime_in.device(), runtime_in.memory(Tier::host), runtime_in.files(),
+              runtime_in.log(), runtime_in.trace()),
+      progress(config, session),
       micro_batches(store.units().size()) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
@@ -87,14 +90,10 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   set_phase("start");
   check_threads(config, runtime.device());
   routing = routing_of(*optimizer, store.tensors());
-  reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer,
-                                             own_schedule.value_or("the configuration's")));
+  reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
   on_all([this] {
     allocate();
-    session = std::make_unique<CheckpointSession>(store, config, world, runtime.device(),
-                                                  runtime.memory(Tier::host), runtime.files(), runtime.log(),
-                                                  runtime.trace());
-    if (config.save_buffer) session->reserve();
+    if (config.save_buffer) session.reserve();
   });
   // Once all ranks have found room, so that none looks at a disk that others fill already.
   if (store.offload() != nullptr && store.offload()->swap() != nullptr) {
@@ -157,11 +156,13 @@ BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) const
 
 Engine::Impl::~Impl() {
   // Collectives in progress in the middle of a step would wait for peers that wait for this rank.
-  if (unwinding() && state != State::idle) {
-    end_by_unwinding("in the middle of " +
-                     (in_evaluation() ? "an evaluation" : "step " + std::to_string(steps_done + 1)));
+  if (breakdown.unwinding() && state != State::idle) {
+    breakdown.end_by_unwinding("in the middle of " + (in_evaluation()
+                                                          ? "an evaluation"
+                                                          : "step " + std::to_string(progress.steps() + 1)));
   }
-  if (session) session->close(!broken && !unwinding() && !micro_batches.any_open() && !in_evaluation());
+  session.close(!breakdown.ended() && !breakdown.unwinding() && !micro_batches.any_open() &&
+                !in_evaluation());
   store.await_collectives();
   try {
     compute.synchronize();
@@ -172,46 +173,6 @@ Engine::Impl::~Impl() {
 
 void Engine::Impl::require(bool condition, const std::string& message, std::source_location where) const {
   if (!condition) throw LogicError(message, where);
-}
-
-void Engine::Impl::break_down(std::exception_ptr error) noexcept {
-  if (broken) return;
-  broken = error;
-  try {
-    std::rethrow_exception(error);
-  } catch (const CommunicationError&) {
-    // The peers learn of it by their own failed calls and from the program (Runtime::fail).
-  } catch (...) {
-    const std::string& place = runtime.place();
-    world.post_failure((place.empty() ? "" : place + ": ") + message_of(error), exit_status_of(error), 2.0);
-  }
-}
-
-void Engine::Impl::end_by_unwinding(const std::string& where) noexcept {
-  if (broken || ranks == 1) return;
-  try {
-    const std::string what = "an exception unwound it " + where;
-    broken = std::make_exception_ptr(LogicError("the engine has ended: " + what));
-    world.post_unwinding(what, 2.0);
-  } catch (...) {
-    world.post_unwinding("an exception unwound it", 2.0);
-  }
-}
-
-bool Engine::Impl::stays_usable(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const LogicError&) {
-    return true;
-  } catch (const InvalidArgument&) {
-    return true;
-  } catch (const NumericalError&) {
-    return true;
-  } catch (const CheckpointError&) {
-    return true;  // all ranks have agreed on it
-  } catch (...) {
-    return false;
-  }
 }
 
 void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
@@ -247,7 +208,7 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
                                                   std::to_string(config.accumulation_steps) +
                                                   " micro-batches; call step()");
   if (!in_step()) {
-    session->throw_failure();
+    session.throw_failure();
     require_whole_state("begin_micro_batch()");
     store.set_weights_for(/*training=*/true);
     recorder.begin_pass(Program::train, shape);
@@ -287,8 +248,8 @@ void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const Cons
     const std::string missing = failure.empty() ? reducer.missing(micro_batch) : failure;
     if (!missing.empty()) {
       // The peers wait in the reduction of this unit: they must learn of it.
-      break_down(std::make_exception_ptr(LogicError(missing)));
-      std::rethrow_exception(broken);
+      breakdown.end(std::make_exception_ptr(LogicError(missing)));
+      breakdown.throw_if_ended();
     }
   }
   if (loss_sum.dtype != DataType::float64 || token_count.dtype != DataType::int64 ||
@@ -332,7 +293,7 @@ void Engine::select_micro_batch(std::int64_t number) {
 }
 
 void Engine::break_down(const std::exception_ptr& error) noexcept {
-  impl_->break_down(error);
+  impl_->breakdown.end(error);
 }
 
 GatheredUnit Engine::gather(UnitId unit) {
@@ -375,9 +336,17 @@ StepResult Engine::step() {
   return impl_->guarded([&] { return impl_->finish_step(); });
 }
 
+void Engine::set_gradient_hook(GradientHook hook) {
+  impl_->rule.set_hook(std::move(hook));
+}
+
+void Engine::set_learning_rate(std::optional<double> rate) {
+  impl_->rule.set_rate(rate);
+}
+
 void Engine::begin_evaluation() {
   Impl& impl = *impl_;
-  if (impl.broken) std::rethrow_exception(impl.broken);
+  impl.breakdown.throw_if_ended();
   impl.require(!impl.in_step(),
                "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
   impl.require(!impl.in_evaluation(), "begin_evaluation() inside an evaluation");
@@ -415,7 +384,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
                                   : std::numeric_limits<double>::quiet_NaN();
   state = State::idle;
   micro_batches.restart();
-  judge_evaluation(result);
+  progress.take_evaluation(result);
   note_dropped_plans();
   (void)gatherer.take_gathered_elements();
   recorder.clear_times();
@@ -424,7 +393,7 @@ EvaluationResult Engine::Impl::finish_evaluation() {
 }
 
 void Engine::Impl::abandon_step() noexcept {
-  if (!in_step() || broken) return;
+  if (!in_step() || breakdown.ended()) return;
   try {
     store.await_collectives();
     compute.synchronize();
@@ -440,7 +409,7 @@ void Engine::Impl::abandon_step() noexcept {
     state = State::idle;
     set_phase("idle");
   } catch (...) {
-    break_down(std::current_exception());
+    breakdown.end(std::current_exception());
   }
 }
 
@@ -463,19 +432,19 @@ void Engine::Impl::end_inference(bool unwinding) {
         held = "unit " + store.units()[u].name + " is still held";
       }
     }
-    if (!unwinding && !broken && held.empty()) {
+    if (!unwinding && !breakdown.ended() && held.empty()) {
       gatherer.end_sequence();
       recorder.end_pass();
     }
   } catch (const LogicError& error) {
     held = error.message();
   } catch (...) {
-    break_down(std::current_exception());  // a destructor's caller: the next call throws it
+    breakdown.end(std::current_exception());  // a destructor's caller: the next call throws it
   }
   if (recorder.pass_open()) {
     gatherer.abandon_sequence();
     recorder.abandon_pass(Program::infer);
-    if (!unwinding && !broken) runtime.log().warning("an inference scope ended early: " + held);
+    if (!unwinding && !breakdown.ended()) runtime.log().warning("an inference scope ended early: " + held);
   }
   state = State::idle;
   (void)gatherer.take_gathered_elements();
@@ -530,7 +499,7 @@ StepBuffer Engine::fetch_from_host(HostCopy copy) {
   return impl_->guarded([&] { return HostCopies::fetch(std::move(copy)); });
 }
 int Engine::fail(std::exception_ptr error) noexcept {
-  impl_->broken = error;
+  impl_->breakdown.end_untold(error);
   return impl_->runtime.fail(std::move(error));
 }
 Runtime& Engine::runtime() const {
@@ -549,19 +518,19 @@ bool Engine::evaluating() const {
   return impl_->in_evaluation();
 }
 std::int64_t Engine::steps() const {
-  return impl_->steps_done;
+  return impl_->progress.steps();
 }
 std::int64_t Engine::applied_steps() const {
-  return impl_->applied_steps;
+  return impl_->progress.applied();
 }
 std::int64_t Engine::skipped_at_end() const {
-  return impl_->skipped_at_end;
+  return impl_->progress.skipped_at_end();
 }
 bool Engine::in_doubt() const {
-  return impl_->in_doubt;
+  return impl_->progress.in_doubt();
 }
 std::int64_t Engine::samples() const {
-  return impl_->samples_done;
+  return impl_->progress.samples();
 }
 std::int64_t Engine::micro_batch() const {
   return impl_->micro_batches.current();

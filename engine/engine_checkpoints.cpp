@@ -72,11 +72,7 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
   manifest.stage = config.stage;
   manifest.numerics = runtime.numerics_fingerprint();
   manifest.reduction_group = std::max(reducer.reduction_group(), 1);
-  manifest.run.applied = applied_steps;
-  manifest.run.skipped = skipped_at_end;
-  manifest.run.in_doubt = in_doubt;
-  manifest.run.samples = samples_done;
-  manifest.run.tokens = tokens_done;
+  progress.describe(manifest.run);
   manifest.run.random = ordered_json{{"seed", config.seed}}.dump();
   if (config.loss_scaling) {
     manifest.run.loss_scaler = ordered_json{
@@ -85,7 +81,7 @@ void Engine::Impl::describe_run(checkpoint::Manifest& manifest, const SaveOption
         {"hysteresis_left",
          scale.hysteresis_left}}.dump();
   }
-  manifest.run.schedule = rule_to_save();
+  manifest.run.schedule = rule.saved();
   manifest.run.optimizer = optimizer->describe();
   manifest.run.config = config.to_json();
   manifest.run.user = options.user;
@@ -103,9 +99,8 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
   set_phase("save");
   if (config.lora.leaves_base_out()) (void)digest_of_base();
   try {
-    std::string path =
-        session->save(directory, options, steps_done, proven,
-                      [&](checkpoint::Manifest& manifest) { describe_run(manifest, options); });
+    std::string path = session.save(directory, options, progress.steps(), progress.proven(),
+                                    [&](checkpoint::Manifest& manifest) { describe_run(manifest, options); });
     set_phase("idle");
     return path;
   } catch (...) {
@@ -116,7 +111,7 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
 
 std::string Engine::Impl::finish_saving() {
   require(!in_pass() && !in_evaluation(), "finish_saving() inside a micro-batch or an evaluation");
-  return session->finish();
+  return session.finish();
 }
 
 std::string Engine::save(const std::string& directory, const SaveOptions& options) {
@@ -128,7 +123,7 @@ std::string Engine::finish_saving() {
 }
 
 bool Engine::saving() const {
-  return impl_->session->in_progress();
+  return impl_->session.in_progress();
 }
 
 void Engine::request_stop() noexcept {
@@ -324,7 +319,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   const checkpoint::Storage storage{runtime.files(), *io, runtime.memory(Tier::host)};
   LoadResult result;
   std::string chosen;
-  const checkpoint::Layout own = session->whole_layout();
+  const checkpoint::Layout own = session.whole_layout();
   // Nothing of this rank changes before every rank has found all that it needs.
   std::unique_ptr<checkpoint::Reader> reader, base;
   checkpoint::Companions companions;
@@ -388,8 +383,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   for (FlatBuffer* flat : store.trainable()) store.publish(*flat, "load");
   const checkpoint::Manifest& manifest = reader->manifest();
   base_digest.reset();
-  session->forget_last_save();
-  proven = false;
+  progress.weights_loaded();
   if (part != Part::adapters) {
     base_folder = absolute_path(chosen);
     if (!options.base.empty())
@@ -402,7 +396,7 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   }
   half_loaded.clear();
   for (const checkpoint::Companion& companion : companions) result.companions.push_back(companion.name);
-  session->carry(std::move(companions));
+  session.carry(std::move(companions));
   if (manifest.run.in_doubt && chosen == path) {
     result.notes.push_back("the weights of " + chosen +
                            " may be ruined: the last loss or gradient that they gave was not finite");
@@ -428,15 +422,9 @@ LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& option
   }
   result.bytes_read = reader->statistics().bytes_read;
   if (!options.weights_only) {
-    session->goes_on_from(manifest);
-    noise_averages = {};  // of the run that this engine leaves
-    steps_done = manifest.run.step;
-    applied_steps = manifest.run.applied;
-    skipped_at_end = manifest.run.skipped;
-    in_doubt = manifest.run.in_doubt;
-    samples_done = manifest.run.samples;
-    tokens_done = manifest.run.tokens;
-    take_saved_rule(manifest.run.schedule, result.notes);
+    session.goes_on_from(manifest);
+    progress.go_on_from(manifest.run);
+    rule.take_saved(manifest.run.schedule, result.notes);
     if (config.loss_scaling) {
       scaler.restore(scale);
       if (manifest.run.loss_scaler == "{}") {

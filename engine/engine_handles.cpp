@@ -31,10 +31,10 @@ void Engine::Impl::release(std::int64_t micro_batch, int unit, bool unwinding) n
   using Ahead = ParameterGatherer::Ahead;
   try {
     micro_batches.let_go(micro_batch, unit);
-    gatherer.release(unit, unwinding ? Ahead::later : broken ? Ahead::never : Ahead::now);
+    gatherer.release(unit, unwinding ? Ahead::later : breakdown.ended() ? Ahead::never : Ahead::now);
   } catch (...) {
     // A handle's release must not throw; the next call does.
-    break_down(std::current_exception());
+    breakdown.end(std::current_exception());
   }
 }
 
@@ -62,7 +62,7 @@ void Engine::Impl::drop_gradients(std::int64_t micro_batch, int unit, bool unwin
   const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
   reducer.drop(micro_batch, unit);
   // Its peers are in the reduction of this unit, or will be: they hear of it before the exception is handled.
-  if (unwinding) end_by_unwinding("while it held the gradients of unit " + name);
+  if (unwinding) breakdown.end_by_unwinding("while it held the gradients of unit " + name);
   try {
     failure = "gradients of unit " + name + " were dropped in micro-batch " + std::to_string(micro_batch) +
               " without reduce()";

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "checkpoint/reader.h"
+#include "engine/breakdown.h"
 #include "engine/checkpoint_session.h"
 #include "engine/data_groups.h"
 #include "engine/flat_updater.h"
@@ -21,10 +22,12 @@
 #include "engine/gradient_reducer.h"
 #include "engine/micro_batches.h"
 #include "engine/parameter_gatherer.h"
+#include "engine/run_progress.h"
 #include "engine/stages.h"
 #include "engine/state_store.h"
 #include "engine/step_boundary.h"
 #include "engine/step_recorder.h"
+#include "engine/step_rule.h"
 #include "engine/tensor_access.h"
 #include "engine/tensor_match.h"
 #include "engine/traffic_formulas.h"
@@ -41,23 +44,13 @@ struct Engine::Impl {
 
   // --- engine.cpp: life, micro-batches, forward passes ---
   void set_phase(std::string_view phase, std::string_view unit = {});
-  /// After an error in the middle of a collective sequence this rank cannot follow its peers any more: tells
-  /// them, and every later call throws the error again.
-  void break_down(std::exception_ptr error) noexcept;
-  /// The same for an exception that is unwinding, of which nothing is known but where: the peers wait for the
-  /// cause a moment (Communicator::post_unwinding). A rank alone has nobody to tell.
-  void end_by_unwinding(const std::string& where) noexcept;
-  /// True while an exception is ending the engine.
-  bool unwinding() const { return std::uncaught_exceptions() > exceptions; }
-  /// Runs one call of the public face. Misuse (LogicError, InvalidArgument) and NumericalError leave the
-  /// engine usable, and so does CheckpointError, which all ranks throw; any other error breaks it down.
+  /// Runs one call of the public face. An error after which the engine cannot go on ends it.
   template <typename Call>
   auto guarded(Call&& call);
-  static bool stays_usable(const std::exception_ptr& error);
   void require(bool condition, const std::string& message,
                std::source_location where = std::source_location::current()) const;
-  /// The pass or step that the engine is in the middle of. An engine that an error has ended (`broken`) stays
-  /// in its state.
+  /// The pass or step that the engine is in the middle of. An engine that an error has ended (Breakdown)
+  /// stays in its state.
   enum class State : std::uint8_t {
     idle,        ///< between steps: no memory of a pass is held, and the whole state may be read and written
     training,    ///< from a step's first micro-batch to step(): gradients are part of the state
@@ -148,36 +141,26 @@ struct Engine::Impl {
   std::string digest_of_base();
   void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
 
-  // --- engine_rule.cpp ---
-  /// Number, rate and momentum of the update that the next step makes if it is applied.
-  OptimizerStep next_update() const;
-  /// All ranks would update alike, and with numbers.
-  void check_rule(const std::vector<detail::StepRecord>& records);
-  /// JSON text for a checkpoint, and back.
-  std::string rule_to_save() const;
-  void take_saved_rule(const std::string& saved_text, std::vector<std::string>& notes);
-  /// Collective. Why the program's hook wants the step skipped, as all ranks say; empty: it does not.
-  std::string ask_gradient_hook(const StepResult& found, const OptimizerStep& step);
-
   /// The communicators of a flat buffer of the mesh, as this rank has them.
   detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer) const;
 
   // --- engine_step.cpp ---
   StepResult finish_step();
-  /// `unscale`: from the main gradient to the gradient of the summed loss.
-  GradientNoise noise_of(const detail::StepBoundary::Agreement& found, double unscale);
+  /// Refuses what is no end of a step, and has the compute stream wait for the step's gradients.
+  void end_passes();
+  /// From the main gradient, which is loss_scale * 2^-k times that of the summed loss, to the mean over so
+  /// many tokens; 0 without any.
+  double unscale(std::int64_t tokens) const;
+  /// What the agreement says of loss and gradients: whether the step is applied, and clipped.
+  void judge_gradients(const detail::StepBoundary::Agreement& found, StepResult& result);
+  /// The engine is between steps again.
+  void close_step(StepResult& result);
 
   Runtime& runtime;
   ModelSpec model;
   Config config;
   std::unique_ptr<Optimizer> optimizer;
-  std::optional<std::string> own_schedule;  ///< Schedule::describe() of one that the program brought
-  std::unique_ptr<Schedule> schedule;
-  std::optional<double> set_rate;  ///< Engine::set_learning_rate()
-  GradientHook gradient_hook;
-  bool gradient_written = false;     ///< since the last step: it is not the sum of what was reduced
-  GradientNoise noise_averages;      ///< weighted sums over the steps of this run
-  std::optional<double> hook_scale;  ///< while the hook runs: from the main gradient to what the update takes
+  bool gradient_written = false;  ///< since the last step: it is not the sum of what was reduced
   ParameterGroups groups;
   LossScaler scaler;
   Communicator& world;     ///< every rank
@@ -193,6 +176,8 @@ struct Engine::Impl {
   int loss_exponent = 0;              ///< k: 2^k is the power of two nearest the step's nominal tokens
 
   // The parts, each after those that it uses.
+  detail::Breakdown breakdown;
+  detail::StepRule rule;
   std::unique_ptr<StepArena> arena;
   detail::StepRecorder recorder;
   detail::StateStore store;
@@ -207,28 +192,16 @@ struct Engine::Impl {
   detail::GradientReducer reducer;
   detail::TrafficFormulas traffic;
   detail::StepBoundary boundary;
-  std::unique_ptr<detail::CheckpointSession> session;
+  detail::CheckpointSession session;
+  detail::RunProgress progress;
 
   State state = State::idle;
   detail::MicroBatches micro_batches;
   bool one_sequence =
       false;  ///< the step's micro-batches are one sequence of gathers: several were open at once
-  std::int64_t steps_done = 0;
-  std::int64_t applied_steps = 0;
-  std::int64_t samples_done = 0, tokens_done = 0;
-  std::int64_t consecutive_skips = 0;
   std::uint64_t call_order = 0;  ///< with debug.compare_calls: hash of the units gathered and reduced so far
   void note_call(int unit, bool reduces);
-  std::int64_t skipped_at_end = 0;  ///< steps in a row that were skipped, those by the hook not counted
-  bool in_doubt = false;            ///< the last loss or gradient of the present weights was not finite
-  bool weights_written = false;     ///< by write_weight(), since the last step
-  bool proven = false;              ///< the present weights gave a finite loss, and no step was skipped since
-  /// Takes down what a step or an evaluation has shown of the weights that it began with.
-  void judge_step(const StepResult& result, bool by_hook);
-  void judge_evaluation(const EvaluationResult& result);
-  std::string failure;                          ///< set when a gradient handle was dropped
-  int exceptions = std::uncaught_exceptions();  ///< in flight when the engine was made
-  std::exception_ptr broken;                    ///< thrown by every call after break_down()
+  std::string failure;  ///< set when a gradient handle was dropped
   detail::LossTotal evaluation_loss;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
@@ -243,12 +216,12 @@ struct Engine::Impl {
 
 template <typename Call>
 auto Engine::Impl::guarded(Call&& call) {
-  if (broken) std::rethrow_exception(broken);
+  breakdown.throw_if_ended();
   try {
     gatherer.catch_up();
     return call();
   } catch (...) {
-    if (!stays_usable(std::current_exception())) break_down(std::current_exception());
+    if (!detail::Breakdown::stays_usable(std::current_exception())) breakdown.end(std::current_exception());
     throw;
   }
 }

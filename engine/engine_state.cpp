@@ -40,9 +40,7 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
   const int index = impl.store.find_tensor(name);
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
   impl.base_digest.reset();
-  impl.weights_written = true;
-  impl.proven = false;
-  impl.session->forget_last_save();
+  impl.progress.weights_written();
   impl.guarded([&] { impl.access().write_weight(index, values); });
 }
 
@@ -79,7 +77,7 @@ void Engine::write_optimizer_state(std::string_view name, std::string_view state
 // --- The main gradient ----------------------------------------------------------------------------------
 
 double Engine::Impl::gradient_scale() {
-  if (hook_scale) return *hook_scale;
+  if (rule.hook_scale()) return *rule.hook_scale();
   const std::int64_t own = std::min(micro_batches.closed(), config.micro_batches_of(data_rank, data_ranks));
   std::vector<std::int64_t> counts(static_cast<std::size_t>(own),
                                    config.micro_batch_size * model.tokens_per_sample);
@@ -91,7 +89,7 @@ double Engine::Impl::gradient_scale() {
       .all_reduce(&tokens, 1, DataType::int64, ReduceOperation::sum,
                   OperationLabel{"tokens", "access", Traffic::control, Tier::host})
       .wait();
-  return tokens > 0 ? std::ldexp(1.0, loss_exponent) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
+  return unscale(tokens);
 }
 
 int Engine::Impl::find_trainable(std::string_view name) const {
@@ -142,15 +140,15 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto at = static_cast<std::int64_t>(i);
     store_from_float(raw.data(), at, dtype, static_cast<float>(values[i] / scale));
-    if (!hook_scale || std::isfinite(load_as_float(raw.data(), at, dtype))) continue;
+    if (!rule.hook_scale() || std::isfinite(load_as_float(raw.data(), at, dtype))) continue;
     throw InvalidArgument(call + " in the gradient hook: " + std::to_string(values[i]) + " at element " +
                           std::to_string(i) + " does not fit " + std::string(name_of(dtype)) +
                           "; skip the step instead");
   }
   access().write_main_gradient(index, raw);
-  gradient_written = gradient_written || !hook_scale;
+  gradient_written = gradient_written || !rule.hook_scale();
   FlatBuffer& flat = store.buffer_of(tensor);
-  if (flat.optimizer_tier != OffloadTier::none && !hook_scale) {
+  if (flat.optimizer_tier != OffloadTier::none && !rule.hook_scale()) {
     access().take_statistics(flat, scalars.statistics() + flat.trainable_index);
   }
 }
