@@ -81,6 +81,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       session(store, config, world, runtime_in.device(), runtime_in.memory(Tier::host), runtime_in.files(),
               runtime_in.log(), runtime_in.trace()),
       progress(config, session),
+      base(runtime_in, config, model, store, workspace_buffer),
+      run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
+      loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
       micro_batches(store.units().size()) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
@@ -209,7 +212,7 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
                                                   " micro-batches; call step()");
   if (!in_step()) {
     session.throw_failure();
-    require_whole_state("begin_micro_batch()");
+    loader.require_whole_state("begin_micro_batch()");
     store.set_weights_for(/*training=*/true);
     recorder.begin_pass(Program::train, shape);
     state = State::training;

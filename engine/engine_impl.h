@@ -13,23 +13,24 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/reader.h"
 #include "engine/breakdown.h"
+#include "engine/checkpoint_loader.h"
 #include "engine/checkpoint_session.h"
 #include "engine/data_groups.h"
 #include "engine/flat_updater.h"
 #include "engine/formulas.h"
+#include "engine/frozen_base.h"
 #include "engine/gradient_reducer.h"
 #include "engine/micro_batches.h"
 #include "engine/parameter_gatherer.h"
 #include "engine/run_progress.h"
+#include "engine/run_record.h"
 #include "engine/stages.h"
 #include "engine/state_store.h"
 #include "engine/step_boundary.h"
 #include "engine/step_recorder.h"
 #include "engine/step_rule.h"
 #include "engine/tensor_access.h"
-#include "engine/tensor_match.h"
 #include "engine/traffic_formulas.h"
 #include "engine/whole_matrices.h"
 #include "tranche/core/error.h"
@@ -112,34 +113,9 @@ struct Engine::Impl {
   void write_gradient(std::string_view name, std::span<const float> values);
 
   // --- engine_checkpoints.cpp ---
-  void require_whole_state(const char* call) const;
-  void describe_run(checkpoint::Manifest& manifest, const SaveOptions& options) const;
   std::string save(const std::string& directory, const SaveOptions& options);
   std::string finish_saving();
   LoadResult load(const std::string& path, const LoadOptions& options);
-  /// Takes the order in which a loaded run added gradients up, as far as it can, and says where it differs.
-  void note_order_of_sums(const checkpoint::Manifest& manifest, LoadResult& result);
-  /// The tensors that are taken from a checkpoint: of adapters beside a frozen base it may hold both, the
-  /// base or the adapters.
-  enum class Part : std::uint8_t { whole, base, adapters };
-  /// Throws CheckpointError where the model has no use for what it holds.
-  Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;
-  /// Its frozen tensors. Throws CheckpointError where one is missing or of another shape.
-  detail::TensorMatch match_base(const checkpoint::Reader& base) const;
-  /// Collective. The checkpoint of the base; null where that was drawn.
-  std::unique_ptr<checkpoint::Reader> open_base(const checkpoint::Reader& adapters,
-                                                const LoadOptions& options,
-                                                const checkpoint::Storage& storage);
-  /// Draws the frozen weights that adapters without a base of their own were trained beside, unless they are
-  /// there. Collective.
-  void draw_base(std::uint64_t seed);
-  /// Collective. Throws CheckpointError unless the frozen weights are those that adapters were trained
-  /// beside. `base`: the checkpoint that they were read from; null: they were drawn.
-  void require_base(const checkpoint::Manifest& adapters, const std::string& chosen, checkpoint::Reader* base,
-                    std::vector<std::string>& notes);
-  /// Collective. 32 hexadecimal digits.
-  std::string digest_of_base();
-  void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
 
   /// The communicators of a flat buffer of the mesh, as this rank has them.
   detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer) const;
@@ -194,6 +170,9 @@ struct Engine::Impl {
   detail::StepBoundary boundary;
   detail::CheckpointSession session;
   detail::RunProgress progress;
+  detail::FrozenBase base;
+  detail::RunRecord run_record;
+  detail::CheckpointLoader loader;
 
   State state = State::idle;
   detail::MicroBatches micro_batches;
@@ -205,11 +184,7 @@ struct Engine::Impl {
   detail::LossTotal evaluation_loss;
   std::int64_t evaluation_tokens = 0;
   std::vector<std::string> start_notes;
-  std::string routing;      ///< Optimizer::routing()
-  std::string base_folder;  ///< the checkpoint that the frozen base of adapters came from; empty: drawn
-  std::uint64_t base_seed = config.seed;       ///< that it was drawn from
-  std::optional<kernels::Digest> base_digest;  ///< of the frozen weights, while it is known
-  std::string half_loaded;  ///< the checkpoint whose load failed in between: the state is no run's
+  std::string routing;  ///< Optimizer::routing()
   bool dropped_plans_noted = false;
   std::atomic<bool> stop_wanted = false;
 };

@@ -39,7 +39,7 @@ void Engine::write_weight(std::string_view name, std::span<const float> values) 
                "write_weight(" + std::string(name) + ") inside a step or micro-batch");
   const int index = impl.store.find_tensor(name);
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
-  impl.base_digest.reset();
+  impl.base.changed();
   impl.progress.weights_written();
   impl.guarded([&] { impl.access().write_weight(index, values); });
 }
