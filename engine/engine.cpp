@@ -84,7 +84,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       base(runtime_in, config, model, store, workspace_buffer),
       run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
       loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
-      micro_batches(store.units().size()) {
+      sequence(runtime_in, config, model,
+               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups}, breakdown) {
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -159,23 +160,19 @@ BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) const
 
 Engine::Impl::~Impl() {
   // Collectives in progress in the middle of a step would wait for peers that wait for this rank.
-  if (breakdown.unwinding() && state != State::idle) {
-    breakdown.end_by_unwinding("in the middle of " + (in_evaluation()
+  if (breakdown.unwinding() && !sequence.idle()) {
+    breakdown.end_by_unwinding("in the middle of " + (sequence.in_evaluation()
                                                           ? "an evaluation"
                                                           : "step " + std::to_string(progress.steps() + 1)));
   }
-  session.close(!breakdown.ended() && !breakdown.unwinding() && !micro_batches.any_open() &&
-                !in_evaluation());
+  session.close(!breakdown.ended() && !breakdown.unwinding() && !sequence.in_pass() &&
+                !sequence.in_evaluation());
   store.await_collectives();
   try {
     compute.synchronize();
   } catch (...) {
   }
   if (store.offload() != nullptr) store.offload()->close();
-}
-
-void Engine::Impl::require(bool condition, const std::string& message, std::source_location where) const {
-  if (!condition) throw LogicError(message, where);
 }
 
 void Engine::Impl::set_phase(std::string_view phase, std::string_view unit) {
@@ -193,94 +190,11 @@ Engine::~Engine() = default;
 
 std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples,
                                             bool beside) {
-  require(!in_inference(),
-          "begin_micro_batch() inside an inference scope, which is one pass without micro-batches");
-  require(!micro_batches.any_open() || (beside && in_step()), "begin_micro_batch() inside a micro-batch");
-  if (in_evaluation()) {
-    // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
-    if (recorder.pass_open()) recorder.end_pass();
-    recorder.begin_pass(Program::evaluate, shape);
-    micro_batches.restart();
-    gatherer.begin_sequence(Program::evaluate, false);
-    set_phase("evaluate");
-    return micro_batches.open(samples);
-  }
-  const std::int64_t number = micro_batches.begun();
-  const bool last = number + 1 == config.accumulation_steps;
-  require(number < config.accumulation_steps, "begin_micro_batch() after the step's " +
-                                                  std::to_string(config.accumulation_steps) +
-                                                  " micro-batches; call step()");
-  if (!in_step()) {
+  if (sequence.idle()) {
     session.throw_failure();
     loader.require_whole_state("begin_micro_batch()");
-    store.set_weights_for(/*training=*/true);
-    recorder.begin_pass(Program::train, shape);
-    state = State::training;
-    one_sequence = beside;
-    recorder.begin_step(data_groups.all());
-    if (store.offload() != nullptr) store.offload()->begin_report();
-  } else {
-    recorder.next_micro_batch(shape);
   }
-  // A rule with sums goes through its state once before the update.
-  if (last && store.offload() != nullptr && !updater.has_sums()) store.offload()->read_ahead();
-  reducer.begin_micro_batch(number);
-  if (!gatherer.in_sequence()) gatherer.begin_sequence(Program::train, !one_sequence && !last);
-  if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().begin();
-  set_phase("forward");
-  return micro_batches.open(samples);
-}
-
-void Engine::Impl::select_micro_batch(std::int64_t number) {
-  require(micro_batches.is_open(number),
-          "select_micro_batch(" + std::to_string(number) + "), which is not open");
-  micro_batches.select(number);
-}
-
-void Engine::Impl::close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
-  require(!in_inference(), "end_micro_batch() inside an inference scope, which has no loss");
-  require(micro_batches.any_open(), "end_micro_batch() without begin_micro_batch()");
-  const std::int64_t micro_batch = micro_batches.current();
-  if (const int unit = micro_batches.first_held(micro_batch); unit >= 0) {
-    require(false, "end_micro_batch() while unit " + store.units()[static_cast<std::size_t>(unit)].name +
-                       " is still held");
-  }
-  if (!in_evaluation()) {
-    const std::string held = reducer.held(micro_batch);
-    require(held.empty(), "end_micro_batch() while gradients of unit " + held + " are still held");
-    const std::string missing = failure.empty() ? reducer.missing(micro_batch) : failure;
-    if (!missing.empty()) {
-      // The peers wait in the reduction of this unit: they must learn of it.
-      breakdown.end(std::make_exception_ptr(LogicError(missing)));
-      breakdown.throw_if_ended();
-    }
-  }
-  if (loss_sum.dtype != DataType::float64 || token_count.dtype != DataType::int64 ||
-      loss_sum.elements() != 1 || token_count.elements() != 1) {
-    throw InvalidArgument("end_micro_batch() wants one fp64 loss sum and one int64 token count, got " +
-                          std::string(name_of(loss_sum.dtype)) + loss_sum.shape.to_string() + " and " +
-                          std::string(name_of(token_count.dtype)) + token_count.shape.to_string());
-  }
-  double* losses = scalars.losses();
-  std::int64_t* tokens = scalars.tokens();
-  kernels::copy(compute, loss_sum, {losses + micro_batch, DataType::float64, Shape{1}});
-  kernels::copy(compute, token_count, {tokens + micro_batch, DataType::int64, Shape{1}});
-
-  micro_batches.close(micro_batch);
-  if (in_evaluation()) {
-    gatherer.end_sequence();
-    double loss = 0;
-    std::int64_t count = config.train_batch_size * model.tokens_per_sample;
-    runtime.device().copy_to_host(compute, &loss, losses, sizeof(loss));
-    runtime.device().copy_to_host(compute, &count, tokens, sizeof(count));
-    compute.synchronize();
-    evaluation_loss.add(loss);
-    evaluation_tokens += count;
-    return;
-  }
-  if (!one_sequence || micro_batches.closed() == config.accumulation_steps) gatherer.end_sequence();
-  if (config.wall_clock_breakdown && !micro_batches.any_open()) recorder.pass_times().end();
-  reducer.end_micro_batch(micro_batch, micro_batch + 1 == config.accumulation_steps);
+  return sequence.open(shape, samples, beside);
 }
 
 std::int64_t Engine::begin_micro_batch(const Shape& shape, std::span<const std::int64_t> samples) {
@@ -292,7 +206,7 @@ std::int64_t Engine::begin_micro_batch_beside(const Shape& shape, std::span<cons
 }
 
 void Engine::select_micro_batch(std::int64_t number) {
-  impl_->guarded([&] { impl_->select_micro_batch(number); });
+  impl_->guarded([&] { impl_->sequence.select(number); });
 }
 
 void Engine::break_down(const std::exception_ptr& error) noexcept {
@@ -301,22 +215,22 @@ void Engine::break_down(const std::exception_ptr& error) noexcept {
 
 GatheredUnit Engine::gather(UnitId unit) {
   impl_->model.unit(unit);  // throws on an unknown unit
-  impl_->guarded([&] { impl_->acquire(unit.index); });
+  impl_->guarded([&] { impl_->sequence.acquire(unit.index); });
   GatheredUnit handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
-  handle.micro_batch_ = impl_->micro_batches.current();
+  handle.micro_batch_ = impl_->sequence.micro_batches().current();
   handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
 
 UnitGradients Engine::gradients(UnitId unit) {
   impl_->model.unit(unit);
-  impl_->guarded([&] { impl_->open_gradients(unit.index); });
+  impl_->guarded([&] { impl_->sequence.open_gradients(unit.index); });
   UnitGradients handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
-  handle.micro_batch_ = impl_->micro_batches.current();
+  handle.micro_batch_ = impl_->sequence.micro_batches().current();
   handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
@@ -324,11 +238,11 @@ UnitGradients Engine::gradients(UnitId unit) {
 void Engine::skip_gradients(UnitId unit) {
   do {
     gradients(unit).reduce();
-  } while (!impl_->reducer.submitted(impl_->micro_batches.current(), unit.index));
+  } while (!impl_->reducer.submitted(impl_->sequence.micro_batches().current(), unit.index));
 }
 
 void Engine::end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count) {
-  impl_->guarded([&] { impl_->close_micro_batch(loss_sum, token_count); });
+  impl_->guarded([&] { impl_->sequence.close(loss_sum, token_count); });
 }
 
 float Engine::loss_gradient_scale() const {
@@ -348,121 +262,15 @@ void Engine::set_learning_rate(std::optional<double> rate) {
 }
 
 void Engine::begin_evaluation() {
-  Impl& impl = *impl_;
-  impl.breakdown.throw_if_ended();
-  impl.require(!impl.in_step(),
-               "begin_evaluation() inside a step; evaluate between step() and the next micro-batch");
-  impl.require(!impl.in_evaluation(), "begin_evaluation() inside an evaluation");
-  impl.guarded([&] { impl.store.set_weights_for(/*training=*/false); });
-  impl.state = Impl::State::evaluating;
-  impl.evaluation_loss = {};
-  impl.evaluation_tokens = 0;
+  impl_->guarded([&] { impl_->sequence.begin_evaluation(); });
 }
 
 EvaluationResult Engine::end_evaluation() {
-  return impl_->guarded([&] { return impl_->finish_evaluation(); });
-}
-
-EvaluationResult Engine::Impl::finish_evaluation() {
-  require(state == State::evaluating && !micro_batches.any_open(),
-          "end_evaluation() without begin_evaluation(), or inside a micro-batch");
-  if (recorder.pass_open()) recorder.end_pass();
-  struct Share {
-    detail::LossTotal loss;
-    std::int64_t tokens;
-  };
-  const Share mine{evaluation_loss, evaluation_tokens};
-  std::vector<Share> all(static_cast<std::size_t>(ranks), mine);
-  world
-      .all_gather(&mine, all.data(), sizeof(Share), DataType::uint8, 0, {},
-                  OperationLabel{"evaluation", "agree", Traffic::control, Tier::host})
-      .wait();
-  EvaluationResult result;
-  detail::LossTotal loss;
-  for (const Share& share : all) {
-    loss += share.loss;
-    result.tokens += share.tokens;
-  }
-  result.loss = result.tokens > 0 ? loss.value() / static_cast<double>(result.tokens)
-                                  : std::numeric_limits<double>::quiet_NaN();
-  state = State::idle;
-  micro_batches.restart();
-  progress.take_evaluation(result);
-  note_dropped_plans();
-  (void)gatherer.take_gathered_elements();
-  recorder.clear_times();
-  set_phase("idle");
-  return result;
-}
-
-void Engine::Impl::abandon_step() noexcept {
-  if (!in_step() || breakdown.ended()) return;
-  try {
-    store.await_collectives();
-    compute.synchronize();
-    micro_batches.restart();
-    reducer.abandon_step();
-    gatherer.end_step();
-    gatherer.abandon_sequence();
-    recorder.abandon_pass(Program::train);
-    recorder.clear_times();
-    (void)gatherer.take_quantized_elements();
-    (void)gatherer.take_gathered_elements();
-    failure.clear();
-    state = State::idle;
-    set_phase("idle");
-  } catch (...) {
-    breakdown.end(std::current_exception());
-  }
-}
-
-void Engine::Impl::begin_inference(const Shape& shape) {
-  require(!in_step(), "an inference scope inside a step; open it between step() and the next micro-batch");
-  require(!in_inference(), "an inference scope inside another; one is one pass");
-  require(!in_evaluation(), "an inference scope inside an evaluation; call end_evaluation() first");
-  store.set_weights_for(/*training=*/false);
-  state = State::inferring;
-  recorder.begin_pass(Program::infer, shape);
-  gatherer.begin_sequence(Program::infer, false);
-  set_phase("inference");
-}
-
-void Engine::Impl::end_inference(bool unwinding) {
-  std::string held;
-  try {
-    for (std::size_t u = 0; u < store.units().size(); ++u) {
-      if (gatherer.holders(static_cast<int>(u)) > 0) {
-        held = "unit " + store.units()[u].name + " is still held";
-      }
-    }
-    if (!unwinding && !breakdown.ended() && held.empty()) {
-      gatherer.end_sequence();
-      recorder.end_pass();
-    }
-  } catch (const LogicError& error) {
-    held = error.message();
-  } catch (...) {
-    breakdown.end(std::current_exception());  // a destructor's caller: the next call throws it
-  }
-  if (recorder.pass_open()) {
-    gatherer.abandon_sequence();
-    recorder.abandon_pass(Program::infer);
-    if (!unwinding && !breakdown.ended()) runtime.log().warning("an inference scope ended early: " + held);
-  }
-  state = State::idle;
-  (void)gatherer.take_gathered_elements();
-  recorder.exposed().clear();
-  note_dropped_plans();
-  set_phase("idle");
-}
-
-void Engine::Impl::note_dropped_plans() {
-  if (arena->dropped() == 0 || std::exchange(dropped_plans_noted, true)) return;
-  runtime.log().info(
-      "passes of many shapes take different buffers: the plan of memory that was not used for longest was "
-      "dropped, for " +
-      std::to_string(StepArena::most_shapes) +
-      " shapes are remembered; a pass that needs it again takes its memory anew (said once)");
+  return impl_->guarded([&] {
+    const EvaluationResult result = impl_->sequence.end_evaluation();
+    impl_->progress.take_evaluation(result);
+    return result;
+  });
 }
 
 Engine::StageUses Engine::stage() const {
@@ -515,10 +323,10 @@ const ModelSpec& Engine::model() const {
   return impl_->model;
 }
 std::span<const std::int64_t> Engine::micro_batch_samples() const {
-  return impl_->micro_batches.samples();
+  return impl_->sequence.micro_batches().samples();
 }
 bool Engine::evaluating() const {
-  return impl_->in_evaluation();
+  return impl_->sequence.in_evaluation();
 }
 std::int64_t Engine::steps() const {
   return impl_->progress.steps();
@@ -536,7 +344,7 @@ std::int64_t Engine::samples() const {
   return impl_->progress.samples();
 }
 std::int64_t Engine::micro_batch() const {
-  return impl_->micro_batches.current();
+  return impl_->sequence.micro_batches().current();
 }
 bool Engine::frozen(std::string_view tensor) const {
   return impl_->store.tensors()[static_cast<std::size_t>(impl_->store.find_tensor(tensor))].frozen;

@@ -16,7 +16,7 @@ void Engine::Impl::set_nominal_tokens() {
 }
 
 void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps) {
-  require(!in_step() && !in_evaluation(),
+  require(!sequence.in_step() && !sequence.in_evaluation(),
           "set_batch() inside a step or an evaluation; call it between step() and the next micro-batch");
   require(!config.world_size_invariant,
           "set_batch() with tranche.world_size_invariant, where train_batch_size and "

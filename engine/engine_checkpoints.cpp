@@ -7,7 +7,7 @@ namespace tranche {
 using namespace detail;
 
 std::string Engine::Impl::save(const std::string& directory, const SaveOptions& options) {
-  require(state == State::idle,
+  require(sequence.idle(),
           "save() inside a step or an evaluation; save between step() and the next micro-batch");
   loader.require_whole_state("save()");
   set_phase("save");
@@ -29,12 +29,13 @@ std::string Engine::Impl::save(const std::string& directory, const SaveOptions& 
 }
 
 std::string Engine::Impl::finish_saving() {
-  require(!in_pass() && !in_evaluation(), "finish_saving() inside a micro-batch or an evaluation");
+  require(!sequence.in_pass() && !sequence.in_evaluation(),
+          "finish_saving() inside a micro-batch or an evaluation");
   return session.finish();
 }
 
 LoadResult Engine::Impl::load(const std::string& path, const LoadOptions& options) {
-  require(state == State::idle,
+  require(sequence.idle(),
           "load() inside a step or an evaluation; load before the first micro-batch of a step");
   (void)session.finish();
   set_phase("load");

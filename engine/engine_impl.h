@@ -21,7 +21,6 @@
 #include "engine/formulas.h"
 #include "engine/frozen_base.h"
 #include "engine/gradient_reducer.h"
-#include "engine/micro_batches.h"
 #include "engine/parameter_gatherer.h"
 #include "engine/run_progress.h"
 #include "engine/run_record.h"
@@ -30,6 +29,7 @@
 #include "engine/step_boundary.h"
 #include "engine/step_recorder.h"
 #include "engine/step_rule.h"
+#include "engine/step_sequence.h"
 #include "engine/tensor_access.h"
 #include "engine/traffic_formulas.h"
 #include "engine/whole_matrices.h"
@@ -48,39 +48,8 @@ struct Engine::Impl {
   /// Runs one call of the public face. An error after which the engine cannot go on ends it.
   template <typename Call>
   auto guarded(Call&& call);
-  void require(bool condition, const std::string& message,
-               std::source_location where = std::source_location::current()) const;
-  /// The pass or step that the engine is in the middle of. An engine that an error has ended (Breakdown)
-  /// stays in its state.
-  enum class State : std::uint8_t {
-    idle,        ///< between steps: no memory of a pass is held, and the whole state may be read and written
-    training,    ///< from a step's first micro-batch to step(): gradients are part of the state
-    evaluating,  ///< from begin_evaluation() to end_evaluation(); at most one micro-batch is open
-    inferring,   ///< inside an inference scope, which is one pass without micro-batches
-  };
-  bool in_step() const { return state == State::training; }
-  bool in_inference() const { return state == State::inferring; }
-  /// A forward pass without gradients, of either kind.
-  bool in_evaluation() const { return state == State::evaluating || in_inference(); }
-  /// Units may be gathered.
-  bool in_pass() const { return micro_batches.any_open() || in_inference(); }
-  detail::Program program() const {
-    return in_inference()    ? detail::Program::infer
-           : in_evaluation() ? detail::Program::evaluate
-                             : detail::Program::train;
-  }
   /// `beside`: others may be open.
   std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
-  void select_micro_batch(std::int64_t number);
-  void close_micro_batch(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
-  EvaluationResult finish_evaluation();
-  /// Gives up the step that is open, if one is: no memory of it is held, and weights and optimizer state are
-  /// as before it. Of this rank: its peers have to do the same.
-  void abandon_step() noexcept;
-  void begin_inference(const Shape& shape);
-  void end_inference(bool unwinding);
-  /// Logs, once, that a pass's plan was dropped for those of others.
-  void note_dropped_plans();
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }
   /// "rank 5 (replicate 1, shard 1)", in errors that name a rank.
   std::string name_of_rank(std::size_t of) const { return runtime.mesh().name_of_rank(static_cast<int>(of)); }
@@ -89,14 +58,6 @@ struct Engine::Impl {
   void allocate();
   /// Collective. Throws OutOfMemory on all ranks when the work of any has run out.
   void on_all(const std::function<void()>& work);
-
-  // --- engine_handles.cpp ---
-  // Handles have the number of the micro-batch that was the current one when they were made.
-  void acquire(int unit);
-  void release(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
-  void open_gradients(int unit);
-  void submit_gradients(std::int64_t micro_batch, int unit);
-  void drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
 
   // --- engine_batch.cpp ---
   void set_nominal_tokens();
@@ -174,18 +135,10 @@ struct Engine::Impl {
   detail::RunRecord run_record;
   detail::CheckpointLoader loader;
 
-  State state = State::idle;
-  detail::MicroBatches micro_batches;
-  bool one_sequence =
-      false;  ///< the step's micro-batches are one sequence of gathers: several were open at once
-  std::uint64_t call_order = 0;  ///< with debug.compare_calls: hash of the units gathered and reduced so far
-  void note_call(int unit, bool reduces);
-  std::string failure;  ///< set when a gradient handle was dropped
-  detail::LossTotal evaluation_loss;
-  std::int64_t evaluation_tokens = 0;
+  detail::StepSequence sequence;
+
   std::vector<std::string> start_notes;
   std::string routing;  ///< Optimizer::routing()
-  bool dropped_plans_noted = false;
   std::atomic<bool> stop_wanted = false;
 };
 

@@ -35,8 +35,8 @@ std::vector<float> Engine::read_weight(std::string_view name) {
 
 void Engine::write_weight(std::string_view name, std::span<const float> values) {
   Impl& impl = *impl_;
-  impl.require(!impl.in_step() && !impl.in_pass(),
-               "write_weight(" + std::string(name) + ") inside a step or micro-batch");
+  require(!impl.sequence.in_step() && !impl.sequence.in_pass(),
+          "write_weight(" + std::string(name) + ") inside a step or micro-batch");
   const int index = impl.store.find_tensor(name);
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
   impl.base.changed();
@@ -65,7 +65,7 @@ std::vector<float> Engine::read_optimizer_state(std::string_view name, std::stri
 void Engine::write_optimizer_state(std::string_view name, std::string_view state,
                                    std::span<const float> values) {
   Impl& impl = *impl_;
-  impl.require(!impl.in_step(), "write_optimizer_state(" + std::string(name) + ") inside a step");
+  require(!impl.sequence.in_step(), "write_optimizer_state(" + std::string(name) + ") inside a step");
   const int index = impl.store.find_tensor(name);
   const TensorState& tensor = impl.store.tensors()[static_cast<std::size_t>(index)];
   require_state(tensor);
@@ -78,7 +78,8 @@ void Engine::write_optimizer_state(std::string_view name, std::string_view state
 
 double Engine::Impl::gradient_scale() {
   if (rule.hook_scale()) return *rule.hook_scale();
-  const std::int64_t own = std::min(micro_batches.closed(), config.micro_batches_of(data_rank, data_ranks));
+  const std::int64_t own =
+      std::min(sequence.micro_batches().closed(), config.micro_batches_of(data_rank, data_ranks));
   std::vector<std::int64_t> counts(static_cast<std::size_t>(own),
                                    config.micro_batch_size * model.tokens_per_sample);
   runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), own * 8);
@@ -102,11 +103,11 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
   const int index = find_trainable(name);
   const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
   require(
-      in_step() && !in_pass() && micro_batches.closed() > 0,
+      sequence.in_step() && !sequence.in_pass() && sequence.micro_batches().closed() > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
   const Residency& residency = store.residency();
   const FlatBuffer& flat = store.buffer_of(tensor);
-  const bool last = micro_batches.closed() == config.accumulation_steps;
+  const bool last = sequence.micro_batches().closed() == config.accumulation_steps;
   const bool reduced = residency.policy(flat) == ReductionPolicy::micro_batch || last;
   require(reduced || store.placement().buffer(store.placement().buffer_of(index)).uses.size() < 2,
           "read_gradient(" + tensor.name +
@@ -129,7 +130,8 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
   const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
   const std::string call = "write_gradient(" + tensor.name + ")";
   require_size(tensor, values.size(), "write_gradient");
-  require(in_step() && !in_pass() && micro_batches.closed() == config.accumulation_steps,
+  require(sequence.in_step() && !sequence.in_pass() &&
+              sequence.micro_batches().closed() == config.accumulation_steps,
           call + " before a step's gradients are whole: call it between the last of its " +
               std::to_string(config.accumulation_steps) +
               " micro-batches and step(), or in the gradient hook");

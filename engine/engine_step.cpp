@@ -14,12 +14,11 @@ namespace tranche {
 using namespace detail;
 
 void Engine::Impl::end_passes() {
-  require(!in_pass(), "step() inside a micro-batch; call end_micro_batch() first");
-  require(!in_evaluation(), "step() inside an evaluation; call end_evaluation() first");
+  require(!sequence.in_pass(), "step() inside a micro-batch; call end_micro_batch() first");
+  require(!sequence.in_evaluation(), "step() inside an evaluation; call end_evaluation() first");
   require(!rule.hook_scale(), "step() inside the gradient hook");
-  require(in_step() && micro_batches.closed() == config.accumulation_steps,
-          "step() after " + std::to_string(micro_batches.closed()) + " of " +
-              std::to_string(config.accumulation_steps) + " micro-batches");
+  require(sequence.complete(), "step() after " + std::to_string(sequence.micro_batches().closed()) + " of " +
+                                   std::to_string(config.accumulation_steps) + " micro-batches");
   set_phase("step");
   gatherer.end_step();
   recorder.end_pass();  // refuses while the model still holds memory of the step: before anything has changed
@@ -60,9 +59,7 @@ void Engine::Impl::judge_gradients(const StepBoundary::Agreement& found, StepRes
 }
 
 void Engine::Impl::close_step(StepResult& result) {
-  micro_batches.restart();
-  state = State::idle;
-  reducer.begin_step();
+  sequence.end_step();
   recorder.end_step(data_groups.all(), result);
   if (store.offload() != nullptr) store.offload()->report(result);
   const std::int64_t quantized = gatherer.take_quantized_elements();
@@ -73,7 +70,6 @@ void Engine::Impl::close_step(StepResult& result) {
   if (second) {
     for (const std::string& problem : boundary.replay_problems()) runtime.log().warning(problem);
   }
-  note_dropped_plans();
 }
 
 StepResult Engine::Impl::finish_step() {
@@ -88,7 +84,7 @@ StepResult Engine::Impl::finish_step() {
   StepRecord mine;
   mine.save_at_rest = session.at_rest() ? 1 : 0;
   mine.stop_requested = stop_wanted.load(std::memory_order_relaxed) ? 1 : 0;
-  mine.group_hash = call_order;
+  mine.group_hash = sequence.calls();
   rule.declare(update, mine);
   const StepBoundary::Agreement found =
       boundary.agree(mine, config.micro_batch_size * model.tokens_per_sample, result.step);
