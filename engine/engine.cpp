@@ -3,7 +3,6 @@
 #include "tranche/engine/engine.h"
 
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "engine/engine_impl.h"
@@ -14,7 +13,6 @@
 #include "engine/start_checks.h"
 #include "engine/start_notes.h"
 #include "engine/start_table.h"
-#include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche {
@@ -29,6 +27,13 @@ LossScalerOptions scaler_options(const Config& config) {
   fixed.dynamic = false;
   fixed.initial_scale = 1;
   return fixed;
+}
+
+/// The communicators of a flat buffer of the mesh, as this rank has them.
+BufferRanks ranks_of(const Runtime& runtime, const Placement& placement, int buffer) {
+  if (!placement.holds(buffer, runtime.rank())) return {};
+  const bool tied = placement.buffer(buffer).stages.size() > 1;
+  return {tied ? runtime.pipeline_ends() : &runtime.shard(), runtime.replicas()};
 }
 
 }  // namespace
@@ -47,32 +52,25 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       model(with_adapters(std::move(model_in), config_in.lora)),
       config(checked(std::move(config_in), runtime_in)),
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
-      groups(config.group_rules, config.frozen),
       scaler(scaler_options(config)),
       world(runtime_in.all()),
-      shard(runtime_in.shard()),
-      replicas(runtime_in.replicas()),
-      pipeline(runtime_in.pipeline()),
       stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline))),
       compute(runtime_in.device().compute_stream()),
-      memory(runtime_in.memory(Tier::device)),
-      rank(world.rank()),
-      ranks(world.size()),
-      data_rank(runtime_in.mesh().data_rank(rank)),
-      data_ranks(runtime_in.mesh().data_ranks()),
       breakdown(runtime_in),
       rule(runtime_in, config, std::move(options.schedule), breakdown),
-      arena(std::make_unique<StepArena>(memory, runtime_in.ledger())),
+      arena(std::make_unique<StepArena>(runtime_in.memory(Tier::device), runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
       store(config,
-            lay_out(model, groups, *optimizer, runtime.mesh(), stages, world.rank(),
-                    [this](const Placement& placement, int buffer) { return ranks_of(placement, buffer); }),
-            {runtime.device(), memory, runtime.memory(Tier::host), runtime.trace()}),
+            lay_out(
+                model, ParameterGroups(config.group_rules, config.frozen), *optimizer, runtime.mesh(), stages,
+                runtime.rank(),
+                [&](const Placement& placement, int buffer) { return ranks_of(runtime, placement, buffer); }),
+            {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),
       data_groups(runtime_in),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
-               runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, rank), runtime.mesh(),
+               runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),
                runtime.device(), *arena),
       gatherer(store, config, *arena, compute, recorder.exposed()),
       reducer(store, config, *arena, compute, runtime.ledger(), scalars),
@@ -90,10 +88,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
   }
-  set_nominal_tokens();
   set_phase("start");
   check_threads(config, runtime.device());
-  routing = routing_of(*optimizer, store.tensors());
+  (void)routing_of(*optimizer, store.tensors());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
   on_all([this] {
     allocate();
@@ -114,7 +111,7 @@ void Engine::Impl::allocate() {
   if (config.offload.any()) {
     OffloadOptions options;
     options.swap.directory = config.offload.nvme_path;
-    options.swap.rank = rank;
+    options.swap.rank = world.rank();
     options.swap.ranks_on_node = world.local_size();
     options.swap.limit_bytes = runtime.nvme_limit();
     options.swap.simulated = simulated();
@@ -122,7 +119,8 @@ void Engine::Impl::allocate() {
     options.trace = runtime.trace();
     options.host_threads = runtime.host_threads();
     store.set_offload(std::make_unique<OffloadedState>(
-        config, store.residency(), StateResources{runtime.device(), memory, runtime.memory(Tier::host)},
+        config, store.residency(),
+        StateResources{runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)},
         runtime.files(), runtime.ledger(), options));
   }
   if (config.offload.activations) {
@@ -137,10 +135,10 @@ void Engine::Impl::allocate() {
     store.allocate(unit);
   }
   set_phase("start");
-  workspace_buffer = Buffer(memory, config.workspace_bytes, Category::workspace, "workspace");
-  scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size(),
-                        config.gradient_noise_scale ? config.accumulation_steps : 0);
-  boundary.allocate(memory);
+  workspace_buffer =
+      Buffer(runtime.memory(Tier::device), config.workspace_bytes, Category::workspace, "workspace");
+  allocate_scalars();
+  boundary.allocate(runtime.memory(Tier::device));
   matrices.allocate(runtime.memory(Tier::host));
   if (store.offload() == nullptr) return;
   const std::string fallback = store.offload()->prepare(store.units());
@@ -150,12 +148,6 @@ void Engine::Impl::allocate() {
 void Engine::Impl::on_all(const std::function<void()>& work) {
   allocate_on_all(runtime, work,
                   [&] { return config.offload.any() ? std::string() : formulas.stages_for_comparison(); });
-}
-
-BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) const {
-  if (!placement.holds(buffer, rank)) return {};
-  const bool tied = placement.buffer(buffer).stages.size() > 1;
-  return {tied ? runtime.pipeline_ends() : &shard, replicas};
 }
 
 Engine::Impl::~Impl() {
@@ -246,7 +238,7 @@ void Engine::end_micro_batch(const ConstTensorView& loss_sum, const ConstTensorV
 }
 
 float Engine::loss_gradient_scale() const {
-  return static_cast<float>(std::ldexp(impl_->scaler.scale(), -impl_->loss_exponent));
+  return static_cast<float>(std::ldexp(impl_->scaler.scale(), -impl_->loss_exponent()));
 }
 
 StepResult Engine::step() {
@@ -381,7 +373,7 @@ std::string Engine::summary(bool verbose) const {
   const Impl& of = *impl_;
   return StartTable(of.runtime, of.config, of.model, of.stages, of.store, of.formulas, of.traffic,
                     of.matrices)
-      .text(of.routing, of.start_notes, verbose);
+      .text(routing_of(*of.optimizer, of.store.tensors()), of.start_notes, verbose);
 }
 
 }  // namespace tranche

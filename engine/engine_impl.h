@@ -51,8 +51,6 @@ struct Engine::Impl {
   /// `beside`: others may be open.
   std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }
-  /// "rank 5 (replicate 1, shard 1)", in errors that name a rank.
-  std::string name_of_rank(std::size_t of) const { return runtime.mesh().name_of_rank(static_cast<int>(of)); }
 
   /// Takes the memory of state and steps.
   void allocate();
@@ -60,7 +58,10 @@ struct Engine::Impl {
   void on_all(const std::function<void()>& work);
 
   // --- engine_batch.cpp ---
-  void set_nominal_tokens();
+  /// k: 2^k is the power of two nearest the step's nominal tokens.
+  int loss_exponent() const;
+  /// Takes the memory of a step's numbers.
+  void allocate_scalars();
   void set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps);
 
   // --- engine_state.cpp ---
@@ -78,9 +79,6 @@ struct Engine::Impl {
   std::string finish_saving();
   LoadResult load(const std::string& path, const LoadOptions& options);
 
-  /// The communicators of a flat buffer of the mesh, as this rank has them.
-  detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer) const;
-
   // --- engine_step.cpp ---
   StepResult finish_step();
   /// Refuses what is no end of a step, and has the compute stream wait for the step's gradients.
@@ -97,20 +95,10 @@ struct Engine::Impl {
   ModelSpec model;
   Config config;
   std::unique_ptr<Optimizer> optimizer;
-  bool gradient_written = false;  ///< since the last step: it is not the sum of what was reduced
-  ParameterGroups groups;
   LossScaler scaler;
-  Communicator& world;     ///< every rank
-  Communicator& shard;     ///< the ranks that this one shards state with
-  Communicator* replicas;  ///< the ranks that hold the same shards; null: only this one
-  Communicator* pipeline;  ///< the stages of this data rank; null: no pipeline
+  Communicator& world;  ///< every rank
   detail::Stages stages;
   Stream& compute;
-  MemoryResource& memory;
-  int rank = 0;
-  int ranks = 1;
-  int data_rank = 0, data_ranks = 1;  ///< of the batch: Mesh::data_rank()
-  int loss_exponent = 0;              ///< k: 2^k is the power of two nearest the step's nominal tokens
 
   // The parts, each after those that it uses.
   detail::Breakdown breakdown;
@@ -134,11 +122,10 @@ struct Engine::Impl {
   detail::FrozenBase base;
   detail::RunRecord run_record;
   detail::CheckpointLoader loader;
-
   detail::StepSequence sequence;
 
+  bool gradient_written = false;  ///< since the last step: it is not the sum of what was reduced
   std::vector<std::string> start_notes;
-  std::string routing;  ///< Optimizer::routing()
   std::atomic<bool> stop_wanted = false;
 };
 

@@ -15,9 +15,9 @@ TensorAccess Engine::Impl::access() {
           world,
           runtime.mesh(),
           runtime.device(),
-          memory,
+          runtime.memory(Tier::device),
           {workspace_buffer.data(), workspace_buffer.bytes()},
-          pipeline};
+          runtime.pipeline()};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {
@@ -78,8 +78,10 @@ void Engine::write_optimizer_state(std::string_view name, std::string_view state
 
 double Engine::Impl::gradient_scale() {
   if (rule.hook_scale()) return *rule.hook_scale();
+  const Mesh& mesh = runtime.mesh();
   const std::int64_t own =
-      std::min(sequence.micro_batches().closed(), config.micro_batches_of(data_rank, data_ranks));
+      std::min(sequence.micro_batches().closed(),
+               config.micro_batches_of(mesh.data_rank(runtime.rank()), mesh.data_ranks()));
   std::vector<std::int64_t> counts(static_cast<std::size_t>(own),
                                    config.micro_batch_size * model.tokens_per_sample);
   runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), own * 8);
@@ -115,7 +117,7 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
               "(tranche.tie_sum by_use, or a pipeline)");
   // The replicas keep what they own: complete behind each micro-batch where they add it up that often.
   const bool complete = residency.over_replicas(flat) && !residency.sums_replicas_once(flat);
-  require(replicas == nullptr || !reduced || last || complete,
+  require(runtime.replicas() == nullptr || !reduced || last || complete,
           "read_gradient(" + tensor.name +
               ") before the last micro-batch of a step, on a mesh with replicas and " +
               "reduction per micro-batch: the replicas' sums are complete at the end of the step only");

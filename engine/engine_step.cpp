@@ -31,7 +31,7 @@ void Engine::Impl::end_passes() {
 }
 
 double Engine::Impl::unscale(std::int64_t tokens) const {
-  return tokens > 0 ? std::ldexp(1.0, loss_exponent) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
+  return tokens > 0 ? std::ldexp(1.0, loss_exponent()) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
 }
 
 void Engine::Impl::judge_gradients(const StepBoundary::Agreement& found, StepResult& result) {
