@@ -41,7 +41,7 @@ void StepBoundary::allocate(MemoryResource& memory) {
 
 // --- Agreement ------------------------------------------------------------------------------------------
 
-StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step) {
+std::vector<std::int64_t> StepBoundary::fill_in(StepRecord& mine, std::int64_t nominal_tokens) {
   const std::vector<FlatBuffer*>& trainable = store_.trainable();
   const std::size_t count = trainable.size();
   const std::int64_t micro_batches = config_.accumulation_steps;
@@ -78,11 +78,16 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
       mine.non_finite_element = trainable[i]->owned().begin + statistics[i].first_non_finite;
     }
   }
+  tokens.resize(own);
+  return tokens;
+}
+
+void StepBoundary::add_hashes(StepRecord& mine) const {
   // Ranks that hold the same buffers make the same calls in each of their groups, and all make those of all
   // ranks.
   mine.sequence_hash = ranks_.sequence_hash();
   std::vector<const Communicator*> hashed{&ranks_, nullptr};
-  for (const FlatBuffer* flat : trainable) {
+  for (const FlatBuffer* flat : store_.trainable()) {
     for (const Communicator* of_flat :
          {static_cast<const Communicator*>(flat->group), static_cast<const Communicator*>(flat->replicas)}) {
       if (std::find(hashed.begin(), hashed.end(), of_flat) != hashed.end()) continue;
@@ -90,7 +95,11 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
       mine.group_hash += (2 * hashed.size() - 3) * of_flat->sequence_hash();
     }
   }
+}
 
+StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nominal_tokens, std::int64_t step) {
+  const std::vector<std::int64_t> tokens = fill_in(mine, nominal_tokens);
+  add_hashes(mine);
   // One exchange carries everything. Without peers that answer (a plan) every rank is taken to say what this
   // one says.
   const auto rank_count = static_cast<std::size_t>(ranks_.size());
@@ -128,10 +137,10 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   // The ranks of a data rank see the same tokens, and one of them counts them.
   if (ranks_.simulated()) all.tokens = all.tokens / ranks_.size() * mesh_.data_ranks();
   all.loss_sum = loss.value();
-  if (config_.gradient_noise_scale) measure_pieces({tokens.data(), own}, all);
+  if (config_.gradient_noise_scale) measure_pieces(tokens, all);
   all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::infinity();
   if (bad != nullptr) {
-    const FlatBuffer& flat = *trainable[static_cast<std::size_t>(bad->non_finite_buffer)];
+    const FlatBuffer& flat = *store_.trainable()[static_cast<std::size_t>(bad->non_finite_buffer)];
     const TensorPiece piece = flat.layout.locate(bad->non_finite_element);
     all.non_finite = piece.tensor < 0 ? "padding of unit " + flat.name
                                       : store_.tensor_of(flat, piece).name + " at element " +

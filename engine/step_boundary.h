@@ -54,6 +54,11 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// Takes the statistics of this rank's share of the main gradient, and fills in losses, tokens and squares
+  /// of its record. Returns the tokens of each micro-batch that it had samples in.
+  std::vector<std::int64_t> fill_in(StepRecord& mine, std::int64_t nominal_tokens);
+  /// Of the collective calls that this rank made.
+  void add_hashes(StepRecord& mine) const;
   /// Collective: `tokens` are those of this rank's micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
