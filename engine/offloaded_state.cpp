@@ -137,28 +137,30 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   if (!offload.uses_nvme()) return {};
   disk_reads_ = make_host_stream("disk reads", 1);
   disk_writes_ = make_host_stream("disk writes", 1);
-  std::string fallback;
-  if (!simulated()) {
-    swap_->check_space();
-    BlockIoOptions options;
-    options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
-                     : offload.io_engine == "threads" ? BlockIoEngine::threads
-                                                      : BlockIoEngine::automatic;
-    if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
-    if (offload.io_depth > 0) options.depth = offload.io_depth;
-    io_ = make_block_io(options);
-    fallback = io_->fallback_reason();
-    for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
-      for (HostSlot& slot : *list) {
-        registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
-      }
-    }
-  }
+  const std::string fallback = simulated() ? std::string() : open_io();
   if (largest_tile > 0) {
     ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder()},
                                        *swap_, io_.get(), resources_.host_memory);
   }
   return fallback;
+}
+
+std::string OffloadedState::open_io() {
+  const OffloadConfig& offload = config_.offload;
+  swap_->check_space();
+  BlockIoOptions options;
+  options.engine = offload.io_engine == "uring"     ? BlockIoEngine::uring
+                   : offload.io_engine == "threads" ? BlockIoEngine::threads
+                                                    : BlockIoEngine::automatic;
+  if (offload.io_block_bytes > 0) options.block_bytes = offload.io_block_bytes;
+  if (offload.io_depth > 0) options.depth = offload.io_depth;
+  io_ = make_block_io(options);
+  for (std::vector<HostSlot>* list : {&host_weights_, &shards_}) {
+    for (HostSlot& slot : *list) {
+      registered_.push_back(io_->register_memory(slot.memory.data(), slot.memory.bytes()));
+    }
+  }
+  return io_->fallback_reason();
 }
 
 void OffloadedState::close() noexcept {

@@ -112,6 +112,8 @@ class OffloadedState {
   Event finish_weights(FlatBuffer& flat, NewWeights& weights, Stream& worker);
   /// The slice of an open tile of `flat`.
   ShardSlice slice_of(const FlatBuffer& flat, const TileMemory& tile) const;
+  /// Opens the swap file for input and output; the reason why that goes through threads, if it does.
+  std::string open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
