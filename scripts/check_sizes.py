@@ -82,9 +82,11 @@ def data_members(body):
         statement = re.sub(r"\b(?:public|private|protected):", "", statement).strip()
         if not statement or NO_DATA.match(statement):
             continue
-        plain = statement.split("=")[0] if "=" in statement and "operator" not in statement else statement
+        plain = statement
         while re.search(r"<[^<>]*>", plain):
             plain = re.sub(r"<[^<>]*>", "", plain)
+        if "operator" not in plain:  # without initial values
+            plain = re.sub(r"=(?:[^,(]|\([^()]*\))*", "", plain)
         if "(" in plain or not re.search(r"\w\s+[&*]?\s*\w|[&*]\s*\w", plain):
             continue
         count += 1 + plain.count(",")
