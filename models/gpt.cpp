@@ -63,11 +63,12 @@ UnitSpec Gpt::embedding_unit() const {
   const auto normal = Initializer::normal(config_.initializer_range);
   const std::int64_t width = config_.width;
   return {.name = "embedding",
-          .tensors = {{"transformer.wte.weight",
-                       {config_.vocabulary, width},
-                       normal,
-                       {"lm_head.weight"},
-                       LinearLayout::out_in},
+          .tensors = {{.name = "transformer.wte.weight",
+                       .shape = {config_.vocabulary, width},
+                       .initializer = normal,
+                       .aliases = {"lm_head.weight"},
+                       .linear = LinearLayout::out_in,
+                       .dimensions = {{"vocabulary"}, {"width"}}},
                       {.name = "transformer.wpe.weight",
                        .shape = {config_.positions, width},
                        .initializer = normal,

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
@@ -65,19 +66,32 @@ UnitSpec Gpt::block_unit(std::int64_t block) const {
       Initializer::normal(config_.initializer_range / std::sqrt(2.0f * static_cast<float>(config_.layers)));
   const auto zeros = Initializer::zeros(), ones = Initializer::ones();
   constexpr LinearLayout in_out = LinearLayout::in_out;
-  return {.name = "h." + std::to_string(block),
-          .tensors = {{prefix + "ln_1.weight", {width}, ones},
-                      {prefix + "ln_1.bias", {width}, zeros},
-                      {prefix + "attn.c_attn.weight", {width, 3 * width}, normal, {}, in_out, false, 3},
-                      {prefix + "attn.c_attn.bias", {3 * width}, zeros},
-                      {prefix + "attn.c_proj.weight", {width, width}, residual, {}, in_out, false, 1},
-                      {prefix + "attn.c_proj.bias", {width}, zeros},
-                      {prefix + "ln_2.weight", {width}, ones},
-                      {prefix + "ln_2.bias", {width}, zeros},
-                      {prefix + "mlp.c_fc.weight", {width, inner}, normal, {}, in_out, false, 1},
-                      {prefix + "mlp.c_fc.bias", {inner}, zeros},
-                      {prefix + "mlp.c_proj.weight", {inner, width}, residual, {}, in_out, false, 1},
-                      {prefix + "mlp.c_proj.bias", {width}, zeros}}};
+  const std::int64_t head_size = width / config_.heads;
+  UnitSpec unit{.name = "h." + std::to_string(block),
+                .tensors = {{prefix + "ln_1.weight", {width}, ones},
+                            {prefix + "ln_1.bias", {width}, zeros},
+                            {prefix + "attn.c_attn.weight", {width, 3 * width}, normal, {}, in_out, false, 3},
+                            {prefix + "attn.c_attn.bias", {3 * width}, zeros},
+                            {prefix + "attn.c_proj.weight", {width, width}, residual, {}, in_out, false, 1},
+                            {prefix + "attn.c_proj.bias", {width}, zeros},
+                            {prefix + "ln_2.weight", {width}, ones},
+                            {prefix + "ln_2.bias", {width}, zeros},
+                            {prefix + "mlp.c_fc.weight", {width, inner}, normal, {}, in_out, false, 1},
+                            {prefix + "mlp.c_fc.bias", {inner}, zeros},
+                            {prefix + "mlp.c_proj.weight", {inner, width}, residual, {}, in_out, false, 1},
+                            {prefix + "mlp.c_proj.bias", {width}, zeros}}};
+  const Dimension whole{"width"}, inner_dimension{"inner"}, heads{"heads", 1, head_size},
+      three_of_heads{"heads", 3, head_size};
+  const auto name = [&](Parameter tensor, std::vector<Dimension> dimensions) {
+    unit.tensors[static_cast<std::size_t>(tensor)].dimensions = std::move(dimensions);
+  };
+  name(attn_weight, {whole, three_of_heads});
+  name(attn_bias, {three_of_heads});
+  name(attn_projection_weight, {heads, whole});
+  name(mlp_weight, {whole, inner_dimension});
+  name(mlp_bias, {inner_dimension});
+  name(mlp_projection_weight, {inner_dimension, whole});
+  return unit;
 }
 
 StepTensors Gpt::acquire_block_activations(const Pass& pass) const {

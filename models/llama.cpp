@@ -67,6 +67,7 @@ UnitSpec Llama::embedding_unit() const {
       .name = "embedding",
       .tensors = {
           {table_name, {config_.vocabulary, config_.width}, Initializer::normal(config_.initializer_range)}}};
+  unit.tensors.front().dimensions = {{"vocabulary"}, {"width"}};
   if (config_.tied) {
     unit.tensors.front().aliases = {head_name};
     unit.tensors.front().linear = LinearLayout::out_in;
@@ -82,11 +83,11 @@ UnitSpec Llama::embedding_unit() const {
 UnitSpec Llama::head_unit() const {
   return {.name = "head",
           .tensors = {{norm_name, {config_.width}, Initializer::ones()},
-                      {head_name,
-                       {config_.vocabulary, config_.width},
-                       Initializer::normal(config_.initializer_range),
-                       {},
-                       LinearLayout::out_in}}};
+                      {.name = head_name,
+                       .shape = {config_.vocabulary, config_.width},
+                       .initializer = Initializer::normal(config_.initializer_range),
+                       .linear = LinearLayout::out_in,
+                       .dimensions = {{"vocabulary"}, {"width"}}}}};
 }
 
 std::optional<CacheHeads> Llama::cache_heads() const {

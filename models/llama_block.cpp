@@ -37,13 +37,16 @@ LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::ve
     }
     return next++;
   };
-  const auto linear = [&](const char* name, std::int64_t out, std::int64_t in, bool bias) {
+  const auto linear = [&](const char* name, std::int64_t out, std::int64_t in, bool bias,
+                          const Dimension& outputs, const Dimension& inputs) {
     Linear result{.weight = add(name, {out, in}, normal), .layout = Linear::Layout::out_in};
     if (tensors != nullptr) {
       tensors->back().linear = LinearLayout::out_in;
       tensors->back().matrices = 1;
+      tensors->back().dimensions = {outputs, inputs};
     }
     if (bias) result.bias = add(name, {out}, Initializer::zeros());
+    if (bias && tensors != nullptr) tensors->back().dimensions = {outputs};
     return result;
   };
   const auto norm = [&](const char* name, std::int64_t width) {
@@ -51,20 +54,22 @@ LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::ve
   };
   const std::int64_t width = config.width, queries = config.query_width(), keys = config.key_value_width();
   const bool biases = config.query_key_value_bias();
+  const Dimension width_dimension{"width"}, inner{"inner"}, heads{"heads", 1, config.head_dim},
+      key_value_heads{"key_value_heads", 1, config.head_dim};
   LlamaBlockIndices at;
   at.norm_1 = norm("input_layernorm", width);
-  at.query = linear("self_attn.q_proj", queries, width, biases);
-  at.key = linear("self_attn.k_proj", keys, width, biases);
-  at.value = linear("self_attn.v_proj", keys, width, biases);
+  at.query = linear("self_attn.q_proj", queries, width, biases, heads, width_dimension);
+  at.key = linear("self_attn.k_proj", keys, width, biases, key_value_heads, width_dimension);
+  at.value = linear("self_attn.v_proj", keys, width, biases, key_value_heads, width_dimension);
   if (config.query_key_norm()) {
     at.query_norm = norm("self_attn.q_norm", config.head_dim);
     at.key_norm = norm("self_attn.k_norm", config.head_dim);
   }
-  at.output = linear("self_attn.o_proj", width, queries, config.output_bias());
+  at.output = linear("self_attn.o_proj", width, queries, config.output_bias(), width_dimension, heads);
   at.norm_2 = norm("post_attention_layernorm", width);
-  at.gate = linear("mlp.gate_proj", config.inner, width, config.mlp_bias);
-  at.up = linear("mlp.up_proj", config.inner, width, config.mlp_bias);
-  at.down = linear("mlp.down_proj", width, config.inner, config.mlp_bias);
+  at.gate = linear("mlp.gate_proj", config.inner, width, config.mlp_bias, inner, width_dimension);
+  at.up = linear("mlp.up_proj", config.inner, width, config.mlp_bias, inner, width_dimension);
+  at.down = linear("mlp.down_proj", width, config.inner, config.mlp_bias, width_dimension, inner);
   return at;
 }
 
