@@ -28,11 +28,20 @@ LossScalerOptions scaler_options(const Config& config) {
   return fixed;
 }
 
+/// By its number over all units.
+std::string name_of_tensor(const ModelSpec& model, int tensor) {
+  for (const UnitSpec& unit : model.units()) {
+    if (tensor < static_cast<int>(unit.tensors.size())) return unit.tensors[static_cast<std::size_t>(tensor)].name;
+    tensor -= static_cast<int>(unit.tensors.size());
+  }
+  return {};
+}
+
 }  // namespace
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
-  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr))
+  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr || runtime.tensor() != nullptr))
     config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
@@ -52,9 +61,11 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       shard(runtime_in.shard()),
       replicas(runtime_in.replicas()),
       pipeline(runtime_in.pipeline()),
+      tensor(runtime_in.tensor()),
       communicators{&world},
       axes{MeshAxis::shard},
-      stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline))),
+      stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline),
+                    runtime_in.mesh().size(MeshAxis::tensor))),
       compute(runtime_in.device().compute_stream()),
       memory(runtime_in.memory(Tier::device)),
       rank(world.rank()),
@@ -79,7 +90,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   for (const auto& [group, axis] :
        {std::pair(&shard, MeshAxis::shard), std::pair(&runtime.of_stage(), MeshAxis::shard),
         std::pair(replicas, MeshAxis::replicate), std::pair(pipeline, MeshAxis::pipeline),
-        std::pair(runtime.pipeline_ends(), MeshAxis::pipeline)}) {
+        std::pair(runtime.pipeline_ends(), MeshAxis::pipeline), std::pair(runtime.tensor(), MeshAxis::tensor),
+        std::pair(runtime.tensor_and_shard(), MeshAxis::tensor), std::pair(sharers.get(), MeshAxis::tensor)}) {
     if (group == nullptr || std::count(communicators.begin(), communicators.end(), group) > 0) continue;
     communicators.push_back(group);
     axes.push_back(axis);
@@ -110,9 +122,28 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   set_phase("idle");
 }
 
-BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) const {
+BufferRanks Engine::Impl::ranks_of(const Placement& placement, int buffer) {
+  const Placement::Buffer& placed = placement.buffer(buffer);
+  const bool shared = placed.sharers > 1 && placed.parts() > 1;
+  if (shared && !sharers) {
+    const Mesh& mesh = runtime.mesh();
+    const std::vector<int> group = placement.group(buffer, rank);
+    sharers = world.simulated() ? world.subgroup(group)
+                                : world.split(*std::min_element(group.begin(), group.end()),
+                                              static_cast<int>(std::find(group.begin(), group.end(), rank) -
+                                                               group.begin()));
+    sharers_size = placed.sharers;
+  }
   if (!placement.holds(buffer, rank)) return {};
-  const bool tied = placement.buffer(buffer).stages.size() > 1;
+  const bool tied = placed.stages.size() > 1;
+  if (placed.sharers > 1 && (tied || (shared && placed.sharers != sharers_size))) {
+    throw ConfigurationError("tranche.mesh \"" + config.mesh + "\": tensor " +
+                             name_of_tensor(model, placed.tensors.front()) + " is shared by " +
+                             (tied ? "two stages of a pipeline" : "another number of ranks than others") +
+                             ", which tensor cannot be used with yet");
+  }
+  if (shared) return {sharers.get(), replicas};
+  if (placed.sharers > 1) return {runtime.tensor_and_shard(), replicas};
   return {tied ? runtime.pipeline_ends() : &shard, replicas};
 }
 
@@ -360,7 +391,9 @@ EvaluationResult Engine::Impl::finish_evaluation() {
     detail::LossTotal loss;
     std::int64_t tokens;
   };
-  const Share mine{evaluation_loss, evaluation_tokens};
+  // The ranks of the axis `tensor` have equal sums, of which the first counts its own.
+  const bool counts = simulated() || tensor == nullptr || tensor->rank() == 0;
+  const Share mine = counts ? Share{evaluation_loss, evaluation_tokens} : Share{{}, 0};
   std::vector<Share> all(static_cast<std::size_t>(ranks), mine);
   world
       .all_gather(&mine, all.data(), sizeof(Share), DataType::uint8, 0, {},

@@ -292,18 +292,21 @@ void Engine::Impl::note_order_of_sums(const checkpoint::Manifest& manifest, Load
         "differently from here on");
     return;
   }
-  const int saved_data_ranks = result.world / std::max(1, manifest.layout.axis(MeshAxis::pipeline));
+  const int saved_tensor_ranks = std::max(1, manifest.layout.axis(MeshAxis::tensor));
+  const int saved_data_ranks =
+      result.world / std::max(1, manifest.layout.axis(MeshAxis::pipeline)) / saved_tensor_ranks;
+  const bool cut = saved_tensor_ranks > 1 || tensor != nullptr;
   if (saved_data_ranks == data_ranks && replicas == nullptr && config.reduction_group == 0) {
     // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
     reducer.set_reduction_group(manifest.reduction_group);
   }
   if (result.world != ranks) {
     const std::string on =
-        replicas == nullptr && pipeline == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
+        replicas == nullptr && pipeline == nullptr && tensor == nullptr ? "" : " (" + runtime.mesh().to_string() + ")";
     result.notes.push_back(
         "saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) + on +
         ": state is equal to the bit" +
-        (saved_data_ranks == data_ranks
+        (saved_data_ranks == data_ranks && !cut
              ? "; the bits from here on are those of a run that adds the gradients of tied "
                "tensors by use (tranche.tie_sum), as a pipeline does"
              : ", sums over ranks round differently from here on"));

@@ -167,7 +167,7 @@ struct Engine::Impl {
 
   // --- engine_reports.cpp ---
   /// The communicators of a flat buffer of the mesh, as this rank has them.
-  detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer) const;
+  detail::BufferRanks ranks_of(const detail::Placement& placement, int buffer);
   /// The stage of the pipeline that this rank computes; 0 without one.
   int stage() const { return pipeline == nullptr ? 0 : pipeline->rank(); }
   /// Elements and bytes that this rank sends to its group of the axis in a step, by the formula.
@@ -211,6 +211,10 @@ struct Engine::Impl {
   Communicator& shard;     ///< the ranks that this one shards state with
   Communicator* replicas;  ///< the ranks that hold the same shards; null: only this one
   Communicator* pipeline;  ///< the stages of this data rank; null: no pipeline
+  Communicator* tensor;    ///< the ranks of the axis `tensor`; null: it is 1
+  /// The ranks that share key and value heads, of which there are fewer than ranks; null: there are none.
+  std::unique_ptr<Communicator> sharers;
+  int sharers_size = 0;  ///< of the axis `tensor`
   std::vector<Communicator*>
       communicators;           ///< those of the above that differ, and what stages share tensors in
   std::vector<MeshAxis> axes;  ///< of each of them: where the data goes that it carries

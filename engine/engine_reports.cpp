@@ -151,7 +151,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
     sent.elements = config.accumulation_steps * config.micro_batch_size * model.tokens_per_sample *
                     model.residual_width * neighbours;
     sent.bytes = sent.elements * size_of(precision.compute);
-  } else {
+  } else if (axis == MeshAxis::shard) {
     sent = matrices.sent();
   }
   ReductionOptions options;
@@ -161,9 +161,9 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
   int shards = 1;
   for (const FlatBuffer* flat : store.trainable()) {
-    if (flat->empty() || (flat->stages > 1) != of_stages) continue;
+    if (flat->empty() || flat->axis() != axis) continue;
     shards = flat->group->size();
-    if (of_stages) options.group_size = flat->stages;
+    if (axis != MeshAxis::shard) options.group_size = flat->givers_a_data_rank();
     const std::int64_t elements = flat->layout.padded_elements();
     gathered += elements;
     if (store.residency().quantizes_gradients(*flat)) {  // all ranks send, whoever has samples
@@ -179,10 +179,11 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
   if (config.stage > 0) {
-    const std::int64_t published = formulas.published_elements(of_stages);
+    const std::int64_t published = formulas.published_elements(axis);
+    const bool of_shards = axis == MeshAxis::shard;
     const std::int64_t quantized =
-        config.quantized_weights ? published + (of_stages ? 0 : recorded_quantized_elements) : 0;
-    gathered = published + (of_stages ? 0 : recorded_gather_elements) - quantized;
+        config.quantized_weights ? published + (of_shards ? recorded_quantized_elements : 0) : 0;
+    gathered = published + (of_shards ? recorded_gather_elements : 0) - quantized;
     blocks += kernels::quantized_bytes(quantized);
   }
   const std::int64_t gathered_bytes =
@@ -199,7 +200,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
 
 std::int64_t Engine::formula_traffic_elements() const {
   std::int64_t elements = 0;
-  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline}) {
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::tensor}) {
     elements += impl_->formula_traffic(axis).elements;
   }
   return elements;
@@ -207,7 +208,7 @@ std::int64_t Engine::formula_traffic_elements() const {
 
 std::int64_t Engine::formula_traffic_bytes() const {
   std::int64_t bytes = 0;
-  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline}) {
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::tensor}) {
     bytes += impl_->formula_traffic(axis).bytes;
   }
   return bytes;
@@ -230,7 +231,7 @@ std::string Engine::summary(bool verbose) const {
   const std::vector<UnitState>& units = impl.store.units();
   std::int64_t padded = 0, reduced = 0, blocks = 0, largest = 0;
   for (const FlatBuffer* flat : impl.store.trainable()) {
-    if (flat->empty() || flat->stages > 1) continue;
+    if (flat->empty() || flat->axis() != MeshAxis::shard) continue;
     padded += flat->layout.padded_elements();
     const std::int64_t elements = flat->layout.padded_elements();
     if (residency.quantizes_gradients(*flat)) {
@@ -257,7 +258,7 @@ std::string Engine::summary(bool verbose) const {
                   : shards == 1 && !residency.over_replicas(any)
                       ? " (nothing is sharded: all stages hold the same)"
                       : ""));
-  if (impl.replicas != nullptr || impl.pipeline != nullptr) {
+  if (impl.replicas != nullptr || impl.pipeline != nullptr || impl.tensor != nullptr) {
     row("mesh", fmt::format("{}; this is {}", impl.runtime.mesh().to_string(),
                             impl.runtime.mesh().name_of_rank(impl.rank)));
   }

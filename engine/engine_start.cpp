@@ -142,7 +142,7 @@ void Engine::Impl::agree_on_start() {
                    hash_text(own_schedule.value_or("the configuration's")),
                    model.hash(),
                    hash_text(runtime.numerics_fingerprint()),
-                   (pipeline == nullptr ? world : shard).local_size()};
+                   (pipeline == nullptr && tensor == nullptr ? world : shard).local_size()};
   std::vector<Start> starts(static_cast<std::size_t>(ranks), mine);
   world
       .all_gather(&mine, starts.data(), sizeof(Start), DataType::uint8, 0, {},

@@ -17,7 +17,8 @@ TensorAccess Engine::Impl::access() {
           runtime.device(),
           memory,
           {workspace_buffer.data(), workspace_buffer.bytes()},
-          pipeline};
+          pipeline,
+          runtime.tensor()};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {

@@ -11,7 +11,7 @@ namespace {
 
 /// Asks for elements [first, ...) of a section of a flat buffer, to be read to `host`, which has the view's
 /// elements; what no tensor covers is zeroed, what the match leaves out is not touched.
-void request(const checkpoint::Reader& reader, const TensorMatch& match, const FlatBuffer& flat,
+void request(const StateStore& store, const checkpoint::Reader& reader, const TensorMatch& match, const FlatBuffer& flat,
              const std::string& kind, std::int64_t first, const TensorView& host,
              std::vector<checkpoint::ReadRequest>& requests) {
   const auto offset = [&](std::int64_t element) { return bytes_of(host.dtype, element - first); };
@@ -25,7 +25,8 @@ void request(const checkpoint::Reader& reader, const TensorMatch& match, const F
     if (const checkpoint::StoredTensor* source = match.source(flat, piece, kind)) {
       requests.push_back(reader.request_for(source->name, kind,
                                             {piece.tensor_begin, piece.tensor_begin + piece.elements},
-                                            host.dtype, bytes + offset(piece.buffer_begin)));
+                                            host.dtype, bytes + offset(piece.buffer_begin),
+                                            store.tensor_of(flat, piece).box));
     }
     pad_to(piece.buffer_begin);
     next = round_up(piece.buffer_begin + piece.elements, block_elements_of(host.dtype));
@@ -59,7 +60,7 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
     for (FlatBuffer& flat : unit.buffers) {
       const auto read = [&](const std::string& kind, std::int64_t first, const TensorView& to, bool on_host) {
         if (in_place || on_host) {
-          request(reader, match, flat, kind, first, to, requests);
+          request(store, reader, match, flat, kind, first, to, requests);
           return;
         }
         const AlignedBuffer staged(host_memory, to.bytes(), Category::other,
@@ -67,7 +68,7 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
         if (keeps_some(match, flat, kind, {first, first + to.elements()})) {
           store.read(staged.data(), to.data, to.bytes(), false);
         }
-        request(reader, match, flat, kind, first, {staged.data(), to.dtype, to.shape}, requests);
+        request(store, reader, match, flat, kind, first, {staged.data(), to.dtype, to.shape}, requests);
         read_now();
         device.copy_from_host(compute, to.data, staged.data(), to.bytes());
         compute.synchronize();
@@ -79,7 +80,7 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
                                    Category::other, unit.name + " weight from checkpoint");
         auto* const values = static_cast<float*>(staged.data());
         if (keeps_some(match, flat, "weight", slice.range)) store.read_halves(slice, values);
-        request(reader, match, flat, "weight", slice.range.begin, {values, DataType::float32, shape},
+        request(store, reader, match, flat, "weight", slice.range.begin, {values, DataType::float32, shape},
                 requests);
         read_now();
         store.write_halves(slice, values);
@@ -118,7 +119,7 @@ void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMa
         if (keeps_some(match, flat, section.kind, range)) {
           store.read_parameters(flat, range, staged.data());
         }
-        request(reader, match, flat, section.kind, range.begin, {staged.data(), section.dtype, shape},
+        request(store, reader, match, flat, section.kind, range.begin, {staged.data(), section.dtype, shape},
                 requests);
         read_now();
         store.write_parameters(flat, range, staged.data());

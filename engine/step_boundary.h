@@ -54,6 +54,8 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// The place of the infinity or NaN that a rank has told, in words.
+  std::string place_of(const StepRecord& bad, int rank) const;
   /// Collective: `tokens` are those of this rank's micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);

@@ -131,6 +131,7 @@ class ModelSpec {
   UnitId find_unit(std::string_view name) const;
   std::int64_t parameters() const;
 
+  std::string name = {};  ///< for messages: "GPT2LMHeadModel"; not part of hash()
   /// Tokens (or whatever the loss is averaged over) in one sample; with train_batch_size it gives the nominal
   /// tokens of a step, from which the loss gradient's power of two is taken.
   std::int64_t tokens_per_sample = 1;
