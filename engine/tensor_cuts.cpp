@@ -15,13 +15,13 @@ namespace tranche::detail {
 namespace {
 
 /// The grains of a dimension that is cut, as a tensor has it.
-struct Named {
+struct NamedGrains {
   std::string name;
   std::int64_t grains = 0;
 };
 
 /// Whether `ranks` can share the grains of a dimension.
-bool can_share(const Named& dimension, int ranks) {
+bool can_share(const NamedGrains& dimension, int ranks) {
   if (dimension.name == "heads") return dimension.grains % ranks == 0;
   if (dimension.name == "key_value_heads") {
     return dimension.grains % ranks == 0 || ranks % dimension.grains == 0;
@@ -30,15 +30,15 @@ bool can_share(const Named& dimension, int ranks) {
 }
 
 /// "1, 2, 3 or 6": the numbers of ranks that can share all dimensions.
-std::string sizes_of(const std::vector<Named>& dimensions) {
+std::string sizes_of(const std::vector<NamedGrains>& dimensions) {
   std::int64_t most = dimensions.front().grains;
-  for (const Named& one : dimensions) {
+  for (const NamedGrains& one : dimensions) {
     if (one.name != "key_value_heads") most = std::min(most, one.grains);
   }
   std::vector<std::string> sizes;
   for (int ranks = 1; ranks <= std::min<std::int64_t>(most, 4096); ++ranks) {
     if (std::all_of(dimensions.begin(), dimensions.end(),
-                    [&](const Named& one) { return can_share(one, ranks); })) {
+                    [&](const NamedGrains& one) { return can_share(one, ranks); })) {
       sizes.push_back(std::to_string(ranks));
     }
   }
@@ -61,7 +61,7 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
                                           one.name) != model.tensor_dimensions.end();
   };
   std::vector<TensorCut> cuts;
-  std::vector<Named> dimensions;
+  std::vector<NamedGrains> dimensions;
   for (const UnitSpec& unit : model.units()) {
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut& cut = cuts.emplace_back();
@@ -74,8 +74,8 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
               tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
         }
         cut = {static_cast<int>(d), one.blocks, one.grain};
-        const Named named{one.name, grains_of(tensor.shape, cut)};
-        if (std::none_of(dimensions.begin(), dimensions.end(), [&](const Named& other) {
+        const NamedGrains named{one.name, grains_of(tensor.shape, cut)};
+        if (std::none_of(dimensions.begin(), dimensions.end(), [&](const NamedGrains& other) {
               return other.name == named.name && other.grains == named.grains;
             })) {
           dimensions.push_back(named);
@@ -90,7 +90,7 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
         "the same; leave tensor out",
         mesh, name, ranks));
   }
-  for (const Named& one : dimensions) {
+  for (const NamedGrains& one : dimensions) {
     if (can_share(one, ranks)) continue;
     const bool heads = one.name == "heads" || one.name == "key_value_heads";
     const std::string what = one.name == "key_value_heads" ? "key and value heads" : one.name;
