@@ -100,6 +100,10 @@ class Check {
       throw ConfigurationError("check_gradients() on a mesh with a pipeline (" + mesh.to_string() +
                                "), whose micro-batches are a schedule's: check on one rank");
     }
+    if (mesh.size(MeshAxis::tensor) > 1) {
+      throw ConfigurationError("check_gradients() on a mesh with the axis tensor (" + mesh.to_string() +
+                               "), whose ranks have parts of each tensor: check on one rank");
+    }
     const Config& config = engine_.config();
     for (const auto& [what, dtype] : {std::pair("computes", config.precision.compute),
                                       std::pair("reduces", config.precision.communication),

@@ -29,18 +29,12 @@ LossScalerOptions scaler_options(const Config& config) {
   return fixed;
 }
 
-/// The communicators of a flat buffer of the mesh, as this rank has them.
-BufferRanks ranks_of(const Runtime& runtime, const Placement& placement, int buffer) {
-  if (!placement.holds(buffer, runtime.rank())) return {};
-  const bool tied = placement.buffer(buffer).stages.size() > 1;
-  return {tied ? runtime.pipeline_ends() : &runtime.shard(), runtime.replicas()};
-}
-
 }  // namespace
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
-  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr))
+  if (config.mesh.empty() &&
+      (runtime.replicas() != nullptr || runtime.pipeline() != nullptr || runtime.tensor() != nullptr))
     config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
@@ -54,20 +48,21 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       scaler(scaler_options(config)),
       world(runtime_in.all()),
-      stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline))),
+      stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline),
+                    runtime_in.mesh().size(MeshAxis::tensor))),
       compute(runtime_in.device().compute_stream()),
       breakdown(runtime_in),
       rule(runtime_in, config, std::move(options.schedule), breakdown),
       arena(std::make_unique<StepArena>(runtime_in.memory(Tier::device), runtime_in.ledger())),
       recorder(*arena, compute, config.debug.plan_memory),
-      store(config,
-            lay_out(
-                model, ParameterGroups(config.group_rules, config.frozen), *optimizer, runtime.mesh(), stages,
-                runtime.rank(),
-                [&](const Placement& placement, int buffer) { return ranks_of(runtime, placement, buffer); }),
-            {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host), runtime.trace()}),
+      data_groups(runtime_in, config, model),
+      store(
+          config,
+          lay_out(model, ParameterGroups(config.group_rules, config.frozen), *optimizer, runtime.mesh(),
+                  stages, runtime.rank(),
+                  [&](const Placement& placement, int buffer) { return data_groups.of(placement, buffer); }),
+          {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host), runtime.trace()}),
       formulas(config, model, store, updater),
-      data_groups(runtime_in),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
                runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),

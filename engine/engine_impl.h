@@ -105,9 +105,9 @@ struct Engine::Impl {
   detail::StepRule rule;
   std::unique_ptr<StepArena> arena;
   detail::StepRecorder recorder;
+  detail::DataGroups data_groups;
   detail::StateStore store;
   detail::StateFormulas formulas;
-  detail::DataGroups data_groups;
   std::unique_ptr<HostCopies> host_copies;  ///< null: activations stay on the device
   Buffer workspace_buffer;
   detail::StepScalars scalars;

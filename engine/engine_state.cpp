@@ -17,7 +17,8 @@ TensorAccess Engine::Impl::access() {
           runtime.device(),
           runtime.memory(Tier::device),
           {workspace_buffer.data(), workspace_buffer.bytes()},
-          runtime.pipeline()};
+          runtime.pipeline(),
+          runtime.tensor()};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {

@@ -30,7 +30,7 @@ std::string FrozenBase::digest() {
   if (simulated()) return {};
   if (!digest_) {
     TensorAccess access(store_, config_, runtime_.all(), runtime_.mesh(), runtime_.device(),
-                        runtime_.memory(Tier::device), workspace(), runtime_.pipeline());
+                        runtime_.memory(Tier::device), workspace(), runtime_.pipeline(), runtime_.tensor());
     digest_ = access.digest(TensorAccess::Digested::frozen_weights);
   }
   return to_text(*digest_);

@@ -202,18 +202,18 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
     StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
     if (!scratch) {
       // No gradient, which a frozen tensor has none of: what a kernel computes along with another one's.
-      scratch = arena_.acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
+      scratch = arena_.acquire(tensor.local.elements() * size_of(DataType::float32), Category::workspace,
                                tensor.name + " frozen scratch");
       for (const Event& event : scratch.ready()) compute_.wait(event);
-      kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.shape});
+      kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.local});
     }
-    return {scratch.data(), DataType::float32, tensor.shape};
+    return {scratch.data(), DataType::float32, tensor.local};
   }
   const FlatBuffer& flat = store_.buffer_of(tensor);
   Target& target = target_of(uses, flat, tensor.buffer);
   clear_unwritten(target, flat, tensor.flat_index);
-  return range_of(target, flat.layout.tensor_offset(tensor.flat_index), tensor.shape.elements())
-      .reshaped(tensor.shape);
+  return range_of(target, flat.layout.tensor_offset(tensor.flat_index), tensor.local.elements())
+      .reshaped(tensor.local);
 }
 
 GradientTarget GradientReducer::target(std::int64_t micro_batch, int unit, int index) {
@@ -437,13 +437,15 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   // world_size_invariant these are added to the main gradient in turn, as they are without a pipeline.
   if (flat.stages > 1) {
     options.group_size = config_.world_size_invariant ? -flat.stages : flat.stages;
+  } else if (flat.sharers > 1) {
+    options.group_size = flat.sharers;  // the parts of one data rank's gradient are added up first
   } else if (flat.sums_uses() && reduction_group_ > 0) {
     options.group_size = 1;
   }
   options.accumulate = !reduce_once && accumulated != 0;
   options.bucket_elements = config_.reduce_bucket_elements;
   if (!flat.sums_uses()) options.round_to = config_.precision.communication;
-  options.givers = config_.ranks_with_samples(micro_batch, flat.data_ranks()) * flat.stages;
+  options.givers = config_.ranks_with_samples(micro_batch, flat.data_ranks()) * flat.givers_a_data_rank();
   const std::vector<Event> ready{compute_.record(), flat.reduce_done};
   const OperationLabel label{flat.name, "backward", Traffic::data};
   if (flat.replicas == nullptr) {

@@ -97,18 +97,22 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
     return;
   }
   const int world = manifest.layout.world, ranks = runtime_.size(), data_ranks = runtime_.mesh().data_ranks();
-  const int saved_data_ranks = world / std::max(1, manifest.layout.axis(MeshAxis::pipeline));
+  const int saved_tensor_ranks = std::max(1, manifest.layout.axis(MeshAxis::tensor));
+  const int saved_data_ranks =
+      world / std::max(1, manifest.layout.axis(MeshAxis::pipeline)) / saved_tensor_ranks;
+  const bool cut = saved_tensor_ranks > 1 || runtime_.tensor() != nullptr;
   if (saved_data_ranks == data_ranks && runtime_.replicas() == nullptr && config_.reduction_group == 0) {
     // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
     reducer_.set_reduction_group(manifest.reduction_group);
   }
   if (world != ranks) {
-    const std::string on = runtime_.replicas() == nullptr && runtime_.pipeline() == nullptr
-                               ? ""
-                               : " (" + runtime_.mesh().to_string() + ")";
+    const std::string on =
+        runtime_.replicas() == nullptr && runtime_.pipeline() == nullptr && runtime_.tensor() == nullptr
+            ? ""
+            : " (" + runtime_.mesh().to_string() + ")";
     notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) + on +
                     ": state is equal to the bit" +
-                    (saved_data_ranks == data_ranks
+                    (saved_data_ranks == data_ranks && !cut
                          ? "; the bits from here on are those of a run that adds the gradients of tied "
                            "tensors by use (tranche.tie_sum), as a pipeline does"
                          : ", sums over ranks round differently from here on"));

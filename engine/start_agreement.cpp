@@ -57,15 +57,16 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
   };
   std::string cut;
   for (const int begin : stages.begins) cut += std::to_string(begin) + " ";
-  const Start mine{hash_text(version),
-                   hash_text(cut),
-                   hash_text(std::string(name_of(config.pipeline_schedule))),
-                   hash_text(config.to_json()),
-                   hash_text(optimizer.name() + " " + optimizer.describe()),
-                   hash_text(schedule),
-                   model.hash(),
-                   hash_text(runtime.numerics_fingerprint()),
-                   (runtime.pipeline() == nullptr ? world : runtime.shard()).local_size()};
+  const Start mine{
+      hash_text(version),
+      hash_text(cut),
+      hash_text(std::string(name_of(config.pipeline_schedule))),
+      hash_text(config.to_json()),
+      hash_text(optimizer.name() + " " + optimizer.describe()),
+      hash_text(schedule),
+      model.hash(),
+      hash_text(runtime.numerics_fingerprint()),
+      (runtime.pipeline() == nullptr && runtime.tensor() == nullptr ? world : runtime.shard()).local_size()};
   std::vector<Start> starts(static_cast<std::size_t>(world.size()), mine);
   world
       .all_gather(&mine, starts.data(), sizeof(Start), DataType::uint8, 0, {},

@@ -63,7 +63,7 @@ void StartTable::add_ranks() {
                       ? " (nothing is sharded: all stages hold the same)"
                       : ""));
   const Mesh& mesh = runtime_.mesh();
-  if (runtime_.replicas() != nullptr || runtime_.pipeline() != nullptr) {
+  if (runtime_.replicas() != nullptr || runtime_.pipeline() != nullptr || runtime_.tensor() != nullptr) {
     row("mesh", fmt::format("{}; this is {}", mesh.to_string(), mesh.name_of_rank(runtime_.rank())));
   }
   if (runtime_.pipeline() != nullptr) {
@@ -192,7 +192,7 @@ void StartTable::add_traffic() {
   }
   std::int64_t padded = 0, reduced = 0, blocks = 0;
   for (const FlatBuffer* flat : store_.trainable()) {
-    if (flat->empty() || flat->stages > 1) continue;
+    if (flat->empty() || flat->axis() != MeshAxis::shard) continue;
     const std::int64_t elements = flat->layout.padded_elements();
     padded += elements;
     if (store_.residency().quantizes_gradients(*flat)) {

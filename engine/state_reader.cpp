@@ -13,8 +13,8 @@ namespace {
 
 /// Asks for elements [first, ...) of a section of a flat buffer, to be read to `host`, which has the view's
 /// elements; what no tensor covers is zeroed, what the match leaves out is not touched.
-void request(const checkpoint::Reader& reader, const TensorMatch& match, const FlatBuffer& flat,
-             const std::string& kind, std::int64_t first, const TensorView& host,
+void request(const StateStore& store, const checkpoint::Reader& reader, const TensorMatch& match,
+             const FlatBuffer& flat, const std::string& kind, std::int64_t first, const TensorView& host,
              std::vector<checkpoint::ReadRequest>& requests) {
   const auto offset = [&](std::int64_t element) { return bytes_of(host.dtype, element - first); };
   auto* bytes = static_cast<std::byte*>(host.data);
@@ -25,9 +25,9 @@ void request(const checkpoint::Reader& reader, const TensorMatch& match, const F
   };
   for (const TensorPiece& piece : flat.layout.pieces(range)) {
     if (const checkpoint::StoredTensor* source = match.source(flat, piece, kind)) {
-      requests.push_back(reader.request_for(source->name, kind,
-                                            {piece.tensor_begin, piece.tensor_begin + piece.elements},
-                                            host.dtype, bytes + offset(piece.buffer_begin)));
+      requests.push_back(reader.request_for(
+          source->name, kind, {piece.tensor_begin, piece.tensor_begin + piece.elements}, host.dtype,
+          bytes + offset(piece.buffer_begin), store.tensor_of(flat, piece).box));
     }
     pad_to(piece.buffer_begin);
     next = round_up(piece.buffer_begin + piece.elements, block_elements_of(host.dtype));
@@ -87,7 +87,7 @@ class SectionReader {
     const AlignedBuffer staged(host_memory_, bytes_of(dtype, range.size()), Category::other,
                                unit_ + " " + what + " from checkpoint");
     if (keeps_some(match_, flat, kind, range)) keep(staged.data());
-    request(reader_, match_, flat, kind, range.begin, {staged.data(), dtype, shape}, requests_);
+    request(store_, reader_, match_, flat, kind, range.begin, {staged.data(), dtype, shape}, requests_);
     read_now();
     write(staged.data());
   }
@@ -95,7 +95,7 @@ class SectionReader {
   void read(const FlatBuffer& flat, const std::string& kind, std::int64_t first, const TensorView& to,
             bool on_host) {
     if (device_.host_accessible() || on_host) {
-      request(reader_, match_, flat, kind, first, to, requests_);
+      request(store_, reader_, match_, flat, kind, first, to, requests_);
       return;
     }
     read_staged(

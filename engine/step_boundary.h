@@ -54,6 +54,8 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// The place of the infinity or NaN that a rank has told, in words.
+  std::string place_of(const StepRecord& bad, int rank) const;
   /// Takes the statistics of this rank's share of the main gradient, and fills in losses, tokens and squares
   /// of its record. Returns the tokens of each micro-batch that it had samples in.
   std::vector<std::int64_t> fill_in(StepRecord& mine, std::int64_t nominal_tokens);

@@ -161,9 +161,14 @@ EvaluationResult StepSequence::end_evaluation() {
   require(state_ == State::evaluating && !micro_batches_.any_open(),
           "end_evaluation() without begin_evaluation(), or inside a micro-batch");
   if (parts_.recorder.pass_open()) parts_.recorder.end_pass();
-  std::vector<Evaluated> all(static_cast<std::size_t>(runtime_.size()), evaluated_);
+  // The ranks of the axis `tensor` have equal sums, of which the first counts its own.
+  const Communicator* const tensor = runtime_.tensor();
+  const bool counts =
+      runtime_.device().kind() == DeviceKind::meta || tensor == nullptr || tensor->rank() == 0;
+  const Evaluated mine = counts ? evaluated_ : Evaluated{};
+  std::vector<Evaluated> all(static_cast<std::size_t>(runtime_.size()), mine);
   runtime_.all()
-      .all_gather(&evaluated_, all.data(), sizeof(Evaluated), DataType::uint8, 0, {},
+      .all_gather(&mine, all.data(), sizeof(Evaluated), DataType::uint8, 0, {},
                   OperationLabel{"evaluation", "agree", Traffic::control, Tier::host})
       .wait();
   EvaluationResult result;

@@ -1,5 +1,6 @@
 #include "engine/tensor_access.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -25,6 +26,11 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
 /// The view that a slice has of an optimizer state, or of the master weights with -1.
 TensorView state_of(const ShardSlice& slice, int which) {
   return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
+}
+
+/// A piece's elements by their numbers in the tensor.
+ElementRange elements_of_piece(const TensorPiece& piece) {
+  return {piece.tensor_begin, piece.tensor_begin + piece.elements};
 }
 
 /// The least number of elements whose halves are put together at once for a tensor's digest.
@@ -69,7 +75,7 @@ void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float 
 
 TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh,
                            Device& device, MemoryResource& memory, kernels::Workspace workspace,
-                           Communicator* pipeline)
+                           Communicator* pipeline, Communicator* tensor_ranks)
     : store_(store),
       config_(config),
       ranks_(ranks),
@@ -78,7 +84,8 @@ TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator
       compute_(device.compute_stream()),
       memory_(memory),
       workspace_(workspace),
-      pipeline_(pipeline) {}
+      pipeline_(pipeline),
+      tensor_ranks_(tensor_ranks) {}
 
 std::vector<float> TensorAccess::to_all_stages(int index, std::vector<float> values) {
   if (pipeline_ == nullptr) return values;
@@ -91,14 +98,48 @@ std::vector<float> TensorAccess::to_all_stages(int index, std::vector<float> val
   return values;
 }
 
+std::vector<float> TensorAccess::whole_of_parts(int index, const std::vector<float>& local) {
+  const TensorState& tensor = tensor_at(index);
+  const Placement& placement = store_.placement();
+  const int number = placement.buffer_of(index), sharers = placement.buffer(number).sharers;
+  const Box whole_tensor = whole_box(tensor.shape);
+  std::vector<float> whole(static_cast<std::size_t>(tensor.shape.elements()), 0.0f);
+  for (int part = 0; part < placement.buffer(number).parts(); ++part) {
+    const Box box = placement.box(index, part);
+    const int root = part * sharers;
+    std::vector<float> values(static_cast<std::size_t>(elements_of(box)), 0.0f);
+    if (tensor_ranks_->rank() == root) values = local;
+    tensor_ranks_
+        ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32, root, {},
+                    access_label(tensor.name))
+        .wait();
+    common_runs(tensor.shape, box, whole_tensor, {0, elements_of(box)}, [&](const CommonRun& run) {
+      std::copy_n(values.begin() + run.first, run.elements, whole.begin() + run.tensor);
+    });
+  }
+  return whole;
+}
+
+template <typename T>
+std::vector<T> TensorAccess::part_of_whole(const TensorState& tensor, std::span<const T> whole,
+                                           std::int64_t items) {
+  std::vector<T> part(static_cast<std::size_t>(tensor.local.elements() * items));
+  for_each_run(tensor, {0, tensor.local.elements()}, [&](const TensorRun& run) {
+    std::copy_n(whole.begin() + run.global * items, run.elements * items, part.begin() + run.local * items);
+  });
+  return part;
+}
+
 std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange local_range,
                                         const Read& read) {
   const TensorState& tensor = tensor_at(index);
   const FlatBuffer& flat = store_.buffer_of(tensor);
-  const std::int64_t elements = tensor.shape.elements();
+  if (flat.empty()) {
+    return to_all_stages(index, std::vector<float>(static_cast<std::size_t>(tensor.shape.elements()), 0.0f));
+  }
+  const std::int64_t elements = tensor.local.elements();
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
-  if (flat.empty()) return to_all_stages(index, std::move(values));
   std::vector<std::byte> raw;
   const bool in_blocks = is_block(dtype);
   const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
@@ -130,7 +171,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
     }
     if (!everywhere) send(*flat.group, part, owner);
   }
-  return to_all_stages(index, std::move(values));
+  return to_all_stages(index, tensor.cut() ? whole_of_parts(index, values) : std::move(values));
 }
 
 std::vector<float> TensorAccess::gather_state(int index, int which) {
@@ -155,7 +196,7 @@ void TensorAccess::write_slices(int index, int which, std::span<const float> val
   FlatBuffer& flat = store_.buffer_of(tensor);
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, store_.residency().optimizer_range(flat));
+      intersect({offset, offset + tensor.local.elements()}, store_.residency().optimizer_range(flat));
   store_.visit(flat, part, StateStore::Access::update, [&](const ShardSlice& slice) {
     const TensorView to = state_of(slice, which);
     std::vector<std::byte> raw(static_cast<std::size_t>(to.bytes()));
@@ -181,15 +222,17 @@ std::vector<float> TensorAccess::weight(int index) {
                 [&](ElementRange range, void* to) { store_.read_parameters(flat, range, to); });
 }
 
-void TensorAccess::write_weight(int index, std::span<const float> values) {
+void TensorAccess::write_weight(int index, std::span<const float> whole) {
   const TensorState& tensor = tensor_at(index);
+  const std::vector<float> part_values = tensor.cut() ? part_of_whole(tensor, whole) : std::vector<float>();
+  const std::span<const float> values = tensor.cut() ? part_values : whole;
   FlatBuffer& flat = store_.buffer_of(tensor);
   const DataType dtype = config_.precision.compute;
   compute_.wait(flat.gather_done);
   if (!tensor.frozen) write_slices(index, -1, values);
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, store_.residency().parameters_range(flat));
+      intersect({offset, offset + tensor.local.elements()}, store_.residency().parameters_range(flat));
   if (!part.empty()) {
     std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(dtype)));
     const bool half_away = !tensor.frozen && config_.precision.master == MasterFormat::split;
@@ -207,8 +250,13 @@ std::vector<float> TensorAccess::state(int index, int which) {
   return gather_state(index, which);
 }
 
-void TensorAccess::write_state(int index, int which, std::span<const float> values) {
-  write_slices(index, which, values);
+void TensorAccess::write_state(int index, int which, std::span<const float> whole) {
+  const TensorState& tensor = tensor_at(index);
+  if (tensor.cut()) {
+    write_slices(index, which, part_of_whole(tensor, whole));
+  } else {
+    write_slices(index, which, whole);
+  }
 }
 
 int TensorAccess::find_state(int index, std::string_view optimizer, std::string_view state) const {
@@ -298,12 +346,16 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   return from(residency.host_gradients(flat, mine), mine, true);
 }
 
-void TensorAccess::write_main_gradient(int index, std::span<const std::byte> raw) {
+void TensorAccess::write_main_gradient(int index, std::span<const std::byte> whole) {
   const TensorState& tensor = tensor_at(index);
+  const std::vector<std::byte> part_raw =
+      tensor.cut() ? part_of_whole(tensor, whole, size_of(config_.precision.accumulation))
+                   : std::vector<std::byte>();
+  const std::span<const std::byte> raw = tensor.cut() ? part_raw : whole;
   FlatBuffer& flat = store_.buffer_of(tensor);
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, store_.residency().optimizer_range(flat));
+      intersect({offset, offset + tensor.local.elements()}, store_.residency().optimizer_range(flat));
   const bool away = flat.optimizer_tier != OffloadTier::none;
   flat.reduce_done.wait();
   if (away) flat.gradients_on_host.wait();
@@ -340,7 +392,8 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
 kernels::Digest TensorAccess::digest(Digested what) {
   const bool with_state = what == Digested::weights_and_state;
   // Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
-  // shard that its replicas keep alike; and of what both ends of a pipeline keep alike.
+  // shard that its replicas keep alike; and of what both ends of a pipeline, or all ranks of the axis
+  // `tensor`, keep alike.
   enum Sum {
     own_elements,
     weights_of_all,
@@ -349,6 +402,8 @@ kernels::Digest TensorAccess::digest(Digested what) {
     state_of_shard,
     weights_of_ends,
     state_of_ends,
+    weights_of_tensor,
+    state_of_tensor,
     sum_count
   };
   // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
@@ -368,8 +423,11 @@ kernels::Digest TensorAccess::digest(Digested what) {
     for (const TensorPiece& piece : flat.layout.pieces(range)) {
       const TensorView values =
           residency.parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements});
-      kernels::add_digest(compute_, values, store_.tensor_of(flat, piece).model_index, piece.tensor_begin,
-                          sums + sum);
+      const TensorState& tensor = store_.tensor_of(flat, piece);
+      for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
+        kernels::add_digest(compute_, part_of(values, piece.tensor_begin, {run.local, run.local + run.elements}),
+                            tensor.model_index, run.global, sums + sum);
+      });
     }
   };
   const auto add_joined = [&](const ShardSlice& part, std::uint64_t index, std::int64_t first,
@@ -390,22 +448,26 @@ kernels::Digest TensorAccess::digest(Digested what) {
     const auto add = [&](const ShardSlice& slice) {
       kernels::Digest* target = (slice.on_host ? host_sums : sums) + sum;
       for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
-        const std::uint64_t index = store_.tensor_of(flat, piece).model_index;
-        const ShardSlice part = part_of(slice, {piece.buffer_begin, piece.buffer_begin + piece.elements});
-        if (part.in_halves()) {
-          add_joined(part, index, piece.tensor_begin, target);
-        } else {
-          kernels::add_digest(*slice.stream, part.master, index, piece.tensor_begin, target);
-        }
-        for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
-          TensorView state = part.state[s];
-          std::int64_t first = piece.tensor_begin;
-          if (is_block(state.dtype)) {  // as words
-            first = bytes_of(state.dtype, first) / size_of(DataType::float32);
-            state = {state.data, DataType::float32, Shape{state.bytes() / size_of(DataType::float32)}};
+        const TensorState& tensor = store_.tensor_of(flat, piece);
+        const std::uint64_t index = tensor.model_index;
+        for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
+          const std::int64_t begin = piece.buffer_begin + run.local - piece.tensor_begin;
+          const ShardSlice part = part_of(slice, {begin, begin + run.elements});
+          if (part.in_halves()) {
+            add_joined(part, index, run.global, target);
+          } else {
+            kernels::add_digest(*slice.stream, part.master, index, run.global, target);
           }
-          kernels::add_digest(*slice.stream, state, index + (s + 1) * tensor_count, first, target);
-        }
+          for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
+            TensorView state = part.state[s];
+            std::int64_t first = run.global;
+            if (is_block(state.dtype)) {  // as words
+              first = bytes_of(state.dtype, first) / size_of(DataType::float32);
+              state = {state.data, DataType::float32, Shape{state.bytes() / size_of(DataType::float32)}};
+            }
+            kernels::add_digest(*slice.stream, state, index + (s + 1) * tensor_count, first, target);
+          }
+        });
       }
     };
     if (flat.optimizer_tier == OffloadTier::none) {
@@ -432,9 +494,13 @@ kernels::Digest TensorAccess::digest(Digested what) {
                         std::byte{0});
           store_.read_parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements},
                                  frozen.data());
-          kernels::add_digest(store_.offload()->host(),
-                              {frozen.data(), config_.precision.compute, Shape{piece.elements}},
-                              store_.tensor_of(flat, piece).model_index, piece.tensor_begin, host_sums);
+          const TensorState& tensor = store_.tensor_of(flat, piece);
+          const TensorView values{frozen.data(), config_.precision.compute, Shape{piece.elements}};
+          for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
+            kernels::add_digest(store_.offload()->host(),
+                                part_of(values, piece.tensor_begin, {run.local, run.local + run.elements}),
+                                tensor.model_index, run.global, host_sums);
+          });
           store_.offload()->host().synchronize();
         }
       }
@@ -442,6 +508,10 @@ kernels::Digest TensorAccess::digest(Digested what) {
       if (flat.stages > 1) {
         if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_ends);
         if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_ends);
+      }
+      if (flat.sharers > 1 && flat.sharers == mesh_.size(MeshAxis::tensor)) {
+        if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_tensor);
+        if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_tensor);
       }
       if (residency.whole_parameters(flat)) {
         add_parameters(flat, whole, weights_of_all);
@@ -480,6 +550,9 @@ kernels::Digest TensorAccess::digest(Digested what) {
     compare(state_of_all, alike, "optimizer state");
     compare(weights_of_shard, holder, "weights");
     compare(state_of_shard, holder, "optimizer state");
+    const int first_of_tensor = mesh_.group({MeshAxis::tensor}, rank).front();
+    compare(weights_of_tensor, first_of_tensor, "weights");
+    compare(state_of_tensor, first_of_tensor, "optimizer state");
     const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
     if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
     compare(weights_of_ends, 0, "weights");  // rank 0 is of the first stage

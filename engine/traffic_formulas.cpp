@@ -40,7 +40,8 @@ TrafficCount TrafficFormulas::over_replicas() const {
 
 std::int64_t TrafficFormulas::summed_elements(const FlatBuffer& flat) const {
   ReductionOptions options;
-  options.group_size = flat.stages > 1 ? flat.stages : reducer_.reduction_group();
+  options.group_size =
+      flat.axis() == MeshAxis::shard ? reducer_.reduction_group() : flat.givers_a_data_rank();
   options.bucket_elements = config_.reduce_bucket_elements;
   return reductions(flat) * flat.group->summed_elements_sent(flat.layout.shard_elements(),
                                                              config_.precision.communication, options);
@@ -57,14 +58,14 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
     sent.elements = config_.accumulation_steps * config_.micro_batch_size * model_.tokens_per_sample *
                     model_.residual_width * neighbours;
     sent.bytes = sent.elements * size_of(precision.compute);
-  } else {
+  } else if (axis == MeshAxis::shard) {
     sent = matrices_.sent();
   }
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
   std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
   int shards = 1;
   for (const FlatBuffer* flat : store_.trainable()) {
-    if (flat->empty() || (flat->stages > 1) != of_stages) continue;
+    if (flat->empty() || flat->axis() != axis) continue;
     shards = flat->group->size();
     const std::int64_t elements = flat->layout.padded_elements();
     gathered += elements;
@@ -82,9 +83,10 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
   if (config_.stage > 0) {
-    const std::int64_t published = formulas_.published_elements(of_stages);
-    const std::int64_t quantized = config_.quantized_weights ? published + (of_stages ? 0 : quantized_) : 0;
-    gathered = published + (of_stages ? 0 : gathered_) - quantized;
+    const std::int64_t published = formulas_.published_elements(axis);
+    const bool of_shards = axis == MeshAxis::shard;
+    const std::int64_t quantized = config_.quantized_weights ? published + (of_shards ? quantized_ : 0) : 0;
+    gathered = published + (of_shards ? gathered_ : 0) - quantized;
     blocks += kernels::quantized_bytes(quantized);
   }
   const std::int64_t gathered_bytes =
@@ -101,7 +103,7 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
 
 TrafficCount TrafficFormulas::all() const {
   TrafficCount sum;
-  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline}) {
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::tensor}) {
     const TrafficCount sent = along(axis);
     sum.elements += sent.elements;
     sum.bytes += sent.bytes;
