@@ -60,25 +60,27 @@ void require_cuttable(const ModelSpec& model, const StateClasses& classes, const
       if (of.frozen) continue;
       const StateClass& state_class = classes.classes[static_cast<std::size_t>(of.state_class)];
       if (state_class.whole_matrices) {
-        throw ConfigurationError(
-            fmt::format("tranche.mesh \"{}\": the optimizer computes tensor {} as a whole matrix, which ranks of "
-                        "the axis tensor do not have yet; leave tensor out, or choose another optimizer",
-                        mesh.to_string(), tensor.name));
+        throw ConfigurationError(fmt::format(
+            "tranche.mesh \"{}\": the optimizer computes tensor {} as a whole matrix, which ranks of "
+            "the axis tensor do not have yet; leave tensor out, or choose another optimizer",
+            mesh.to_string(), tensor.name));
       }
       if (!in_blocks(state_class) || of.cut.whole()) continue;
       for (int part = 0; part < ranks; ++part) {
         const Box box = slice_of(tensor.shape, of.cut, part, ranks);
         if (holds_whole_blocks(box, tensor.shape, block8_elements)) continue;
         std::int64_t begin = 0, run = 0;
-        common_runs(tensor.shape, box, whole_box(tensor.shape), {0, elements_of(box)}, [&](const CommonRun& one) {
-          if (run > 0 || (one.tensor % block8_elements == 0 && one.elements % block8_elements == 0)) return;
-          begin = one.tensor;
-          run = one.elements;
-        });
-        throw ConfigurationError(
-            fmt::format("tranche.moments: with tranche.mesh \"{}\" a rank has elements {} to {} of tensor {}, "
-                        "which are not whole blocks of {}; keep the moments in fp32, or leave tensor out",
-                        mesh.to_string(), begin, begin + run - 1, tensor.name, block8_elements));
+        common_runs(
+            tensor.shape, box, whole_box(tensor.shape), {0, elements_of(box)}, [&](const CommonRun& one) {
+              if (run > 0 || (one.tensor % block8_elements == 0 && one.elements % block8_elements == 0))
+                return;
+              begin = one.tensor;
+              run = one.elements;
+            });
+        throw ConfigurationError(fmt::format(
+            "tranche.moments: with tranche.mesh \"{}\" a rank has elements {} to {} of tensor {}, "
+            "which are not whole blocks of {}; keep the moments in fp32, or leave tensor out",
+            mesh.to_string(), begin, begin + run - 1, tensor.name, block8_elements));
       }
     }
   }
@@ -112,8 +114,8 @@ Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh&
       const int state_class = classes.of_tensor[facts.size()];
       const TensorUses of = stages.tensors.empty() ? TensorUses() : stages.tensors.at(facts.size());
       const TensorCut cut = stages.cuts.empty() ? TensorCut() : stages.cuts.at(facts.size());
-      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0), of.stages,
-                       of.uses, cut});
+      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0),
+                       of.stages, of.uses, cut});
     }
   }
   if (!stages.cuts.empty()) require_cuttable(model, classes, mesh, facts);
@@ -128,6 +130,31 @@ Placement place(const ModelSpec& model, const Config& config, int ranks) {
   return place(model, classify(model, groups, *make_optimizer(config)), mesh,
                divide(model, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
 }
+
+namespace {
+
+/// Gives the units their flat buffers, in the order of the placement.
+void add_buffers(StateLayout& layout, int rank, const RanksOfBuffer& ranks_of) {
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    UnitState& unit = layout.units[u];
+    int number = layout.placement.first_buffer(static_cast<int>(u));
+    for (const Placement::Buffer& buffer : layout.placement.buffers_of_unit(static_cast<int>(u))) {
+      const BufferRanks ranks = ranks_of(layout.placement, number++);
+      const StateClass of =
+          buffer.frozen ? StateClass() : layout.state_classes[static_cast<std::size_t>(buffer.state_class)];
+      FlatBuffer& flat = unit.buffers.emplace_back(
+          name_of(unit, buffer, layout.state_classes), !buffer.frozen, ranks.group, ranks.replicas,
+          layout.placement.layout(number - 1, rank), buffer.tensors, of.states);
+      flat.whole_matrices = of.whole_matrices;
+      flat.stages = static_cast<int>(buffer.stages.size());
+      flat.sharers = buffer.sharers;
+      std::set_intersection(buffer.uses.begin(), buffer.uses.end(), unit.uses.begin(), unit.uses.end(),
+                            std::back_inserter(flat.uses));
+    }
+  }
+}
+
+}  // namespace
 
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
                     const Mesh& mesh, const Stages& stages, int rank, const RanksOfBuffer& ranks_of) {
@@ -194,24 +221,7 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
         fmt::format("optimizer {} keeps {} different lists of states; at most {} are told apart",
                     optimizer.name(), layout.state_classes.size(), checkpoint::most_state_classes));
   }
-  for (std::size_t u = 0; u < layout.units.size(); ++u) {
-    UnitState& unit = layout.units[u];
-    int number = layout.placement.first_buffer(static_cast<int>(u));
-    for (const Placement::Buffer& buffer : layout.placement.buffers_of_unit(static_cast<int>(u))) {
-      const BufferRanks ranks = ranks_of(layout.placement, number++);
-      const StateClass of =
-          buffer.frozen ? StateClass() : layout.state_classes[static_cast<std::size_t>(buffer.state_class)];
-      FlatBuffer& flat =
-          unit.buffers.emplace_back(name_of(unit, buffer, layout.state_classes), !buffer.frozen, ranks.group,
-                                    ranks.replicas, layout.placement.layout(number - 1, rank), buffer.tensors,
-                                    of.states);
-      flat.whole_matrices = of.whole_matrices;
-      flat.stages = static_cast<int>(buffer.stages.size());
-      flat.sharers = buffer.sharers;
-      std::set_intersection(buffer.uses.begin(), buffer.uses.end(), unit.uses.begin(), unit.uses.end(),
-                            std::back_inserter(flat.uses));
-    }
-  }
+  add_buffers(layout, rank, ranks_of);
   return layout;
 }
 

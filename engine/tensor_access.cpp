@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "core/split_float.h"
 #include "engine/offloaded_state.h"
 #include "engine/quantized_exchange.h"
+#include "engine/state_digest.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/quantization.h"
@@ -27,14 +27,6 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
 TensorView state_of(const ShardSlice& slice, int which) {
   return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
 }
-
-/// A piece's elements by their numbers in the tensor.
-ElementRange elements_of_piece(const TensorPiece& piece) {
-  return {piece.tensor_begin, piece.tensor_begin + piece.elements};
-}
-
-/// The least number of elements whose halves are put together at once for a tensor's digest.
-constexpr std::int64_t joined_at_once = 1 << 12;
 
 }  // namespace
 
@@ -387,178 +379,10 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
   compute_.synchronize();
 }
 
-// --- Digests --------------------------------------------------------------------------------------------
-
 kernels::Digest TensorAccess::digest(Digested what) {
-  const bool with_state = what == Digested::weights_and_state;
-  // Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
-  // shard that its replicas keep alike; and of what both ends of a pipeline, or all ranks of the axis
-  // `tensor`, keep alike.
-  enum Sum {
-    own_elements,
-    weights_of_all,
-    state_of_all,
-    weights_of_shard,
-    state_of_shard,
-    weights_of_ends,
-    state_of_ends,
-    weights_of_tensor,
-    state_of_tensor,
-    sum_count
-  };
-  // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
-  constexpr auto sum_bytes = static_cast<std::int64_t>(sum_count * sizeof(kernels::Digest));
-  constexpr std::int64_t joined_at = round_up(sum_bytes, 16);
-  constexpr std::int64_t least_bytes = joined_at + joined_at_once * size_of(DataType::float32);
-  Buffer instead;
-  if (workspace_.bytes < least_bytes) instead = Buffer(memory_, least_bytes, Category::other, "digest");
-  void* const memory = instead ? instead.data() : workspace_.data;
-  const std::int64_t memory_bytes = instead ? least_bytes : workspace_.bytes;
-  kernels::fill_zero(compute_, {memory, DataType::uint8, Shape{sum_bytes}});
-  auto* const sums = static_cast<kernels::Digest*>(memory);
-  const auto tensor_count = static_cast<std::uint64_t>(store_.tensors().size());
-  const Residency& residency = store_.residency();
-  kernels::Digest host_sums[sum_count];  // of what lives in host memory
-  const auto add_parameters = [&](const FlatBuffer& flat, ElementRange range, Sum sum) {
-    for (const TensorPiece& piece : flat.layout.pieces(range)) {
-      const TensorView values =
-          residency.parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements});
-      const TensorState& tensor = store_.tensor_of(flat, piece);
-      for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
-        kernels::add_digest(compute_, part_of(values, piece.tensor_begin, {run.local, run.local + run.elements}),
-                            tensor.model_index, run.global, sums + sum);
-      });
-    }
-  };
-  const auto add_joined = [&](const ShardSlice& part, std::uint64_t index, std::int64_t first,
-                              kernels::Digest* target) {
-    const std::int64_t most =
-        part.on_host ? joined_at_once : (memory_bytes - joined_at) / size_of(DataType::float32);
-    std::vector<float> on_host(part.on_host ? static_cast<std::size_t>(most) : 0);
-    void* const joined =
-        part.on_host ? static_cast<void*>(on_host.data()) : static_cast<std::byte*>(memory) + joined_at;
-    for (std::int64_t done = 0; done < part.range.size(); done += most) {
-      const std::int64_t begin = part.range.begin + done;
-      const ShardSlice some = part_of(part, {begin, std::min(begin + most, part.range.end)});
-      kernels::add_digest(*part.stream, master_in_fp32(some, joined), index, first + done, target);
-    }
-    if (part.on_host) part.stream->synchronize();
-  };
-  const auto add_state = [&](FlatBuffer& flat, ElementRange range, Sum sum) {
-    const auto add = [&](const ShardSlice& slice) {
-      kernels::Digest* target = (slice.on_host ? host_sums : sums) + sum;
-      for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
-        const TensorState& tensor = store_.tensor_of(flat, piece);
-        const std::uint64_t index = tensor.model_index;
-        for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
-          const std::int64_t begin = piece.buffer_begin + run.local - piece.tensor_begin;
-          const ShardSlice part = part_of(slice, {begin, begin + run.elements});
-          if (part.in_halves()) {
-            add_joined(part, index, run.global, target);
-          } else {
-            kernels::add_digest(*slice.stream, part.master, index, run.global, target);
-          }
-          for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
-            TensorView state = part.state[s];
-            std::int64_t first = run.global;
-            if (is_block(state.dtype)) {  // as words
-              first = bytes_of(state.dtype, first) / size_of(DataType::float32);
-              state = {state.data, DataType::float32, Shape{state.bytes() / size_of(DataType::float32)}};
-            }
-            kernels::add_digest(*slice.stream, state, index + (s + 1) * tensor_count, first, target);
-          }
-        });
-      }
-    };
-    if (flat.optimizer_tier == OffloadTier::none) {
-      if (!range.empty()) add(store_.slice(flat, range));
-    } else {
-      store_.visit(flat, range, StateStore::Access::read, add);
-    }
-  };
-  std::vector<std::byte> frozen;
-  for (UnitState& unit : store_.units()) {
-    for (FlatBuffer& flat : unit.buffers) {
-      if (flat.empty() || (flat.trainable && what == Digested::frozen_weights)) continue;
-      compute_.wait(flat.gather_done);
-      if (residency.offloaded(flat)) compute_.wait(flat.shard_ready);
-      const ElementRange whole{0, flat.layout.padded_elements()};
-      const ElementRange mine = flat.owned();
-      if (flat.trainable) {
-        add_state(flat, mine, own_elements);
-      } else if (flat.parameters_tier == OffloadTier::none) {
-        add_parameters(flat, mine, own_elements);
-      } else {
-        for (const TensorPiece& piece : flat.layout.pieces(mine)) {
-          frozen.assign(static_cast<std::size_t>(piece.elements * size_of(config_.precision.compute)),
-                        std::byte{0});
-          store_.read_parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements},
-                                 frozen.data());
-          const TensorState& tensor = store_.tensor_of(flat, piece);
-          const TensorView values{frozen.data(), config_.precision.compute, Shape{piece.elements}};
-          for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
-            kernels::add_digest(store_.offload()->host(),
-                                part_of(values, piece.tensor_begin, {run.local, run.local + run.elements}),
-                                tensor.model_index, run.global, host_sums);
-          });
-          store_.offload()->host().synchronize();
-        }
-      }
-      if (flat.owners() == 1) continue;
-      if (flat.stages > 1) {
-        if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_ends);
-        if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_ends);
-      }
-      if (flat.sharers > 1 && flat.sharers == mesh_.size(MeshAxis::tensor)) {
-        if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_tensor);
-        if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_tensor);
-      }
-      if (residency.whole_parameters(flat)) {
-        add_parameters(flat, whole, weights_of_all);
-      } else if (flat.replicas != nullptr && flat.parameters_tier == OffloadTier::none) {
-        add_parameters(flat, flat.shard(), weights_of_shard);
-      }
-      if (!flat.trainable) continue;
-      if (residency.whole_optimizer(flat)) {
-        add_state(flat, whole, state_of_all);
-      } else if (flat.replicas != nullptr && !residency.over_replicas(flat)) {
-        add_state(flat, flat.shard(), state_of_shard);
-      }
-    }
-  }
-  std::array<kernels::Digest, sum_count> mine;
-  device_.copy_to_host(compute_, mine.data(), memory, sizeof(mine));
-  compute_.synchronize();
-  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += host_sums[i];
-  // All sums of all ranks at once, so that where copies differ all throw, whichever group they are of.
-  std::vector<decltype(mine)> all(static_cast<std::size_t>(ranks_.size()), mine);
-  ranks_.all_gather(&mine, all.data(), sizeof(mine), DataType::uint8, 0, {}, access_label("digest")).wait();
-  kernels::Digest total;
-  std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the buffers that it holds
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
-    total += sums_of_rank[own_elements];
-    const int alike = store_.placement().class_of(rank);
-    const int holder =
-        holders.try_emplace({alike, mesh_.coordinate(MeshAxis::shard, rank)}, rank).first->second;
-    const auto compare = [&](Sum sum, int with, const char* what) {
-      if (sums_of_rank[sum] == all[static_cast<std::size_t>(with)][sum]) return;
-      throw CommunicationError("replicas differ: " + mesh_.name_of_rank(rank) + " holds other " + what +
-                               " than " + mesh_.name_of_rank(with));
-    };
-    compare(weights_of_all, alike, "weights");
-    compare(state_of_all, alike, "optimizer state");
-    compare(weights_of_shard, holder, "weights");
-    compare(state_of_shard, holder, "optimizer state");
-    const int first_of_tensor = mesh_.group({MeshAxis::tensor}, rank).front();
-    compare(weights_of_tensor, first_of_tensor, "weights");
-    compare(state_of_tensor, first_of_tensor, "optimizer state");
-    const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
-    if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
-    compare(weights_of_ends, 0, "weights");  // rank 0 is of the first stage
-    compare(state_of_ends, 0, "optimizer state");
-  }
-  return total;
+  StateDigest digest(store_, config_, mesh_, device_, memory_, workspace_,
+                     what == Digested::weights_and_state, what == Digested::frozen_weights);
+  return digest.over(ranks_, access_label("digest"));
 }
 
 }  // namespace tranche::detail
