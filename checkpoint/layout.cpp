@@ -204,18 +204,20 @@ std::vector<MeshAxis> axes_of(const Mesh& mesh) {
   return axes;
 }
 
-/// Describes what a buffer holds and which ranks store it. Tensors are numbered from the unit's first one on.
-InstanceRecord instance_of(const detail::Placement& placement, int number, int first_tensor) {
+/// Describes what a part of a buffer holds and which ranks store it. Tensors are numbered from the unit's
+/// first one on.
+InstanceRecord instance_of(const detail::Placement& placement, int number, int part, int first_tensor) {
   InstanceRecord instance;
   const detail::Placement::Buffer& buffer = placement.buffer(number);
   for (std::size_t i = 0; i < buffer.tensors.size(); ++i) {
     const int tensor = buffer.tensors[i];
     instance.tensors.push_back(
-        {tensor - first_tensor, placement.box(tensor), buffer.layout.tensor_offset(static_cast<int>(i))});
+        {tensor - first_tensor, placement.box(tensor, part),
+         buffer.layout(part).tensor_offset(static_cast<int>(i))});
   }
-  for (const int rank : placement.owners(number)) {
-    const ElementRange part = placement.owned(number, rank);
-    if (!part.empty()) instance.ranges.push_back({rank, part.begin, part.end, 0});
+  for (const int rank : placement.owners(number, part)) {
+    const ElementRange owned = placement.owned(number, rank);
+    if (!owned.empty()) instance.ranges.push_back({rank, owned.begin, owned.end, 0});
   }
   return instance;
 }
@@ -372,7 +374,7 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
   for (std::size_t u = 0; u < units.size(); ++u) {
     for (const TensorDescription& tensor : units[u].tensors) {
       facts.push_back({tensor.shape, static_cast<int>(u), tensor.frozen,
-                       tensor.frozen ? 0 : tensor.state_class, tensor.stages, tensor.uses});
+                       tensor.frozen ? 0 : tensor.state_class, tensor.stages, tensor.uses, tensor.cut});
     }
   }
   const detail::Placement placement(mesh, static_cast<int>(units.size()), std::move(facts), in_blocks);
@@ -402,8 +404,10 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
                                 state_class});
       for (int number = placement.first_buffer(unit_number) + kind;
            number < placement.first_buffer(unit_number + 1); number += classes + 1) {
-        InstanceRecord instance = instance_of(placement, number, first_tensor);
-        if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
+        for (int part = 0; part < placement.buffer(number).parts(); ++part) {
+          InstanceRecord instance = instance_of(placement, number, part, first_tensor);
+          if (!instance.ranges.empty()) record.buffers.back().instances.push_back(std::move(instance));
+        }
       }
     }
     first_tensor += static_cast<int>(unit.tensors.size());

@@ -9,6 +9,7 @@
 
 #include "partition/box.h"
 #include "partition/flat_layout.h"
+#include "partition/slices.h"
 #include "tranche/core/dtype.h"
 #include "tranche/core/shape.h"
 #include "tranche/partition/mesh.h"
@@ -180,6 +181,7 @@ struct TensorDescription {
   std::vector<std::string> aliases;
   int state_class = 0;
   std::vector<int> stages = {}, uses = {};  ///< as detail::TensorFacts has them
+  detail::TensorCut cut = {};
 };
 struct UnitDescription {
   std::string name;
@@ -193,8 +195,8 @@ struct StateDescription {
 };
 
 /// Lays units out over the ranks of `mesh` as FlatLayout does (the state classes of a unit's trainable
-/// tensors and its frozen ones apart, each in declared order), sharded over the axis `shard`; of a shard the
-/// replicas store a part each, so that each element is stored once. `weight_dtype` is that of the trainable
+/// tensors and its frozen ones apart, each in declared order), sharded over the ranks that hold equal values;
+/// of a shard the replicas store a part each, so that each element is stored once. `weight_dtype` is that of the trainable
 /// tensors' stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument
 /// on names used twice (aliases included), empty or such as HDF5 cannot show ("a//b", "." ...), a state named
 /// "weight", dtypes that are not fp32, bf16 or fp16 or, of states, in blocks.

@@ -9,14 +9,20 @@ namespace tranche {
 
 using namespace detail;
 
-void Engine::Impl::set_nominal_tokens() {
+int Engine::Impl::loss_exponent() const {
   const double nominal =
       static_cast<double>(config.train_batch_size) * static_cast<double>(model.tokens_per_sample);
-  loss_exponent = static_cast<int>(std::lround(std::log2(std::max(nominal, 1.0))));
+  return static_cast<int>(std::lround(std::log2(std::max(nominal, 1.0))));
+}
+
+void Engine::Impl::allocate_scalars() {
+  scalars = {};
+  scalars = StepScalars(runtime.memory(Tier::device), config.accumulation_steps, store.trainable().size(),
+                        config.gradient_noise_scale ? config.accumulation_steps : 0);
 }
 
 void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps) {
-  require(!in_step() && !in_evaluation(),
+  require(!sequence.in_step() && !sequence.in_evaluation(),
           "set_batch() inside a step or an evaluation; call it between step() and the next micro-batch");
   require(!config.world_size_invariant,
           "set_batch() with tranche.world_size_invariant, where train_batch_size and "
@@ -26,16 +32,18 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
     bool operator==(const Batch&) const = default;
     std::string text() const { return std::to_string(steps) + " x " + std::to_string(size) + " samples"; }
   };
+  const int data_ranks = runtime.mesh().data_ranks();
   const Batch mine{micro_batch_size, accumulation_steps};
-  std::vector<Batch> batches(static_cast<std::size_t>(ranks), mine);
+  std::vector<Batch> batches(static_cast<std::size_t>(world.size()), mine);
   world
       .all_gather(&mine, batches.data(), sizeof(Batch), DataType::uint8, 0, {},
                   OperationLabel{"batch", "agree", Traffic::control, Tier::host})
       .wait();
   for (std::size_t r = 1; r < batches.size(); ++r) {
     if (batches[r] == batches[0]) continue;
-    throw InvalidArgument("set_batch(): " + name_of_rank(r) + " asks for " + batches[r].text() +
-                          " a step, rank 0 for " + batches[0].text() + "; nothing has changed");
+    throw InvalidArgument("set_batch(): " + runtime.mesh().name_of_rank(static_cast<int>(r)) + " asks for " +
+                          batches[r].text() + " a step, rank 0 for " + batches[0].text() +
+                          "; nothing has changed");
   }
   if (micro_batch_size < 1 || accumulation_steps < 1) {
     throw InvalidArgument("set_batch() to " + mine.text() + " a step; both must be at least 1");
@@ -50,13 +58,10 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   config.micro_batch_size = micro_batch_size;
   config.accumulation_steps = accumulation_steps;
   config.train_batch_size = micro_batch_size * accumulation_steps * data_ranks;
-  set_nominal_tokens();
-  recorded_gather_elements = recorded_quantized_elements = 0;
+  traffic.set_gathered(0, 0);
   compute.synchronize();
-  allocate_on_all([this] {
-    scalars = {};
-    scalars = StepScalars(memory, config.accumulation_steps, store.trainable().size(),
-                          config.gradient_noise_scale ? config.accumulation_steps : 0);
+  on_all([this] {
+    allocate_scalars();
     for (FlatBuffer* flat : store.trainable()) {
       // With one micro-batch a step the main gradient takes memory of the step; with several it is kept.
       if (store.residency().transient_gradients(*flat)) {

@@ -1,74 +1,12 @@
-// The handles that a model holds, and the calls of the parts that they stand for.
+// The handles that a model holds.
 
 #include <exception>
 #include <utility>
 
 #include "engine/engine_impl.h"
+#include "engine/step_guard.h"
 
 namespace tranche {
-
-using namespace detail;
-
-void Engine::Impl::acquire(int unit) {
-  const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
-  require(in_pass(), "gather(" + name + ") outside a micro-batch");
-  // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
-  const bool backward = !in_evaluation() && reducer.backward_begun(micro_batches.current());
-  set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);
-  gatherer.acquire(unit);
-  if (!in_inference()) micro_batches.hold(micro_batches.current(), unit);
-  note_call(unit, false);
-}
-
-void Engine::Impl::note_call(int unit, bool reduces) {
-  if (!config.debug.compare_calls || in_evaluation()) return;
-  const auto call = static_cast<std::uint64_t>(unit) * 2 + (reduces ? 1 : 0);
-  call_order = (call_order ^ (call + 1)) * 1099511628211ull;  // FNV-1a
-}
-
-void Engine::Impl::release(std::int64_t micro_batch, int unit, bool unwinding) noexcept {
-  using Ahead = ParameterGatherer::Ahead;
-  try {
-    micro_batches.let_go(micro_batch, unit);
-    gatherer.release(unit, unwinding ? Ahead::later : broken ? Ahead::never : Ahead::now);
-  } catch (...) {
-    // A handle's release must not throw; the next call does.
-    break_down(std::current_exception());
-  }
-}
-
-void Engine::Impl::open_gradients(int unit) {
-  const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
-  require(in_pass() && !in_evaluation(), "gradients(" + name + ") outside a training micro-batch");
-  const std::int64_t micro_batch = micro_batches.current();
-  reducer.check_open(micro_batch, unit);
-  if (const std::int64_t earlier = reducer.first_owing(unit); earlier >= 0 && earlier < micro_batch) {
-    throw LogicError("gradients(" + name + ") of micro-batch " + std::to_string(micro_batch) +
-                     " before micro-batch " + std::to_string(earlier) +
-                     " has submitted its own: a unit takes gradients in ascending micro-batches");
-  }
-  set_phase("backward", name);
-  if (config.wall_clock_breakdown) recorder.pass_times().turn();
-  reducer.open(micro_batch, unit);
-}
-
-void Engine::Impl::submit_gradients(std::int64_t micro_batch, int unit) {
-  reducer.submit(micro_batch, unit, /*last=*/micro_batch + 1 == config.accumulation_steps);
-  note_call(unit, true);
-}
-
-void Engine::Impl::drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept {
-  const std::string& name = store.units()[static_cast<std::size_t>(unit)].name;
-  reducer.drop(micro_batch, unit);
-  // Its peers are in the reduction of this unit, or will be: they hear of it before the exception is handled.
-  if (unwinding) end_by_unwinding("while it held the gradients of unit " + name);
-  try {
-    failure = "gradients of unit " + name + " were dropped in micro-batch " + std::to_string(micro_batch) +
-              " without reduce()";
-  } catch (...) {
-    failure.clear();
-  }
-}
 
 // --- GatheredUnit ---------------------------------------------------------------------------------------
 
@@ -91,7 +29,7 @@ GatheredUnit& GatheredUnit::operator=(GatheredUnit&& other) noexcept {
 
 void GatheredUnit::release() noexcept {
   if (engine_ == nullptr) return;
-  engine_->impl_->release(micro_batch_, unit_, std::uncaught_exceptions() > exceptions_);
+  engine_->impl_->sequence.release(micro_batch_, unit_, std::uncaught_exceptions() > exceptions_);
   engine_ = nullptr;
 }
 
@@ -114,11 +52,15 @@ const UnitSpec& GatheredUnit::spec() const {
 
 InferenceScope::InferenceScope(Engine& engine, const Shape& shape)
     : engine_(engine), exceptions_(std::uncaught_exceptions()) {
-  engine.impl_->guarded([&] { engine.impl_->begin_inference(shape); });
+  engine.impl_->guarded([&] { engine.impl_->sequence.begin_inference(shape); });
 }
 
 InferenceScope::~InferenceScope() {
-  engine_.impl_->end_inference(std::uncaught_exceptions() > exceptions_);
+  engine_.impl_->sequence.end_inference(std::uncaught_exceptions() > exceptions_);
+}
+
+StepGuard::~StepGuard() {
+  engine_.impl_->sequence.abandon_step();
 }
 
 // --- UnitGradients --------------------------------------------------------------------------------------
@@ -131,7 +73,7 @@ UnitGradients::UnitGradients(UnitGradients&& other) noexcept
 
 UnitGradients::~UnitGradients() {
   if (engine_ != nullptr) {
-    engine_->impl_->drop_gradients(micro_batch_, unit_, std::uncaught_exceptions() > exceptions_);
+    engine_->impl_->sequence.drop_gradients(micro_batch_, unit_, std::uncaught_exceptions() > exceptions_);
   }
 }
 
@@ -164,7 +106,7 @@ void UnitGradients::reduce() && {
   if (engine_ == nullptr) throw LogicError("reduce() of gradients that were handed over already");
   Engine* engine = engine_;
   engine_ = nullptr;
-  engine->impl_->guarded([&] { engine->impl_->submit_gradients(micro_batch_, unit_); });
+  engine->impl_->guarded([&] { engine->impl_->sequence.submit_gradients(micro_batch_, unit_); });
 }
 
 }  // namespace tranche

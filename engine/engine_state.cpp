@@ -15,9 +15,10 @@ TensorAccess Engine::Impl::access() {
           world,
           runtime.mesh(),
           runtime.device(),
-          memory,
+          runtime.memory(Tier::device),
           {workspace_buffer.data(), workspace_buffer.bytes()},
-          pipeline};
+          runtime.pipeline(),
+          runtime.tensor()};
 }
 
 void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, const char* call) const {
@@ -35,14 +36,12 @@ std::vector<float> Engine::read_weight(std::string_view name) {
 
 void Engine::write_weight(std::string_view name, std::span<const float> values) {
   Impl& impl = *impl_;
-  impl.require(!impl.in_step() && !impl.in_pass(),
-               "write_weight(" + std::string(name) + ") inside a step or micro-batch");
+  require(!impl.sequence.in_step() && !impl.sequence.in_pass(),
+          "write_weight(" + std::string(name) + ") inside a step or micro-batch");
   const int index = impl.store.find_tensor(name);
   impl.require_size(impl.store.tensors()[static_cast<std::size_t>(index)], values.size(), "write_weight");
-  impl.base_digest.reset();
-  impl.weights_written = true;
-  impl.proven = false;
-  impl.session->forget_last_save();
+  impl.base.changed();
+  impl.progress.weights_written();
   impl.guarded([&] { impl.access().write_weight(index, values); });
 }
 
@@ -67,7 +66,7 @@ std::vector<float> Engine::read_optimizer_state(std::string_view name, std::stri
 void Engine::write_optimizer_state(std::string_view name, std::string_view state,
                                    std::span<const float> values) {
   Impl& impl = *impl_;
-  impl.require(!impl.in_step(), "write_optimizer_state(" + std::string(name) + ") inside a step");
+  require(!impl.sequence.in_step(), "write_optimizer_state(" + std::string(name) + ") inside a step");
   const int index = impl.store.find_tensor(name);
   const TensorState& tensor = impl.store.tensors()[static_cast<std::size_t>(index)];
   require_state(tensor);
@@ -79,8 +78,11 @@ void Engine::write_optimizer_state(std::string_view name, std::string_view state
 // --- The main gradient ----------------------------------------------------------------------------------
 
 double Engine::Impl::gradient_scale() {
-  if (hook_scale) return *hook_scale;
-  const std::int64_t own = std::min(micro_batches.closed(), config.micro_batches_of(data_rank, data_ranks));
+  if (rule.hook_scale()) return *rule.hook_scale();
+  const Mesh& mesh = runtime.mesh();
+  const std::int64_t own =
+      std::min(sequence.micro_batches().closed(),
+               config.micro_batches_of(mesh.data_rank(runtime.rank()), mesh.data_ranks()));
   std::vector<std::int64_t> counts(static_cast<std::size_t>(own),
                                    config.micro_batch_size * model.tokens_per_sample);
   runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), own * 8);
@@ -91,7 +93,7 @@ double Engine::Impl::gradient_scale() {
       .all_reduce(&tokens, 1, DataType::int64, ReduceOperation::sum,
                   OperationLabel{"tokens", "access", Traffic::control, Tier::host})
       .wait();
-  return tokens > 0 ? std::ldexp(1.0, loss_exponent) / (scaler.scale() * static_cast<double>(tokens)) : 0.0;
+  return unscale(tokens);
 }
 
 int Engine::Impl::find_trainable(std::string_view name) const {
@@ -104,11 +106,11 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
   const int index = find_trainable(name);
   const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
   require(
-      in_step() && !in_pass() && micro_batches.closed() > 0,
+      sequence.in_step() && !sequence.in_pass() && sequence.micro_batches().closed() > 0,
       "read_gradient(" + tensor.name + ") outside a step: call it after end_micro_batch() and before step()");
   const Residency& residency = store.residency();
   const FlatBuffer& flat = store.buffer_of(tensor);
-  const bool last = micro_batches.closed() == config.accumulation_steps;
+  const bool last = sequence.micro_batches().closed() == config.accumulation_steps;
   const bool reduced = residency.policy(flat) == ReductionPolicy::micro_batch || last;
   require(reduced || store.placement().buffer(store.placement().buffer_of(index)).uses.size() < 2,
           "read_gradient(" + tensor.name +
@@ -116,7 +118,7 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
               "(tranche.tie_sum by_use, or a pipeline)");
   // The replicas keep what they own: complete behind each micro-batch where they add it up that often.
   const bool complete = residency.over_replicas(flat) && !residency.sums_replicas_once(flat);
-  require(replicas == nullptr || !reduced || last || complete,
+  require(runtime.replicas() == nullptr || !reduced || last || complete,
           "read_gradient(" + tensor.name +
               ") before the last micro-batch of a step, on a mesh with replicas and " +
               "reduction per micro-batch: the replicas' sums are complete at the end of the step only");
@@ -131,7 +133,8 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
   const TensorState& tensor = store.tensors()[static_cast<std::size_t>(index)];
   const std::string call = "write_gradient(" + tensor.name + ")";
   require_size(tensor, values.size(), "write_gradient");
-  require(in_step() && !in_pass() && micro_batches.closed() == config.accumulation_steps,
+  require(sequence.in_step() && !sequence.in_pass() &&
+              sequence.micro_batches().closed() == config.accumulation_steps,
           call + " before a step's gradients are whole: call it between the last of its " +
               std::to_string(config.accumulation_steps) +
               " micro-batches and step(), or in the gradient hook");
@@ -142,15 +145,15 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
   for (std::size_t i = 0; i < values.size(); ++i) {
     const auto at = static_cast<std::int64_t>(i);
     store_from_float(raw.data(), at, dtype, static_cast<float>(values[i] / scale));
-    if (!hook_scale || std::isfinite(load_as_float(raw.data(), at, dtype))) continue;
+    if (!rule.hook_scale() || std::isfinite(load_as_float(raw.data(), at, dtype))) continue;
     throw InvalidArgument(call + " in the gradient hook: " + std::to_string(values[i]) + " at element " +
                           std::to_string(i) + " does not fit " + std::string(name_of(dtype)) +
                           "; skip the step instead");
   }
   access().write_main_gradient(index, raw);
-  gradient_written = gradient_written || !hook_scale;
+  gradient_written = gradient_written || !rule.hook_scale();
   FlatBuffer& flat = store.buffer_of(tensor);
-  if (flat.optimizer_tier != OffloadTier::none && !hook_scale) {
+  if (flat.optimizer_tier != OffloadTier::none && !rule.hook_scale()) {
     access().take_statistics(flat, scalars.statistics() + flat.trainable_index);
   }
 }

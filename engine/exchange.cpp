@@ -31,7 +31,7 @@ ReductionOptions GradientExchange::options_of(const GradientSum& sum, const Flat
   options.accumulate = sum.accumulate;
   options.bucket_elements = config_.reduce_bucket_elements;
   if (!flat.sums_uses()) options.round_to = config_.precision.communication;  // else uses were rounded
-  options.givers = config_.ranks_with_samples(sum.micro_batch, flat.data_ranks()) * flat.stages;
+  options.givers = config_.ranks_with_samples(sum.micro_batch, flat.data_ranks()) * flat.givers_a_data_rank();
   return options;
 }
 

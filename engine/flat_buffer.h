@@ -19,6 +19,7 @@
 #include "tranche/device/step_arena.h"
 #include "tranche/engine/model_spec.h"
 #include "tranche/optim/optimizer.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::detail {
 
@@ -36,7 +37,9 @@ inline std::int64_t state_bytes(std::span<const OptimizerStateTensor> states, st
 struct TensorState {
   std::string name;
   std::vector<std::string> aliases;  ///< other names of the same elements
-  Shape shape;
+  Shape shape;  ///< of the whole tensor
+  Shape local;  ///< of what this rank's part of the buffer has of it
+  Box box = {};  ///< that part, where the axis `tensor` cuts the tensor; else empty
   Initializer initializer;
   std::uint64_t model_index = 0;  ///< position over all units; keys random numbers and digests
   int unit = 0;
@@ -46,7 +49,27 @@ struct TensorState {
   GroupOptions group;
   int matrices = 0;  ///< as TrainableTensor has them
   bool outputs_first = false;
+  bool cut() const { return !box.empty(); }
 };
+
+/// Elements of a tensor that follow each other both in the part that this rank has of it and in the whole
+/// tensor.
+struct TensorRun {
+  std::int64_t local = 0;   ///< number of the first one in the part,
+  std::int64_t global = 0;  ///< in the whole tensor
+  std::int64_t elements = 0;
+};
+/// Calls visit() for elements `range` of the part, in ascending order.
+template <typename Visit>
+void for_each_run(const TensorState& tensor, ElementRange range, const Visit& visit) {
+  if (range.empty()) return;
+  if (!tensor.cut()) {
+    visit(TensorRun{range.begin, range.begin, range.size()});
+    return;
+  }
+  common_runs(tensor.shape, tensor.box, whole_box(tensor.shape), range,
+              [&](const CommonRun& run) { visit(TensorRun{run.first, run.tensor, run.elements}); });
+}
 
 /// A tensor as optimizers see it.
 inline TrainableTensor trainable_tensor(const TensorState& tensor) {
@@ -85,6 +108,7 @@ struct FlatBuffer {
   std::vector<OptimizerStateTensor> states;  ///< that the optimizer keeps of each tensor
   std::vector<int> tensors;                  ///< engine tensor index of each layout tensor
   int stages = 1;         ///< of a pipeline, that share the buffer: each contributes a gradient of its own
+  int sharers = 1;        ///< ranks of the axis `tensor`, likewise
   std::vector<int> uses;  ///< of the unit, on this rank, whose gradients are told apart; empty: together
 
   Buffer parameters;  ///< compute dtype; the whole buffer or this rank's shard, see Residency
@@ -118,8 +142,14 @@ struct FlatBuffer {
   bool sums_uses() const { return uses.size() > 1; }
   /// The gradients of several uses are added up by use, on this rank or over the stages that have them.
   bool adds_by_use() const { return sums_uses() || stages > 1; }
+  /// The axis beside `shard` over which its group is spread; `shard` if there is none.
+  MeshAxis axis() const {
+    return stages > 1 ? MeshAxis::pipeline : sharers > 1 ? MeshAxis::tensor : MeshAxis::shard;
+  }
   /// Ranks of its group that see different samples.
-  int data_ranks() const { return layout.ranks() / stages; }
+  int data_ranks() const { return layout.ranks() / givers_a_data_rank(); }
+  /// Ranks of a data rank that contribute gradients of their own.
+  int givers_a_data_rank() const { return stages * sharers; }
   int rank() const { return group->rank(); }
   ElementRange shard() const { return empty() ? ElementRange() : layout.shard_range(rank()); }
   int replica_count() const { return replicas == nullptr ? 1 : replicas->size(); }

@@ -16,7 +16,7 @@ constexpr auto partial_bytes = static_cast<std::int64_t>(sizeof(SquareSum));
 
 FlatUpdater::FlatUpdater(const Optimizer& optimizer, std::span<const TensorState> tensors,
                          const PrecisionConfig& precision, std::uint64_t seed)
-    : optimizer_(optimizer) {
+    : optimizer_(optimizer), all_tensors_(tensors) {
   if (precision.master != MasterFormat::fp32 && !optimizer.takes_master_formats()) {
     throw ConfigurationError(
         fmt::format("tranche.master: optimizer {} updates fp32 master weights alone, not {} "
@@ -125,7 +125,19 @@ void FlatUpdater::add_segments(const FlatBuffer& flat, ElementRange range, std::
     segment.group = tensor.group;
     if (tensor.first_sum >= 0 && sums != nullptr) segment.sums = sums + tensor.first_sum;
     if (tensor.first_sum >= 0 && partial != nullptr) segment.partial = partial + tensor.first_sum;
-    segments.push_back(segment);
+    if (!rounding_seed_) {
+      segments.push_back(segment);
+      continue;
+    }
+    // Random numbers go by an element's place in the whole tensor.
+    for_each_run(all_tensors_[index], {piece.tensor_begin, piece.tensor_begin + piece.elements},
+                 [&](const TensorRun& run) {
+                   TensorSegment part = segment;
+                   part.first += run.local - piece.tensor_begin;
+                   part.count = run.elements;
+                   part.first_element = run.global;
+                   segments.push_back(part);
+                 });
   }
 }
 

@@ -71,6 +71,7 @@ class FlatUpdater {
   SquareSum* partial_of(const ShardSlice& slice);
 
   const Optimizer& optimizer_;
+  std::span<const TensorState> all_tensors_;
   std::vector<Tensor> tensors_;
   std::vector<GroupOptions> groups_;
   std::optional<std::uint64_t> rounding_seed_;  ///< of stochastic rounding

@@ -264,11 +264,11 @@ std::int64_t StateFormulas::gathered_elements() const {
   return elements;
 }
 
-std::int64_t StateFormulas::published_elements(bool over_stages) const {
+std::int64_t StateFormulas::published_elements(MeshAxis axis) const {
   std::int64_t elements = 0;
   for (const FlatBuffer* flat : store_.trainable()) {
     const Residency& residency = store_.residency();
-    if ((flat->stages > 1) != over_stages || flat->empty()) continue;
+    if (flat->axis() != axis || flat->empty()) continue;
     if (flat->layout.ranks() > 1 && residency.whole_parameters(*flat) && !residency.whole_optimizer(*flat)) {
       elements += flat->layout.padded_elements();
     }

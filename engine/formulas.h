@@ -45,7 +45,7 @@ class StateFormulas {
   std::int64_t gathered_elements() const;
   /// Padded elements of the buffers whose new parameters a step gathers behind the update: of those that
   /// stages of a pipeline share, or of all others.
-  std::int64_t published_elements(bool over_stages = false) const;
+  std::int64_t published_elements(MeshAxis axis = MeshAxis::shard) const;
 
  private:
   /// How often a step gathers each unit; where the model does not say, twice a micro-batch.

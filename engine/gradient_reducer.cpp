@@ -190,17 +190,17 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
     StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
     if (!scratch) {
       // No gradient, which a frozen tensor has none of: what a kernel computes along with another one's.
-      scratch = acquire(tensor.shape.elements() * size_of(DataType::float32), Category::workspace,
+      scratch = acquire(tensor.local.elements() * size_of(DataType::float32), Category::workspace,
                         tensor.name + " frozen scratch");
-      kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.shape});
+      kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.local});
     }
-    return {scratch.data(), DataType::float32, tensor.shape};
+    return {scratch.data(), DataType::float32, tensor.local};
   }
   const FlatBuffer& flat = store_.buffer_of(tensor);
   Target& target = target_of(uses, flat, tensor.buffer);
   clear_unwritten(target, flat, tensor.flat_index);
-  return range_of(target, flat.layout.tensor_offset(tensor.flat_index), tensor.shape.elements())
-      .reshaped(tensor.shape);
+  return range_of(target, flat.layout.tensor_offset(tensor.flat_index), tensor.local.elements())
+      .reshaped(tensor.local);
 }
 
 GradientTarget GradientReducer::target(std::int64_t micro_batch, int unit, int index) {
@@ -341,6 +341,8 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   // these are added to the main gradient in turn, they are so without a pipeline too.
   if (flat.stages > 1) {
     sum.group_size = reduction_group_ == 0 ? -flat.stages : flat.stages;
+  } else if (flat.sharers > 1) {
+    sum.group_size = flat.sharers;  // the parts of one data rank's gradient are added up first
   } else if (flat.sums_uses() && reduction_group_ > 0) {
     sum.group_size = 1;
   }

@@ -65,22 +65,28 @@ void InitialWeights::draw(const FlatBuffer& flat, const TensorPiece& piece, std:
                           const TensorView& target) {
   const TensorState& tensor = store_.tensor_of(flat, piece);
   const RandomKey key{seed_, RandomPurpose::initialization, tensor.model_index};
-  const std::int64_t first = piece.tensor_begin + done;
+  const std::int64_t begin = piece.tensor_begin + done;
   const Initializer& how = tensor.initializer;
-  switch (how.kind) {
-    case Initializer::Kind::constant:
-      kernels::fill_constant(compute_, target, how.a);
-      break;
-    case Initializer::Kind::normal:
-      kernels::fill_normal(compute_, target, key, first, how.a, how.b);
-      break;
-    case Initializer::Kind::uniform:
-      kernels::fill_uniform(compute_, target, key, first, how.a, how.b);
-      break;
-    case Initializer::Kind::custom:
-      fill(how, first, target);
-      break;
+  if (how.kind == Initializer::Kind::constant) {
+    kernels::fill_constant(compute_, target, how.a);
+    return;
   }
+  for_each_run(tensor, {begin, begin + target.elements()}, [&](const TensorRun& run) {
+    const TensorView part = part_of(target, begin, {run.local, run.local + run.elements});
+    switch (how.kind) {
+      case Initializer::Kind::constant:
+        break;
+      case Initializer::Kind::normal:
+        kernels::fill_normal(compute_, part, key, run.global, how.a, how.b);
+        break;
+      case Initializer::Kind::uniform:
+        kernels::fill_uniform(compute_, part, key, run.global, how.a, how.b);
+        break;
+      case Initializer::Kind::custom:
+        fill(how, run.global, part);
+        break;
+    }
+  });
 }
 
 void InitialWeights::draw_master(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done,

@@ -31,6 +31,22 @@ class Hash {
   std::uint64_t value_ = 0xcbf29ce484222325u;
 };
 
+/// Throws InvalidArgument unless the dimensions of a tensor, if it has any, divide its shape.
+void require_dimensions(const UnitSpec& unit, const TensorSpec& tensor) {
+  bool fits =
+      tensor.dimensions.empty() || tensor.dimensions.size() == static_cast<std::size_t>(tensor.shape.rank());
+  for (std::size_t d = 0; fits && d < tensor.dimensions.size(); ++d) {
+    const Dimension& one = tensor.dimensions[d];
+    const std::int64_t extent = tensor.shape.extents()[d];
+    fits =
+        one.blocks >= 1 && one.grain >= 1 && extent % one.blocks == 0 && extent / one.blocks % one.grain == 0;
+  }
+  if (fits) return;
+  throw InvalidArgument(fmt::format(
+      "the dimensions of tensor '{}' of unit '{}' are not one for each of {}, in whole blocks and grains",
+      tensor.name, unit.name, tensor.shape.to_string()));
+}
+
 }  // namespace
 
 Initializer Initializer::from(std::string name, Fill fill) {
@@ -71,6 +87,7 @@ UnitId ModelSpec::add_unit(UnitSpec unit) {
                         unit.name, tensor.shape.to_string(), tensor.matrices));
       }
     }
+    require_dimensions(unit, tensor);
     if (!names.insert(tensor.name).second)
       throw InvalidArgument(fmt::format("unit '{}' has two tensors '{}'", unit.name, tensor.name));
     if (const auto taken = tensor_units_.find(tensor.name); taken != tensor_units_.end()) {
@@ -155,6 +172,12 @@ std::uint64_t ModelSpec::hash() const {
       for (const int use : tensor.uses) hash.add(use);
       hash.add(static_cast<std::int64_t>(tensor.aliases.size()));
       for (const std::string& alias : tensor.aliases) hash.add(alias);
+      hash.add(static_cast<std::int64_t>(tensor.dimensions.size()));
+      for (const Dimension& dimension : tensor.dimensions) {
+        hash.add(dimension.name);
+        hash.add(dimension.blocks);
+        hash.add(dimension.grain);
+      }
       if (tensor.matrices == 0) continue;
       hash.add(tensor.matrices);
       hash.add(static_cast<std::int64_t>(tensor.linear));
@@ -165,6 +188,7 @@ std::uint64_t ModelSpec::hash() const {
     }
   }
   hash.add(residual_width);
+  for (const std::string& dimension : tensor_dimensions) hash.add(dimension);
   for (const UnitUse& use : forward) {
     hash.add(use.unit.index);
     hash.add(use.use);
@@ -185,6 +209,9 @@ std::vector<std::string> ModelSpec::describe() const {
       if (!initial.name.empty()) line += fmt::format(" by '{}'", initial.name);
       for (const int use : tensor.uses) line += fmt::format(", read by use {}", use);
       for (const std::string& alias : tensor.aliases) line += fmt::format(", also named {}", alias);
+      for (const Dimension& one : tensor.dimensions) {
+        line += fmt::format(", dimension '{}' of {} blocks in grains of {}", one.name, one.blocks, one.grain);
+      }
       if (tensor.matrices != 0) {
         line +=
             fmt::format(", {} matrices (linear layout {})", tensor.matrices, static_cast<int>(tensor.linear));
@@ -197,6 +224,7 @@ std::vector<std::string> ModelSpec::describe() const {
                                   adapter.dropout));
     }
   }
+  for (const std::string& dimension : tensor_dimensions) lines.push_back("cut by tensor: " + dimension);
   if (residual_width > 0) lines.push_back(fmt::format("{} elements a token between units", residual_width));
   for (const UnitUse& use : forward) {
     lines.push_back(fmt::format("then use {} of unit {}", use.use, unit(use.unit).name));

@@ -224,7 +224,7 @@ ConstTensorView ParameterGatherer::view(int index, int position) const {
       states_[static_cast<std::size_t>(index)].buffers[static_cast<std::size_t>(tensor.buffer)];
   const void* base = store_.residency().whole_parameters(flat) ? flat.parameters.data() : whole.data();
   return {static_cast<const std::byte*>(base) + flat.layout.tensor_offset(tensor.flat_index) * size_of(dtype),
-          dtype, tensor.shape};
+          dtype, tensor.local};
 }
 
 std::int64_t ParameterGatherer::take_quantized_elements() {

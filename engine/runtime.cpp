@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -56,6 +58,15 @@ Mesh agreed_mesh(Communicator& world, const std::string& text, std::string& prob
   return Mesh(world.size());
 }
 
+/// The group of `ranks`, this one among them, by ascending `order`. All ranks call it, with disjoint groups.
+std::unique_ptr<Communicator> subgroup_in_order(Communicator& world, std::vector<int> ranks,
+                                                const std::function<int(int)>& order) {
+  if (!world.simulated()) return world.split(ranks.front(), order(world.rank()));
+  // A simulated group takes ranks in any order.
+  std::sort(ranks.begin(), ranks.end(), [&](int one, int other) { return order(one) < order(other); });
+  return world.subgroup(ranks);
+}
+
 std::string said(const std::string& value) {
   return value;
 }
@@ -101,8 +112,9 @@ struct Runtime::Impl {
   Mesh mesh{1};
   std::unique_ptr<Communicator> shards, replicas;  ///< null where all ranks shard, or without replicas
   std::unique_ptr<Communicator> pipeline, ends;    ///< null without a pipeline
-  std::unique_ptr<Communicator> of_stage;          ///< null unless there are both replicas and a pipeline
-  std::string place;                               ///< set_place()
+  std::unique_ptr<Communicator> of_stage;  ///< null unless there are replicas and a pipeline or a tensor axis
+  std::unique_ptr<Communicator> tensor, tensor_and_shard;  ///< null without a tensor axis
+  std::string place;                                       ///< set_place()
   Logger log;
   std::exception_ptr told;  ///< the last that fail() was called with
 
@@ -285,10 +297,19 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   const Mesh& mesh = impl.mesh;
   const int rank = impl.world->rank(), stages = mesh.size(MeshAxis::pipeline);
   const bool replicas = mesh.size(MeshAxis::replicate) > 1;
-  if (replicas || stages > 1) impl.shards = impl.world->subgroup(mesh.group({MeshAxis::shard}, rank));
+  const int parts = mesh.size(MeshAxis::tensor), part = mesh.coordinate(MeshAxis::tensor, rank);
+  if (replicas || stages > 1 || parts > 1)
+    impl.shards = impl.world->subgroup(mesh.group({MeshAxis::shard}, rank));
   if (replicas) impl.replicas = impl.world->subgroup(mesh.group({MeshAxis::replicate}, rank));
-  if (replicas && stages > 1) {
+  if (replicas && (stages > 1 || parts > 1)) {
     impl.of_stage = impl.world->subgroup(mesh.group({MeshAxis::replicate, MeshAxis::shard}, rank));
+  }
+  if (parts > 1) {
+    impl.tensor = impl.world->subgroup(mesh.group({MeshAxis::tensor}, rank));
+    impl.tensor_and_shard =
+        subgroup_in_order(*impl.world, mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank), [&](int one) {
+          return mesh.coordinate(MeshAxis::shard, one) * parts + mesh.coordinate(MeshAxis::tensor, one);
+        });
   }
   if (stages > 1) {
     impl.pipeline = impl.world->line(mesh.group({MeshAxis::pipeline}, rank));
@@ -307,8 +328,9 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
       });
       impl.ends = impl.world->subgroup(ends);
     } else if (!impl.world->simulated()) {
-      impl.ends = impl.world->split(at_an_end ? mesh.coordinate(MeshAxis::replicate, rank) : -1,
-                                    mesh.coordinate(MeshAxis::shard, rank) * 2 + (stage == 0 ? 0 : 1));
+      impl.ends =
+          impl.world->split(at_an_end ? mesh.coordinate(MeshAxis::replicate, rank) * parts + part : -1,
+                            mesh.coordinate(MeshAxis::shard, rank) * 2 + (stage == 0 ? 0 : 1));
     }
   }
   impl.log = Logger(impl.world->rank(), options.log_level);
@@ -388,7 +410,13 @@ const std::string& Runtime::place() const {
 }
 Communicator& Runtime::of_stage() const {
   if (impl_->of_stage) return *impl_->of_stage;
-  return impl_->pipeline ? shard() : all();
+  return impl_->shards ? shard() : all();
+}
+Communicator* Runtime::tensor() const {
+  return impl_->tensor.get();
+}
+Communicator* Runtime::tensor_and_shard() const {
+  return impl_->tensor_and_shard.get();
 }
 Communicator* Runtime::pipeline() const {
   return impl_->pipeline.get();

@@ -22,7 +22,11 @@ FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece) 
   const std::size_t kinds = store.state_classes().size() + 1;
   int instance = 0;
   for (std::size_t b = static_cast<std::size_t>(piece.buffer); b < buffers.size(); b += kinds) {
-    if (buffers[b].layout.padded_elements() > 0 && instance++ == piece.instance) return buffers[b];
+    const Placement::Buffer& placed =
+        store.placement().buffer(store.placement().first_buffer(piece.unit) + static_cast<int>(b));
+    for (const FlatLayout& part : placed.layouts) {
+      if (part.padded_elements() > 0 && instance++ == piece.instance) return buffers[b];
+    }
   }
   throw InvalidArgument("a checkpoint's layout has a buffer that the engine has not");
 }
@@ -37,7 +41,8 @@ checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, 
       if (tensor.frozen && !frozen) continue;
       const Placement::Buffer& buffer = store.placement().buffer(store.placement().buffer_of(index));
       description.tensors.push_back({tensor.name, tensor.shape, tensor.frozen, tensor.aliases,
-                                     buffer.state_class, buffer.stages, buffer.uses});
+                                     buffer.state_class, buffer.stages, buffer.uses,
+                                     store.placement().tensor(index).cut});
     }
     described.push_back(std::move(description));
   }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/tensor_cuts.h"
 #include "partition/cuts.h"
 #include "tranche/core/error.h"
 
@@ -107,8 +108,9 @@ std::vector<int> Stages::uses_of(const ModelSpec& model, int unit, int stage) co
   return uses;
 }
 
-Stages divide(const ModelSpec& model, const Config& config, int stages) {
+Stages divide(const ModelSpec& model, const Config& config, int stages, int tensor_ranks) {
   Stages result;
+  result.cuts = tensor_cuts(model, config, tensor_ranks);
   result.count = stages;
   result.begins = stages == 1 ? std::vector<int>{0} : cuts_of(model, config, stages);
   if (stages == 1 && config.tie_sum != TieSum::by_use) return result;

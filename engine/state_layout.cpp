@@ -36,11 +36,54 @@ std::string name_of(const UnitState& unit, const Placement::Buffer& buffer,
   for (std::size_t i = 0; i < buffer.uses.size() && unit.uses_in_model > 1; ++i) {
     name += (i == 0 ? " use " : " and ") + std::to_string(buffer.uses[i]);
   }
+  if (buffer.sharers > 1) name += buffer.parts() == 1 ? " whole" : " shared";
   if (buffer.frozen) return name + " frozen";
   if (buffer.state_class == 0) return name;
   const std::vector<OptimizerStateTensor>& states =
       classes[static_cast<std::size_t>(buffer.state_class)].states;
   return name + " " + (states.empty() ? "stateless" : states.front().name);
+}
+
+bool in_blocks(const StateClass& one) {
+  return std::any_of(one.states.begin(), one.states.end(),
+                     [](const OptimizerStateTensor& state) { return is_block(state.dtype); });
+}
+
+/// Throws ConfigurationError for state that ranks of the axis `tensor` cannot divide.
+void require_cuttable(const ModelSpec& model, const StateClasses& classes, const Mesh& mesh,
+                      const std::vector<TensorFacts>& facts) {
+  const int ranks = mesh.size(MeshAxis::tensor);
+  std::size_t t = 0;
+  for (const UnitSpec& unit : model.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      const TensorFacts& of = facts[t++];
+      if (of.frozen) continue;
+      const StateClass& state_class = classes.classes[static_cast<std::size_t>(of.state_class)];
+      if (state_class.whole_matrices) {
+        throw ConfigurationError(fmt::format(
+            "tranche.mesh \"{}\": the optimizer computes tensor {} as a whole matrix, which ranks of "
+            "the axis tensor do not have yet; leave tensor out, or choose another optimizer",
+            mesh.to_string(), tensor.name));
+      }
+      if (!in_blocks(state_class) || of.cut.whole()) continue;
+      for (int part = 0; part < ranks; ++part) {
+        const Box box = slice_of(tensor.shape, of.cut, part, ranks);
+        if (holds_whole_blocks(box, tensor.shape, block8_elements)) continue;
+        std::int64_t begin = 0, run = 0;
+        common_runs(
+            tensor.shape, box, whole_box(tensor.shape), {0, elements_of(box)}, [&](const CommonRun& one) {
+              if (run > 0 || (one.tensor % block8_elements == 0 && one.elements % block8_elements == 0))
+                return;
+              begin = one.tensor;
+              run = one.elements;
+            });
+        throw ConfigurationError(fmt::format(
+            "tranche.moments: with tranche.mesh \"{}\" a rank has elements {} to {} of tensor {}, "
+            "which are not whole blocks of {}; keep the moments in fp32, or leave tensor out",
+            mesh.to_string(), begin, begin + run - 1, tensor.name, block8_elements));
+      }
+    }
+  }
 }
 
 }  // namespace
@@ -70,24 +113,48 @@ Placement place(const ModelSpec& model, const StateClasses& classes, const Mesh&
     for (const TensorSpec& tensor : model.units()[u].tensors) {
       const int state_class = classes.of_tensor[facts.size()];
       const TensorUses of = stages.tensors.empty() ? TensorUses() : stages.tensors.at(facts.size());
-      facts.push_back(
-          {tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0), of.stages, of.uses});
+      const TensorCut cut = stages.cuts.empty() ? TensorCut() : stages.cuts.at(facts.size());
+      facts.push_back({tensor.shape, static_cast<int>(u), state_class < 0, std::max(state_class, 0),
+                       of.stages, of.uses, cut});
     }
   }
-  std::vector<bool> in_blocks;
-  for (const StateClass& one : classes.classes) {
-    in_blocks.push_back(std::any_of(one.states.begin(), one.states.end(),
-                                    [](const OptimizerStateTensor& state) { return is_block(state.dtype); }));
-  }
-  return {mesh, static_cast<int>(model.units().size()), std::move(facts), in_blocks};
+  if (!stages.cuts.empty()) require_cuttable(model, classes, mesh, facts);
+  std::vector<bool> block_classes;
+  for (const StateClass& one : classes.classes) block_classes.push_back(in_blocks(one));
+  return {mesh, static_cast<int>(model.units().size()), std::move(facts), block_classes};
 }
 
 Placement place(const ModelSpec& model, const Config& config, int ranks) {
   const ParameterGroups groups(config.group_rules, config.frozen);
   const Mesh mesh = config.mesh_of(ranks);
   return place(model, classify(model, groups, *make_optimizer(config)), mesh,
-               divide(model, config, mesh.size(MeshAxis::pipeline)));
+               divide(model, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
 }
+
+namespace {
+
+/// Gives the units their flat buffers, in the order of the placement.
+void add_buffers(StateLayout& layout, int rank, const RanksOfBuffer& ranks_of) {
+  for (std::size_t u = 0; u < layout.units.size(); ++u) {
+    UnitState& unit = layout.units[u];
+    int number = layout.placement.first_buffer(static_cast<int>(u));
+    for (const Placement::Buffer& buffer : layout.placement.buffers_of_unit(static_cast<int>(u))) {
+      const BufferRanks ranks = ranks_of(layout.placement, number++);
+      const StateClass of =
+          buffer.frozen ? StateClass() : layout.state_classes[static_cast<std::size_t>(buffer.state_class)];
+      FlatBuffer& flat = unit.buffers.emplace_back(
+          name_of(unit, buffer, layout.state_classes), !buffer.frozen, ranks.group, ranks.replicas,
+          layout.placement.layout(number - 1, rank), buffer.tensors, of.states);
+      flat.whole_matrices = of.whole_matrices;
+      flat.stages = static_cast<int>(buffer.stages.size());
+      flat.sharers = buffer.sharers;
+      std::set_intersection(buffer.uses.begin(), buffer.uses.end(), unit.uses.begin(), unit.uses.end(),
+                            std::back_inserter(flat.uses));
+    }
+  }
+}
+
+}  // namespace
 
 StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const Optimizer& optimizer,
                     const Mesh& mesh, const Stages& stages, int rank, const RanksOfBuffer& ranks_of) {
@@ -123,6 +190,10 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
       state.frozen = layout.placement.buffer(buffer).frozen;
       state.buffer = buffer - layout.placement.first_buffer(state.unit);
       state.flat_index = layout.placement.index_in_buffer(number);
+      if (!layout.placement.tensor(number).cut.whole()) {
+        state.box = layout.placement.box(number, layout.placement.part_of(buffer, rank));
+      }
+      state.local = state.cut() ? shape_of(state.box) : state.shape;
       const TrainableTensor facts = facts_of(tensor, groups);
       state.group = facts.group;
       state.matrices = facts.matrices;
@@ -150,22 +221,7 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
         fmt::format("optimizer {} keeps {} different lists of states; at most {} are told apart",
                     optimizer.name(), layout.state_classes.size(), checkpoint::most_state_classes));
   }
-  for (std::size_t u = 0; u < layout.units.size(); ++u) {
-    UnitState& unit = layout.units[u];
-    int number = layout.placement.first_buffer(static_cast<int>(u));
-    for (const Placement::Buffer& buffer : layout.placement.buffers_of_unit(static_cast<int>(u))) {
-      const BufferRanks ranks = ranks_of(layout.placement, number++);
-      const StateClass of =
-          buffer.frozen ? StateClass() : layout.state_classes[static_cast<std::size_t>(buffer.state_class)];
-      FlatBuffer& flat =
-          unit.buffers.emplace_back(name_of(unit, buffer, layout.state_classes), !buffer.frozen, ranks.group,
-                                    ranks.replicas, buffer.layout, buffer.tensors, of.states);
-      flat.whole_matrices = of.whole_matrices;
-      flat.stages = static_cast<int>(buffer.stages.size());
-      std::set_intersection(buffer.uses.begin(), buffer.uses.end(), unit.uses.begin(), unit.uses.end(),
-                            std::back_inserter(flat.uses));
-    }
-  }
+  add_buffers(layout, rank, ranks_of);
   return layout;
 }
 

@@ -1,6 +1,8 @@
 #include "engine/state_reader.h"
 
 #include <algorithm>
+#include <cstring>
+#include <functional>
 
 #include "engine/sections.h"
 #include "offload/aligned_buffer.h"
@@ -11,8 +13,8 @@ namespace {
 
 /// Asks for elements [first, ...) of a section of a flat buffer, to be read to `host`, which has the view's
 /// elements; what no tensor covers is zeroed, what the match leaves out is not touched.
-void request(const checkpoint::Reader& reader, const TensorMatch& match, const FlatBuffer& flat,
-             const std::string& kind, std::int64_t first, const TensorView& host,
+void request(const StateStore& store, const checkpoint::Reader& reader, const TensorMatch& match,
+             const FlatBuffer& flat, const std::string& kind, std::int64_t first, const TensorView& host,
              std::vector<checkpoint::ReadRequest>& requests) {
   const auto offset = [&](std::int64_t element) { return bytes_of(host.dtype, element - first); };
   auto* bytes = static_cast<std::byte*>(host.data);
@@ -23,9 +25,9 @@ void request(const checkpoint::Reader& reader, const TensorMatch& match, const F
   };
   for (const TensorPiece& piece : flat.layout.pieces(range)) {
     if (const checkpoint::StoredTensor* source = match.source(flat, piece, kind)) {
-      requests.push_back(reader.request_for(source->name, kind,
-                                            {piece.tensor_begin, piece.tensor_begin + piece.elements},
-                                            host.dtype, bytes + offset(piece.buffer_begin)));
+      requests.push_back(reader.request_for(
+          source->name, kind, {piece.tensor_begin, piece.tensor_begin + piece.elements}, host.dtype,
+          bytes + offset(piece.buffer_begin), store.tensor_of(flat, piece).box));
     }
     pad_to(piece.buffer_begin);
     next = round_up(piece.buffer_begin + piece.elements, block_elements_of(host.dtype));
@@ -41,91 +43,124 @@ bool keeps_some(const TensorMatch& match, const FlatBuffer& flat, const std::str
                      [&](const TensorPiece& piece) { return match.source(flat, piece, kind) == nullptr; });
 }
 
+class SectionReader {
+ public:
+  SectionReader(StateStore& store, checkpoint::Reader& reader, const TensorMatch& match,
+                const std::vector<checkpoint::SectionRecord>& sections, Device& device,
+                MemoryResource& host_memory)
+      : store_(store),
+        reader_(reader),
+        match_(match),
+        sections_(sections),
+        device_(device),
+        host_memory_(host_memory) {}
+
+  void read_all() {
+    Stream& compute = device_.compute_stream();
+    for (UnitState& unit : store_.units()) {
+      for (const FlatBuffer& flat : unit.buffers) compute.wait(flat.gather_done);
+      if (device_.host_accessible()) compute.synchronize();
+      unit_ = unit.name;
+      for (FlatBuffer& flat : unit.buffers) {
+        if (!flat.trainable) {
+          read_frozen(flat);
+        } else if (!flat.empty()) {
+          read_trainable(flat);
+        }
+      }
+    }
+    read_now();
+  }
+
+ private:
+  void read_now() {
+    reader_.read(requests_);
+    requests_.clear();
+  }
+
+  /// Reads elements of a section to host memory, from where `write` takes them. `keep` fills it
+  /// before, where some of them stay as they are.
+  void read_staged(const FlatBuffer& flat, const std::string& kind, const ElementRange& range, DataType dtype,
+                   const char* what, const std::function<void(void*)>& keep,
+                   const std::function<void(void*)>& write) {
+    const Shape shape{range.size()};
+    const AlignedBuffer staged(host_memory_, bytes_of(dtype, range.size()), Category::other,
+                               unit_ + " " + what + " from checkpoint");
+    if (keeps_some(match_, flat, kind, range)) keep(staged.data());
+    request(store_, reader_, match_, flat, kind, range.begin, {staged.data(), dtype, shape}, requests_);
+    read_now();
+    write(staged.data());
+  }
+
+  void read(const FlatBuffer& flat, const std::string& kind, std::int64_t first, const TensorView& to,
+            bool on_host) {
+    if (device_.host_accessible() || on_host) {
+      request(store_, reader_, match_, flat, kind, first, to, requests_);
+      return;
+    }
+    read_staged(
+        flat, kind, {first, first + to.elements()}, to.dtype, kind.c_str(),
+        [&](void* staged) { store_.read(staged, to.data, to.bytes(), false); },
+        [&](void* staged) {
+          device_.copy_from_host(device_.compute_stream(), to.data, staged, to.bytes());
+          device_.compute_stream().synchronize();
+        });
+  }
+
+  void read_trainable(FlatBuffer& flat) {
+    const Placement& placement = store_.placement();
+    const int of_class = placement.buffer(placement.buffer_of(flat.tensors.front())).state_class;
+    store_.visit(flat, store_.residency().optimizer_range(flat), StateStore::Access::update,
+                 [&](const ShardSlice& slice) {
+                   for (const checkpoint::SectionRecord& section : sections_) {
+                     if (section.frozen || section.state_class != of_class) continue;
+                     if (section.kind == "weight" && slice.in_halves()) {  // stored as fp32
+                       read_staged(
+                           flat, "weight", slice.range, DataType::float32, "weight",
+                           [&](void* staged) { store_.read_halves(slice, static_cast<float*>(staged)); },
+                           [&](void* staged) { store_.write_halves(slice, static_cast<float*>(staged)); });
+                     } else {
+                       read(flat, section.kind, slice.range.begin, section_of(slice, section, flat.states),
+                            slice.on_host);
+                     }
+                   }
+                   // A tile's memory is the next one's.
+                   if (flat.optimizer_tier == OffloadTier::nvme) read_now();
+                 });
+  }
+
+  void read_frozen(FlatBuffer& flat) {
+    const ElementRange range = store_.residency().parameters_range(flat);
+    for (const checkpoint::SectionRecord& section : sections_) {
+      if (!section.frozen || range.empty()) continue;
+      if (flat.parameters_tier != OffloadTier::nvme) {
+        read(flat, section.kind, range.begin, store_.residency().parameters(flat, range),
+             flat.parameters_tier == OffloadTier::cpu);
+        continue;
+      }
+      read_staged(
+          flat, section.kind, range, section.dtype, "frozen",
+          [&](void* staged) { store_.read_parameters(flat, range, staged); },
+          [&](void* staged) { store_.write_parameters(flat, range, staged); });
+    }
+  }
+
+  StateStore& store_;
+  checkpoint::Reader& reader_;
+  const TensorMatch& match_;
+  const std::vector<checkpoint::SectionRecord>& sections_;
+  Device& device_;
+  MemoryResource& host_memory_;
+  std::string unit_;  ///< the name of the one that is read, for errors
+  std::vector<checkpoint::ReadRequest> requests_;
+};
+
 }  // namespace
 
 void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMatch& match,
                    const std::vector<checkpoint::SectionRecord>& sections, Device& device,
                    MemoryResource& host_memory) {
-  Stream& compute = device.compute_stream();
-  const bool in_place = device.host_accessible();
-  std::vector<checkpoint::ReadRequest> requests;
-  const auto read_now = [&] {
-    reader.read(requests);
-    requests.clear();
-  };
-  for (UnitState& unit : store.units()) {
-    for (const FlatBuffer& flat : unit.buffers) compute.wait(flat.gather_done);
-    if (in_place) compute.synchronize();
-    for (FlatBuffer& flat : unit.buffers) {
-      const auto read = [&](const std::string& kind, std::int64_t first, const TensorView& to, bool on_host) {
-        if (in_place || on_host) {
-          request(reader, match, flat, kind, first, to, requests);
-          return;
-        }
-        const AlignedBuffer staged(host_memory, to.bytes(), Category::other,
-                                   unit.name + " " + kind + " from checkpoint");
-        if (keeps_some(match, flat, kind, {first, first + to.elements()})) {
-          store.read(staged.data(), to.data, to.bytes(), false);
-        }
-        request(reader, match, flat, kind, first, {staged.data(), to.dtype, to.shape}, requests);
-        read_now();
-        device.copy_from_host(compute, to.data, staged.data(), to.bytes());
-        compute.synchronize();
-      };
-      // They are read by way of fp32, as they are stored.
-      const auto read_halves = [&](const ShardSlice& slice) {
-        const Shape shape{slice.range.size()};
-        const AlignedBuffer staged(host_memory, shape.elements() * size_of(DataType::float32),
-                                   Category::other, unit.name + " weight from checkpoint");
-        auto* const values = static_cast<float*>(staged.data());
-        if (keeps_some(match, flat, "weight", slice.range)) store.read_halves(slice, values);
-        request(reader, match, flat, "weight", slice.range.begin, {values, DataType::float32, shape},
-                requests);
-        read_now();
-        store.write_halves(slice, values);
-      };
-      if (flat.trainable && flat.empty()) continue;
-      if (flat.trainable) {
-        const Placement& placement = store.placement();
-        const int of_class = placement.buffer(placement.buffer_of(flat.tensors.front())).state_class;
-        store.visit(flat, store.residency().optimizer_range(flat), StateStore::Access::update,
-                    [&](const ShardSlice& slice) {
-                      for (const checkpoint::SectionRecord& section : sections) {
-                        if (section.frozen || section.state_class != of_class) continue;
-                        if (section.kind == "weight" && slice.in_halves()) {
-                          read_halves(slice);
-                          continue;
-                        }
-                        read(section.kind, slice.range.begin, section_of(slice, section, flat.states),
-                             slice.on_host);
-                      }
-                      // A tile's memory is the next one's.
-                      if (flat.optimizer_tier == OffloadTier::nvme) read_now();
-                    });
-        continue;
-      }
-      const ElementRange range = store.residency().parameters_range(flat);
-      for (const checkpoint::SectionRecord& section : sections) {
-        if (!section.frozen || range.empty()) continue;
-        if (flat.parameters_tier != OffloadTier::nvme) {
-          read(section.kind, range.begin, store.residency().parameters(flat, range),
-               flat.parameters_tier == OffloadTier::cpu);
-          continue;
-        }
-        const Shape shape{range.size()};
-        const AlignedBuffer staged(host_memory, shape.elements() * size_of(section.dtype), Category::other,
-                                   unit.name + " frozen from checkpoint");
-        if (keeps_some(match, flat, section.kind, range)) {
-          store.read_parameters(flat, range, staged.data());
-        }
-        request(reader, match, flat, section.kind, range.begin, {staged.data(), section.dtype, shape},
-                requests);
-        read_now();
-        store.write_parameters(flat, range, staged.data());
-      }
-    }
-  }
-  reader.read(requests);
+  SectionReader(store, reader, match, sections, device, host_memory).read_all();
 }
 
 }  // namespace tranche::detail

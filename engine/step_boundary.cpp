@@ -65,7 +65,9 @@ void StepBoundary::count(StepRecord& mine, std::vector<std::int64_t>& tokens) {
 
   tokens.resize(
       static_cast<std::size_t>(config_.micro_batches_of(mesh_.data_rank(ranks_.rank()), mesh_.data_ranks())));
-  for (std::size_t m = 0; m < tokens.size(); ++m) {
+  // The ranks of the axis `tensor` have equal sums of losses and tokens, of which the first counts its own.
+  const bool counts = ranks_.simulated() || mesh_.coordinate(MeshAxis::tensor, ranks_.rank()) == 0;
+  for (std::size_t m = 0; counts && m < tokens.size(); ++m) {
     mine.losses.add(losses[m]);
     mine.tokens += tokens[m];
   }
@@ -142,13 +144,24 @@ StepBoundary::Agreement StepBoundary::agree(StepRecord mine, std::int64_t nomina
   if (config_.gradient_noise_scale) measure_pieces(tokens, all);
   all.sum_of_squares = bad == nullptr ? squares.value() : std::numeric_limits<double>::infinity();
   if (bad != nullptr) {
-    const FlatBuffer& flat = *store_.trainable()[static_cast<std::size_t>(bad->non_finite_buffer)];
-    const TensorPiece piece = flat.layout.locate(bad->non_finite_element);
-    all.non_finite = piece.tensor < 0 ? "padding of unit " + flat.name
-                                      : store_.tensor_of(flat, piece).name + " at element " +
-                                            std::to_string(piece.tensor_begin);
+    all.non_finite = place_of(*bad, static_cast<int>(bad - all.records.data()));
   }
   return all;
+}
+
+std::string StepBoundary::place_of(const StepRecord& bad, int rank) const {
+  const FlatBuffer& flat = *store_.trainable()[static_cast<std::size_t>(bad.non_finite_buffer)];
+  const Placement& placement = store_.placement();
+  const int number = placement.buffer_of(flat.tensors.front());
+  const TensorPiece piece = placement.layout(number, rank).locate(bad.non_finite_element);
+  if (piece.tensor < 0) return "padding of unit " + flat.name;
+  const TensorState& tensor = store_.tensor_of(flat, piece);
+  std::int64_t element = piece.tensor_begin;
+  const Box box =
+      placement.box(flat.tensors[static_cast<std::size_t>(piece.tensor)], placement.part_of(number, rank));
+  common_runs(tensor.shape, box, whole_box(tensor.shape), {element, element + 1},
+              [&](const CommonRun& run) { element = run.tensor; });
+  return tensor.name + " at element " + std::to_string(element);
 }
 
 void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreement& all) {

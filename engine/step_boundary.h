@@ -54,6 +54,8 @@ class StepBoundary {
   std::vector<std::string> replay_problems() const;
 
  private:
+  /// The place of the infinity or NaN that a rank has told, in words.
+  std::string place_of(const StepRecord& bad, int rank) const;
   /// Adds what this rank counted to its record, and takes the tokens of its micro-batches.
   void count(StepRecord& mine, std::vector<std::int64_t>& tokens);
   void hash_calls(StepRecord& mine) const;

@@ -1,8 +1,8 @@
 #include "engine/tensor_access.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -10,6 +10,7 @@
 #include "core/split_float.h"
 #include "engine/exchange.h"
 #include "engine/offloaded_state.h"
+#include "engine/state_digest.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/quantization.h"
@@ -26,9 +27,6 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
 TensorView state_of(const ShardSlice& slice, int which) {
   return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
 }
-
-/// The least number of elements whose halves are put together at once for a tensor's digest.
-constexpr std::int64_t joined_at_once = 1 << 12;
 
 }  // namespace
 
@@ -69,7 +67,7 @@ void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float 
 
 TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh,
                            Device& device, MemoryResource& memory, kernels::Workspace workspace,
-                           Communicator* pipeline)
+                           Communicator* pipeline, Communicator* tensor_ranks)
     : store_(store),
       config_(config),
       ranks_(ranks),
@@ -78,7 +76,8 @@ TensorAccess::TensorAccess(StateStore& store, const Config& config, Communicator
       compute_(device.compute_stream()),
       memory_(memory),
       workspace_(workspace),
-      pipeline_(pipeline) {}
+      pipeline_(pipeline),
+      tensor_ranks_(tensor_ranks) {}
 
 std::vector<float> TensorAccess::to_all_stages(int index, std::vector<float> values) {
   if (pipeline_ == nullptr) return values;
@@ -91,14 +90,48 @@ std::vector<float> TensorAccess::to_all_stages(int index, std::vector<float> val
   return values;
 }
 
+std::vector<float> TensorAccess::whole_of_parts(int index, const std::vector<float>& local) {
+  const TensorState& tensor = tensor_at(index);
+  const Placement& placement = store_.placement();
+  const int number = placement.buffer_of(index), sharers = placement.buffer(number).sharers;
+  const Box whole_tensor = whole_box(tensor.shape);
+  std::vector<float> whole(static_cast<std::size_t>(tensor.shape.elements()), 0.0f);
+  for (int part = 0; part < placement.buffer(number).parts(); ++part) {
+    const Box box = placement.box(index, part);
+    const int root = part * sharers;
+    std::vector<float> values(static_cast<std::size_t>(elements_of(box)), 0.0f);
+    if (tensor_ranks_->rank() == root) values = local;
+    tensor_ranks_
+        ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32, root, {},
+                    access_label(tensor.name))
+        .wait();
+    common_runs(tensor.shape, box, whole_tensor, {0, elements_of(box)}, [&](const CommonRun& run) {
+      std::copy_n(values.begin() + run.first, run.elements, whole.begin() + run.tensor);
+    });
+  }
+  return whole;
+}
+
+template <typename T>
+std::vector<T> TensorAccess::part_of_whole(const TensorState& tensor, std::span<const T> whole,
+                                           std::int64_t items) {
+  std::vector<T> part(static_cast<std::size_t>(tensor.local.elements() * items));
+  for_each_run(tensor, {0, tensor.local.elements()}, [&](const TensorRun& run) {
+    std::copy_n(whole.begin() + run.global * items, run.elements * items, part.begin() + run.local * items);
+  });
+  return part;
+}
+
 std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange local_range,
                                         const Read& read) {
   const TensorState& tensor = tensor_at(index);
   const FlatBuffer& flat = store_.buffer_of(tensor);
-  const std::int64_t elements = tensor.shape.elements();
+  if (flat.empty()) {
+    return to_all_stages(index, std::vector<float>(static_cast<std::size_t>(tensor.shape.elements()), 0.0f));
+  }
+  const std::int64_t elements = tensor.local.elements();
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   std::vector<float> values(static_cast<std::size_t>(elements), 0.0f);
-  if (flat.empty()) return to_all_stages(index, std::move(values));
   std::vector<std::byte> raw;
   const bool in_blocks = is_block(dtype);
   const bool everywhere = local_range == ElementRange{0, flat.layout.padded_elements()};
@@ -130,7 +163,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
     }
     if (!everywhere) send(*flat.group, part, owner);
   }
-  return to_all_stages(index, std::move(values));
+  return to_all_stages(index, tensor.cut() ? whole_of_parts(index, values) : std::move(values));
 }
 
 std::vector<float> TensorAccess::gather_state(int index, int which) {
@@ -155,7 +188,7 @@ void TensorAccess::write_slices(int index, int which, std::span<const float> val
   FlatBuffer& flat = store_.buffer_of(tensor);
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, store_.residency().optimizer_range(flat));
+      intersect({offset, offset + tensor.local.elements()}, store_.residency().optimizer_range(flat));
   store_.visit(flat, part, StateStore::Access::update, [&](const ShardSlice& slice) {
     const TensorView to = state_of(slice, which);
     std::vector<std::byte> raw(static_cast<std::size_t>(to.bytes()));
@@ -181,15 +214,17 @@ std::vector<float> TensorAccess::weight(int index) {
                 [&](ElementRange range, void* to) { store_.read_parameters(flat, range, to); });
 }
 
-void TensorAccess::write_weight(int index, std::span<const float> values) {
+void TensorAccess::write_weight(int index, std::span<const float> whole) {
   const TensorState& tensor = tensor_at(index);
+  const std::vector<float> part_values = tensor.cut() ? part_of_whole(tensor, whole) : std::vector<float>();
+  const std::span<const float> values = tensor.cut() ? part_values : whole;
   FlatBuffer& flat = store_.buffer_of(tensor);
   const DataType dtype = config_.precision.compute;
   compute_.wait(flat.gather_done);
   if (!tensor.frozen) write_slices(index, -1, values);
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, store_.residency().parameters_range(flat));
+      intersect({offset, offset + tensor.local.elements()}, store_.residency().parameters_range(flat));
   if (!part.empty()) {
     std::vector<std::byte> raw(static_cast<std::size_t>(part.size() * size_of(dtype)));
     const bool half_away = !tensor.frozen && config_.precision.master == MasterFormat::split;
@@ -207,8 +242,13 @@ std::vector<float> TensorAccess::state(int index, int which) {
   return gather_state(index, which);
 }
 
-void TensorAccess::write_state(int index, int which, std::span<const float> values) {
-  write_slices(index, which, values);
+void TensorAccess::write_state(int index, int which, std::span<const float> whole) {
+  const TensorState& tensor = tensor_at(index);
+  if (tensor.cut()) {
+    write_slices(index, which, part_of_whole(tensor, whole));
+  } else {
+    write_slices(index, which, whole);
+  }
 }
 
 int TensorAccess::find_state(int index, std::string_view optimizer, std::string_view state) const {
@@ -278,12 +318,16 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   return from(residency.host_gradients(flat, mine), mine, true);
 }
 
-void TensorAccess::write_main_gradient(int index, std::span<const std::byte> raw) {
+void TensorAccess::write_main_gradient(int index, std::span<const std::byte> whole) {
   const TensorState& tensor = tensor_at(index);
+  const std::vector<std::byte> part_raw =
+      tensor.cut() ? part_of_whole(tensor, whole, size_of(config_.precision.accumulation))
+                   : std::vector<std::byte>();
+  const std::span<const std::byte> raw = tensor.cut() ? part_raw : whole;
   FlatBuffer& flat = store_.buffer_of(tensor);
   const std::int64_t offset = flat.layout.tensor_offset(tensor.flat_index);
   const ElementRange part =
-      intersect({offset, offset + tensor.shape.elements()}, store_.residency().optimizer_range(flat));
+      intersect({offset, offset + tensor.local.elements()}, store_.residency().optimizer_range(flat));
   const bool away = flat.optimizer_tier != OffloadTier::none;
   flat.reduce_done.wait();
   if (away) flat.gradients_on_host.wait();
@@ -315,157 +359,10 @@ void TensorAccess::take_statistics(FlatBuffer& flat, kernels::GradientStatistics
   compute_.synchronize();
 }
 
-// --- Digests --------------------------------------------------------------------------------------------
-
 kernels::Digest TensorAccess::digest(Digested what) {
-  const bool with_state = what == Digested::weights_and_state;
-  // Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
-  // shard that its replicas keep alike; and of what both ends of a pipeline keep alike.
-  enum Sum {
-    own_elements,
-    weights_of_all,
-    state_of_all,
-    weights_of_shard,
-    state_of_shard,
-    weights_of_ends,
-    state_of_ends,
-    sum_count
-  };
-  // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
-  constexpr auto sum_bytes = static_cast<std::int64_t>(sum_count * sizeof(kernels::Digest));
-  constexpr std::int64_t joined_at = round_up(sum_bytes, 16);
-  constexpr std::int64_t least_bytes = joined_at + joined_at_once * size_of(DataType::float32);
-  Buffer instead;
-  if (workspace_.bytes < least_bytes) instead = Buffer(memory_, least_bytes, Category::other, "digest");
-  void* const memory = instead ? instead.data() : workspace_.data;
-  const std::int64_t memory_bytes = instead ? least_bytes : workspace_.bytes;
-  kernels::fill_zero(compute_, {memory, DataType::uint8, Shape{sum_bytes}});
-  auto* const sums = static_cast<kernels::Digest*>(memory);
-  const auto tensor_count = static_cast<std::uint64_t>(store_.tensors().size());
-  const Residency& residency = store_.residency();
-  kernels::Digest host_sums[sum_count];  // of what lives in host memory
-  const auto add_parameters = [&](const FlatBuffer& flat, ElementRange range, Sum sum) {
-    for (const TensorPiece& piece : flat.layout.pieces(range)) {
-      const TensorView values =
-          residency.parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements});
-      kernels::add_digest(compute_, values, store_.tensor_of(flat, piece).model_index, piece.tensor_begin,
-                          sums + sum);
-    }
-  };
-  const auto add_joined = [&](const ShardSlice& part, std::uint64_t index, std::int64_t first,
-                              kernels::Digest* target) {
-    const std::int64_t most =
-        part.on_host ? joined_at_once : (memory_bytes - joined_at) / size_of(DataType::float32);
-    std::vector<float> on_host(part.on_host ? static_cast<std::size_t>(most) : 0);
-    void* const joined =
-        part.on_host ? static_cast<void*>(on_host.data()) : static_cast<std::byte*>(memory) + joined_at;
-    for (std::int64_t done = 0; done < part.range.size(); done += most) {
-      const std::int64_t begin = part.range.begin + done;
-      const ShardSlice some = part_of(part, {begin, std::min(begin + most, part.range.end)});
-      kernels::add_digest(*part.stream, master_in_fp32(some, joined), index, first + done, target);
-    }
-    if (part.on_host) part.stream->synchronize();
-  };
-  const auto add_state = [&](FlatBuffer& flat, ElementRange range, Sum sum) {
-    const auto add = [&](const ShardSlice& slice) {
-      kernels::Digest* target = (slice.on_host ? host_sums : sums) + sum;
-      for (const TensorPiece& piece : flat.layout.pieces(slice.range)) {
-        const std::uint64_t index = store_.tensor_of(flat, piece).model_index;
-        const ShardSlice part = part_of(slice, {piece.buffer_begin, piece.buffer_begin + piece.elements});
-        if (part.in_halves()) {
-          add_joined(part, index, piece.tensor_begin, target);
-        } else {
-          kernels::add_digest(*slice.stream, part.master, index, piece.tensor_begin, target);
-        }
-        for (std::size_t s = 0; with_state && s < part.state.size(); ++s) {
-          TensorView state = part.state[s];
-          std::int64_t first = piece.tensor_begin;
-          if (is_block(state.dtype)) {  // as words
-            first = bytes_of(state.dtype, first) / size_of(DataType::float32);
-            state = {state.data, DataType::float32, Shape{state.bytes() / size_of(DataType::float32)}};
-          }
-          kernels::add_digest(*slice.stream, state, index + (s + 1) * tensor_count, first, target);
-        }
-      }
-    };
-    if (flat.optimizer_tier == OffloadTier::none) {
-      if (!range.empty()) add(store_.slice(flat, range));
-    } else {
-      store_.visit(flat, range, StateStore::Access::read, add);
-    }
-  };
-  std::vector<std::byte> frozen;
-  for (UnitState& unit : store_.units()) {
-    for (FlatBuffer& flat : unit.buffers) {
-      if (flat.empty() || (flat.trainable && what == Digested::frozen_weights)) continue;
-      compute_.wait(flat.gather_done);
-      if (residency.offloaded(flat)) compute_.wait(flat.shard_ready);
-      const ElementRange whole{0, flat.layout.padded_elements()};
-      const ElementRange mine = flat.owned();
-      if (flat.trainable) {
-        add_state(flat, mine, own_elements);
-      } else if (flat.parameters_tier == OffloadTier::none) {
-        add_parameters(flat, mine, own_elements);
-      } else {
-        for (const TensorPiece& piece : flat.layout.pieces(mine)) {
-          frozen.assign(static_cast<std::size_t>(piece.elements * size_of(config_.precision.compute)),
-                        std::byte{0});
-          store_.read_parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements},
-                                 frozen.data());
-          kernels::add_digest(store_.offload()->host(),
-                              {frozen.data(), config_.precision.compute, Shape{piece.elements}},
-                              store_.tensor_of(flat, piece).model_index, piece.tensor_begin, host_sums);
-          store_.offload()->host().synchronize();
-        }
-      }
-      if (flat.owners() == 1) continue;
-      if (flat.stages > 1) {
-        if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_ends);
-        if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_ends);
-      }
-      if (residency.whole_parameters(flat)) {
-        add_parameters(flat, whole, weights_of_all);
-      } else if (flat.replicas != nullptr && flat.parameters_tier == OffloadTier::none) {
-        add_parameters(flat, flat.shard(), weights_of_shard);
-      }
-      if (!flat.trainable) continue;
-      if (residency.whole_optimizer(flat)) {
-        add_state(flat, whole, state_of_all);
-      } else if (flat.replicas != nullptr && !residency.over_replicas(flat)) {
-        add_state(flat, flat.shard(), state_of_shard);
-      }
-    }
-  }
-  std::array<kernels::Digest, sum_count> mine;
-  device_.copy_to_host(compute_, mine.data(), memory, sizeof(mine));
-  compute_.synchronize();
-  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += host_sums[i];
-  // All sums of all ranks at once, so that where copies differ all throw, whichever group they are of.
-  std::vector<decltype(mine)> all(static_cast<std::size_t>(ranks_.size()), mine);
-  ranks_.all_gather(&mine, all.data(), sizeof(mine), DataType::uint8, 0, {}, access_label("digest")).wait();
-  kernels::Digest total;
-  std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the buffers that it holds
-  for (int rank = 0; rank < ranks_.size(); ++rank) {
-    const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
-    total += sums_of_rank[own_elements];
-    const int alike = store_.placement().class_of(rank);
-    const int holder =
-        holders.try_emplace({alike, mesh_.coordinate(MeshAxis::shard, rank)}, rank).first->second;
-    const auto compare = [&](Sum sum, int with, const char* what) {
-      if (sums_of_rank[sum] == all[static_cast<std::size_t>(with)][sum]) return;
-      throw CommunicationError("replicas differ: " + mesh_.name_of_rank(rank) + " holds other " + what +
-                               " than " + mesh_.name_of_rank(with));
-    };
-    compare(weights_of_all, alike, "weights");
-    compare(state_of_all, alike, "optimizer state");
-    compare(weights_of_shard, holder, "weights");
-    compare(state_of_shard, holder, "optimizer state");
-    const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
-    if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
-    compare(weights_of_ends, 0, "weights");  // rank 0 is of the first stage
-    compare(state_of_ends, 0, "optimizer state");
-  }
-  return total;
+  StateDigest digest(store_, config_, mesh_, device_, memory_, workspace_,
+                     what == Digested::weights_and_state, what == Digested::frozen_weights);
+  return digest.over(ranks_, access_label("digest"));
 }
 
 }  // namespace tranche::detail

@@ -18,14 +18,16 @@ float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype);
 void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value);
 
 /// All calls but write_main_gradient() are collective over the group and the replicas of the tensor's buffer
-/// and over the stages of a pipeline, digest() over `ranks`; they wait for the work that they need and are
+/// over the axis `tensor` and over the stages of a pipeline, digest() over `ranks`; they wait for the work that they need and are
 /// done on return.
 class TensorAccess {
  public:
   /// All arguments outlive it; nothing else uses the workspace during a call.
-  /// `pipeline`: the stages of this rank's data rank; null: there is one.
+  /// `pipeline`: the stages of this rank's data rank; null: there is one. `tensor_ranks`: the ranks of the axis
+  /// `tensor`; null: none.
   TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh, Device& device,
-               MemoryResource& memory, kernels::Workspace workspace, Communicator* pipeline = nullptr);
+               MemoryResource& memory, kernels::Workspace workspace, Communicator* pipeline = nullptr,
+               Communicator* tensor_ranks = nullptr);
 
   /// The tensor in fp32: master weights, or the compute-dtype values of a frozen one.
   std::vector<float> weight(int tensor);
@@ -56,6 +58,12 @@ class TensorAccess {
   /// buffer in `local_range`: all of them on all ranks, this rank's shard, or what it owns; then every
   /// element is sent by the rank whose range it lies in.
   std::vector<float> gather(int tensor, DataType dtype, ElementRange local_range, const Read& read);
+  /// The whole of a tensor that the axis `tensor` cuts, from the part of each rank.
+  std::vector<float> whole_of_parts(int tensor, const std::vector<float>& local);
+  /// This rank's part of a whole tensor, of so many items of T an element.
+  template <typename T>
+  static std::vector<T> part_of_whole(const TensorState& tensor, std::span<const T> whole,
+                                      std::int64_t items = 1);
   /// Sends a tensor from the first stage that holds it to the others.
   std::vector<float> to_all_stages(int tensor, std::vector<float> values);
   /// Optimizer state, or the master weight with state -1.
@@ -72,6 +80,7 @@ class TensorAccess {
   MemoryResource& memory_;
   kernels::Workspace workspace_;
   Communicator* pipeline_;
+  Communicator* tensor_ranks_;
 };
 
 }  // namespace tranche::detail

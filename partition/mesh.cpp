@@ -117,11 +117,9 @@ Mesh Mesh::parse_axes(std::string_view text, int ranks) {
 
 Mesh Mesh::parse(std::string_view text, int ranks) {
   const Mesh mesh = parse_axes(text, ranks);
-  for (const MeshAxis axis : {MeshAxis::context, MeshAxis::tensor}) {
-    if (mesh.size(axis) == 1) continue;
-    refuse(text, std::string(name_of(axis)) + " is " + std::to_string(mesh.size(axis)) +
-                     ", but this version has no " + std::string(name_of(axis)) +
-                     " parallelism: its size has to be 1");
+  if (mesh.size(MeshAxis::context) > 1) {
+    refuse(text, "context is " + std::to_string(mesh.size(MeshAxis::context)) +
+                     ", but this version has no context parallelism: its size has to be 1");
   }
   return mesh;
 }

@@ -10,6 +10,7 @@
 
 #include "partition/box.h"
 #include "partition/flat_layout.h"
+#include "partition/slices.h"
 #include "tranche/core/shape.h"
 #include "tranche/partition/mesh.h"
 
@@ -27,18 +28,23 @@ struct TensorFacts {
   /// Uses of its unit that read the tensor, ascending, where the gradients of each use are told apart:
   /// tensors of different uses are in different buffers then. Empty: they are not told apart.
   std::vector<int> uses = {};
+  /// How ranks that differ on the axis `tensor` divide it; whole: each has all of it.
+  TensorCut cut = {};
 };
 
 /// A pure function of the mesh, the model's tensors and the classes of optimizer state, so that each rank
 /// knows the place of every tensor on every rank.
 ///
 /// Tensors are numbered over all units, in declared order. Buffers are numbered over all units too. A unit's
-/// tensors are divided by the uses that read them and the stages that hold them, in order of first
-/// appearance; for each such set the unit has one buffer for each state class and one for frozen tensors
-/// behind them. Buffers without tensors keep their number.
+/// tensors are divided by the uses that read them, the stages that hold them and the ranks of the axis
+/// `tensor` that hold equal values of them, in order of first appearance; for each such set the unit has one
+/// buffer for each state class and one for frozen tensors behind them. Buffers without tensors keep their
+/// number.
 ///
 /// A buffer belongs to the group of ranks that hold equal values of its tensors. It is sharded over that
-/// group, and each of the group's replicas owns an equal part of each shard.
+/// group, and each of the group's replicas owns an equal part of each shard. Where the axis `tensor` cuts the
+/// tensors, the buffer consists of parts: each group has a part of its own, of other sizes than the next
+/// one's where a dimension does not divide.
 class Placement {
  public:
   struct Buffer {
@@ -47,14 +53,19 @@ class Placement {
     int state_class = 0;
     std::vector<int> stages;   ///< that hold it
     std::vector<int> uses;     ///< that read its tensors, if they are told apart
+    int sharers = 1;           ///< neighbouring ranks of the axis `tensor` that hold equal values
     std::vector<int> tensors;  ///< by their number in the layout
-    FlatLayout layout;
+    std::vector<FlatLayout> layouts;  ///< of each part
     bool empty() const { return tensors.empty(); }
+    int parts() const { return static_cast<int>(layouts.size()); }
+    const FlatLayout& layout(int part) const { return layouts.at(static_cast<std::size_t>(part)); }
+    /// Elements of all parts with their padding.
+    std::int64_t padded_elements() const;
   };
 
   /// `block_classes` says of each state class whether its states are stored in blocks. Throws InvalidArgument
-  /// when a tensor names a unit, a class or a stage that does not exist, units do not ascend, or FlatLayout
-  /// refuses the sizes.
+  /// when a tensor names a unit, a class or a stage that does not exist, units do not ascend, a tensor cannot
+  /// be cut as it says, or FlatLayout refuses the sizes.
   Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tensors,
             const std::vector<bool>& block_classes);
 
@@ -67,8 +78,8 @@ class Placement {
   int buffer_of(int tensor) const { return places_.at(static_cast<std::size_t>(tensor)).buffer; }
   /// Number of the tensor in the layout of its buffer.
   int index_in_buffer(int tensor) const { return places_.at(static_cast<std::size_t>(tensor)).index; }
-  /// The part of the tensor that ranks which hold it have, which is all of it on today's axes.
-  Box box(int tensor) const;
+  /// The elements of the tensor that a part of its buffer holds.
+  Box box(int tensor, int part) const;
 
   const std::vector<Buffer>& buffers() const { return buffers_; }
   const Buffer& buffer(int number) const { return buffers_.at(static_cast<std::size_t>(number)); }
@@ -79,20 +90,25 @@ class Placement {
   // The ranks that share a buffer. Ranks are those of the mesh. All but holds() and class_of() throw
   // InvalidArgument for a rank that does not hold the buffer.
   bool holds(int buffer, int rank) const;
+  /// The part of the buffer that `rank` has a shard of, whether its stage holds the buffer or not.
+  int part_of(int buffer, int rank) const;
+  const FlatLayout& layout(int buffer, int rank) const {
+    return this->buffer(buffer).layout(part_of(buffer, rank));
+  }
   /// The lowest rank that holds the same buffers as `rank`.
   int class_of(int rank) const;
-  /// Ranks over which the buffer is sharded, in the order of their shards and of sums over them: by data
-  /// rank, and within a data rank by stage.
+  /// Ranks over which the rank's part of the buffer is sharded, in the order of their shards and of sums over
+  /// them: by data rank, within a data rank by stage, and within a stage by coordinate on `tensor`.
   std::vector<int> group(int buffer, int rank) const;
   /// Ranks that hold the same shard as `rank`, itself included, in the order of sums over them.
   std::vector<int> replicas(int buffer, int rank) const;
   /// Elements of the buffer in the shard that `rank` holds.
   ElementRange shard(int buffer, int rank) const;
   /// Elements of that shard that `rank` alone among its replicas counts in norms and digests and stores in
-  /// checkpoints. These ranges of all ranks that hold the buffer cover it once.
+  /// checkpoints. These ranges of all ranks that hold a part of the buffer cover the part once.
   ElementRange owned(int buffer, int rank) const;
-  /// All ranks that hold the buffer, in the order of the ranges that they own.
-  std::vector<int> owners(int buffer) const;
+  /// All ranks that hold a part of the buffer, in the order of the ranges that they own.
+  std::vector<int> owners(int buffer, int part = 0) const;
 
   /// Elements of all buffers with their padding, as one copy of the model's state has them.
   std::int64_t padded_elements() const;

@@ -45,7 +45,7 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
   result.mesh = Mesh::parse(config.mesh, request.ranks);
   int per_node = config.debug.ranks_per_host > 0 ? config.debug.ranks_per_host : request.ranks_per_node;
   if (per_node == 0) per_node = request.ranks;
-  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard, MeshAxis::pipeline}) {
+  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard, MeshAxis::pipeline, MeshAxis::tensor}) {
     const auto counts = std::find_if(by_axis.begin(), by_axis.end(),
                                      [&](const auto& each) { return each["axis"] == name_of(axis); });
     if (counts == by_axis.end()) continue;
@@ -83,7 +83,10 @@ WorkCount difference(const WorkCount& after, const WorkCount& before) {
 void take_placement(PlanResult& result, const ModelSpec& model, const Config& config, int ranks) {
   const ParameterGroups groups(config.group_rules, config.frozen);
   const detail::StateClasses classes = detail::classify(model, groups, *make_optimizer(config));
-  const detail::Placement placement = detail::place(model, classes, config.mesh_of(ranks));
+  const Mesh mesh = config.mesh_of(ranks);
+  detail::Stages cut;
+  cut.cuts = detail::tensor_cuts(model, config, mesh.size(MeshAxis::tensor));
+  const detail::Placement placement = detail::place(model, classes, mesh, cut);
   for (const detail::StateClass& one : classes.classes) {
     double bytes = 0;
     for (const OptimizerStateTensor& state : one.states) {
@@ -95,7 +98,7 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
   result.placed.push_back({0, 0, true});
   for (const detail::Placement::Buffer& buffer : placement.buffers()) {
     const int kind = buffer.frozen ? placement.state_classes() : buffer.state_class;
-    result.placed[static_cast<std::size_t>(kind)].elements += buffer.layout.padded_elements();
+    result.placed[static_cast<std::size_t>(kind)].elements += buffer.padded_elements();
   }
   result.padded_elements = placement.padded_elements();
 }
@@ -121,6 +124,8 @@ PlanResult plan_run(const PlanRequest& request) {
     for (const Communicator* group : {static_cast<const Communicator*>(&runtime.shard()),
                                       static_cast<const Communicator*>(runtime.replicas()),
                                       static_cast<const Communicator*>(runtime.pipeline_ends()),
+                                      static_cast<const Communicator*>(runtime.tensor()),
+                                      static_cast<const Communicator*>(runtime.tensor_and_shard()),
                                       static_cast<const Communicator*>(&runtime.of_stage())}) {
       if (group == nullptr || group == &runtime.all() || group->size() == 1) continue;
       if (std::find(counted.begin(), counted.end(), group) != counted.end()) continue;

@@ -63,8 +63,8 @@ Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int r
   for (std::size_t index = 0; index < spec.units().size(); ++index) {
     double padded = 0;
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(index))) {
-      padded += static_cast<double>(buffer.layout.padded_elements());
-      sizes.shard += static_cast<double>(buffer.layout.shard_elements());
+      padded += static_cast<double>(buffer.layout(0).padded_elements());
+      sizes.shard += static_cast<double>(buffer.layout(0).shard_elements());
     }
     sizes.padded += padded;
     // A list's units are gathered for each use, and once more for backward.
@@ -172,9 +172,11 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     of.persistent = true;
     int number = placement.first_buffer(static_cast<int>(u));
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
-      const std::int64_t whole = buffer.layout.padded_elements(), shard = buffer.layout.shard_elements();
+      const detail::FlatLayout& layout = placement.layout(number, request.rank);
+      const std::int64_t whole = layout.padded_elements(), shard = layout.shard_elements();
       if (!placement.holds(number++, request.rank)) continue;  // another stage of a pipeline does
-      const bool keeps = persistent.keeps(buffer.layout) || (config.stage == 3 && buffer.stages.size() > 1);
+      const bool keeps =
+          persistent.keeps(layout) || (config.stage == 3 && (buffer.stages.size() > 1 || buffer.sharers > 1));
       if (!buffer.frozen) {
         kept.push_back(config.stage == 0 ? whole : shard / copies);
         of.persistent &= keeps || buffer.empty();

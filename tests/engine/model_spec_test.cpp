@@ -105,6 +105,29 @@ TEST(ModelSpec, AliasesAreNamesOfOneTensorOnly) {
   EXPECT_NE(other.hash(), plain.hash());
 }
 
+TEST(ModelSpec, DimensionsDivideTheirTensor) {
+  const auto of = [](const std::vector<Dimension>& dimensions) {
+    ModelSpec model;
+    model.add_unit({"a", {{.name = "w", .shape = {4, 12}, .dimensions = dimensions}}, 1});
+    return model;
+  };
+  const auto refusal = [&](const std::vector<Dimension>& dimensions) {
+    return message_of<InvalidArgument>([&] { (void)of(dimensions); });
+  };
+  const char* text =
+      "the dimensions of tensor 'w' of unit 'a' are not one for each of [4, 12], in whole blocks and grains";
+  EXPECT_THAT(refusal({{"width"}}), HasSubstr(text));
+  EXPECT_THAT(refusal({{"width"}, {"heads", 3, 3}}), HasSubstr(text));
+  EXPECT_THAT(refusal({{"width"}, {"heads", 5}}), HasSubstr(text));
+  ModelSpec cut = of({{"width"}, {"heads", 3, 2}});
+  EXPECT_NE(cut.hash(), of({}).hash());
+  EXPECT_NE(cut.hash(), of({{"width"}, {"heads", 3, 4}}).hash());
+  EXPECT_THAT(cut.describe()[2], HasSubstr("dimension 'heads' of 3 blocks in grains of 2"));
+  const std::uint64_t before = cut.hash();
+  cut.tensor_dimensions = {"heads"};
+  EXPECT_NE(cut.hash(), before);
+}
+
 TEST(ModelSpec, TheHashTellsNamesShapesOrderAndUses) {
   const auto hash = [](const std::vector<UnitSpec>& units) {
     ModelSpec model;

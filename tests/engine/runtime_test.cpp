@@ -152,6 +152,36 @@ TEST(RuntimeMesh, RanksWithAnotherMeshAreToldOf) {
       << "other words of one mesh";
 }
 
+TEST(RuntimeMesh, RanksOfATensorAxisHaveTheirGroups) {
+  run_thread_ranks(8, [&](int rank, const CommunicatorFactory& factory) {
+    RuntimeOptions options;
+    options.mesh = "tensor=2, replicate=2, shard=2";  // the slowest axis here: orders differ from ranks
+    const Runtime runtime(options, factory);
+    const auto ranks_of = [&](Communicator& group) {
+      std::vector<std::int64_t> ranks(static_cast<std::size_t>(group.size()));
+      const std::int64_t own = rank;
+      group
+          .all_gather(&own, ranks.data(), 1, DataType::int64, 0, {},
+                      {"test", "ranks", Traffic::control, Tier::host})
+          .wait();
+      return ranks;
+    };
+    const std::int64_t shard = rank / 2 * 2, data = rank % 4 / 2 * 2;
+    EXPECT_THAT(ranks_of(runtime.shard()), testing::ElementsAre(shard, shard + 1));
+    EXPECT_THAT(ranks_of(*runtime.tensor()), testing::ElementsAre(rank % 4, rank % 4 + 4));
+    EXPECT_THAT(ranks_of(*runtime.tensor_and_shard()),
+                testing::ElementsAre(data, data + 4, data + 1, data + 5))
+        << "by data rank, then by tensor";
+    EXPECT_EQ(runtime.of_stage().size(), 4);
+  });
+  run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
+    const Runtime runtime(RuntimeOptions(), factory);
+    EXPECT_EQ(runtime.tensor(), nullptr);
+    EXPECT_EQ(runtime.tensor_and_shard(), nullptr);
+    EXPECT_EQ(&runtime.of_stage(), &runtime.all());
+  });
+}
+
 TEST(RuntimeFromConfig, HonoursTheKeysAndKeepsTheConfiguration) {
   RuntimeOptions beside;
   beside.log_level = LogLevel::warning;

@@ -114,9 +114,11 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
   EXPECT_EQ(
       refusal("shard", 8),
       "mesh \"shard\": 'shard' has no size; axes with sizes are expected, such as \"replicate=2, shard=*\"");
-  EXPECT_EQ(refusal("tensor=2, shard=*", 8),
-            "mesh \"tensor=2, shard=*\": tensor is 2, but this version has no tensor parallelism: its size "
-            "has to be 1");
+  EXPECT_EQ(
+      refusal("context=2, shard=*", 8),
+      "mesh \"context=2, shard=*\": context is 2, but this version has no context parallelism: its size "
+      "has to be 1");
+  EXPECT_EQ(refusal("shard=*, tensor=2", 8), "accepted");
   EXPECT_EQ(refusal("pipeline=1, shard=*, context=1, tensor=1", 8), "accepted");
 }
 

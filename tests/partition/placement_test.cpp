@@ -41,10 +41,10 @@ TEST(Placement, NumbersBuffersByUnitAndClass) {
   EXPECT_EQ(placement.index_in_buffer(1), 1);
   EXPECT_EQ(&placement.buffers_of_unit(1)[2], &placement.buffer(5));
   // The first class has states in blocks, so the second tensor starts on a block.
-  EXPECT_EQ(placement.buffer(0).layout.tensor_offset(1), 256);
-  EXPECT_EQ(placement.buffer(0).layout.padded_elements(), 768);
+  EXPECT_EQ(placement.buffer(0).layout(0).tensor_offset(1), 256);
+  EXPECT_EQ(placement.buffer(0).layout(0).padded_elements(), 768);
   EXPECT_EQ(placement.padded_elements(), 4 * 768);
-  EXPECT_THAT(placement.box(2), ElementsAre(Slice{0, 7, 1, 7}, Slice{0, 9, 1, 9}));
+  EXPECT_THAT(placement.box(2, 0), ElementsAre(Slice{0, 7, 1, 7}, Slice{0, 9, 1, 9}));
 }
 
 TEST(Placement, OfReplicasGivesEachAnEqualPartOfTheShard) {
@@ -79,8 +79,8 @@ TEST(Placement, SharesTiedTensorsAmongTheStagesThatHoldThem) {
   EXPECT_THAT(placement.owners(6), ElementsAre(2, 6, 3, 7));
   EXPECT_EQ(placement.class_of(5), 0);
   EXPECT_EQ(placement.class_of(7), 2);
-  EXPECT_EQ(placement.buffer(0).layout.ranks(), 4);
-  EXPECT_EQ(placement.shard(0, 1).begin, 2 * placement.buffer(0).layout.shard_elements());
+  EXPECT_EQ(placement.buffer(0).layout(0).ranks(), 4);
+  EXPECT_EQ(placement.shard(0, 1).begin, 2 * placement.buffer(0).layout(0).shard_elements());
   const auto refused = [&] { (void)placement.shard(2, 3); };
   EXPECT_EQ(test::message_of<InvalidArgument>(refused),
             "rank 3 (replicate 0, pipeline 1, shard 1) does not hold buffer 2");
@@ -117,14 +117,14 @@ TEST(Placement, OwnsEachElementOnce) {
         next = owned.end;
         ASSERT_EQ(intersect(owned, placement.shard(b, rank)), owned) << mesh;
       }
-      ASSERT_EQ(next, buffer.layout.padded_elements()) << mesh;
+      ASSERT_EQ(next, buffer.layout(0).padded_elements()) << mesh;
       for (std::size_t i = 0; i < buffer.tensors.size(); ++i) {
         const int tensor = buffer.tensors[i];
         ++seen[static_cast<std::size_t>(tensor)];
         ASSERT_EQ(placement.buffer_of(tensor), b);
         ASSERT_EQ(placement.index_in_buffer(tensor), static_cast<int>(i));
         ASSERT_EQ(placement.tensor(tensor).unit, buffer.unit);
-        ASSERT_EQ(buffer.layout.tensor_elements(static_cast<int>(i)), elements_of(placement.box(tensor)));
+        ASSERT_EQ(buffer.layout(0).tensor_elements(static_cast<int>(i)), elements_of(placement.box(tensor, 0)));
       }
     }
     EXPECT_THAT(seen, testing::Each(1));

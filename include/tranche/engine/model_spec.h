@@ -47,6 +47,16 @@ struct Initializer {
 /// How the weight of a linear layer is stored: [in, out], as GPT-2 has it, or [out, in], as torch.nn.Linear.
 enum class LinearLayout : std::uint8_t { none, in_out, out_in };
 
+/// A dimension of a tensor by its name, for the axis of a mesh that cuts it (ModelSpec::tensor_dimensions).
+/// Each of `blocks` is cut by itself, in whole grains. "heads" is cut in equal parts; fewer "key_value_heads"
+/// than ranks are shared by neighbouring ranks; parts of any other dimension may differ by a grain.
+struct Dimension {
+  std::string name;        ///< "heads", "key_value_heads", "inner", "vocabulary", "width"; empty: never cut
+  int blocks = 1;          ///< equal blocks side by side (3: fused query, key, value)
+  std::int64_t grain = 1;  ///< elements that stay together (the size of a head)
+  friend bool operator==(const Dimension&, const Dimension&) = default;
+};
+
 struct TensorSpec {
   std::string name;  ///< unique in the model: "h.0.attn.c_attn.weight"
   Shape shape;
@@ -65,6 +75,8 @@ struct TensorSpec {
   /// have one use each. Empty: all of them. (GPT-2's token table is read by both uses of its unit, the
   /// position table by the first, the final norm by the second.)
   std::vector<int> uses = {};
+  /// One for each dimension of `shape`; or none: the tensor is whole on every rank.
+  std::vector<Dimension> dimensions = {};
   bool read_by(int use) const {
     return uses.empty() || std::find(uses.begin(), uses.end(), use) != uses.end();
   }
@@ -110,8 +122,8 @@ struct UnitUse {
 class ModelSpec {
  public:
   /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
-  /// tensor without elements or whose matrices do not divide it, or uses_per_micro_batch < 1; nothing is
-  /// added then.
+  /// tensor without elements or whose matrices or dimensions do not divide it, or uses_per_micro_batch < 1;
+  /// nothing is added then.
   UnitId add_unit(UnitSpec unit);
   const std::vector<UnitSpec>& units() const noexcept { return units_; }
   const UnitSpec& unit(UnitId id) const;
@@ -119,9 +131,13 @@ class ModelSpec {
   UnitId find_unit(std::string_view name) const;
   std::int64_t parameters() const;
 
+  std::string name = {};  ///< for messages: "GPT2LMHeadModel"; not part of hash()
   /// Tokens (or whatever the loss is averaged over) in one sample; with train_batch_size it gives the nominal
   /// tokens of a step, from which the loss gradient's power of two is taken.
   std::int64_t tokens_per_sample = 1;
+  /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
+  /// Empty: the model cannot be cut so.
+  std::vector<std::string> tensor_dimensions;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
@@ -137,8 +153,8 @@ class ModelSpec {
   /// it. The engine cannot do that for it; where it is asked for and not done, the table of the start says
   /// so.
   bool recomputes_activations = false;
-  /// Hash of names, shapes, initializers, matrices, order, uses, adapters and tokens_per_sample; equal on all
-  /// ranks, checked at start.
+  /// Hash of names, shapes, dimensions, initializers, matrices, order, uses, adapters and tokens_per_sample;
+  /// equal on all ranks, checked at start.
   std::uint64_t hash() const;
   /// The contents of hash() in words: a line for the samples, and one for each unit and tensor, in order.
   std::vector<std::string> describe() const;

@@ -25,7 +25,7 @@ class Mesh {
   /// are neighbours. One size may be `*`, which takes what the others leave; an axis that is not named has
   /// size 1. Empty text is "shard=*". Throws ConfigurationError for an unknown axis (with the closest), an
   /// axis named twice, a second `*`, a size below 1, sizes whose product is not `ranks`, and a size above 1
-  /// of an axis that no parallelism uses yet (context, tensor).
+  /// of the axis `context`, which no parallelism uses yet.
   static Mesh parse(std::string_view text, int ranks);
   /// The same with any axis above 1.
   static Mesh parse_axes(std::string_view text, int ranks);

@@ -1,0 +1,82 @@
+#include "engine/data_groups.h"
+
+#include <algorithm>
+#include <string>
+
+#include "tranche/core/error.h"
+
+namespace tranche::detail {
+
+namespace {
+
+/// By its number over all units.
+std::string name_of_tensor(const ModelSpec& model, int tensor) {
+  for (const UnitSpec& unit : model.units()) {
+    const auto count = static_cast<int>(unit.tensors.size());
+    if (tensor < count) return unit.tensors[static_cast<std::size_t>(tensor)].name;
+    tensor -= count;
+  }
+  return {};
+}
+
+}  // namespace
+
+DataGroups::DataGroups(const Runtime& runtime, const Config& config, const ModelSpec& model)
+    : runtime_(runtime), config_(config), model_(model) {
+  add(&runtime.all(), MeshAxis::shard);
+  add(&runtime.shard(), MeshAxis::shard);
+  add(&runtime.of_stage(), MeshAxis::shard);
+  add(runtime.replicas(), MeshAxis::replicate);
+  add(runtime.pipeline(), MeshAxis::pipeline);
+  add(runtime.pipeline_ends(), MeshAxis::pipeline);
+  add(runtime.tensor(), MeshAxis::tensor);
+  add(runtime.tensor_and_shard(), MeshAxis::tensor);
+}
+
+void DataGroups::add(Communicator* group, MeshAxis axis) {
+  if (group == nullptr || std::count(groups_.begin(), groups_.end(), group) > 0) return;
+  groups_.push_back(group);
+  axes_.push_back(axis);
+}
+
+BufferRanks DataGroups::of(const Placement& placement, int buffer) {
+  const Placement::Buffer& placed = placement.buffer(buffer);
+  Communicator& world = runtime_.all();
+  const bool shared = placed.sharers > 1 && placed.parts() > 1;
+  if (shared && !sharers_) {
+    const std::vector<int> group = placement.group(buffer, world.rank());
+    const auto place = std::find(group.begin(), group.end(), world.rank()) - group.begin();
+    sharers_ = world.simulated()
+                   ? world.subgroup(group)
+                   : world.split(*std::min_element(group.begin(), group.end()), static_cast<int>(place));
+    sharers_size_ = placed.sharers;
+    add(sharers_.get(), MeshAxis::tensor);
+  }
+  if (!placement.holds(buffer, world.rank())) return {};
+  const bool tied = placed.stages.size() > 1;
+  if (placed.sharers > 1 && (tied || (shared && placed.sharers != sharers_size_))) {
+    throw ConfigurationError("tranche.mesh \"" + config_.mesh + "\": tensor " +
+                             name_of_tensor(model_, placed.tensors.front()) + " is shared by " +
+                             (tied ? "two stages of a pipeline" : "another number of ranks than others") +
+                             ", which tensor cannot be used with yet");
+  }
+  if (shared) return {sharers_.get(), runtime_.replicas()};
+  if (placed.sharers > 1) return {runtime_.tensor_and_shard(), runtime_.replicas()};
+  return {tied ? runtime_.pipeline_ends() : &runtime_.shard(), runtime_.replicas()};
+}
+
+std::optional<DataGroups::Crossing> DataGroups::to_other_nodes(const StepTraffic& traffic) const {
+  if (!std::all_of(groups_.begin(), groups_.end(), [](const auto* group) { return group->counts_nodes(); })) {
+    return std::nullopt;
+  }
+  Crossing bytes;
+  const std::vector<TrafficCount>& sent = traffic.data_of_groups();
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    bytes.rank += sent[i].to_other_nodes;
+    // The node's other ranks are in groups of their own that do the same.
+    bytes.node += sent[i].node_to_other_nodes * groups_.front()->local_size() / groups_[i]->local_size();
+  }
+  return bytes;
+}
+
+}  // namespace tranche::detail

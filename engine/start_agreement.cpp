@@ -1,0 +1,145 @@
+#include "engine/start_agreement.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "tranche/core/error.h"
+#include "tranche/version.h"
+
+namespace tranche::detail {
+
+namespace {
+
+std::uint64_t hash_text(std::string_view text) {
+  std::uint64_t hash = 14695981039346656037ull;  // FNV-1a
+  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return hash;
+}
+
+/// Collective. The first line of ModelSpec::describe() in which the model of `other` is not rank 0's.
+std::string difference_of_models(Communicator& ranks, const ModelSpec& model, int other) {
+  const OperationLabel label{"start", "models", Traffic::control, Tier::host};
+  const auto text_of = [&](int root) {
+    std::string text;
+    if (ranks.rank() == root) {
+      for (const std::string& line : model.describe()) text += line + "\n";
+    }
+    auto size = static_cast<std::int64_t>(text.size());
+    ranks.broadcast(&size, 1, DataType::int64, root, {}, label).wait();
+    text.resize(static_cast<std::size_t>(size));
+    ranks.broadcast(text.data(), size, DataType::uint8, root, {}, label).wait();
+    return text;
+  };
+  const std::string first = text_of(0), second = text_of(other);
+  const auto begin = static_cast<std::size_t>(
+      std::mismatch(first.begin(), first.end(), second.begin(), second.end()).first - first.begin());
+  const std::size_t before = begin == 0 ? std::string::npos : first.rfind('\n', begin - 1);
+  const std::size_t line = before == std::string::npos ? 0 : before + 1;
+  const auto line_of = [&](const std::string& text) {
+    return line >= text.size() ? std::string("nothing") : text.substr(line, text.find('\n', line) - line);
+  };
+  return "it has " + line_of(second) + " where rank 0 has " + line_of(first);
+}
+
+}  // namespace
+
+int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec& model, const Stages& stages,
+                   const Optimizer& optimizer, const std::string& schedule) {
+  Communicator& world = runtime.all();
+  // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
+  struct Start {
+    std::uint64_t version, cut, pipeline_schedule, configuration, optimizer, schedule, model_hash,
+        fingerprint;
+    std::int64_t local_size;
+  };
+  std::string cut;
+  for (const int begin : stages.begins) cut += std::to_string(begin) + " ";
+  const Start mine{
+      hash_text(version),
+      hash_text(cut),
+      hash_text(std::string(name_of(config.pipeline_schedule))),
+      hash_text(config.to_json()),
+      hash_text(optimizer.name() + " " + optimizer.describe()),
+      hash_text(schedule),
+      model.hash(),
+      hash_text(runtime.numerics_fingerprint()),
+      (runtime.pipeline() == nullptr && runtime.tensor() == nullptr ? world : runtime.shard()).local_size()};
+  std::vector<Start> starts(static_cast<std::size_t>(world.size()), mine);
+  world
+      .all_gather(&mine, starts.data(), sizeof(Start), DataType::uint8, 0, {},
+                  OperationLabel{"start", "agree", Traffic::control, Tier::host})
+      .wait();
+  constexpr const char* of_model = "model";
+  for (std::size_t r = 0; r < starts.size(); ++r) {
+    // A cut that differs under one configuration is a consequence of what differs in the model.
+    const bool configured = starts[r].configuration != starts[0].configuration;
+    const char* differs = starts[r].version != starts[0].version         ? "library version"
+                          : configured && starts[r].cut != starts[0].cut ? "cut"
+                          : starts[r].pipeline_schedule != starts[0].pipeline_schedule
+                              ? "schedule of the pipeline"
+                          : starts[r].configuration != starts[0].configuration ? "configuration"
+                          : starts[r].optimizer != starts[0].optimizer         ? "optimizer"
+                          : starts[r].schedule != starts[0].schedule           ? "schedule"
+                          : starts[r].model_hash != starts[0].model_hash       ? of_model
+                          : starts[r].fingerprint != starts[0].fingerprint
+                              ? "numerics fingerprint (device kind, instruction set, libraries, threads)"
+                              : nullptr;
+    if (differs == of_model) {
+      throw ConfigurationError(runtime.mesh().name_of_rank(static_cast<int>(r)) +
+                               " was started with another model than rank 0: " +
+                               difference_of_models(world, model, static_cast<int>(r)) +
+                               "; start all ranks with the same program, files and flags");
+    }
+    if (differs != nullptr) {
+      throw ConfigurationError(runtime.mesh().name_of_rank(static_cast<int>(r)) +
+                               " was started with another " + differs +
+                               " than rank 0; start all ranks with the same program, files and flags");
+    }
+  }
+  // Nodes may hold different numbers of ranks; the order of a sum must be one for all.
+  return config.world_size_invariant     ? 0
+         : runtime.replicas() != nullptr ? runtime.shard().size()
+         : config.reduction_group > 0    ? config.reduction_group
+                                         : static_cast<int>(starts[0].local_size);
+}
+
+void allocate_on_all(const Runtime& runtime, const std::function<void()>& work,
+                     const std::function<std::string()>& advice) {
+  Communicator& world = runtime.all();
+  const int rank = world.rank(), ranks = world.size();
+  std::string problem;
+  bool of_budget = true;
+  try {
+    work();
+  } catch (const OutOfMemory& error) {
+    problem = error.message();
+    if (const std::string more = advice(); !more.empty()) {
+      problem += (problem.ends_with('\n') ? "" : "\n") + more;
+    }
+    of_budget = error.of_budget();
+  }
+  // Ranks need not run out together; all of them end with the same kind of error.
+  const OperationLabel label{"start", "memory", Traffic::control, Tier::host};
+  std::int64_t first = problem.empty() ? ranks : rank;
+  world.all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum, label).wait();
+  if (first == ranks) return;
+  std::array<char, 4096> text{};
+  if (rank == first) problem.copy(text.data(), text.size() - 1);
+  const auto bytes = static_cast<std::int64_t>(text.size());
+  world.broadcast(text.data(), bytes, DataType::uint8, static_cast<int>(first), {}, label).wait();
+  if (problem.empty())
+    problem = runtime.mesh().name_of_rank(static_cast<int>(first)) + " ran out of memory: " + text.data();
+  try {
+    // Before all have the text none may end: its failure ends the sender's broadcast too, and who receives
+    // after that reads what has taken the text's place.
+    world.barrier(label).wait();
+  } catch (const CommunicationError&) {
+    // A peer that has left the barrier ended first, and this rank knows why.
+  }
+  throw OutOfMemory(problem, of_budget);
+}
+
+}  // namespace tranche::detail

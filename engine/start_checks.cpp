@@ -1,0 +1,84 @@
+#include "engine/start_checks.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "device/process_memory.h"
+#include "tranche/core/error.h"
+#include "tranche/kernels/matmul.h"
+
+namespace tranche::detail {
+
+bool threads_change_bits(const Config& config, const Device& device) {
+  return device.kind() == DeviceKind::cpu && config.precision.compute == DataType::bfloat16 &&
+         !kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16).starts_with("widened");
+}
+
+void check_threads(const Config& config, const Device& device) {
+  if (!config.world_size_invariant || config.threads > 0 || !threads_change_bits(config, device)) return;
+  throw ConfigurationError(
+      "tranche.world_size_invariant: on this CPU oneDNN may multiply bf16, with bits that depend on the "
+      "number of threads, which is the node's cores over its ranks; give tranche.threads (--threads), the "
+      "same for "
+      "every number of ranks");
+}
+
+std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> tensors) {
+  std::vector<TrainableTensor> trainable;
+  for (const TensorState& tensor : tensors) {
+    if (!tensor.frozen) trainable.push_back(trainable_tensor(tensor));
+  }
+  try {
+    return optimizer.routing(trainable);
+  } catch (const InvalidArgument& error) {
+    throw ConfigurationError("optimizer " + error.message());
+  }
+}
+
+void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
+                       const StateFormulas& formulas) {
+  // A CPU's device memory is the host's; a limit of it has its own words.
+  const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
+  if (runtime.device().kind() == DeviceKind::meta || !(config.offload.any() || device_counts)) return;
+  std::int64_t needed = 0;
+  const std::int64_t accumulation = size_of(config.precision.accumulation);
+  std::int64_t largest = 0, largest_tile = 0;
+  for (const UnitState& unit : store.units()) {
+    std::int64_t shard_bytes = 0;
+    for (const FlatBuffer& flat : unit.buffers) {
+      if (flat.parameters_tier != OffloadTier::none) {
+        shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      }
+      const std::int64_t kept = store.residency().optimizer_range(flat).size();
+      if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
+      const auto bytes = [&](std::int64_t elements) {
+        return bytes_of(store.residency().master_type(flat), elements) + state_bytes(flat.states, elements);
+      };
+      if (flat.optimizer_tier == OffloadTier::cpu) needed += bytes(kept);
+      largest_tile = std::max(largest_tile, bytes(config.offload.tile_elements));
+    }
+    if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
+    largest = std::max(largest, shard_bytes);
+  }
+  if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
+  if (config.offload.optimizer == OffloadTier::nvme) {
+    needed += config.offload.tile_buffers * largest_tile;
+  }
+  if (device_counts) {
+    const StateFormulas::Bytes bytes = formulas.bytes();
+    const StateFormulas::Bytes::OnTier& here = bytes.tiers[static_cast<std::size_t>(Tier::device)];
+    needed += here.parameters + here.gradients + here.optimizer;
+  }
+  const AvailableMemory available = available_memory();
+  const std::int64_t sharing = std::max(1, runtime.all().local_size());
+  if (needed * sharing <= available.bytes) return;
+  throw OutOfMemory(
+      "model state takes " + format_bytes(needed) + " of host memory on each of " + std::to_string(sharing) +
+      " ranks of this node, " + format_bytes(needed * sharing) + " together, but " +
+      format_bytes(available.bytes) + " are " +
+      (available.of_group ? "left by the control group's limit" : "available") +
+      "; use a higher stage or more nodes, move the optimizer to nvme, or lower offload_optimizer.ratio");
+}
+
+}  // namespace tranche::detail

@@ -1,0 +1,54 @@
+#pragma once
+/// The table that a run begins with, for people. Private to engine/.
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/formulas.h"
+#include "engine/stages.h"
+#include "engine/traffic_formulas.h"
+#include "engine/whole_matrices.h"
+#include "tranche/engine/runtime.h"
+
+namespace tranche::detail {
+
+class StartTable {
+ public:
+  /// All arguments outlive it.
+  StartTable(const Runtime& runtime, const Config& config, const ModelSpec& model, const Stages& stages,
+             const StateStore& store, const StateFormulas& formulas, const TrafficFormulas& traffic,
+             const WholeMatrices& matrices);
+
+  /// `routing`: Optimizer::routing(). `notes` stand behind those of the configuration, of whose ignored keys
+  /// each has a line, or, unless `verbose`, all together.
+  std::string text(const std::string& routing, const std::vector<std::string>& notes, bool verbose);
+
+ private:
+  void row(std::string_view name, std::string_view value);
+  void add_ranks();
+  void add_compute(const std::string& routing);
+  void add_state();
+  void add_resident();
+  void add_activations();
+  void add_traffic();
+  void add_notes(const std::vector<std::string>& notes, bool verbose);
+  /// The bytes that a rank sends of so many elements of a group's buffers, and of others as int8 blocks.
+  std::string sent(std::int64_t elements, DataType dtype, std::int64_t as_blocks) const;
+  std::string sent_parameters(std::int64_t elements) const;
+  bool gathers_each_use() const { return gathers_ && config_.gather_for == GatherFor::use; }
+
+  const Runtime& runtime_;
+  const Config& config_;
+  const ModelSpec& model_;
+  const Stages& stages_;
+  const StateStore& store_;
+  const StateFormulas& formulas_;
+  const TrafficFormulas& traffic_;
+  const WholeMatrices& matrices_;
+  int shards_;            ///< which is what the stages of ZeRO share state among
+  bool gathers_ = false;  ///< some unit is gathered when it is used
+  std::string text_;
+};
+
+}  // namespace tranche::detail

@@ -1,0 +1,18 @@
+#pragma once
+/// Which dimension of each tensor the axis `tensor` of a mesh cuts. Private to engine/.
+
+#include <vector>
+
+#include "partition/slices.h"
+#include "tranche/config/config.h"
+#include "tranche/engine/model_spec.h"
+
+namespace tranche::detail {
+
+/// By tensor, in declared order; empty for one rank. Throws ConfigurationError for a model that names no
+/// dimension that is cut (ModelSpec::tensor_dimensions), a tensor with two such dimensions, "heads" that do
+/// not divide among the ranks, "key_value_heads" that neither divide nor are divided by their number, and any
+/// other dimension that is smaller than their number.
+std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config, int ranks);
+
+}  // namespace tranche::detail

@@ -1,0 +1,148 @@
+#include "engine/traffic_formulas.h"
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
+
+#include "tranche/kernels/quantization.h"
+
+namespace tranche::detail {
+
+using nlohmann::ordered_json;
+
+std::int64_t TrafficFormulas::reductions(const FlatBuffer& flat) const {
+  return store_.residency().policy(flat) == ReductionPolicy::boundary ? 1 : config_.accumulation_steps;
+}
+
+std::int64_t TrafficFormulas::sent_reductions(const FlatBuffer& flat) const {
+  const Mesh& mesh = runtime_.mesh();
+  return store_.residency().policy(flat) == ReductionPolicy::boundary
+             ? 1
+             : config_.micro_batches_of(mesh.data_rank(runtime_.rank()), mesh.data_ranks());
+}
+
+TrafficCount TrafficFormulas::over_replicas() const {
+  TrafficCount sent;
+  const Residency& residency = store_.residency();
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (flat->empty() || flat->replicas == nullptr) continue;
+    // A rank's own part is reduced each time, in fp32, and gathered once: the sums, or new weights.
+    const std::int64_t sums = residency.sums_replicas_once(*flat) ? 1 : reductions(*flat);
+    const std::int64_t part = flat->owned().size() * (flat->replicas->size() - 1);
+    const DataType gathered =
+        residency.over_replicas(*flat) ? config_.precision.compute : config_.precision.accumulation;
+    sent.elements += (sums + 1) * part;
+    sent.bytes += (sums * size_of(DataType::float32) + size_of(gathered)) * part;
+  }
+  return sent;
+}
+
+std::int64_t TrafficFormulas::summed_elements(const FlatBuffer& flat) const {
+  ReductionOptions options;
+  options.group_size =
+      flat.axis() == MeshAxis::shard ? reducer_.reduction_group() : flat.givers_a_data_rank();
+  options.bucket_elements = config_.reduce_bucket_elements;
+  return reductions(flat) * flat.group->summed_elements_sent(flat.layout.shard_elements(),
+                                                             config_.precision.communication, options);
+}
+
+TrafficCount TrafficFormulas::along(MeshAxis axis) const {
+  if (axis == MeshAxis::replicate) return over_replicas();
+  const PrecisionConfig& precision = config_.precision;
+  TrafficCount sent;
+  const bool of_stages = axis == MeshAxis::pipeline;
+  if (of_stages) {
+    // The residual to the next stage, its gradient to the one before.
+    const int neighbours = (stage() > 0 ? 1 : 0) + (stage() + 1 < stages_.count ? 1 : 0);
+    sent.elements = config_.accumulation_steps * config_.micro_batch_size * model_.tokens_per_sample *
+                    model_.residual_width * neighbours;
+    sent.bytes = sent.elements * size_of(precision.compute);
+  } else if (axis == MeshAxis::shard) {
+    sent = matrices_.sent();
+  }
+  std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
+  std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
+  int shards = 1;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (flat->empty() || flat->axis() != axis) continue;
+    shards = flat->group->size();
+    const std::int64_t elements = flat->layout.padded_elements();
+    gathered += elements;
+    if (store_.residency().quantizes_gradients(*flat)) {  // all ranks send, whoever has samples
+      blocks += reductions(*flat) * kernels::quantized_bytes(elements);
+      continue;
+    }
+    reduced += sent_reductions(*flat) * elements;
+    if (flat->sums_uses()) {
+      wider_sums += sent_reductions(*flat) * elements;
+    } else {
+      summed += summed_elements(*flat);
+    }
+  }
+  // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
+  // the new weights of what it keeps whole.
+  if (config_.stage > 0) {
+    const std::int64_t published = formulas_.published_elements(axis);
+    const bool of_shards = axis == MeshAxis::shard;
+    const std::int64_t quantized = config_.quantized_weights ? published + (of_shards ? quantized_ : 0) : 0;
+    gathered = published + (of_shards ? gathered_ : 0) - quantized;
+    blocks += kernels::quantized_bytes(quantized);
+  }
+  const std::int64_t gathered_bytes =
+      gathered * size_of(config_.stage == 0 ? precision.accumulation : precision.compute);
+  // Sums that cross between nodes are fp32 whatever travels otherwise.
+  const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
+  // The bytes of blocks count as elements.
+  sent.elements += (reduced + gathered + blocks) / shards * (shards - 1);
+  sent.bytes += (reduced * size_of(precision.communication) + wider_sums * wider + gathered_bytes + blocks) /
+                    shards * (shards - 1) +
+                summed * wider;
+  return sent;
+}
+
+TrafficCount TrafficFormulas::all() const {
+  TrafficCount sum;
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::tensor}) {
+    const TrafficCount sent = along(axis);
+    sum.elements += sent.elements;
+    sum.bytes += sent.bytes;
+  }
+  return sum;
+}
+
+std::string TrafficFormulas::report(const StepTraffic& traffic, const DataGroups& groups) const {
+  const auto by_operation = [](const StepTraffic::Counts& counts) {
+    ordered_json result = ordered_json::object();
+    for (const auto& [operation, count] : counts) {
+      result[operation] = {{"calls", count.calls}, {"elements", count.elements}, {"bytes", count.bytes}};
+    }
+    return result;
+  };
+  ordered_json result = by_operation(traffic.data());
+  result["control"] = by_operation(traffic.control());
+  const TrafficCount formula_of_all = all();
+  result["formula_elements"] = formula_of_all.elements;
+  result["formula_bytes"] = formula_of_all.bytes;
+  // Data goes to groups of the axes alone; to all ranks at once goes control.
+  std::map<MeshAxis, TrafficCount> axes{{MeshAxis::shard, {}}};
+  const std::vector<TrafficCount>& sent = traffic.data_of_groups();
+  for (std::size_t i = 0; i < sent.size(); ++i) {
+    TrafficCount& of = axes[groups.axis(i)];
+    of.elements += sent[i].elements;
+    of.bytes += sent[i].bytes;
+  }
+  ordered_json by_axis = ordered_json::array();
+  for (const auto& [axis, count] : axes) {
+    const TrafficCount formula = along(axis);
+    by_axis.push_back({{"axis", name_of(axis)},
+                       {"elements", count.elements},
+                       {"bytes", count.bytes},
+                       {"formula_elements", formula.elements},
+                       {"formula_bytes", formula.bytes}});
+  }
+  result["by_axis"] = std::move(by_axis);
+  return result.dump();
+}
+
+}  // namespace tranche::detail
