@@ -14,7 +14,8 @@ template <typename Body>
 void on_parts(int ranks, const Body& body) {
   Config config = plain_config(1);
   if (ranks > 1) config.mesh = "tensor=" + std::to_string(ranks);
-  const GptConfig model = tiny_gpt();
+  GptConfig model = tiny_gpt();
+  model.heads = 12;
   on_ranks(ranks, Gpt::spec(model, 5), config, [&](Engine& engine) {
     TokenData data(5, model.vocabulary, false);
     data.draw(0, 1);
