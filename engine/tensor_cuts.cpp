@@ -15,13 +15,13 @@ namespace tranche::detail {
 namespace {
 
 /// The grains of a dimension that is cut, as a tensor has it.
-struct Named {
+struct NamedGrains {
   std::string name;
   std::int64_t grains = 0;
 };
 
 /// Whether `ranks` can share the grains of a dimension.
-bool can_share(const Named& dimension, int ranks) {
+bool can_share(const NamedGrains& dimension, int ranks) {
   if (dimension.name == "heads") return dimension.grains % ranks == 0;
   if (dimension.name == "key_value_heads") {
     return dimension.grains % ranks == 0 || ranks % dimension.grains == 0;
@@ -30,15 +30,15 @@ bool can_share(const Named& dimension, int ranks) {
 }
 
 /// "1, 2, 3 or 6": the numbers of ranks that can share all dimensions.
-std::string sizes_of(const std::vector<Named>& dimensions) {
+std::string sizes_of(const std::vector<NamedGrains>& dimensions) {
   std::int64_t most = dimensions.front().grains;
-  for (const Named& one : dimensions) {
+  for (const NamedGrains& one : dimensions) {
     if (one.name != "key_value_heads") most = std::min(most, one.grains);
   }
   std::vector<std::string> sizes;
   for (int ranks = 1; ranks <= std::min<std::int64_t>(most, 4096); ++ranks) {
     if (std::all_of(dimensions.begin(), dimensions.end(),
-                    [&](const Named& one) { return can_share(one, ranks); })) {
+                    [&](const NamedGrains& one) { return can_share(one, ranks); })) {
       sizes.push_back(std::to_string(ranks));
     }
   }
@@ -61,7 +61,7 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
                                           one.name) != model.tensor_dimensions.end();
   };
   std::vector<TensorCut> cuts;
-  std::vector<Named> dimensions;
+  std::vector<NamedGrains> dimensions;
   for (const UnitSpec& unit : model.units()) {
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut& cut = cuts.emplace_back();
@@ -70,12 +70,12 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
         if (!is_cut(one)) continue;
         if (!cut.whole()) {
           throw ConfigurationError(fmt::format(
-              "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one", mesh,
-              tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
+              "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one",
+              mesh, tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
         }
         cut = {static_cast<int>(d), one.blocks, one.grain};
-        const Named named{one.name, grains_of(tensor.shape, cut)};
-        if (std::none_of(dimensions.begin(), dimensions.end(), [&](const Named& other) {
+        const NamedGrains named{one.name, grains_of(tensor.shape, cut)};
+        if (std::none_of(dimensions.begin(), dimensions.end(), [&](const NamedGrains& other) {
               return other.name == named.name && other.grains == named.grains;
             })) {
           dimensions.push_back(named);
@@ -85,20 +85,21 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   }
   const std::string name = model.name.empty() ? "the model" : model.name;
   if (dimensions.empty()) {
-    throw ConfigurationError(fmt::format(
-        "{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} ranks would compute "
-        "the same; leave tensor out",
-        mesh, name, ranks));
+    throw ConfigurationError(
+        fmt::format("{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} "
+                    "ranks would compute "
+                    "the same; leave tensor out",
+                    mesh, name, ranks));
   }
-  for (const Named& one : dimensions) {
+  for (const NamedGrains& one : dimensions) {
     if (can_share(one, ranks)) continue;
     const bool heads = one.name == "heads" || one.name == "key_value_heads";
     const std::string what = one.name == "key_value_heads" ? "key and value heads" : one.name;
-    throw ConfigurationError(
-        fmt::format("{}{} has {}, which {} ranks cannot share; tensor can be {}", mesh, name,
-                    heads ? fmt::format("{} {}", one.grains, what)
-                          : fmt::format("a dimension {} of {}", one.name, one.grains),
-                    ranks, sizes_of(dimensions)));
+    throw ConfigurationError(fmt::format("{}{} has {}, which {} ranks cannot share; tensor can be {}", mesh,
+                                         name,
+                                         heads ? fmt::format("{} {}", one.grains, what)
+                                               : fmt::format("a dimension {} of {}", one.name, one.grains),
+                                         ranks, sizes_of(dimensions)));
   }
   return cuts;
 }
