@@ -274,7 +274,8 @@ void check_tensor(const Config& config, const Mesh& mesh, Problems& problems) {
     problems.add(fmt::format("{}: tranche.mesh \"{}\" with tensor={} cannot be used with it yet: {}", key,
                              config.mesh, mesh.size(MeshAxis::tensor), reason));
   };
-  refuse(config.lora.any(), "tranche.lora", "adapters are not cut; leave one of the two out");
+  refuse(config.lora.any() && config.lora.dropout > 0, "tranche.lora.dropout",
+         "a rank has a part of the columns of some layers' inputs, whose masks would be others; set it to 0");
   refuse(config.world_size_invariant, "tranche.world_size_invariant",
          "sums over the ranks of tensor depend on their number; leave one of the two out");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",

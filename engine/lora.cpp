@@ -105,6 +105,7 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.recomputes_activations = model.recomputes_activations;
   result.forward = model.forward;
   result.residual_width = model.residual_width;
+  result.tensor_dimensions = model.tensor_dimensions;
   std::vector<bool> matched(lora.targets.size(), false);
   std::uint32_t site = first_site;
   for (const UnitSpec& of : model.units()) {
@@ -130,6 +131,13 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
       for (const int factor : {first, first + 1}) {
         TensorSpec& adapter = unit.tensors[static_cast<std::size_t>(factor)];
         adapter.matrices = 1;
+        // A is cut with the layer's inputs and B with its outputs, so that each rank of the axis `tensor`
+        // multiplies what it has.
+        if (!tensor.dimensions.empty()) {
+          const bool is_a = factor == first;
+          const Dimension& with = tensor.dimensions[in_out == is_a ? 0 : 1];
+          adapter.dimensions = is_a ? std::vector<Dimension>{{}, with} : std::vector<Dimension>{with, {}};
+        }
         // A weight that is tied to an embedding is a linear layer in its last use alone.
         if (unit.uses_per_micro_batch > 1) adapter.uses = {unit.uses_per_micro_batch - 1};
       }

@@ -67,6 +67,10 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
   }
   if (options.window < 0) refuse(kernel, fmt::format("window is {}, wanted 0 or more", options.window));
   call.window = options.window;
+  if (options.first_head < 0) {
+    refuse(kernel, fmt::format("first_head is {}, wanted 0 or more", options.first_head));
+  }
+  call.first_head = options.first_head;
   if (!(options.scale >= 0.0f && std::isfinite(options.scale))) {
     refuse(kernel, fmt::format("scale is {}, wanted a positive number or 0", options.scale));
   }
@@ -88,6 +92,9 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
   const DropoutOptions& dropout = options.dropout;
   if (!(dropout.probability >= 0.0f && dropout.probability < 1.0f)) {
     refuse(kernel, fmt::format("dropout probability is {}, wanted [0, 1)", dropout.probability));
+  }
+  if (dropout.first_element != 0 || dropout.sample_elements != 0) {
+    refuse(kernel, "dropout names a part of the samples, which only the kernel dropout takes");
   }
   if (dropout.probability > 0.0f) {
     if (static_cast<std::int64_t>(dropout.samples.size()) != call.batch) {

@@ -62,6 +62,20 @@ void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, con
       [&] { cuda::cross_entropy_accumulate(stream, logits, targets, first_column, state); });
 }
 
+void cross_entropy_combine(Stream& stream, const ConstTensorView& states, const CrossEntropyState& state) {
+  constexpr std::string_view kernel = "cross_entropy_combine";
+  cpu::CrossEntropyCall call = checked_call(kernel, stream, state, state.maximum.elements());
+  check_dtype(kernel, "states", states.dtype, {DataType::float32});
+  check_rank(kernel, "states", states.shape, 3);
+  check_shape(kernel, "states", states.shape, {states.shape[0], 3, call.rows});
+  call.ranks = states.shape[0];
+  call.states = states.as<float>();
+  dispatch(
+      stream, kernel, meta::cross_entropy_combine_cost(call.rows, call.ranks),
+      [call] { cpu::cross_entropy_combine(call); },
+      [&] { cuda::cross_entropy_combine(stream, states, state); });
+}
+
 void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const CrossEntropyState& state,
                           const TensorView& loss_sum, const TensorView& token_count) {
   constexpr std::string_view kernel = "cross_entropy_finish";

@@ -195,14 +195,23 @@ void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorVie
     refuse(name, fmt::format("probability is {}, wanted a number in [0, 1)", options.probability));
   }
   const auto samples = static_cast<std::int64_t>(options.samples.size());
-  if (samples == 0 ? x.elements() != 0 : x.elements() % samples != 0) {
-    refuse(name, fmt::format("`x` has {} elements, which {} samples do not divide", x.elements(), samples));
+  cpu::DropoutPart part{options.first_element, options.sample_elements};
+  if (part.first < 0 || part.per_sample < 0 || (part.first > 0 && part.per_sample == 0)) {
+    refuse(name, fmt::format("first_element is {} with sample_elements {}, wanted at least 0, and "
+                             "sample_elements where a part begins behind the first element",
+                             part.first, part.per_sample));
+  }
+  if (part.per_sample == 0) {
+    if (samples == 0 ? x.elements() != 0 : x.elements() % samples != 0) {
+      refuse(name, fmt::format("`x` has {} elements, which {} samples do not divide", x.elements(), samples));
+    }
+    if (samples > 0) part.per_sample = x.elements() / samples;
   }
   dispatch(
       stream, name, meta::elementwise(1, y, x),
-      [threads = stream.threads(), mask = cpu::DropoutMask(options), x, y,
+      [threads = stream.threads(), mask = cpu::DropoutMask(options), part, x, y,
        indices = std::vector<std::int64_t>(options.samples.begin(), options.samples.end())] {
-        cpu::dropout(threads, mask, indices, x, y);
+        cpu::dropout(threads, mask, indices, part, x, y);
       },
       [&] { cuda::dropout(stream, options, x, y); });
 }

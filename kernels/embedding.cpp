@@ -38,11 +38,20 @@ Sizes check_sizes(std::string_view kernel, const ConstTensorView& tokens, std::s
   return sizes;
 }
 
+/// Tokens of a table; all of them where it has the whole vocabulary.
+cpu::TokenRange token_range(std::string_view kernel, const ConstTensorView& table, std::int64_t first_token) {
+  if (first_token == whole_vocabulary) return {};
+  if (first_token < 0) {
+    refuse(kernel, fmt::format("first_token is {}, wanted 0 or more, or whole_vocabulary", first_token));
+  }
+  return {first_token, table.shape[0]};
+}
+
 }  // namespace
 
 void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
                        const ConstTensorView& position_table, const TensorView& out,
-                       const ConstTensorView& positions) {
+                       const ConstTensorView& positions, std::int64_t first_token) {
   constexpr std::string_view kernel = "embedding_forward";
   check_floating(kernel, "out", out.dtype);
   check_dtype(kernel, "token_table", token_table.dtype, {out.dtype});
@@ -56,6 +65,7 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
                                    .time = sizes.time,
                                    .width = sizes.width,
                                    .dtype = out.dtype,
+                                   .range = token_range(kernel, token_table, first_token),
                                    .tokens = tokens.as<std::int32_t>(),
                                    .token_table = token_table.data,
                                    .position_table = position_table.data,
@@ -66,11 +76,13 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
   dispatch(
       stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype, call.positions),
       [call] { cpu::embedding_forward(call); },
-      [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out, positions); });
+      [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out, positions,
+                                    first_token); });
 }
 
 void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,
-                        const TensorView& token_gradient, const TensorView& position_gradient) {
+                        const TensorView& token_gradient, const TensorView& position_gradient,
+                        std::int64_t first_token) {
   constexpr std::string_view kernel = "embedding_backward";
   check_floating(kernel, "d_out", d_out.dtype);
   check_dtype(kernel, "token_gradient", token_gradient.dtype, {DataType::float32});
@@ -80,6 +92,7 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
                                     .time = sizes.time,
                                     .width = sizes.width,
                                     .dtype = d_out.dtype,
+                                    .range = token_range(kernel, token_gradient, first_token),
                                     .tokens = tokens.as<std::int32_t>(),
                                     .d_out = d_out.data,
                                     .token_gradient = token_gradient.as<float>(),
@@ -90,7 +103,8 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
       stream, kernel,
       meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype, call.positions),
       [call] { cpu::embedding_backward(call); },
-      [&] { cuda::embedding_backward(stream, tokens, d_out, token_gradient, position_gradient); });
+      [&] { cuda::embedding_backward(stream, tokens, d_out, token_gradient, position_gradient,
+                                     first_token); });
 }
 
 }  // namespace tranche::kernels

@@ -7,6 +7,7 @@
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/models/key_value_cache.h"
+#include "tranche/models/tensor_rows.h"
 
 namespace tranche::models {
 
@@ -91,21 +92,25 @@ std::optional<CacheHeads> Gpt::cache_heads() const {
 void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                             const TensorView& out) const {
   Stream& stream = pass.engine.compute_stream();
+  PartialRows partial(pass, out);
   kernels::embedding_forward(stream, tokens, unit.tensor(token_table), unit.tensor(position_table),
-                             out.reshaped({pass.batch, pass.time, config_.width}),
-                             pass.positions.value_or(ConstTensorView{}));
-  const auto options = pass.dropout(config_.embedding_dropout, 0);
+                             partial.view().reshaped({pass.batch, pass.time, config_.width}),
+                             pass.positions.value_or(ConstTensorView{}), pass.first_token());
+  partial.scatter(unit.spec().name);
+  const auto options = pass.row_dropout(config_.embedding_dropout, 0);
   if (options.probability > 0) kernels::dropout(stream, options, out, out);
 }
 
 void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, const ConstTensorView& tokens,
                              const TensorView& gradient) const {
   Stream& stream = pass.engine.compute_stream();
-  const auto options = pass.dropout(config_.embedding_dropout, 0);
+  const auto options = pass.row_dropout(config_.embedding_dropout, 0);
   if (options.probability > 0) kernels::dropout(stream, options, gradient, gradient);
   if (!gradients.wanted(token_table) && !gradients.wanted(position_table)) return;
-  kernels::embedding_backward(stream, tokens, gradient.reshaped({pass.batch, pass.time, config_.width}),
-                              gradients.tensor(token_table), gradients.tensor(position_table));
+  const GatheredRows rows(pass, gradients.spec().name, gradient);
+  kernels::embedding_backward(stream, tokens, rows.view().reshaped({pass.batch, pass.time, config_.width}),
+                              gradients.tensor(token_table), gradients.tensor(position_table),
+                              pass.first_token());
 }
 
 void Gpt::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,

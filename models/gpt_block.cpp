@@ -11,6 +11,7 @@
 #include "tranche/models/gpt.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/linear.h"
+#include "tranche/models/tensor_rows.h"
 #include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {
@@ -55,6 +56,16 @@ std::uint32_t dropout_site(std::int64_t block, DropoutSite which) {
   return narrow<std::uint32_t>(1 + 3 * block + which);
 }
 
+/// What this rank computes of a block.
+struct LocalSizes {
+  DimensionPart heads;
+  std::int64_t heads_width, inner;
+  LocalSizes(const Pass& pass, const GptConfig& config)
+      : heads(pass.part_of(config.heads)),
+        heads_width(heads.count * (config.width / config.heads)),
+        inner(pass.part_of(config.inner_width()).count) {}
+};
+
 }  // namespace
 
 UnitSpec Gpt::block_unit(std::int64_t block) const {
@@ -96,21 +107,22 @@ UnitSpec Gpt::block_unit(std::int64_t block) const {
 
 StepTensors Gpt::acquire_block_activations(const Pass& pass) const {
   const auto dtype = pass.dtype();
-  const std::int64_t rows = pass.rows(), width = config_.width, inner = config_.inner_width();
+  const std::int64_t local = pass.local_rows(), width = config_.width;
+  const LocalSizes sizes(pass, config_);
   return {pass.engine,
           Category::activations,
           "block activations",
-          {{DataType::float32, {rows}},
-           {DataType::float32, {rows}},
-           {dtype, {rows, width}},
-           {dtype, {pass.batch, pass.time, 3 * width}},
-           {dtype, {pass.batch, pass.time, width}},
-           {DataType::float32, {pass.batch, config_.heads, pass.time}},
-           {dtype, {rows, width}},
-           {DataType::float32, {rows}},
-           {DataType::float32, {rows}},
-           {dtype, {rows, width}},
-           {dtype, {rows, inner}}}};
+          {{DataType::float32, {local}},
+           {DataType::float32, {local}},
+           {dtype, {local, width}},
+           {dtype, {pass.batch, pass.time, 3 * sizes.heads_width}},
+           {dtype, {pass.batch, pass.time, sizes.heads_width}},
+           {DataType::float32, {pass.batch, sizes.heads.count, pass.time}},
+           {dtype, {local, width}},
+           {DataType::float32, {local}},
+           {DataType::float32, {local}},
+           {dtype, {local, width}},
+           {dtype, {pass.rows(), sizes.inner}}}};
 }
 
 void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -119,36 +131,41 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const GptConfig& config = config_;
-  const std::int64_t rows = pass.rows(), width = config.width;
+  const LocalSizes sizes(pass, config);
+  const std::int64_t rows = pass.rows(), width = sizes.heads_width;
+  const std::string& name = unit.spec().name;
   const kernels::AttentionOptions attention{
-      .heads = config.heads,
-      .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
+      .heads = sizes.heads.count,
+      .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities)),
+      .first_head = sizes.heads.first};
 
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
-  linear_forward(pass, unit, {attn_weight, attn_bias}, saved[normed_1],
+  linear_forward(pass, unit, {attn_weight, attn_bias}, GatheredRows(pass, name, saved[normed_1]).view(),
                  saved[query_key_value].reshaped({rows, 3 * width}));
   const TensorView& packed = saved[query_key_value];
   attend(pass, block, attention, {packed}, {packed, width}, {packed, 2 * width}, saved[attended],
          saved[log_sum_exp]);
-  linear_forward(pass, unit, {attn_projection_weight, attn_projection_bias},
-                 saved[attended].reshaped({rows, width}), saved[attention_residual]);
-  const auto attention_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_attention));
+  row_linear_forward(pass, unit, {attn_projection_weight, attn_projection_bias},
+                     saved[attended].reshaped({rows, width}), saved[attention_residual]);
+  const auto attention_dropout =
+      pass.row_dropout(config.residual_dropout, dropout_site(block, after_attention));
   if (attention_dropout.probability > 0) {
     kernels::dropout(stream, attention_dropout, saved[attention_residual], saved[attention_residual]);
   }
   kernels::residual_layer_norm_forward(
       stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
       config.layer_norm_epsilon, saved[attention_residual], saved[normed_2], saved[mean_2], saved[rstd_2]);
-  linear_forward(pass, unit, {mlp_weight, mlp_bias}, saved[normed_2], saved[hidden]);
+  linear_forward(pass, unit, {mlp_weight, mlp_bias}, GatheredRows(pass, name, saved[normed_2]).view(),
+                 saved[hidden]);
   if (output == nullptr) return;
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
                                 {{pass.dtype(), saved[hidden].shape}});
     kernels::gelu_forward(stream, saved[hidden], activated[0]);
-    linear_forward(pass, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
+    row_linear_forward(pass, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
   }
-  const auto mlp_dropout = pass.dropout(config.residual_dropout, dropout_site(block, after_mlp));
+  const auto mlp_dropout = pass.row_dropout(config.residual_dropout, dropout_site(block, after_mlp));
   if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
@@ -160,31 +177,47 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
   Stream& stream = engine.compute_stream();
   const GptConfig& config = config_;
   const auto dtype = pass.dtype();
-  const std::int64_t rows = pass.rows(), width = config.width, inner = config.inner_width();
+  const LocalSizes sizes(pass, config);
+  const std::int64_t rows = pass.rows(), local = pass.local_rows(), width = sizes.heads_width;
+  const std::string& name = unit.spec().name;
 
   const UnitGradients& gradients = weights.unit();
 
   // The residual carries `gradient` on unchanged, so a gradient behind a dropout needs memory of its own.
   const auto through_dropout = [&](DropoutSite which, const TensorView& scratch) -> ConstTensorView {
-    const auto options = pass.dropout(config.residual_dropout, dropout_site(block, which));
+    const auto options = pass.row_dropout(config.residual_dropout, dropout_site(block, which));
     if (options.probability == 0) return weights.lasting(engine, gradient);
     kernels::dropout(stream, options, gradient, scratch);
     return weights.lasting(engine, scratch);
   };
 
+  // The input was not kept whole, so that it is gathered again.
+  const auto column_backward = [&](const Linear& linear, const ConstTensorView& local_x,
+                                   const ConstTensorView& d_out, const TensorView& d_x) {
+    GatheredRows x(pass, name, local_x);
+    linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
+    weights.keep(x.take());
+    PartialRows partial(pass, d_x);
+    linear_input_gradient(engine, unit, linear, d_out, partial.view());
+    partial.scatter(name);
+  };
+
   {
     StepTensors scratch(engine, Category::activations, "MLP backward",
-                        {{dtype, {rows, width}}, {dtype, {rows, inner}}, {dtype, {rows, inner}}});
+                        {{dtype, {local, config.width}},
+                         {dtype, {rows, sizes.inner}},
+                         {dtype, {rows, sizes.inner}}});
     const TensorView narrow_scratch = scratch[0], d_hidden = scratch[1], activated = scratch[2];
-    const ConstTensorView d_out = through_dropout(after_mlp, narrow_scratch);
-    linear_input_gradient(engine, unit, {mlp_projection_weight}, d_out, d_hidden);
+    const ConstTensorView local_d_out = through_dropout(after_mlp, narrow_scratch);
+    GatheredRows d_out(pass, name, local_d_out);
+    linear_input_gradient(engine, unit, {mlp_projection_weight}, d_out.view(), d_hidden);
     // GELU's output is recomputed, not saved: that is a quarter of the block's activations, and its gradient
     // needs the same input.
     kernels::gelu_forward_backward(stream, saved[hidden], d_hidden, activated, d_hidden);
-    linear_parameter_gradients(engine, unit, weights, {mlp_projection_weight, mlp_projection_bias}, activated,
-                               d_out);
-    linear_backward(engine, unit, weights, {mlp_weight, mlp_bias}, saved[normed_2], d_hidden,
-                    &narrow_scratch);
+    row_linear_parameter_gradients(pass, unit, weights, {mlp_projection_weight, mlp_projection_bias},
+                                   activated, d_out.view(), local_d_out);
+    weights.keep(d_out.take());
+    column_backward({mlp_weight, mlp_bias}, saved[normed_2], d_hidden, narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, saved[attention_residual], unit.tensor(ln_2_weight),
                                  saved[mean_2], saved[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
                                  gradients.tensor(ln_2_bias), engine.workspace());
@@ -192,24 +225,30 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
   }
   {
     StepTensors scratch(engine, Category::activations, "attention backward",
-                        {{dtype, {rows, width}},
+                        {{dtype, {local, config.width}},
                          {dtype, {pass.batch, pass.time, width}},
                          {dtype, {pass.batch, pass.time, 3 * width}}});
     const TensorView narrow_scratch = scratch[0], d_attended = scratch[1], d_query_key_value = scratch[2];
-    const ConstTensorView d_out = through_dropout(after_attention, narrow_scratch);
-    const TensorView d_attended_rows = d_attended.reshaped({rows, width});
-    linear_backward(engine, unit, weights, {attn_projection_weight, attn_projection_bias},
-                    saved[attended].reshaped({rows, width}), d_out, &d_attended_rows);
+    const ConstTensorView local_d_out = through_dropout(after_attention, narrow_scratch);
+    {
+      GatheredRows d_out(pass, name, local_d_out);
+      row_linear_parameter_gradients(pass, unit, weights, {attn_projection_weight, attn_projection_bias},
+                                     saved[attended].reshaped({rows, width}), d_out.view(), local_d_out);
+      linear_input_gradient(engine, unit, {attn_projection_weight}, d_out.view(),
+                            d_attended.reshaped({rows, width}));
+      weights.keep(d_out.take());
+    }
     const kernels::AttentionOptions attention{
-        .heads = config.heads,
-        .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities))};
+        .heads = sizes.heads.count,
+        .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities)),
+        .first_head = sizes.heads.first};
     const TensorView& packed = saved[query_key_value];
     kernels::attention_backward(stream, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
                                 saved[attended], saved[log_sum_exp], {d_query_key_value},
                                 {d_query_key_value, width}, {d_query_key_value, 2 * width},
                                 engine.workspace());
-    linear_backward(engine, unit, weights, {attn_weight, attn_bias}, saved[normed_1],
-                    d_query_key_value.reshaped({rows, 3 * width}), &narrow_scratch);
+    column_backward({attn_weight, attn_bias}, saved[normed_1], d_query_key_value.reshaped({rows, 3 * width}),
+                    narrow_scratch);
     kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],
                                  saved[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
                                  gradients.tensor(ln_1_bias), engine.workspace());

@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "models/language_stage.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -18,6 +20,14 @@ CacheHeads heads_of(const LanguageModel& model) {
       model.architecture()));
 }
 
+/// Those that this rank attends with.
+CacheHeads heads_of(const LanguageModel& model, const Engine& engine) {
+  CacheHeads heads = heads_of(model);
+  const std::int64_t ranks = engine.runtime().mesh().size(MeshAxis::tensor);
+  heads.key_value_heads = std::max<std::int64_t>(heads.key_value_heads / ranks, 1);
+  return heads;
+}
+
 std::int64_t bytes_of_layers(const CacheHeads& heads, std::int64_t layers, DataType dtype, std::int64_t rows,
                              std::int64_t capacity) {
   const std::int64_t token = 2 * layers * heads.key_value_heads * heads.head_width;
@@ -28,7 +38,7 @@ std::int64_t bytes_of_layers(const CacheHeads& heads, std::int64_t layers, DataT
 
 KeyValueCache::KeyValueCache(Engine& engine, const LanguageModel& model, std::int64_t rows,
                              std::int64_t capacity)
-    : heads_(heads_of(model)), capacity_(capacity), dtype_(engine.config().precision.compute) {
+    : heads_(heads_of(model, engine)), capacity_(capacity), dtype_(engine.config().precision.compute) {
   const std::int64_t positions = model.shape().positions;
   if (rows < 1 || capacity < 1 || capacity > positions) {
     throw InvalidArgument(fmt::format(

@@ -1,6 +1,8 @@
 #include "models/language_head.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "models/low_rank.h"
 #include "tranche/engine/engine.h"
@@ -8,6 +10,7 @@
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/matmul_rows.h"
+#include "tranche/models/tensor_rows.h"
 
 namespace tranche::models {
 
@@ -20,8 +23,8 @@ View rows_of(const View& matrix, std::int64_t first, std::int64_t count) {
   return matrix.slice(first * columns, count * columns).reshaped({count, columns});
 }
 
-/// The vocabulary in blocks of columns, each multiplied, exponentiated and summed by itself, one after the
-/// other. The blocks depend on the vocabulary alone; `resident` of them have logits in memory at once, which
+/// The vocabulary, or this rank's part of it, in blocks of columns, each multiplied, exponentiated and summed
+/// by itself, one after the other. The blocks depend on these columns alone; `resident` of them have logits in memory at once, which
 /// changes no bit.
 struct Blocks {
   std::int64_t vocabulary, count, resident;
@@ -38,6 +41,33 @@ struct Blocks {
   std::int64_t resident_columns() const { return std::min(resident * head_block_columns, vocabulary); }
   /// The column at which a block's logits begin.
   std::int64_t place(std::int64_t block) const { return block % resident * head_block_columns; }
+};
+
+/// Softmax statistics of this rank's columns, where the axis `tensor` shares out the vocabulary: all ranks'
+/// lie side by side, [ranks][3][rows], and its own are written in place.
+class RankStatistics {
+ public:
+  explicit RankStatistics(const Pass& pass)
+      : pass_(pass),
+        memory_(pass.engine, Category::activations, "cross-entropy statistics of ranks",
+                {{DataType::float32, {pass.tensor_ranks(), 3, pass.rows()}}}) {}
+  kernels::CrossEntropyState own() const {
+    return {row(0), row(1), row(2)};
+  }
+  /// `state` = that of all columns. Collective over the axis.
+  void combine(const kernels::CrossEntropyState& state) const {
+    Stream& stream = pass_.engine.compute_stream();
+    gather_from_ranks(pass_, "cross-entropy statistics", row(0).data, memory_[0].data, 3 * pass_.rows(),
+                      DataType::float32);
+    kernels::cross_entropy_combine(stream, memory_[0], state);
+  }
+
+ private:
+  TensorView row(std::int64_t which) const {
+    return memory_[0].slice((pass_.tensor_rank() * std::int64_t{3} + which) * pass_.rows(), pass_.rows());
+  }
+  const Pass& pass_;
+  StepTensors memory_;
 };
 
 /// Memory for the final norm of so many rows.
@@ -63,12 +93,16 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   const std::int64_t rows = pass.rows(), width = pass.shape.width;
   const auto dtype = pass.dtype();
   const int weight = pass.shape.head_weight;
-  const Blocks blocks(pass.shape.vocabulary, engine.config().vocabulary_chunk);
+  const DimensionPart vocabulary = pass.part_of(pass.shape.vocabulary);
+  const Blocks blocks(vocabulary.count, engine.config().vocabulary_chunk);
   const ConstTensorView labels = targets.reshaped({rows});
+  const std::string& name = unit.spec().name;
 
-  const StepTensors norm_memory = acquire_final_norm(pass, rows);
+  const StepTensors norm_memory = acquire_final_norm(pass, pass.local_rows());
   const FinalNorm norm = final_norm(norm_memory);
   model.final_norm_forward(pass, unit, x, norm);
+  const GatheredRows normed_rows(pass, name, norm.normed);
+  const ConstTensorView& normed = normed_rows.view();
 
   const StepTensors statistics(
       engine, Category::activations, "cross-entropy statistics",
@@ -88,21 +122,28 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   StepTensors inner;
   if (low_rank) {
     inner = StepTensors(engine, Category::activations, "adapter", {{dtype, {rows, low_rank->rank()}}});
-    low_rank->inner(norm.normed, inner[0]);
+    low_rank->inner(normed, inner[0]);
   }
   const auto compute_logits = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
-    kernels::matmul(stream, {.transpose_b = true}, norm.normed, rows_of(unit.tensor(weight), first, columns),
+    kernels::matmul(stream, {.transpose_b = true}, normed, rows_of(unit.tensor(weight), first, columns),
                     logits_of(block), engine.workspace());
     if (!low_rank) return;
     kernels::matmul(stream, {.transpose_b = true, .accumulate = true}, inner[0],
                     rows_of(low_rank->b(), first, columns), logits_of(block), engine.workspace());
   };
 
-  kernels::cross_entropy_begin(stream, state);
-  for (std::int64_t block = 0; block < blocks.count; ++block) {
-    compute_logits(block);
-    kernels::cross_entropy_accumulate(stream, logits_of(block), labels, blocks.first(block), state);
+  {
+    std::optional<RankStatistics> of_ranks;
+    if (pass.tensor != nullptr) of_ranks.emplace(pass);
+    const kernels::CrossEntropyState own = of_ranks ? of_ranks->own() : state;
+    kernels::cross_entropy_begin(stream, own);
+    for (std::int64_t block = 0; block < blocks.count; ++block) {
+      compute_logits(block);
+      kernels::cross_entropy_accumulate(stream, logits_of(block), labels,
+                                        vocabulary.first + blocks.first(block), own);
+    }
+    if (of_ranks) of_ranks->combine(state);
   }
   kernels::cross_entropy_finish(stream, labels, state, loss_sum, token_count);
   if (gradients == nullptr) return;
@@ -111,11 +152,12 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   // With several blocks the gradient of the normed rows is a sum over blocks, in fp32 until it is complete.
   const bool several = blocks.count > 1, in_place = dtype == DataType::float32;
   const StepTensors scratch(engine, Category::activations, "head backward",
-                            {{dtype, {rows, width}},
+                            {{dtype, {pass.local_rows(), width}},
                              {DataType::float32, {several && !in_place ? rows : 0, width}},
                              {dtype, {in_place ? 0 : rows * blocks.columns(0)}}});
-  const TensorView& d_normed = scratch[0];
-  const TensorView& summed = several && !in_place ? scratch[1] : d_normed;
+  PartialRows partial(pass, scratch[0]);
+  const TensorView d_normed = partial.view();
+  const TensorView summed = several && !in_place ? scratch[1] : d_normed;
   // Every block writes rows of its own.
   const bool wanted = gradients->wanted(weight);
   const GradientTarget d_table = wanted ? gradients->target(weight) : GradientTarget{};
@@ -131,10 +173,10 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   const auto backward = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
     const TensorView d_logits = in_place ? logits_of(block) : part_of(scratch[2], 0, block);
-    kernels::cross_entropy_gradient(stream, logits_of(block), labels, first, state,
+    kernels::cross_entropy_gradient(stream, logits_of(block), labels, vocabulary.first + first, state,
                                     engine.loss_gradient_scale(), d_logits);
     if (wanted) {
-      kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, norm.normed,
+      kernels::matmul(stream, {.transpose_a = true, .accumulate = d_table.accumulate}, d_logits, normed,
                       rows_of(d_table.view, first, columns), engine.workspace());
     }
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
@@ -159,9 +201,10 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     kernels::scale(stream, low_rank->adapter().scale, inner_backward[0]);
     if (!in_place) kernels::cast(stream, inner_backward[0], d_inner);
     low_rank->input_gradient(d_inner, d_normed);
-    add_a_gradient(engine, *gradients, low_rank->adapter(), norm.normed, d_inner);
+    add_a_gradient(engine, *gradients, low_rank->adapter(), normed, d_inner);
   }
-  model.final_norm_backward(pass, unit, *gradients, d_normed, x, norm, *d_x);
+  partial.scatter(name);
+  model.final_norm_backward(pass, unit, *gradients, scratch[0], x, norm, *d_x);
 }
 
 void language_logits(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,

@@ -15,11 +15,16 @@ inline constexpr std::int64_t head_block_columns = 4096;
 /// exist for Config::vocabulary_chunk columns at a time (0: all), rounded up to whole blocks; where that is
 /// not all of them, logits are computed twice. The same kernels see the same blocks in the same order either
 /// way, so the chunk changes no bit. `unit` is that of the head.
+///
+/// Where the axis `tensor` shares out the vocabulary, this rank computes the columns of its own for all rows,
+/// and the ranks' softmax statistics, 3 fp32 numbers a row, are combined: no rank holds all logits, and every
+/// rank adds the loss of all rows. x and d_x are its rows of the residual; collective over the axis.
 void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                    const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,
                    const TensorView& loss_sum, const TensorView& token_count, const TensorView* d_x);
 
-/// logits [count, vocabulary] fp32 of rows [first, first + count) of x.
+/// logits [count, vocabulary] fp32 of rows [first, first + count) of x, which has all rows; of this rank's
+/// columns where the axis `tensor` shares out the vocabulary.
 void language_logits(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                      const ConstTensorView& x, std::int64_t first, std::int64_t count,
                      const TensorView& logits);

@@ -14,6 +14,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/language_model.h"
+#include "tranche/models/tensor_rows.h"
 #include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
@@ -21,7 +22,27 @@ namespace tranche::models {
 namespace {
 
 StepTensors acquire_residual(const Pass& pass) {
-  return {pass.engine, Category::activations, "residual", {{pass.dtype(), {pass.rows(), pass.shape.width}}}};
+  return {pass.engine, Category::activations, "residual", {{pass.dtype(), {pass.local_rows(), pass.shape.width}}}};
+}
+
+/// This rank's columns of `count` rows of logits, made whole over the axis `tensor`.
+std::vector<float> whole_logits(const Pass& pass, std::vector<float> own, std::int64_t count) {
+  if (pass.tensor == nullptr) return own;
+  // Parts may differ in a column, and messages may not.
+  const std::int64_t vocabulary = pass.shape.vocabulary, ranks = pass.tensor_ranks();
+  const std::int64_t message = count * divide_round_up(vocabulary, ranks);
+  own.resize(static_cast<std::size_t>(message));
+  std::vector<float> parts(static_cast<std::size_t>(message * ranks)),
+      result(static_cast<std::size_t>(count * vocabulary));
+  gather_from_ranks(pass, "logits", own.data(), parts.data(), message, DataType::float32, Tier::host);
+  for (std::int64_t rank = 0; rank < ranks; ++rank) {
+    const std::int64_t first = vocabulary * rank / ranks, columns = vocabulary * (rank + 1) / ranks - first;
+    for (std::int64_t row = 0; row < count; ++row) {
+      std::copy_n(parts.begin() + rank * message + row * columns, columns,
+                  result.begin() + row * vocabulary + first);
+    }
+  }
+  return result;
 }
 
 /// Logits of rows [first, first + count) of the residual, on the host; waits for them.
@@ -29,13 +50,15 @@ std::vector<float> logits_of(const LanguageModel& model, const Pass& pass, const
                              std::int64_t first, std::int64_t count) {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
-  std::vector<float> result(static_cast<std::size_t>(count * pass.shape.vocabulary));
+  const std::int64_t columns = pass.part_of(pass.shape.vocabulary).count;
+  std::vector<float> result(static_cast<std::size_t>(count * columns));
+  const GatheredRows rows(pass, "the residual", residual);
   const StepTensors logits(engine, Category::activations, "next token's logits",
-                           {{DataType::float32, {count, pass.shape.vocabulary}}});
-  language_logits(model, pass, engine.gather(model.unit_of_head()), residual, first, count, logits[0]);
+                           {{DataType::float32, {count, columns}}});
+  language_logits(model, pass, engine.gather(model.unit_of_head()), rows.view(), first, count, logits[0]);
   engine.device().copy_to_host(stream, result.data(), logits[0].data, logits[0].bytes());
   stream.synchronize();
-  return result;
+  return whole_logits(pass, std::move(result), count);
 }
 
 /// The rows of a pass whose logits are wanted, and the logits, which the last stage writes.

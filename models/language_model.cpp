@@ -109,6 +109,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   const double head = 2 * static_cast<double>(shape().vocabulary) * static_cast<double>(shape().width);
   spec.forward.push_back({unit_of_head(), tied ? head_use : 0, head});
   spec.residual_width = shape().width;
+  spec.tensor_dimensions = tensor_dimensions();
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;
@@ -147,7 +148,8 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
           .samples = batch.samples,
           .training = training,
           .document_begin = batch.document_begin,
-          .positions = batch.positions};
+          .positions = batch.positions,
+          .tensor = engine.runtime().tensor()};
 }
 
 void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) const {

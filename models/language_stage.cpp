@@ -13,7 +13,7 @@ namespace tranche::models {
 namespace {
 
 TensorRequest residual_request(const Pass& pass) {
-  return {pass.dtype(), {pass.rows(), pass.shape.width}};
+  return {pass.dtype(), {pass.local_rows(), pass.shape.width}};
 }
 
 StepTensors acquire_residual(const Pass& pass, std::string_view tag) {

@@ -8,6 +8,7 @@
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/matmul_rows.h"
 #include "tranche/models/key_value_cache.h"
+#include "tranche/models/tensor_rows.h"
 #include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {
@@ -112,6 +113,29 @@ void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& 
                      bool accumulate) {
   linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
   if (d_x != nullptr) linear_input_gradient(engine, unit, linear, d_out, *d_x, accumulate);
+}
+
+void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
+                        const ConstTensorView& x, const TensorView& out) {
+  if (pass.tensor == nullptr) return linear_forward(pass, unit, linear, x, out);
+  PartialRows partial(pass, out);
+  linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
+  partial.scatter(unit.spec().name);
+  if (linear.bias >= 0) kernels::add_bias(pass.engine.compute_stream(), out, unit.tensor(linear.bias));
+}
+
+void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
+                                    const Linear& linear, const ConstTensorView& x,
+                                    const ConstTensorView& d_out, const ConstTensorView& local_d_out) {
+  Engine& engine = pass.engine;
+  if (pass.tensor == nullptr) return linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
+  linear_parameter_gradients(engine, unit, weights, {.weight = linear.weight, .layout = linear.layout}, x,
+                             d_out);
+  const UnitGradients& gradients = weights.unit();
+  if (linear.bias < 0 || !gradients.wanted(linear.bias)) return;
+  weights.add([&engine, &gradients, bias = linear.bias, local_d_out] {
+    kernels::bias_gradient(engine.compute_stream(), local_d_out, gradients.tensor(bias), engine.workspace());
+  });
 }
 
 }  // namespace tranche::models

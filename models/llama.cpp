@@ -9,6 +9,7 @@
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
 #include "tranche/models/key_value_cache.h"
+#include "tranche/models/tensor_rows.h"
 
 namespace tranche::models {
 
@@ -107,16 +108,20 @@ StepTensors Llama::acquire_tables(const Pass& pass) const {
 
 void Llama::embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                               const TensorView& out) const {
+  PartialRows partial(pass, out);
   kernels::embedding_forward(pass.engine.compute_stream(), tokens, unit.tensor(embedding_table), {},
-                             out.reshaped({pass.batch, pass.time, config_.width}));
+                             partial.view().reshaped({pass.batch, pass.time, config_.width}), {},
+                             pass.first_token());
+  partial.scatter(unit.spec().name);
 }
 
 void Llama::embedding_backward(const Pass& pass, const UnitGradients& gradients,
                                const ConstTensorView& tokens, const TensorView& gradient) const {
   if (!gradients.wanted(embedding_table)) return;
+  const GatheredRows rows(pass, gradients.spec().name, gradient);
   kernels::embedding_backward(pass.engine.compute_stream(), tokens,
-                              gradient.reshaped({pass.batch, pass.time, config_.width}),
-                              gradients.tensor(embedding_table), {});
+                              rows.view().reshaped({pass.batch, pass.time, config_.width}),
+                              gradients.tensor(embedding_table), {}, pass.first_token());
 }
 
 void Llama::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,

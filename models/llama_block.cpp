@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <initializer_list>
+#include <string>
 #include <utility>
 
 #include "tranche/engine/engine.h"
@@ -13,6 +15,7 @@
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/linear.h"
 #include "tranche/models/llama.h"
+#include "tranche/models/tensor_rows.h"
 #include "tranche/models/weight_gradients.h"
 
 namespace tranche::models {
@@ -96,6 +99,18 @@ struct Rotated {
   TensorView query, key;
 };
 
+/// What this rank computes of a block.
+struct LlamaSizes {
+  DimensionPart heads, key_value_heads;
+  std::int64_t queries, keys, inner;
+  LlamaSizes(const Pass& pass, const LlamaConfig& config)
+      : heads(pass.part_of(config.heads)),
+        key_value_heads(pass.part_of(config.key_value_heads)),
+        queries(heads.count * config.head_dim),
+        keys(key_value_heads.count * config.head_dim),
+        inner(pass.part_of(config.inner).count) {}
+};
+
 /// A step of a block: the sizes, and the kernels that forward and backward call alike.
 struct LlamaStep {
   const LlamaConfig& config;
@@ -103,6 +118,7 @@ struct LlamaStep {
   const GatheredUnit& unit;
   const StepTensors& saved;
   LlamaBlockIndices at;
+  LlamaSizes sizes{pass, config};
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
 
@@ -110,8 +126,8 @@ struct LlamaStep {
     return x.reshaped({pass.rows() * heads, config.head_dim});
   }
   void rotate(bool inverse, const Rotated& x) const {
-    kernels::rope(stream, inverse, pass.tables[0], config.heads, config.head_dim, x.query);
-    kernels::rope(stream, inverse, pass.tables[0], config.key_value_heads, config.head_dim, x.key);
+    kernels::rope(stream, inverse, pass.tables[0], sizes.heads.count, config.head_dim, x.query);
+    kernels::rope(stream, inverse, pass.tables[0], sizes.key_value_heads.count, config.head_dim, x.key);
   }
   /// Norms, where there are any, and rotation of the saved queries and keys, into `scratch` where there are
   /// norms, else in place.
@@ -122,11 +138,11 @@ struct LlamaStep {
       return result;
     }
     const Rotated result{scratch[0], scratch[1]};
-    kernels::rms_norm_forward(stream, by_head(saved[query], config.heads), unit.tensor(at.query_norm),
-                              config.norm_epsilon, by_head(result.query, config.heads), saved[query_rstd]);
-    kernels::rms_norm_forward(stream, by_head(saved[key], config.key_value_heads), unit.tensor(at.key_norm),
-                              config.norm_epsilon, by_head(result.key, config.key_value_heads),
-                              saved[key_rstd]);
+    const std::int64_t heads = sizes.heads.count, key_heads = sizes.key_value_heads.count;
+    kernels::rms_norm_forward(stream, by_head(saved[query], heads), unit.tensor(at.query_norm),
+                              config.norm_epsilon, by_head(result.query, heads), saved[query_rstd]);
+    kernels::rms_norm_forward(stream, by_head(saved[key], key_heads), unit.tensor(at.key_norm),
+                              config.norm_epsilon, by_head(result.key, key_heads), saved[key_rstd]);
     rotate(false, result);
     return result;
   }
@@ -136,15 +152,15 @@ struct LlamaStep {
     return {engine,
             Category::activations,
             "rotated queries and keys",
-            {{pass.dtype(), {pass.rows(), config.query_width()}},
-             {pass.dtype(), {pass.rows(), config.key_value_width()}}}};
+            {{pass.dtype(), {pass.rows(), sizes.queries}}, {pass.dtype(), {pass.rows(), sizes.keys}}}};
   }
   kernels::AttentionOptions attention(std::int64_t block) const {
-    return {.heads = config.heads,
-            .key_value_heads = config.key_value_heads,
+    return {.heads = sizes.heads.count,
+            .key_value_heads = sizes.key_value_heads.count,
             .window = config.window_of(block),
             .dropout = pass.dropout(config.attention_dropout, narrow<std::uint32_t>(1 + block)),
-            .document_begin = pass.document_begin.value_or(ConstTensorView{})};
+            .document_begin = pass.document_begin.value_or(ConstTensorView{}),
+            .first_head = sizes.heads.first};
   }
   /// [batch, time, n] of [rows, n].
   TensorView by_sequence(const TensorView& x) const {
@@ -162,25 +178,26 @@ UnitSpec Llama::block_unit(std::int64_t block) const {
 
 StepTensors Llama::acquire_block_activations(const Pass& pass) const {
   const auto dtype = pass.dtype();
-  const std::int64_t rows = pass.rows(), queries = config_.query_width(), keys = config_.key_value_width(),
+  const std::int64_t rows = pass.rows(), local = pass.local_rows(),
                      norms = config_.query_key_norm() ? rows : 0;
+  const LlamaSizes sizes(pass, config_);
   return {pass.engine,
           Category::activations,
           "block activations",
-          {{DataType::float32, {rows}},
-           {dtype, {rows, config_.width}},
-           {dtype, {rows, queries}},
-           {dtype, {rows, keys}},
-           {dtype, {rows, keys}},
-           {DataType::float32, {norms * config_.heads}},
-           {DataType::float32, {norms * config_.key_value_heads}},
-           {dtype, {rows, queries}},
-           {DataType::float32, {pass.batch, config_.heads, pass.time}},
-           {dtype, {rows, config_.width}},
-           {DataType::float32, {rows}},
-           {dtype, {rows, config_.width}},
-           {dtype, {rows, config_.inner}},
-           {dtype, {rows, config_.inner}}}};
+          {{DataType::float32, {local}},
+           {dtype, {local, config_.width}},
+           {dtype, {rows, sizes.queries}},
+           {dtype, {rows, sizes.keys}},
+           {dtype, {rows, sizes.keys}},
+           {DataType::float32, {norms * sizes.heads.count}},
+           {DataType::float32, {norms * sizes.key_value_heads.count}},
+           {dtype, {rows, sizes.queries}},
+           {DataType::float32, {pass.batch, sizes.heads.count, pass.time}},
+           {dtype, {local, config_.width}},
+           {DataType::float32, {local}},
+           {dtype, {local, config_.width}},
+           {dtype, {rows, sizes.inner}},
+           {dtype, {rows, sizes.inner}}}};
 }
 
 void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -193,9 +210,13 @@ void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUn
 
   kernels::rms_norm_forward(stream, input, unit.tensor(at.norm_1), config_.norm_epsilon, saved[normed_1],
                             saved[rstd_1]);
-  linear_forward(pass, unit, at.query, saved[normed_1], saved[query]);
-  linear_forward(pass, unit, at.key, saved[normed_1], saved[key]);
-  linear_forward(pass, unit, at.value, saved[normed_1], saved[value]);
+  const std::string& name = unit.spec().name;
+  {
+    const GatheredRows normed(pass, name, saved[normed_1]);
+    linear_forward(pass, unit, at.query, normed.view(), saved[query]);
+    linear_forward(pass, unit, at.key, normed.view(), saved[key]);
+    linear_forward(pass, unit, at.value, normed.view(), saved[value]);
+  }
   {
     const StepTensors scratch = step.acquire_rotated();
     const Rotated rotated = step.norm_and_rotate(scratch);
@@ -203,17 +224,20 @@ void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUn
            {step.by_sequence(rotated.key)}, {step.by_sequence(saved[value])},
            step.by_sequence(saved[attended]), saved[log_sum_exp]);
   }
-  linear_forward(pass, unit, at.output, saved[attended], saved[attention_residual]);
+  row_linear_forward(pass, unit, at.output, saved[attended], saved[attention_residual]);
   kernels::residual_rms_norm_forward(stream, input, saved[attention_residual], unit.tensor(at.norm_2),
                                      config_.norm_epsilon, saved[attention_residual], saved[normed_2],
                                      saved[rstd_2]);
-  linear_forward(pass, unit, at.gate, saved[normed_2], saved[gate]);
-  linear_forward(pass, unit, at.up, saved[normed_2], saved[up]);
+  {
+    const GatheredRows normed(pass, name, saved[normed_2]);
+    linear_forward(pass, unit, at.gate, normed.view(), saved[gate]);
+    linear_forward(pass, unit, at.up, normed.view(), saved[up]);
+  }
   if (output == nullptr) return;
   const StepTensors activated(engine, Category::activations, "MLP forward",
                               {{pass.dtype(), saved[gate].shape}});
   kernels::swiglu_forward(stream, saved[gate], saved[up], activated[0]);
-  linear_forward(pass, unit, at.down, activated[0], *output);
+  row_linear_forward(pass, unit, at.down, activated[0], *output);
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
 
@@ -226,37 +250,58 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   const UnitGradients& gradients = weights.unit();
   const LlamaBlockIndices& at = step.at;
   const auto dtype = pass.dtype();
-  const std::int64_t rows = pass.rows(), width = config_.width, inner = config_.inner,
-                     queries = config_.query_width(), keys = config_.key_value_width();
+  const std::int64_t rows = pass.rows(), width = config_.width, local = pass.local_rows(),
+                     inner = step.sizes.inner, queries = step.sizes.queries, keys = step.sizes.keys;
+  const std::string& name = unit.spec().name;
+  // The input of layers side by side was not kept whole, so that it is gathered again; the gradients of the
+  // layers' inputs are one sum over the ranks.
+  const auto column_backward = [&](const ConstTensorView& local_x, const TensorView& d_x,
+                                   std::initializer_list<std::pair<Linear, ConstTensorView>> layers) {
+    GatheredRows x(pass, name, local_x);
+    PartialRows partial(pass, d_x);
+    bool accumulate = false;
+    for (const auto& [linear, d_out] : layers) {
+      linear_backward(engine, unit, weights, linear, x.view(), d_out, &partial.view(), accumulate);
+      accumulate = true;
+    }
+    weights.keep(x.take());
+    partial.scatter(name);
+  };
 
   {
     StepTensors scratch(engine, Category::activations, "MLP backward",
-                        {{dtype, {rows, width}}, {dtype, {rows, inner}}});
+                        {{dtype, {local, width}}, {dtype, {rows, inner}}});
     const TensorView d_normed = scratch[0], activated = scratch[1];
-    const ConstTensorView d_out = weights.lasting(engine, gradient);
-    linear_input_gradient(engine, unit, at.down, d_out, activated);
+    const ConstTensorView local_d_out = weights.lasting(engine, gradient);
+    GatheredRows d_out(pass, name, local_d_out);
+    linear_input_gradient(engine, unit, at.down, d_out.view(), activated);
     // SwiGLU's output is recomputed, not saved: its gradient needs the same inputs. It takes the place of its
     // gradient, and the gradients of gate and up take theirs.
     kernels::swiglu_forward_backward(stream, saved[gate], saved[up], activated, activated, saved[gate],
                                      saved[up]);
-    linear_parameter_gradients(engine, unit, weights, at.down, activated, d_out);
-    linear_backward(engine, unit, weights, at.gate, saved[normed_2], saved[gate], &d_normed);
-    linear_backward(engine, unit, weights, at.up, saved[normed_2], saved[up], &d_normed, true);
+    row_linear_parameter_gradients(pass, unit, weights, at.down, activated, d_out.view(), local_d_out);
+    weights.keep(d_out.take());
+    column_backward(saved[normed_2], d_normed, {{at.gate, saved[gate]}, {at.up, saved[up]}});
     kernels::rms_norm_backward(stream, d_normed, saved[attention_residual], unit.tensor(at.norm_2),
                                saved[rstd_2], true, gradient, gradients.tensor(at.norm_2),
                                engine.workspace());
     weights.keep(std::move(scratch));
   }
   StepTensors scratch(engine, Category::activations, "attention backward",
-                      {{dtype, {rows, width}},
+                      {{dtype, {local, width}},
                        {dtype, {rows, queries}},
                        {dtype, {rows, queries}},
                        {dtype, {rows, keys}},
                        {dtype, {rows, keys}}});
   const TensorView d_normed = scratch[0], d_attended = scratch[1], d_value = scratch[4];
   Rotated d{scratch[2], scratch[3]};
-  const ConstTensorView d_out = weights.lasting(engine, gradient);
-  linear_backward(engine, unit, weights, at.output, saved[attended], d_out, &d_attended);
+  {
+    const ConstTensorView local_d_out = weights.lasting(engine, gradient);
+    GatheredRows d_out(pass, name, local_d_out);
+    row_linear_parameter_gradients(pass, unit, weights, at.output, saved[attended], d_out.view(), local_d_out);
+    linear_input_gradient(engine, unit, at.output, d_out.view(), d_attended);
+    weights.keep(d_out.take());
+  }
   StepTensors again = step.acquire_rotated();
   const Rotated rotated =
       config_.query_key_norm() ? step.norm_and_rotate(again) : Rotated{saved[query], saved[key]};
@@ -273,13 +318,11 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
                                  unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
                                  gradients.tensor(norm), engine.workspace());
     };
-    norm_backward(d.query, saved[query], config_.heads, at.query_norm, saved[query_rstd], rotated.query);
-    norm_backward(d.key, saved[key], config_.key_value_heads, at.key_norm, saved[key_rstd], rotated.key);
+    norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd], rotated.query);
+    norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd], rotated.key);
     d = rotated;
   }
-  linear_backward(engine, unit, weights, at.query, saved[normed_1], d.query, &d_normed);
-  linear_backward(engine, unit, weights, at.key, saved[normed_1], d.key, &d_normed, true);
-  linear_backward(engine, unit, weights, at.value, saved[normed_1], d_value, &d_normed, true);
+  column_backward(saved[normed_1], d_normed, {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});
   kernels::rms_norm_backward(stream, d_normed, input, unit.tensor(at.norm_1), saved[rstd_1], true, gradient,
                              gradients.tensor(at.norm_1), engine.workspace());
   weights.keep(std::move(scratch));

@@ -69,7 +69,7 @@ class AttentionHead {
     made.keys = std::min(key + attention_keys, query + made.queries) - made.first_key;
     made.mask = mask_;
     made.time = call_.time;
-    made.first_element = head_ * call_.time * call_.time;
+    made.first_element = (call_.first_head + head_) * call_.time * call_.time;
     if (call_.dropout) {
       made.dropout = &*call_.dropout;
       made.sample = call_.samples[static_cast<std::size_t>(batch_)];

@@ -100,6 +100,25 @@ void cross_entropy_accumulate(const CrossEntropyCall& call) {
                   });
 }
 
+void cross_entropy_combine(const CrossEntropyCall& call) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (std::int64_t row = 0; row < call.rows; ++row) {
+    float maximum = -infinity, sum = 0, target_logit = std::numeric_limits<float>::quiet_NaN();
+    for (std::int64_t rank = 0; rank < call.ranks; ++rank) {
+      const float* state = call.states + rank * 3 * call.rows + row;
+      const float highest = std::max(maximum, state[0]);
+      // As in accumulate_row(): a finite offset while every logit is -infinity.
+      const float offset = highest == -infinity ? 0.0f : highest;
+      sum = sum * std::exp(maximum - offset) + state[call.rows] * std::exp(state[0] - offset);
+      maximum = highest;
+      if (!std::isnan(state[2 * call.rows])) target_logit = state[2 * call.rows];
+    }
+    call.maximum[row] = maximum;
+    call.sum[row] = sum;
+    call.target_logit[row] = target_logit;
+  }
+}
+
 void cross_entropy_finish(const CrossEntropyCall& call) {
   double loss = 0;
   std::int64_t tokens = 0;

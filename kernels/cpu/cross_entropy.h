@@ -18,11 +18,14 @@ struct CrossEntropyCall {
   DataType gradient_dtype = DataType::float32;
   double* loss_sum = nullptr;
   std::int64_t* token_count = nullptr;
+  std::int64_t ranks = 0;
+  const float* states = nullptr;  ///< [ranks][3][rows]
   int threads = 1;
 };
 
 void cross_entropy_begin(const CrossEntropyCall& call);
 void cross_entropy_accumulate(const CrossEntropyCall& call);
+void cross_entropy_combine(const CrossEntropyCall& call);
 void cross_entropy_finish(const CrossEntropyCall& call);
 void cross_entropy_gradient(const CrossEntropyCall& call);
 

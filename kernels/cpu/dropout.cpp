@@ -68,18 +68,23 @@ void DropoutMask::factors(std::int64_t sample, std::int64_t first_element, std::
 }
 
 void dropout(int threads, const DropoutMask& mask, std::span<const std::int64_t> samples,
-             const ConstTensorView& x, const TensorView& y) {
+             const DropoutPart& part, const ConstTensorView& x, const TensorView& y) {
   constexpr std::int64_t block = 1024;
   const std::int64_t elements = x.elements();
   if (elements == 0) return;
-  const std::int64_t per_sample = elements / static_cast<std::int64_t>(samples.size());
+  const std::int64_t per_sample = part.per_sample, last = static_cast<std::int64_t>(samples.size());
   parallel_ranges(threads, elements, 8 * block, [&](std::int64_t first, std::int64_t count) {
     float factors[block];
     const std::int64_t end = first + count;
     while (first < end) {
-      const std::int64_t sample = first / per_sample;
-      const std::int64_t now = std::min({block, end - first, (sample + 1) * per_sample - first});
-      mask.factors(samples[static_cast<std::size_t>(sample)], first - sample * per_sample, now, factors);
+      const std::int64_t element = part.first + first, sample = element / per_sample;
+      std::int64_t now = std::min(block, end - first);
+      if (sample < last) {
+        now = std::min(now, (sample + 1) * per_sample - element);
+        mask.factors(samples[static_cast<std::size_t>(sample)], element - sample * per_sample, now, factors);
+      } else {
+        std::fill_n(factors, now, 0.0f);
+      }
       HWY_DYNAMIC_DISPATCH(apply_factors)(factors, x, y, first, now);
       first += now;
     }

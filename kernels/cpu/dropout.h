@@ -3,8 +3,13 @@
 
 namespace tranche::kernels::cpu {
 
+/// The elements of samples of `per_sample` elements that a call takes: those from `first` on.
+struct DropoutPart {
+  std::int64_t first = 0, per_sample = 0;
+};
+
 /// As kernels::dropout with the mask's sample indices in `samples`.
 void dropout(int threads, const DropoutMask& mask, std::span<const std::int64_t> samples,
-             const ConstTensorView& x, const TensorView& y);
+             const DropoutPart& part, const ConstTensorView& x, const TensorView& y);
 
 }  // namespace tranche::kernels::cpu

@@ -23,13 +23,14 @@ HWY_INLINE void fetch(const void* from, std::int64_t bytes) {
 template <class T>
 void forward_row(const EmbeddingForward& call, std::int64_t row) {
   const auto token_row = [&](std::int64_t r) {
-    return static_cast<const T*>(call.token_table) + call.tokens[r] * call.width;
+    return static_cast<const T*>(call.token_table) + (call.tokens[r] - call.range.first) * call.width;
   };
   const std::int64_t bytes = call.width * static_cast<std::int64_t>(sizeof(T));
-  const T* token = token_row(row);
   T* out = static_cast<T*>(call.out) + row * call.width;
-  if (row + embedding_rows_ahead < call.batch * call.time)
-    fetch(token_row(row + embedding_rows_ahead), bytes);
+  const std::int64_t ahead = row + embedding_rows_ahead;
+  if (ahead < call.batch * call.time && call.range.has(call.tokens[ahead])) fetch(token_row(ahead), bytes);
+  if (!call.range.has(call.tokens[row])) return static_cast<void>(std::fill_n(out, call.width, T{}));
+  const T* token = token_row(row);
   if (!call.positions) {
     call.streaming ? stream_copy(token, bytes, out) : static_cast<void>(std::copy_n(token, call.width, out));
     return;
@@ -49,10 +50,14 @@ void backward_columns(const EmbeddingBackward& call, std::int64_t first, std::in
   for (std::int64_t row = 0; row < rows; ++row) {
     if (row + embedding_rows_ahead < rows) {
       const std::int64_t token = call.tokens[row + embedding_rows_ahead];
-      fetch(call.token_gradient + token * call.width + first, width * std::int64_t{sizeof(float)});
+      if (call.range.has(token)) {
+        fetch(call.token_gradient + (token - call.range.first) * call.width + first,
+              width * std::int64_t{sizeof(float)});
+      }
     }
+    if (!call.range.has(call.tokens[row])) continue;
     const T* gradient = static_cast<const T*>(call.d_out) + row * call.width + first;
-    float* token = call.token_gradient + call.tokens[row] * call.width + first;
+    float* token = call.token_gradient + (call.tokens[row] - call.range.first) * call.width + first;
     float* position =
         call.positions ? call.position_gradient + row % call.time * call.width + first : nullptr;
     for_vectors(width, [&](std::int64_t i, std::int64_t lanes) {

@@ -8,10 +8,17 @@ namespace tranche::kernels::cpu {
 /// Rows of a table are fetched so many tokens ahead: they lie anywhere, so that the CPU cannot foresee them.
 inline constexpr std::int64_t embedding_rows_ahead = 2;
 
+/// The tokens whose rows a table has, or all of them.
+struct TokenRange {
+  std::int64_t first = 0, count = -1;  ///< -1: all
+  bool has(std::int64_t token) const { return count < 0 || (token >= first && token < first + count); }
+};
+
 /// Checked operands of kernels::embedding_forward.
 struct EmbeddingForward {
   std::int64_t batch = 0, time = 0, width = 0;
   DataType dtype = DataType::float32;
+  TokenRange range = {};
   const std::int32_t* tokens = nullptr;
   const void* token_table = nullptr;
   const void* position_table = nullptr;
@@ -27,6 +34,7 @@ void embedding_forward(const EmbeddingForward& call);
 struct EmbeddingBackward {
   std::int64_t batch = 0, time = 0, width = 0;
   DataType dtype = DataType::float32;
+  TokenRange range = {};
   const std::int32_t* tokens = nullptr;
   const void* d_out = nullptr;
   float* token_gradient = nullptr;

@@ -103,6 +103,24 @@ __global__ void __launch_bounds__(block_threads)
   if (column >= 0 && column < columns) target_logit[row] = *logits.at(start + column);
 }
 
+/// A thread has a row and folds the ranks in order. Bytes: 12 a row and rank, 12 a row.
+__global__ void __launch_bounds__(block_threads)
+    combine_kernel(const float* states, const int ranks, const std::int64_t rows, float* maximum, float* sum,
+                   float* target_logit) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * block_threads + threadIdx.x;
+  if (row >= rows) return;
+  Softmax total;
+  float target = __uint_as_float(0x7fc00000u);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const float* state = states + rank * 3 * rows + row;
+    total.merge({state[0], state[rows]});
+    if (!isnan(state[2 * rows])) target = state[2 * rows];
+  }
+  maximum[row] = total.maximum;
+  sum[row] = total.sum;
+  target_logit[row] = target;
+}
+
 /// One block: thread t adds rows t, t + 256 ... in order, then threads in a tree. 16 bytes a row.
 __global__ void __launch_bounds__(block_threads)
     finish_kernel(const std::int32_t* targets, const float* maximum, const float* sum,
@@ -194,6 +212,15 @@ void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, con
          {.grid = static_cast<unsigned>(rows), .block = threads_for(columns / fits)},
          elements_of<float>(logits), targets.as<std::int32_t>(), columns, first_column,
          state.maximum.as<float>(), state.sum.as<float>(), state.target_logit.as<float>());
+}
+
+void cross_entropy_combine(Stream& stream, const ConstTensorView& states, const CrossEntropyState& state) {
+  const std::int64_t rows = state.maximum.elements();
+  if (rows == 0) return;
+  launch(stream, "cross_entropy_combine", combine_kernel,
+         {.grid = static_cast<unsigned>(divide_round_up(rows, block_threads)), .block = block_threads},
+         states.as<float>(), static_cast<int>(states.shape[0]), rows, state.maximum.as<float>(),
+         state.sum.as<float>(), state.target_logit.as<float>());
 }
 
 void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const CrossEntropyState& state,

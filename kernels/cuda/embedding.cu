@@ -27,13 +27,26 @@ namespace {
 constexpr int block_threads = 256;
 constexpr int forward_rows = 4;  // rows a thread has in flight
 
+/// The tokens whose rows a table has; a count of -1: all of them.
+struct TokenRange {
+  std::int64_t first = 0, count = -1;
+  TokenRange(const ConstTensorView& table, std::int64_t first_token) {
+    if (first_token == whole_vocabulary) return;
+    first = first_token;
+    count = table.shape[0];
+  }
+  __device__ __forceinline__ bool has(std::int64_t token) const {
+    return count < 0 || (token >= first && token < first + count);
+  }
+};
+
 /// Bytes per element: size(out) read of the token's row and written; the position table, if there is one,
 /// stays in cache.
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
     forward_kernel(const std::int32_t* tokens, const std::int32_t* positions, const Elements<T> token_table,
-                   const Elements<T> position_table, const Elements<T> out, const std::int64_t rows,
-                   const std::int64_t time, const std::int64_t columns) {
+                   const Elements<T> position_table, const Elements<T> out, const TokenRange range,
+                   const std::int64_t rows, const std::int64_t time, const std::int64_t columns) {
   const std::int64_t column = (std::int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
   if (column >= columns) return;
   const std::int64_t first = std::int64_t{blockIdx.x} * blockDim.y * forward_rows + threadIdx.y;
@@ -42,7 +55,8 @@ __global__ void __launch_bounds__(block_threads)
   for (int u = 0; u < forward_rows; ++u) {
     const std::int64_t row = first + u * static_cast<int>(blockDim.y);
     if (row >= rows) break;
-    token[u] = token_table.template load<width>(tokens[row] * columns + column);
+    if (!range.has(tokens[row])) continue;
+    token[u] = token_table.template load<width>((tokens[row] - range.first) * columns + column);
     if (position_table.data != nullptr) {
       const std::int64_t at = positions == nullptr ? row % time : positions[row];
       position[u] = position_table.template load<width>(at * columns + column);
@@ -63,10 +77,11 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// A thread owns columns of a position and adds its rows, batch by batch. Bytes per element: size(d_out).
+/// A thread owns columns of a position and adds its rows, batch by batch, those of tokens outside the range
+/// left out. Bytes per element: size(d_out).
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
-    position_kernel(const Elements<T> d_out, const Elements<float> gradient, const std::int64_t batch,
+    position_kernel(const std::int32_t* tokens, const TokenRange range, const Elements<T> d_out, const Elements<float> gradient, const std::int64_t batch,
                     const std::int64_t time, const std::int64_t columns) {
   constexpr int together = 8;
   const std::int64_t column = (std::int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
@@ -84,6 +99,7 @@ __global__ void __launch_bounds__(block_threads)
 #pragma unroll
     for (int u = 0; u < together; ++u) {
       if (b + u >= batch) break;
+      if (range.count >= 0 && !range.has(tokens[(b + u) * time + position])) continue;
       float values[width];
       Elements<T>::template widen<width>(loaded[u], values);
 #pragma unroll
@@ -123,14 +139,14 @@ __device__ __forceinline__ void sort_list(unsigned long long* list, int count) {
 
 /// Appends the bucket's ids of `tile` tokens from `first` on to the list, in order. Returns how many there
 /// are now.
-__device__ __forceinline__ int collect(const std::int32_t* tokens, std::int64_t first, std::int64_t rows,
-                                       unsigned buckets, unsigned bucket, unsigned long long* list,
-                                       int* filled) {
+__device__ __forceinline__ int collect(const std::int32_t* tokens, const TokenRange& range,
+                                       std::int64_t first, std::int64_t rows, unsigned buckets,
+                                       unsigned bucket, unsigned long long* list, int* filled) {
 #pragma unroll
   for (int k = 0; k < scan_tile / block_threads; ++k) {
     const std::int64_t row = first + k * block_threads + threadIdx.x;
     const auto token = row < rows ? static_cast<std::uint32_t>(tokens[row]) : 0u;
-    const bool mine = row < rows && token % buckets == bucket;
+    const bool mine = row < rows && token % buckets == bucket && range.has(token);
     // The list is sorted by (id, row) afterwards, so where an entry lands changes nothing.
     const unsigned votes = __ballot_sync(0xffffffffu, mine);
     if (votes == 0) continue;
@@ -153,9 +169,10 @@ __device__ __forceinline__ int collect(const std::int32_t* tokens, std::int64_t 
 template <int width, class T>
 __device__ __forceinline__ void add_run(const unsigned long long* list, int begin, int end,
                                         const Elements<T>& d_out, const Elements<float>& table,
-                                        std::int64_t columns, std::int64_t column) {
+                                        std::int64_t first_token, std::int64_t columns,
+                                        std::int64_t column) {
   if (column >= columns) return;
-  const std::int64_t at = static_cast<std::int64_t>(list[begin] >> 32) * columns + column;
+  const std::int64_t at = (static_cast<std::int64_t>(list[begin] >> 32) - first_token) * columns + column;
   float sum[width];
   Elements<float>::template widen<width>(table.template load<width>(at), sum);
   for (int base = begin; base < end; base += rows_under_way) {
@@ -180,8 +197,8 @@ __device__ __forceinline__ void add_run(const unsigned long long* list, int begi
 
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
-    token_kernel(const std::int32_t* tokens, const Elements<T> d_out, const Elements<float> table,
-                 const std::int64_t rows, const std::int64_t columns) {
+    token_kernel(const std::int32_t* tokens, const TokenRange range, const Elements<T> d_out,
+                 const Elements<float> table, const std::int64_t rows, const std::int64_t columns) {
   __shared__ unsigned long long list[list_capacity];
   __shared__ int filled;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
@@ -192,7 +209,7 @@ __global__ void __launch_bounds__(block_threads)
   for (std::int64_t first = 0; first < rows;) {
     int count = 0;
     do {
-      count = collect(tokens, first, rows, gridDim.x, blockIdx.x, list, &filled);
+      count = collect(tokens, range, first, rows, gridDim.x, blockIdx.x, list, &filled);
       first += scan_tile;
     } while (first < rows && count + scan_tile <= list_capacity);
     sort_list(list, count);
@@ -207,7 +224,7 @@ __global__ void __launch_bounds__(block_threads)
         end += votes == 0xffffffffu ? warp_size : __ffs(static_cast<int>(~votes)) - 1;
         if (votes != 0xffffffffu) break;
       }
-      add_run<width>(list, begin, end, d_out, table, columns, column);
+      add_run<width>(list, begin, end, d_out, table, range.first, columns, column);
     }
     __syncthreads();
     if (threadIdx.x == 0) filled = 0;
@@ -228,7 +245,8 @@ LaunchShape row_shape(std::int64_t rows, std::int64_t columns, int width, int ro
 
 void embedding_forward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& token_table,
                        const ConstTensorView& position_table, const TensorView& out,
-                       const ConstTensorView& positions) {
+                       const ConstTensorView& positions, std::int64_t first_token) {
+  const TokenRange range(token_table, first_token);
   const std::int64_t rows = tokens.elements();
   const std::int64_t columns = token_table.shape[1];
   if (rows == 0 || columns == 0) return;
@@ -242,12 +260,14 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
     launch(stream, "embedding_forward", fits == width ? forward_kernel<width, T> : forward_kernel<1, T>,
            row_shape(rows, columns, fits, forward_rows), tokens.as<std::int32_t>(),
            static_cast<const std::int32_t*>(positions.data), elements_of<T>(token_table),
-           elements_of<T>(position_table), elements_of<T>(out), rows, tokens.shape[1], columns);
+           elements_of<T>(position_table), elements_of<T>(out), range, rows, tokens.shape[1], columns);
   });
 }
 
 void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,
-                        const TensorView& token_gradient, const TensorView& position_gradient) {
+                        const TensorView& token_gradient, const TensorView& position_gradient,
+                        std::int64_t first_token) {
+  const TokenRange range(token_gradient, first_token);
   constexpr const char* name = "embedding_backward";
   const std::int64_t rows = tokens.elements();
   const std::int64_t time = tokens.shape[1];
@@ -266,12 +286,12 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
         static_cast<unsigned>(std::clamp<std::int64_t>(divide_round_up(rows, tokens_each), 1, most_buckets));
     const auto chunks = static_cast<unsigned>(divide_round_up(columns, std::int64_t{share} * warp_size));
     launch(stream, name, share == width ? token_kernel<width, T> : token_kernel<1, T>,
-           {.grid = dim3(buckets, chunks), .block = block_threads}, tokens.as<std::int32_t>(),
+           {.grid = dim3(buckets, chunks), .block = block_threads}, tokens.as<std::int32_t>(), range,
            elements_of<T>(d_out), elements_of<float>(token_gradient), rows, columns);
     if (position_gradient.shape.rank() == 0) return;
     const int group = fits(4, position_gradient);
     launch(stream, name, group == 4 ? position_kernel<4, T> : position_kernel<1, T>,
-           row_shape(time, columns, group, 1), elements_of<T>(d_out), elements_of<float>(position_gradient),
+           row_shape(time, columns, group, 1), tokens.as<std::int32_t>(), range, elements_of<T>(d_out), elements_of<float>(position_gradient),
            rows / time, time, columns);
   });
 }

@@ -33,6 +33,7 @@ struct ScoreRows {
   bool dropped;
   DropoutDraws draws;
   std::int64_t sample;
+  std::int64_t heads_before;  ///< heads of the layer before the call's, for the dropout mask
 };
 
 /// Combined over the block; every thread gets the result. Fixed order.
@@ -53,7 +54,7 @@ __device__ float over_block(float x, Combine combine) {
 __device__ __forceinline__ float keep_factor(const ScoreRows& p, std::int64_t head, std::int64_t query,
                                              std::int64_t key) {
   if (!p.dropped) return 1.0f;
-  const std::int64_t element = (head * p.time + query) * p.time + key;
+  const std::int64_t element = ((p.heads_before + head) * p.time + query) * p.time + key;
   const auto block = p.draws.block(p.sample, element >> 2);
   const std::uint32_t low = element & 1 ? block[1] : block[0], high = element & 1 ? block[3] : block[2];
   return p.draws.keeps(element & 2 ? high : low) ? p.draws.scale : 0.0f;
@@ -297,7 +298,8 @@ class Attention {
                    call_.mask(batch),
                    call_.dropout.has_value(),
                    {},
-                   0};
+                   0,
+                   call_.first_head};
     if (call_.dropout) {
       made.draws = *call_.dropout;
       made.sample = call_.samples[static_cast<std::size_t>(batch)];

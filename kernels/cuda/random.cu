@@ -127,7 +127,8 @@ struct MaskedScale {
   Y y;
   DropoutDraws draws;
   RandomKey key;
-  std::int64_t offset;  ///< of the sample's first element
+  std::int64_t offset;  ///< of the sample's first element that is here
+  std::int64_t first;   ///< which element of the sample that is
 
   template <int n>
   __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
@@ -137,7 +138,7 @@ struct MaskedScale {
   __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
     std::uint32_t drawn[n];
     float values[n];
-    draw<n>(key, i, drawn);
+    draw<n>(key, first + i, drawn);
     X::template widen<n>(loaded, values);
 #pragma unroll
     for (int k = 0; k < n; ++k) values[k] = draws.keeps(drawn[k]) ? values[k] * draws.scale : 0.0f;
@@ -149,9 +150,11 @@ struct MaskedScale {
 template <int width, class X, class Y>
 __global__ void __launch_bounds__(vector_loop_threads)
     dropout_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
-                   const std::int64_t first_sample, const VectorRange range) {
+                   const std::int64_t first_sample, const std::int64_t first_element,
+                   const VectorRange range) {
   const RandomKey key = draws.key(list.samples[blockIdx.y]);
-  const MaskedScale<X, Y> operation{x, y, draws, key, (first_sample + blockIdx.y) * range.elements};
+  const MaskedScale<X, Y> operation{
+      x, y, draws, key, (first_sample + blockIdx.y) * range.elements, first_element};
   for_vector_range<width, 2>(operation, range, blockIdx.x, gridDim.x);
 }
 
@@ -167,17 +170,20 @@ void launch_dropout(Stream& stream, const DropoutOptions& options, const X& x, c
     LaunchShape shape = vector_loop_shape(range, 2);
     shape.grid.y = static_cast<unsigned>(count);
     launch(stream, "dropout", dropout_kernel<width, X, Y>, shape, x, y, draws, list,
-           static_cast<std::int64_t>(first), range);
+           static_cast<std::int64_t>(first), options.first_element, range);
   }
 }
 
+/// x holds equal ranges of all samples, from options.first_element of each on.
 template <int width, class X, class Y>
 void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y,
                 const X& from, const Y& to) {
   const std::int64_t per_sample = x.elements() / static_cast<std::int64_t>(options.samples.size());
   VectorRange range = vector_range(
       per_sample, width,
-      {demand_of(x.data, size_of(x.dtype), width), demand_of(y.data, size_of(y.dtype), width), {0, 1, 4}});
+      {demand_of(x.data, size_of(x.dtype), width),
+       demand_of(y.data, size_of(y.dtype), width),
+       {static_cast<std::uint64_t>(options.first_element), 1, 4}});
   // Every sample has to start as the first does.
   if (options.samples.size() > 1 && per_sample % width != 0) range = {per_sample, per_sample, 1, 0};
   if (range.width == width) {
@@ -185,6 +191,17 @@ void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensor
   } else {
     launch_dropout<1>(stream, options, from, to, range);
   }
+}
+
+void dropout_samples(Stream& stream, const DropoutOptions& options, const ConstTensorView& x,
+                     const TensorView& y) {
+  if (x.dtype != y.dtype) {
+    return dropout_of<4>(stream, options, x, y, any_elements_of(x), any_elements_of(y));
+  }
+  with_storage(x.dtype, [&](auto storage) {
+    using T = decltype(storage);
+    dropout_of<16 / Elements<T>::bytes>(stream, options, x, y, elements_of<T>(x), elements_of<T>(y));
+  });
 }
 
 }  // namespace
@@ -205,13 +222,20 @@ void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, s
 
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {
   if (x.elements() == 0) return;
-  if (x.dtype != y.dtype) {
-    return dropout_of<4>(stream, options, x, y, any_elements_of(x), any_elements_of(y));
+  if (options.sample_elements == 0) return dropout_samples(stream, options, x, y);
+  // The end of one sample, whole samples, the beginning of another, and what lies behind the last.
+  const std::int64_t each = options.sample_elements, last = static_cast<std::int64_t>(options.samples.size());
+  for (std::int64_t done = 0, elements = 0; done < x.elements(); done += elements) {
+    const std::int64_t left = x.elements() - done, at = options.first_element + done, sample = at / each;
+    if (sample >= last) return fill_zero(stream, y.slice(done, left));
+    DropoutOptions part = options;
+    part.first_element = at % each;
+    const std::int64_t whole = part.first_element > 0 ? 0 : std::min(left / each, last - sample);
+    part.samples = options.samples.subspan(static_cast<std::size_t>(sample),
+                                           static_cast<std::size_t>(std::max<std::int64_t>(whole, 1)));
+    elements = whole > 0 ? whole * each : std::min(each - part.first_element, left);
+    dropout_samples(stream, part, x.slice(done, elements), y.slice(done, elements));
   }
-  with_storage(x.dtype, [&](auto storage) {
-    using T = decltype(storage);
-    dropout_of<16 / Elements<T>::bytes>(stream, options, x, y, elements_of<T>(x), elements_of<T>(y));
-  });
 }
 
 }  // namespace tranche::kernels::cuda

@@ -16,6 +16,12 @@ inline Cost cross_entropy_accumulate_cost(std::int64_t rows, std::int64_t column
   return {4.0 * r * c, 4.0 * r * c + 16.0 * r, 12.0 * r};
 }
 
+/// Per row and rank: maximum, two exponentials, two products, a sum.
+inline Cost cross_entropy_combine_cost(std::int64_t rows, std::int64_t ranks) {
+  const auto r = static_cast<double>(rows), t = static_cast<double>(ranks);
+  return {6.0 * r * t, 12.0 * r * t, 12.0 * r};
+}
+
 inline Cost cross_entropy_finish_cost(std::int64_t rows) {
   const auto r = static_cast<double>(rows);
   return {4.0 * r, 16.0 * r + 16.0, 16.0};

@@ -183,6 +183,46 @@ TEST(Attention, BitsDependNeitherOnThreadsNorOnWorkspace) {
   }
 }
 
+TEST(Attention, HeadsOfARankAreThoseOfAllHeads) {
+  for (DataType dtype : floating_dtypes) {
+    Random random(56);
+    Machine machine(2);
+    const Sizes sizes{2, 70, 48, 3};
+    Operands whole(dtype, sizes, 0.3f, random);
+    whole.forward(machine);
+    whole.backward(machine);
+    // The columns of one head of rows of `heads` heads, and of each part of packed rows.
+    const auto columns = [](const HostTensor& from, std::size_t parts, std::size_t head) {
+      std::vector<double> taken;
+      const auto values = from.values();
+      for (std::size_t at = 0; at < values.size(); at += 48) {
+        const auto begin = values.begin() + static_cast<std::ptrdiff_t>(at + head * 16);
+        taken.insert(taken.end(), begin, begin + 16);
+      }
+      return HostTensor(from.dtype(), {2, 70, static_cast<std::int64_t>(parts) * 16}, taken);
+    };
+    for (std::size_t head = 0; head < 3; ++head) {
+      Operands one(dtype, {2, 70, 16, 1}, 0.3f, random);
+      one.options.first_head = static_cast<std::int64_t>(head);
+      one.query_key_value = columns(whole.query_key_value, 3, head);
+      one.d_out = columns(whole.d_out, 1, head);
+      one.forward(machine);
+      one.backward(machine);
+      EXPECT_EQ(one.out.values(), columns(whole.out, 1, head).values()) << name_of(dtype) << " head " << head;
+      EXPECT_EQ(one.d_query_key_value.values(), columns(whole.d_query_key_value, 3, head).values());
+    }
+  }
+  Machine machine;
+  Random random(57);
+  Operands wrong(fp32, {1, 2, 4, 1}, 0.5f, random);
+  wrong.options.first_head = -1;
+  EXPECT_EQ(refusal([&] { wrong.forward(machine); }), "attention_forward: first_head is -1, wanted 0 or more");
+  wrong.options.first_head = 0;
+  wrong.options.dropout.sample_elements = 8;
+  EXPECT_EQ(refusal([&] { wrong.forward(machine); }),
+            "attention_forward: dropout names a part of the samples, which only the kernel dropout takes");
+}
+
 TEST(Attention, KeysAfterAQueryDoNotReachIt) {
   Random random(55);
   Machine machine;

@@ -105,6 +105,61 @@ TEST(CrossEntropy, AgreesWithTheReferenceInChunksOfAnySize) {
   }
 }
 
+TEST(CrossEntropy, StatesOfRanksCombineToThatOfAllColumns) {
+  Random random(47);
+  Machine machine(2);
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  const std::vector<std::pair<std::int64_t, std::int64_t>> parts{{0, 34}, {34, 34}, {68, 33}};
+  Operands run(9, 101, random);
+  // A rank that has nothing for row 3, whose label is ignored.
+  for (std::size_t i = 34; i < 68; ++i) run.logits[3 * 101 + i] = -infinity;
+  HostTensor states(fp32, {3, 3, 9});
+  for (std::size_t rank = 0; rank < 3; ++rank) {
+    const auto row = [&](std::int64_t which) {
+      return states.view().slice((static_cast<std::int64_t>(rank) * 3 + which) * 9, 9);
+    };
+    const CrossEntropyState state{row(0), row(1), row(2)};
+    HostTensor logits = run.chunk(parts[rank].first, parts[rank].second);
+    cross_entropy_begin(machine.stream(), state);
+    cross_entropy_accumulate(machine.stream(), logits.view(), run.targets.view(), parts[rank].first, state);
+  }
+  run.loss(machine.stream(), 101);
+  const double whole_loss = run.loss_sum.values()[0];
+  const auto whole_sum = run.sum.values(), whole_maximum = run.maximum.values(),
+             whole_target = run.target_logit.values();
+  Operands combined = run;
+  cross_entropy_combine(machine.stream(), states.view(), combined.state());
+  EXPECT_EQ(combined.maximum.values(), whole_maximum);
+  for (std::size_t i = 0; i < 9; ++i) {
+    if (run.labels[i] != ignored_label) {
+      EXPECT_EQ(combined.target_logit.values()[i], whole_target[i]);
+    }
+  }
+  expect_close(combined.sum.values(), whole_sum, 2e-6, 0, "sum");
+  combined.loss_sum = HostTensor(DataType::float64, {1}, std::vector<double>{3.5});
+  cross_entropy_finish(machine.stream(), combined.targets.view(), combined.state(), combined.loss_sum.view(),
+                       combined.token_count.view());
+  EXPECT_NEAR(combined.loss_sum.values()[0], whole_loss, 2e-5);
+  EXPECT_TRUE(combined.sum.guard_intact() && combined.maximum.guard_intact());
+
+  // Of one rank it is a copy.
+  HostTensor one(fp32, {1, 3, 9});
+  const CrossEntropyState first{one.view().slice(0, 9), one.view().slice(9, 9), one.view().slice(18, 9)};
+  HostTensor logits = run.chunk(0, 101);
+  cross_entropy_begin(machine.stream(), first);
+  cross_entropy_accumulate(machine.stream(), logits.view(), run.targets.view(), 0, first);
+  cross_entropy_combine(machine.stream(), one.view(), combined.state());
+  EXPECT_EQ(combined.sum.values(), whole_sum);
+  EXPECT_EQ(combined.maximum.values(), whole_maximum);
+
+  Machine meta(1, 0, DeviceKind::meta);
+  const TensorView row{nullptr, fp32, {9}}, few{nullptr, fp32, {3, 2, 9}};
+  EXPECT_EQ(refusal([&] { cross_entropy_combine(meta.stream(), few, {row, row, row}); }),
+            "cross_entropy_combine: `states` has shape [3, 2, 9], wanted [3, 3, 9]");
+  cross_entropy_combine(meta.stream(), TensorView{nullptr, fp32, {3, 3, 9}}, {row, row, row});
+  EXPECT_EQ(meta.stream().work().floating_point_operations, 6.0 * 27);
+}
+
 TEST(CrossEntropy, GradientAgreesWithFiniteDifferencesOfTheReference) {
   Random random(42);
   Machine machine;

@@ -87,6 +87,46 @@ TEST(Dropout, AnySplitOfTheBatchGivesTheSame) {
   }
 }
 
+TEST(Dropout, APartOfTheSamplesHasTheMasksOfTheWhole) {
+  // Ranks' parts of three samples: they begin and end anywhere, and the last ones are padding.
+  constexpr std::int64_t per_sample = 1300, whole_elements = 3 * per_sample;
+  const std::vector<std::int64_t> samples{11, 5, 13};
+  for (const DataType type : floating_types()) {
+    Guarded x(type, whole_elements);
+    fill_random(x, 1);
+    const std::string whole = dropped(options_of(0.3f, samples), x).bits();
+    for (const std::int64_t part : {1001, 1300, 97, 3900, 4000}) {
+      std::string joined;
+      for (std::int64_t first = 0; first < whole_elements; first += part) {
+        Guarded mine(type, part), out(type, part);
+        for (std::int64_t i = 0; i < part; ++i) {
+          mine.set(i, first + i < whole_elements ? x.get(first + i) : 1.0f);
+        }
+        DropoutOptions options = options_of(0.3f, samples);
+        options.first_element = first;
+        options.sample_elements = per_sample;
+        TestStream stream(2);
+        dropout(stream, options, mine.view(), out.view());
+        joined += out.bits();
+      }
+      const auto valid = static_cast<std::size_t>(whole_elements * size_of(type));
+      EXPECT_EQ(joined.substr(0, valid), whole) << part;
+      EXPECT_EQ(joined.find_first_not_of('\0', valid), std::string::npos) << "padding of " << part;
+    }
+  }
+}
+
+TEST(Dropout, APartThatIsNoneIsRefused) {
+  const std::int64_t sample[] = {0};
+  Guarded x(DataType::float32, 4);
+  TestStream stream;
+  DropoutOptions options = options_of(0.5f, sample);
+  options.first_element = 4;
+  EXPECT_EQ(refusal([&] { dropout(stream, options, x.view(), x.view()); }),
+            "dropout: first_element is 4 with sample_elements 0, wanted at least 0, and sample_elements where a "
+            "part begins behind the first element");
+}
+
 TEST(Dropout, ThreadsChangeNoBit) {
   const std::vector<std::int64_t> samples{1, 2, 3};
   Guarded x(DataType::float32, 3 * 27001);

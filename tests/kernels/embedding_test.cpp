@@ -209,6 +209,60 @@ TEST(Embedding, PositionsThatAreGivenAreRowsOfTheTable) {
             "embedding_forward: `positions` has 5 elements, wanted 6");
 }
 
+TEST(Embedding, PartsOfTheVocabularySumToTheWholeInTheSameBits) {
+  Random random(37);
+  Machine machine(2);
+  for (DataType dtype : floating_dtypes) {
+    for (const bool positions : {true, false}) {
+      Operands run(dtype, 3, 5, 33, random);
+      const TensorView places = positions ? run.position_table.view() : TensorView{},
+                       d_places = positions ? run.position_gradient.view() : TensorView{};
+      const auto before = run.token_gradient.values(), places_before = run.position_gradient.values(),
+                 tokens = run.token_table.values();
+      embedding_forward(machine.stream(), run.tokens.view(), run.token_table.view(), places, run.out.view());
+      embedding_backward(machine.stream(), run.tokens.view(), run.d_out.view(), run.token_gradient.view(),
+                         d_places);
+      std::vector<double> sum(run.out.values().size()), gradient;
+      HostTensor place_sum(fp32, {run.positions, run.width}, places_before);
+      for (const auto& [first, rows] : {std::pair<std::int64_t, std::int64_t>{0, 3}, {3, 1}, {4, 3}}) {
+        SCOPED_TRACE(::testing::Message() << name_of(dtype) << " tokens from " << first);
+        const TensorView table =
+            run.token_table.view().slice(first * run.width, rows * run.width).reshaped({rows, run.width});
+        HostTensor out(dtype, run.out.view().shape),
+            d_table(fp32, {rows, run.width},
+                    std::span(before).subspan(static_cast<std::size_t>(first * run.width),
+                                              static_cast<std::size_t>(rows * run.width)));
+        embedding_forward(machine.stream(), run.tokens.view(), table, places, out.view(), {}, first);
+        embedding_backward(machine.stream(), run.tokens.view(), run.d_out.view(), d_table.view(),
+                           positions ? place_sum.view() : TensorView{}, first);
+        const auto got = out.values(), d_got = d_table.values();
+        std::vector<double> wanted(got.size());
+        const auto part = HostTensor(dtype, {rows, run.width},
+                                     std::span(tokens)
+                                         .subspan(static_cast<std::size_t>(first * run.width),
+                                                  static_cast<std::size_t>(rows * run.width)))
+                              .values();
+        reference::embedding_forward(run.time, run.width, run.ids, part,
+                                     positions ? run.position_table.values() : std::vector<double>{}, wanted,
+                                     static_cast<std::int64_t>(first));
+        expect_close(got, wanted, rounding_of(dtype) + 1e-7, underflow_of(dtype), "out");
+        for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += got[i];
+        gradient.insert(gradient.end(), d_got.begin(), d_got.end());
+        EXPECT_TRUE(out.guard_intact() && d_table.guard_intact() && place_sum.guard_intact());
+      }
+      EXPECT_EQ(sum, run.out.values());  // one addend of each is not zero
+      EXPECT_EQ(gradient, run.token_gradient.values());
+      // Additions in another order.
+      if (positions) expect_close(place_sum.values(), run.position_gradient.values(), 0, 1e-5, "positions");
+    }
+  }
+  Machine meta(1, 0, DeviceKind::meta);
+  const TensorView tokens{nullptr, DataType::int32, {2, 3}}, table{nullptr, fp32, {7, 8}},
+      out{nullptr, fp32, {2, 3, 8}};
+  EXPECT_EQ(refusal([&] { embedding_forward(meta.stream(), tokens, table, {}, out, {}, -2); }),
+            "embedding_forward: first_token is -2, wanted 0 or more, or whole_vocabulary");
+}
+
 TEST(Embedding, MetaCountsLikeTheCpuAndTouchesNothing) {
   Random random(34);
   Operands run(DataType::bfloat16, 2, 3, 8, random);

@@ -19,7 +19,7 @@ inline void weights_last(const LanguageModel& model, Engine& engine, const Token
   const auto layers = static_cast<std::size_t>(pass.shape.layers);
   const auto residual = [&] {
     return StepTensors(engine, Category::activations, "residual",
-                       {{pass.dtype(), {pass.rows(), pass.shape.width}}});
+                       {{pass.dtype(), {pass.local_rows(), pass.shape.width}}});
   };
   const StepTensors totals(engine, Category::activations, "loss and tokens",
                            {{DataType::float64, {}}, {DataType::int64, {}}});

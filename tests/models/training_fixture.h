@@ -205,7 +205,7 @@ struct GptRun {
 };
 
 /// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
-/// its part of each micro-batch. `start` replaces the drawn weights.
+/// its part of each micro-batch, as its neighbours on the axis `tensor` do. `start` replaces the drawn weights.
 inline GptRun train_model(int ranks, const LanguageModel& model, const Config& config, int steps,
                           std::int64_t time, bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
                           const reference_training::Tensors* start = nullptr, bool want_gradients = false) {
@@ -215,6 +215,8 @@ inline GptRun train_model(int ranks, const LanguageModel& model, const Config& c
       ranks, model.spec(time), config,
       [&](Engine& engine) {
         const int rank = engine.runtime().rank();
+        // The ranks of the axis `tensor`, which varies fastest, see the same samples.
+        const int parts = engine.runtime().mesh().size(MeshAxis::tensor);
         const Config& used = engine.config();
         TokenData data(time, model.shape().vocabulary, ignore_some);
         DeviceBatch device_batch(engine);
@@ -227,7 +229,7 @@ inline GptRun train_model(int ranks, const LanguageModel& model, const Config& c
         }
         for (int step = 0; step < steps; ++step) {
           for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
-            const std::int64_t block = m * ranks + rank;
+            const std::int64_t block = m * (ranks / parts) + rank / parts;
             data.draw(step * used.train_batch_size + block * used.micro_batch_size, used.micro_batch_size);
             model.forward_backward(engine, device_batch.of(data));
           }

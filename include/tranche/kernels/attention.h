@@ -25,10 +25,12 @@ struct AttentionOptions {
   std::int64_t key_value_heads = 0;  ///< divides heads, which share each in groups of neighbours; 0: heads
   std::int64_t window = 0;           ///< a query sees the last `window` keys, its own among them; 0: all
   float scale = 0;                   ///< of scores; 0: 1 / sqrt(head width)
-  DropoutOptions dropout;  ///< on the probabilities; element index is (head * time + query) * time + key
+  /// On the probabilities; the index of an element is ((first_head + head) * time + query) * time + key.
+  DropoutOptions dropout;
   /// int32 [batch, time] in memory of the stream's device, or nothing: the first token, within its row, of
   /// each token's document. Never decreases along a row; keys before it are not seen.
   ConstTensorView document_begin = {};
+  std::int64_t first_head = 0;  ///< heads of the layer before these, which other ranks have
 };
 
 /// Causal self-attention: query t sees keys [max(document_begin, t - window + 1, 0), t]. query, d_query and

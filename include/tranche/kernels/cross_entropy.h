@@ -22,6 +22,10 @@ void cross_entropy_begin(Stream& stream, const CrossEntropyState& state);
 /// state. targets int32 [rows].
 void cross_entropy_accumulate(Stream& stream, const ConstTensorView& logits, const ConstTensorView& targets,
                               std::int64_t first_column, const CrossEntropyState& state);
+/// state = that of all columns, from the states of ranks that have seen columns of their own: `states` fp32
+/// [ranks][3][rows] holds maximum, sum and target logit of each rank, folded in rank order. `state`
+/// is no part of `states`.
+void cross_entropy_combine(Stream& stream, const ConstTensorView& states, const CrossEntropyState& state);
 /// loss_sum (one fp64) += sum over rows that are not ignored of -log p(target), rows in a fixed order (the
 /// CPU: one after another; cuda: 256 interleaved sums, then a tree); token_count (one int64) += their number.
 void cross_entropy_finish(Stream& stream, const ConstTensorView& targets, const CrossEntropyState& state,

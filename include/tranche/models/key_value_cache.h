@@ -23,14 +23,14 @@ struct CacheHeads {
 /// fill them: 2 * layers * rows * key_value_heads * capacity * head_width elements of the compute dtype,
 /// taken from the runtime's device memory at once (Category::activations, tag "key-value cache") and kept
 /// until it is destroyed. On a mesh with a pipeline the layers are the blocks of this rank's stage, which may
-/// have none. The keys are those that attention sees, behind norms and rotation. A window takes nothing from
+/// have none; with the axis `tensor` the heads are those that this rank attends with. The keys are those that attention sees, behind norms and rotation. A window takes nothing from
 /// it: all tokens are kept, the last ones are read.
 class KeyValueCache {
  public:
   /// Throws InvalidArgument when the model keeps none (LanguageModel::cache_heads), for less than a row and
   /// for a capacity that is not in 1 to the model's positions; OutOfMemory as all memory does.
   KeyValueCache(Engine& engine, const LanguageModel& model, std::int64_t rows, std::int64_t capacity);
-  /// The memory that one takes for all blocks, which is that of all stages of a pipeline together.
+  /// The memory that one takes for all blocks and heads, which is that of all stages of a pipeline together.
   static std::int64_t bytes(const LanguageModel& model, DataType dtype, std::int64_t rows,
                             std::int64_t capacity);
   /// The memory that this one takes on this rank.

@@ -17,6 +17,7 @@
 
 namespace tranche {
 
+class Communicator;
 class Engine;
 class GatheredUnit;
 class UnitGradients;
@@ -61,6 +62,11 @@ struct ModelShape {
   int head_weight = 0;  ///< index of the head's [vocabulary, width] in its unit
 };
 
+/// Elements [first, first + count) of a dimension.
+struct DimensionPart {
+  std::int64_t first = 0, count = 0;
+};
+
 /// A micro-batch while it is computed.
 struct Pass {
   Engine& engine;
@@ -74,11 +80,26 @@ struct Pass {
   /// Of a pass that generates: keys and values of tokens before (models::attend()). `positions` are given
   /// then.
   const CachePlace* cache = nullptr;
+  /// The ranks of the mesh's axis `tensor`, which share out rows of the residual and layers' dimensions
+  /// (tensor_rows.h); null: this rank has all.
+  Communicator* tensor = nullptr;
 
   std::int64_t rows() const { return batch * time; }
+  /// Ranks of the axis `tensor`, and which of them this is.
+  int tensor_ranks() const;
+  int tensor_rank() const;
+  /// Rows of the residual that this rank holds, padding included: all of them without the axis.
+  std::int64_t local_rows() const;
+  /// This rank's part of `count` elements that the axis shares out, as the engine cuts tensors. Where there
+  /// are more ranks than elements, neighbouring ranks have the same one.
+  DimensionPart part_of(std::int64_t count) const;
+  /// The first token of this rank's rows of a [vocabulary, width], as kernels::embedding_forward() takes it.
+  std::int64_t first_token() const;
   DataType dtype() const;  ///< of activations and of gathered weights
   /// Dropout at a site, which keys its random numbers; probability 0 when not training.
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
+  /// The same for this rank's rows of the residual, or of their gradient; padding becomes zero.
+  kernels::DropoutOptions row_dropout(float probability, std::uint32_t site) const;
 };
 
 /// The stages of a pipeline that get logits. The last stage computes them. With every_stage it broadcasts
@@ -172,6 +193,9 @@ class LanguageModel {
   // These functions are for the training above, and for schedules of a caller's own. None of it depends on
   // data, and block_forward writes the same bits each time.
 
+  /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the passes
+  /// below compute by Pass::part_of(). None: the model cannot be cut by it.
+  virtual std::vector<std::string> tensor_dimensions() const { return {}; }
   virtual UnitSpec embedding_unit() const = 0;
   virtual UnitSpec block_unit(std::int64_t block) const = 0;
   /// Only where the head is not tied.
@@ -189,6 +213,9 @@ class LanguageModel {
   Pass pass_of(Engine& engine, const TokenBatch& batch, bool training) const;
   /// Tables that all blocks of a micro-batch read (rotary positions, say), filled.
   virtual StepTensors acquire_tables(const Pass& /*pass*/) const { return {}; }
+
+  // A residual, its gradient and rows of the final norm are of Pass::local_rows() rows: all of the micro-batch
+  // unless the axis `tensor` shares them out.
 
   /// out[rows, width]; tokens [batch, time].
   virtual void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,

@@ -25,6 +25,9 @@ class Llama final : public LanguageModel {
   double block_operations(std::int64_t sequence) const override;
   double skipped_operations() const override;
 
+  std::vector<std::string> tensor_dimensions() const override {
+    return {"heads", "key_value_heads", "inner", "vocabulary"};
+  }
   UnitSpec embedding_unit() const override;
   UnitSpec block_unit(std::int64_t block) const override;
   UnitSpec head_unit() const override;

@@ -1,0 +1,247 @@
+// Models whose layers the axis `tensor` of a mesh cuts: losses, norms, gradients, evaluations and logits are
+// those of one rank.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "own_schedule.h"
+#include "tiny_llama.h"
+#include "training_fixture.h"
+#include "tranche/models/key_value_cache.h"
+#include "tranche/models/llama.h"
+
+namespace tranche::models {
+namespace {
+
+/// 5 samples of 11 tokens: rows that neither two, three nor four ranks share evenly.
+constexpr std::int64_t time_steps = 11, batch = 5;
+
+/// Six heads, and an inner width and a vocabulary that three ranks do not share evenly.
+GptConfig six_heads() {
+  GptConfig model = tiny_gpt();
+  model.heads = 6;
+  model.inner = 50;
+  return model;
+}
+
+GptConfig with_dropout(GptConfig model) {
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.1f;
+  return model;
+}
+
+LlamaConfig eight_heads(LlamaKind kind) {
+  LlamaConfig model = tiny_llama(kind);
+  model.heads = 8;
+  model.key_value_heads = 2;
+  model.attention_dropout = 0.1f;
+  return model;
+}
+
+/// Decay and clipping on; `data_ranks` share out 5 samples (or 10).
+Config config_of(int tensor, int data_ranks = 1, int stage = 0) {
+  Config config = plain_config(batch * data_ranks, data_ranks);
+  config.gradient_clipping = 0.5;
+  config.optimizer.learning_rate = 2e-3;
+  config.optimizer.parameters["weight_decay"] = 0.1;
+  config.stage = stage;
+  if (tensor > 1) config.mesh = (data_ranks > 1 ? "shard=2,tensor=" : "tensor=") + std::to_string(tensor);
+  return config;
+}
+
+double largest_relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = a.size() == b.size() ? 0 : 1e9;
+  for (std::size_t i = 0; i < b.size() && i < a.size(); ++i) {
+    largest = std::max(largest, std::abs(a[i] - b[i]) / std::abs(b[i]));
+  }
+  return largest;
+}
+
+void expect_equal_runs(const GptRun& actual, const GptRun& wanted) {
+  EXPECT_LE(largest_relative_difference(actual.losses, wanted.losses), 1e-5);
+  EXPECT_LE(largest_relative_difference(actual.norms, wanted.norms), 1e-5);
+}
+
+TEST(TensorParallelGpt, TwentyStepsHaveTheLossesOfOneRank) {
+  const Gpt model(with_dropout(six_heads()));
+  const auto one = train_model(1, model, config_of(1), 20, time_steps, true);
+  EXPECT_LT(one.losses.back(), one.losses.front()) << "it learns";
+  for (const int tensor : {2, 3}) {
+    SCOPED_TRACE(tensor);
+    expect_equal_runs(train_model(tensor, model, config_of(tensor), 20, time_steps, true), one);
+  }
+}
+
+TEST(TensorParallelGpt, GradientsAreThoseOfOneRank) {
+  const Gpt model(with_dropout(six_heads()));
+  const auto one = train_model(1, model, config_of(1), 1, time_steps, true, DeviceKind::cpu, nullptr, true);
+  for (const int tensor : {2, 3, 6}) {
+    const auto cut =
+        train_model(tensor, model, config_of(tensor), 1, time_steps, true, DeviceKind::cpu, nullptr, true);
+    for (const auto& [name, gradient] : one.gradients) {
+      const double size = std::sqrt(std::inner_product(gradient.begin(), gradient.end(), gradient.begin(), 0.0));
+      double difference = 0;
+      for (std::size_t i = 0; i < gradient.size(); ++i) {
+        difference = std::max(difference, std::abs(cut.gradients.at(name)[i] - gradient[i]));
+      }
+      EXPECT_LE(difference, 1e-5 * size) << name << " on " << tensor << " ranks";
+    }
+  }
+}
+
+TEST(TensorParallelGpt, StagesShardsRecomputationAndChunksHaveTheSameLosses) {
+  GptConfig config = with_dropout(six_heads());
+  config.vocabulary = 9000;  // three blocks of the head, two on each rank
+  const Gpt model(config);
+  auto of_one = config_of(1);
+  of_one.train_batch_size = of_one.micro_batch_size = 2 * batch;
+  const auto one = train_model(1, model, of_one, 3, time_steps, true);
+  for (const int stage : {0, 1, 2, 3}) {
+    auto cut = config_of(2, 2, stage);
+    cut.activation_checkpointing = stage == 3;
+    cut.vocabulary_chunk = stage == 2 ? 4096 : 0;
+    SCOPED_TRACE(stage);
+    expect_equal_runs(train_model(4, model, cut, 3, time_steps, true), one);
+  }
+}
+
+TEST(TensorParallelGpt, WeightGradientsThatWaitHaveTheSameBits) {
+  const Gpt model(with_dropout(six_heads()));
+  const auto gradients = [&](bool later) {
+    reference_training::Tensors result;
+    on_ranks(2, model.spec(time_steps), config_of(2), [&](Engine& engine) {
+      TokenData data(time_steps, model.shape().vocabulary, true);
+      data.draw(0, batch);
+      if (later) {
+        weights_last(model, engine, data.batch());
+      } else {
+        model.forward_backward(engine, data.batch());
+      }
+      auto read = read_all(engine, true);
+      if (engine.runtime().rank() == 0) result = std::move(read);
+    });
+    return result;
+  };
+  EXPECT_EQ(gradients(true), gradients(false));
+}
+
+TEST(TensorParallelGpt, Bf16StaysAsNearAsBf16OfOneRank) {
+  const Gpt model(six_heads());
+  const auto fp32 = train_model(1, model, config_of(1), 20, time_steps, true);
+  const auto narrow = [](Config config) {
+    config.precision.compute = config.precision.communication = DataType::bfloat16;
+    return config;
+  };
+  const auto one = train_model(1, model, narrow(config_of(1)), 20, time_steps, true);
+  for (const int tensor : {2, 3}) {
+    const auto cut = train_model(tensor, model, narrow(config_of(tensor)), 20, time_steps, true);
+    EXPECT_LE(largest_relative_difference(cut.losses, one.losses),
+              std::max(largest_relative_difference(one.losses, fp32.losses), 1e-3))
+        << tensor;
+  }
+}
+
+TEST(TensorParallelGpt, AdaptersHaveTheLossesOfOneRank) {
+  const Gpt model(with_dropout(six_heads()));
+  const auto adapted = [](Config config) {
+    config.lora = {.rank = 3, .alpha = 7, .targets = {"all-linear", "lm_head"}};
+    return config;
+  };
+  const auto one = train_model(1, model, adapted(config_of(1)), 10, time_steps, true);
+  EXPECT_LT(one.losses.back(), one.losses.front());
+  for (const int tensor : {2, 3}) {
+    expect_equal_runs(train_model(tensor, model, adapted(config_of(tensor)), 10, time_steps, true), one);
+  }
+}
+
+/// Loss of an evaluation, and logits and greedy tokens over a cache and without.
+struct Answers {
+  double loss = 0;
+  std::vector<float> logits;
+  std::vector<std::int32_t> greedy;
+};
+
+Answers answers(int tensor, const LanguageModel& model) {
+  Answers result;
+  std::mutex mutex;
+  on_ranks(tensor, model.spec(time_steps), config_of(tensor), [&](Engine& engine) {
+    Answers mine;
+    TokenData data(time_steps, model.shape().vocabulary, true);
+    engine.begin_evaluation();
+    for (int i = 0; i < 2; ++i) {
+      data.draw(7 * i, batch);
+      model.evaluate(engine, data.batch());
+    }
+    mine.loss = engine.end_evaluation().loss;
+    const std::vector<std::int32_t> prompt{5, 60, 0, 17, 23};
+    mine.logits = model.next_token_logits(engine, prompt);
+    KeyValueCache cache(engine, model, 2, 11);
+    EXPECT_EQ(model.prefill(engine, cache, 0, prompt), mine.logits);
+    (void)model.prefill(engine, cache, 1, std::vector<std::int32_t>{1, 2});
+    std::vector<float> logits = mine.logits;
+    for (int i = 0; i < 5; ++i) {
+      const auto best = [&] {
+        const auto end = logits.begin() + model.shape().vocabulary;
+        return static_cast<std::int32_t>(std::max_element(logits.begin(), end) - logits.begin());
+      }();
+      mine.greedy.push_back(best);
+      logits = model.decode(engine, cache, std::vector<std::int32_t>{best, 3});
+    }
+    const std::lock_guard lock(mutex);
+    if (engine.runtime().rank() == 0) result = mine;
+  });
+  return result;
+}
+
+void expect_equal_answers(int tensor, const LanguageModel& model, const Answers& one) {
+  const Answers cut = answers(tensor, model);
+  EXPECT_NEAR(cut.loss, one.loss, 1e-5 * one.loss) << tensor;
+  ASSERT_EQ(cut.logits.size(), one.logits.size());
+  for (std::size_t i = 0; i < one.logits.size(); ++i) EXPECT_NEAR(cut.logits[i], one.logits[i], 1e-5);
+  EXPECT_EQ(cut.greedy, one.greedy);
+}
+
+TEST(TensorParallelGpt, EvaluationsLogitsAndGreedyTokensAreThoseOfOneRank) {
+  const Gpt model(six_heads());
+  const Answers one = answers(1, model);
+  for (const int tensor : {2, 3, 6}) expect_equal_answers(tensor, model, one);
+}
+
+TEST(TensorParallelLlama, TwentyStepsHaveTheLossesOfOneRank) {
+  for (const LlamaKind kind : {LlamaKind::llama, LlamaKind::qwen3}) {
+    const Llama model(eight_heads(kind));
+    const auto one = train_model(1, model, config_of(1), 20, time_steps, true);
+    for (const int tensor : {2, 4, 8}) {
+      SCOPED_TRACE(model.describe() + " on " + std::to_string(tensor));
+      expect_equal_runs(train_model(tensor, model, config_of(tensor), 20, time_steps, true), one);
+    }
+  }
+}
+
+TEST(TensorParallelLlama, EveryArchitectureAndShards) {
+  for (const LlamaKind kind : all_kinds) {
+    const Llama model(eight_heads(kind));
+    auto of_one = config_of(1);
+    of_one.train_batch_size = of_one.micro_batch_size = 2 * batch;
+    const auto one = train_model(1, model, of_one, 3, time_steps, true);
+    for (const int stage : {1, 3}) {
+      SCOPED_TRACE(model.describe() + " stage " + std::to_string(stage));
+      expect_equal_runs(train_model(8, model, config_of(4, 2, stage), 3, time_steps, true), one);
+    }
+  }
+}
+
+TEST(TensorParallelLlama, EvaluationsLogitsAndGreedyTokensAreThoseOfOneRank) {
+  const Llama model(eight_heads(LlamaKind::qwen2));
+  const Answers one = answers(1, model);
+  for (const int tensor : {2, 4, 8}) expect_equal_answers(tensor, model, one);
+}
+
+}  // namespace
+}  // namespace tranche::models
