@@ -172,6 +172,8 @@ struct Engine::Impl {
   int stage() const { return pipeline == nullptr ? 0 : pipeline->rank(); }
   /// Elements and bytes that this rank sends to its group of the axis in a step, by the formula.
   TrafficCount formula_traffic(MeshAxis axis) const;
+  /// The same of the buffers that groups of so many ranks share; 0: of all.
+  TrafficCount formula_traffic(MeshAxis axis, int group) const;
   /// "2 stages, schedule 1f1b: embedding to h.5 | h.6 to head".
   std::string describe_stages() const;
   /// How often a step reduces a flat buffer's gradients.

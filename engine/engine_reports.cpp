@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "engine/engine_impl.h"
 #include "engine/offloaded_state.h"
@@ -129,6 +130,20 @@ Engine::StepMemory Engine::step_memory() const {
 }
 
 TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
+  if (axis != MeshAxis::tensor) return formula_traffic(axis, 0);
+  // Whole tensors and those that some ranks share are summed over groups of different sizes.
+  TrafficCount sent;
+  std::set<int> sizes;
+  for (const FlatBuffer* flat : store.trainable()) {
+    if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
+    const TrafficCount of_group = formula_traffic(axis, flat->group->size());
+    sent.elements += of_group.elements;
+    sent.bytes += of_group.bytes;
+  }
+  return sent;
+}
+
+TrafficCount Engine::Impl::formula_traffic(MeshAxis axis, int group) const {
   const PrecisionConfig& precision = config.precision;
   TrafficCount sent;
   if (axis == MeshAxis::replicate) {
@@ -161,7 +176,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
   int shards = 1;
   for (const FlatBuffer* flat : store.trainable()) {
-    if (flat->empty() || flat->axis() != axis) continue;
+    if (flat->empty() || flat->axis() != axis || (group > 0 && flat->group->size() != group)) continue;
     shards = flat->group->size();
     if (axis != MeshAxis::shard) options.group_size = flat->givers_a_data_rank();
     const std::int64_t elements = flat->layout.padded_elements();
@@ -179,7 +194,7 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
   if (config.stage > 0) {
-    const std::int64_t published = formulas.published_elements(axis);
+    const std::int64_t published = formulas.published_elements(axis, group);
     const bool of_shards = axis == MeshAxis::shard;
     const std::int64_t quantized =
         config.quantized_weights ? published + (of_shards ? recorded_quantized_elements : 0) : 0;
