@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/state_layout.h"
+#include "engine/tensor_cuts.h"
 #include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/partition/mesh.h"
