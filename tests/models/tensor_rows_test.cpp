@@ -37,7 +37,8 @@ TEST(TensorRows, AreGatheredInOrderAndPaddingIsLeftOut) {
       const std::int64_t local = pass.local_rows(), first = pass.tensor_rank() * local;
       EXPECT_EQ(local, divide_round_up(5, ranks));
       std::vector<float> mine(static_cast<std::size_t>(local * 2));
-      for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<float>(2 * first) + static_cast<float>(i);
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        mine[i] = static_cast<float>(2 * first) + static_cast<float>(i);
       const ConstTensorView view{mine.data(), DataType::float32, {local, 2}};
       GatheredRows rows(pass, "test", view);
       EXPECT_EQ(rows.view().shape, (Shape{5, 2}));
