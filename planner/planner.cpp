@@ -7,6 +7,7 @@
 #include <sstream>
 #include <vector>
 
+#include "engine/stages.h"
 #include "engine/state_layout.h"
 #include "engine/tensor_cuts.h"
 #include "partition/placement.h"

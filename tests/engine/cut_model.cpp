@@ -53,13 +53,13 @@ ModelSpec cut_model() {
   model.add_unit(
       {"embedding",
        {{.name = "wte", .shape = {13, 6}, .initializer = normal, .dimensions = {vocabulary, width}},
-        {.name = "wpe", .shape = {5, 6}, .initializer = normal},
+        {.name = "wpe", .shape = {5, 6}, .initializer = normal, .uses = {0}},
         {.name = "table",
          .shape = {13, 3},
          .initializer = normal,
          .frozen = true,
          .dimensions = {vocabulary, width}},
-        {.name = "still", .shape = {7}, .initializer = uniform, .frozen = true}},
+        {.name = "still", .shape = {7}, .initializer = uniform, .frozen = true, .uses = {1}}},
        2});
   model.add_unit(
       {"block",
@@ -78,6 +78,7 @@ ModelSpec cut_model() {
         {.name = "big", .shape = {11, 300}, .initializer = normal, .dimensions = {inner, width}}},
        1});
   model.add_unit({"whole", {{.name = "whole.norm", .shape = {9}, .initializer = normal}}, 1});
+  model.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{2}, 0, 1}, {{0}, 1, 1}};
   return model;
 }
 
@@ -92,11 +93,17 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
     const std::int64_t first = step * cut_samples + (data_rank * config.accumulation_steps + m) * count;
     engine.begin_micro_batch();
     const float scale = engine.loss_gradient_scale();
-    const auto backward = [&](int unit, float share) {
+    const Engine::StageUses stage = engine.stage();
+    const auto backward = [&](int place) {
+      if (stage.stages > 1 && (place < stage.begin || place >= stage.end)) return;
+      const auto [id, use, operations] = model.forward[static_cast<std::size_t>(place)];
+      const int unit = id.index;
       const GatheredUnit weights = engine.gather({unit});
       UnitGradients gradients = engine.gradients({unit});
       const std::vector<TensorSpec>& tensors = model.unit({unit}).tensors;
       for (std::size_t t = 0; t < tensors.size(); ++t) {
+        if (!tensors[t].read_by(use)) continue;
+        const float share = unit == 0 && tensors[t].uses.empty() ? 0.5f : 1.0f;
         const Part part = part_of(tensors[t], model, tensor_rank, tensor_ranks);
         EXPECT_EQ(weights.tensor(static_cast<int>(t)).shape, detail::shape_of(part.box)) << tensors[t].name;
         const TensorView view = gradients.tensor(static_cast<int>(t));
@@ -126,11 +133,8 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
       }
       std::move(gradients).reduce();
     };
-    backward(0, 0.5f);
-    backward(2, 1);
-    backward(1, 1);
-    backward(0, 0.5f);
-    end_with(engine, 0.25 * static_cast<double>(first + count), count);
+    for (int place = 3; place >= 0; --place) backward(place);
+    end_with(engine, stage.last() ? 0.25 * static_cast<double>(first + count) : 0, stage.last() ? count : 0);
   }
 }
 
