@@ -48,6 +48,8 @@ class TrafficFormulas {
   std::int64_t sent_reductions(const FlatBuffer& flat) const;
 
  private:
+  /// Along an axis, of the buffers that groups of so many ranks share; 0: of all.
+  TrafficCount along(MeshAxis axis, int group) const;
   TrafficCount over_replicas() const;
   /// The sums of two nodes' gradients: elements, over all reductions of a step.
   std::int64_t summed_elements(const FlatBuffer& flat) const;
