@@ -425,7 +425,8 @@ kernels::Digest TensorAccess::digest(Digested what) {
           residency.parameters(flat, {piece.buffer_begin, piece.buffer_begin + piece.elements});
       const TensorState& tensor = store_.tensor_of(flat, piece);
       for_each_run(tensor, elements_of_piece(piece), [&](const TensorRun& run) {
-        kernels::add_digest(compute_, part_of(values, piece.tensor_begin, {run.local, run.local + run.elements}),
+        kernels::add_digest(compute_,
+                            part_of(values, piece.tensor_begin, {run.local, run.local + run.elements}),
                             tensor.model_index, run.global, sums + sum);
       });
     }
@@ -555,8 +556,11 @@ kernels::Digest TensorAccess::digest(Digested what) {
     compare(state_of_tensor, first_of_tensor, "optimizer state");
     const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
     if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
-    compare(weights_of_ends, 0, "weights");  // rank 0 is of the first stage
-    compare(state_of_ends, 0, "optimizer state");
+    // Rank 0 is of the first stage.
+    const int first_end = mesh_.group({MeshAxis::tensor},
+                                      0)[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::tensor, rank))];
+    compare(weights_of_ends, first_end, "weights");
+    compare(state_of_ends, first_end, "optimizer state");
   }
   return total;
 }
