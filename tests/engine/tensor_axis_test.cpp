@@ -277,8 +277,9 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   EXPECT_THAT(with([](Config& c) {
                 c.lora.rank = 2;
                 c.lora.targets = {"qkv"};
+                c.lora.dropout = 0.1;
               }),
-              HasSubstr("tranche.lora: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+              HasSubstr("tranche.lora.dropout: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
   ModelSpec columns;
   columns.tensor_dimensions = {"inner"};
   columns.add_unit({"u", {{.name = "w", .shape = {64, 160}, .dimensions = {{"width"}, {"inner"}}}}, 1});
