@@ -45,7 +45,7 @@ std::int64_t StepSequence::open(const Shape& shape, std::span<const std::int64_t
     parts_.recorder.next_micro_batch(shape);
   }
   // A rule with sums goes through its state once before the update.
-  if (last && offload != nullptr && !parts_.updater.has_sums()) offload->read_ahead();
+  if (last && offload != nullptr && !parts_.updater.has_sums()) offload->begin_update();
   parts_.reducer.begin_micro_batch(number);
   if (!parts_.gatherer.in_sequence()) {
     parts_.gatherer.begin_sequence(Program::train, !one_sequence_ && !last);
