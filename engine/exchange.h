@@ -64,7 +64,7 @@ class WeightExchange {
 
   /// Takes its memory, unless it has it.
   virtual void allocate(MemoryResource& /*memory*/) {}
-  /// What training reads is rounded on the way, also on a rank alone.
+  /// True when weights that training reads are rounded on the way, also on a rank alone.
   virtual bool rounds() const { return false; }
   /// whole = the weights of all ranks of the buffer's group. `own` is this rank's shard, which may lie in its
   /// place in `whole`; or all of `whole`, and nothing is sent. flat.gather_done says when they are there.

@@ -77,8 +77,8 @@ class GradientReducer {
   struct UnitUses {
     int begun = 0, submitted = 0;
     bool open = false;
-    /// By flat buffer, where the main gradient is not added to directly; the second are those of the unit's
-    /// last use, where uses are told apart.
+    /// The memory for each flat buffer, where kernels do not add to the main gradient directly. The second
+    /// list is for the unit's last use, where uses are told apart.
     std::array<std::vector<Target>, 2> targets;
     std::vector<StepBuffer> scratch;  ///< by tensor of the unit: gradients of frozen tensors
     /// The present use is the last of two that are told apart: backward takes it first.
@@ -119,7 +119,8 @@ class GradientReducer {
   const bool overlap_;
   int reduction_group_ = 1;
   std::map<std::int64_t, MicroBatch> open_;
-  // By trainable buffer; the second are of its last use, where uses are told apart.
+  // Both have an entry for each trainable buffer; the second list is for the last use, where uses are told
+  // apart.
   std::array<std::vector<char>, 2> accumulated_;  ///< the accumulator holds some of this step
   std::array<std::vector<Target>, 2> direct_;     ///< accumulators that kernels add to directly
 };

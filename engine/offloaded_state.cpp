@@ -53,7 +53,7 @@ OffloadedState::OffloadedState(const Config& config, const Residency& residency,
   if (config.offload.uses_nvme()) swap_ = std::make_unique<SwapFile>(options.swap, files, ledger);
 }
 
-/// Also of a store that could not be made: what works on the slots ends before they go.
+/// Streams that work on the slots end before these go, also where the store could not be made.
 OffloadedState::~OffloadedState() {
   host_.reset();
   disk_writes_.reset();
@@ -61,7 +61,7 @@ OffloadedState::~OffloadedState() {
   for (Stream* stream : {&link_.from_host_stream(), &link_.to_host_stream()}) {
     try {
       stream->synchronize();
-    } catch (...) {  // the one who used what failed has the error
+    } catch (...) {  // whoever used what failed has the error
     }
   }
 }
@@ -175,7 +175,7 @@ void OffloadedState::close() noexcept {
     if (stream == nullptr) continue;
     try {
       stream->synchronize();
-    } catch (...) {  // the one who used what failed has the error
+    } catch (...) {  // whoever used what failed has the error
     }
   }
 }

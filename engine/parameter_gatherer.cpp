@@ -84,7 +84,7 @@ void ParameterGatherer::issue(int index) {
     ready.push_back(flat.gather_done);  // one gather at a time reads the shard: the last stands for all
     const void* from = flat.parameters.data();
     if (flat.parameters_tier != OffloadTier::none) {
-      // To its place among the others', where it is sent from.
+      // The shard goes to its place among the others, and is sent from there.
       std::byte* place = static_cast<std::byte*>(whole.data()) + flat.shard().begin * size_of(dtype);
       flat.gather_done = store_.offload()->fetch_shard(flat, place, std::move(ready));
       ready = {flat.gather_done};

@@ -43,7 +43,7 @@ class BlockGradients final : public GradientExchange {
 /// Training reads weights as their blocks say them, everything else as they are.
 class BlockWeights final : public WeightExchange {
  public:
-  /// As above.
+  /// The configuration and the device outlive it; `trace` may be null.
   BlockWeights(const Config& config, Device& device, TraceRecorder* trace);
   /// Waits for its streams.
   ~BlockWeights() override;

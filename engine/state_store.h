@@ -97,7 +97,7 @@ class StateStore {
   /// device, its weights. What visit issues to a slice's stream may change it. A step's use alone: nothing is
   /// waited for but the tiles of the nvme tier, which an observer sees before.
   void visit_in_step(FlatBuffer& flat, const std::function<void(const ShardSlice&)>& visit);
-  /// That slice of a buffer whose state is in device or host memory.
+  /// The one slice of a buffer whose state is in device or host memory.
   ShardSlice slice_in_step(FlatBuffer& flat);
   /// Calls visit for slices of the master weights and optimizer state in `range` (within what this rank
   /// keeps), wherever they live; what it issues or does has happened when visit() returns. `replace`: visit
