@@ -46,7 +46,7 @@ Json empty_block(const Config&) {
 
 void read_field(const ConfigKey& key, const Values& values, Config& config, Problems& problems) {
   if (!key.other.empty() && values.has(key.path) && values.has(key.other)) {
-    problems.add(fmt::format("{} and {} are two names of one key; write one", key.path, key.other));
+    return problems.add(fmt::format("{} and {} are two names of one key; write one", key.path, key.other));
   }
   const std::string_view path = key.other.empty() || values.has(key.path) ? key.path : key.other;
   if (!values.has(path)) return;
