@@ -7,6 +7,9 @@
 
 #include <exception>
 #include <limits>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include "engine/breakdown.h"
 #include "engine/step_rule.h"
@@ -123,11 +126,17 @@ TEST(StepRule, TheProgramsRateIsSavedAndAnotherScheduleIsNoted) {
   EXPECT_THAT(message_of<InvalidArgument>([&] { own.set_rate(-1); }), HasSubstr("not negative"));
 }
 
+/// A rate that is no number, which only a program's own schedule can give.
+class NoRate final : public Schedule {
+  double learning_rate(std::int64_t) const override { return nan; }
+  std::string describe() const override { return "none"; }
+};
+
 TEST(StepRule, AStepThatRanksWouldMakeDifferentlyIsRefused) {
   const Runtime runtime(RuntimeOptions{.threads = 1, .log_level = LogLevel::off}, make_self_communicator);
   detail::Breakdown breakdown(runtime);
   const Config config = plain_config(0);
-  detail::StepRule rule(runtime, config, make_constant_schedule(nan), breakdown);
+  detail::StepRule rule(runtime, config, std::make_unique<NoRate>(), breakdown);
   detail::StepRecord mine;
   rule.declare(rule.update(1), mine);
   EXPECT_THAT(message_of<ConfigurationError>([&] { rule.check({mine}, 3); }),
