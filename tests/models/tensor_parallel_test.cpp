@@ -150,6 +150,34 @@ TEST(TensorParallelGpt, Bf16StaysAsNearAsBf16OfOneRank) {
   }
 }
 
+TEST(TensorParallelGpt, StagesOfAPipelineSendTheirRows) {
+  const Gpt model(with_dropout(six_heads()));
+  const auto losses = [&](int ranks, const std::string& mesh) {
+    Config config = config_of(1);
+    config.train_batch_size = 2 * batch;
+    config.accumulation_steps = 2;
+    config.mesh = mesh;
+    std::vector<double> result;
+    on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {
+      std::vector<TokenData> data(2, TokenData(time_steps, model.shape().vocabulary, true));
+      std::vector<double> mine;
+      for (std::int64_t step = 0; step < 5; ++step) {
+        train_step(model, engine, [&](std::int64_t m) {
+          TokenData& place = data[static_cast<std::size_t>(m)];
+          place.draw((2 * step + m) * batch, batch);
+          return place.batch();
+        });
+        mine.push_back(engine.step().loss);
+      }
+      if (engine.runtime().rank() == 0) result = mine;
+    });
+    return result;
+  };
+  const auto one = losses(1, "");
+  EXPECT_LE(largest_relative_difference(losses(4, "pipeline=2,tensor=2"), one), 1e-5);
+  EXPECT_LE(largest_relative_difference(losses(6, "pipeline=2,tensor=3"), one), 1e-5);
+}
+
 TEST(TensorParallelGpt, AdaptersHaveTheLossesOfOneRank) {
   const Gpt model(with_dropout(six_heads()));
   const auto adapted = [](Config config) {
