@@ -284,8 +284,6 @@ void check_tensor(const Config& config, const Mesh& mesh, Problems& problems) {
          "blocks of int8 would be cut elsewhere than on one rank; leave it out");
   refuse(config.quantized_gradients, "zero_optimization.zero_quantized_gradients",
          "blocks of int8 would be cut elsewhere than on one rank; leave it out");
-  refuse(mesh.size(MeshAxis::pipeline) > 1, "tranche.mesh, axis pipeline",
-         "stages send each other whole rows; leave one of the two axes out");
 }
 
 void check_mesh(Config& config, int ranks, Problems& problems) {

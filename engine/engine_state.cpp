@@ -88,7 +88,10 @@ double Engine::Impl::gradient_scale() {
   runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), own * 8);
   compute.synchronize();
   std::int64_t tokens = 0;
-  for (const std::int64_t count : counts) tokens += count;
+  // The ranks of the axis `tensor` have seen the same tokens, which the first counts.
+  if (world.simulated() || runtime.mesh().coordinate(MeshAxis::tensor, world.rank()) == 0) {
+    for (const std::int64_t count : counts) tokens += count;
+  }
   world
       .all_reduce(&tokens, 1, DataType::int64, ReduceOperation::sum,
                   OperationLabel{"tokens", "access", Traffic::control, Tier::host})

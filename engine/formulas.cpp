@@ -274,11 +274,11 @@ std::int64_t StateFormulas::gathered_elements() const {
   return elements;
 }
 
-std::int64_t StateFormulas::published_elements(MeshAxis axis) const {
+std::int64_t StateFormulas::published_elements(MeshAxis axis, int group) const {
   std::int64_t elements = 0;
   for (const FlatBuffer* flat : store_.trainable()) {
     const Residency& residency = store_.residency();
-    if (flat->axis() != axis || flat->empty()) continue;
+    if (flat->axis() != axis || flat->empty() || (group > 0 && flat->group->size() != group)) continue;
     if (flat->layout.ranks() > 1 && residency.whole_parameters(*flat) && !residency.whole_optimizer(*flat)) {
       elements += flat->layout.padded_elements();
     }

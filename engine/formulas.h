@@ -43,9 +43,9 @@ class StateFormulas {
   std::int64_t declared_gathers(GatherFor gather_for) const;
   /// Padded elements of all units, where stage 3 gathers them.
   std::int64_t gathered_elements() const;
-  /// Padded elements of the buffers whose new parameters a step gathers behind the update: of those that
-  /// stages of a pipeline share, or of all others.
-  std::int64_t published_elements(MeshAxis axis = MeshAxis::shard) const;
+  /// Padded elements of the buffers whose new parameters a step gathers behind the update, of those whose
+  /// group is spread over `axis` (FlatBuffer::axis()) and, where `group` is not 0, has so many ranks.
+  std::int64_t published_elements(MeshAxis axis = MeshAxis::shard, int group = 0) const;
 
  private:
   /// How often a step gathers each unit; where the model does not say, twice a micro-batch.

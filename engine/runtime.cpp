@@ -410,7 +410,7 @@ const std::string& Runtime::place() const {
 }
 Communicator& Runtime::of_stage() const {
   if (impl_->of_stage) return *impl_->of_stage;
-  return impl_->shards ? shard() : all();
+  return impl_->pipeline || impl_->tensor ? shard() : all();
 }
 Communicator* Runtime::tensor() const {
   return impl_->tensor.get();

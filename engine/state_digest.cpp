@@ -199,8 +199,11 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
     compare(state_of_tensor, first_of_tensor, "optimizer state");
     const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
     if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
-    compare(weights_of_ends, 0, "weights");  // rank 0 is of the first stage
-    compare(state_of_ends, 0, "optimizer state");
+    // Rank 0 is of the first stage.
+    const int first_end = mesh_.group({MeshAxis::tensor},
+                                      0)[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::tensor, rank))];
+    compare(weights_of_ends, first_end, "weights");
+    compare(state_of_ends, first_end, "optimizer state");
   }
 }
 

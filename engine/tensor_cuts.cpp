@@ -70,8 +70,8 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
         if (!is_cut(one)) continue;
         if (!cut.whole()) {
           throw ConfigurationError(fmt::format(
-              "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one", mesh,
-              tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
+              "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one",
+              mesh, tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
         }
         cut = {static_cast<int>(d), one.blocks, one.grain};
         const NamedGrains named{one.name, grains_of(tensor.shape, cut)};
@@ -85,20 +85,21 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   }
   const std::string name = model.name.empty() ? "the model" : model.name;
   if (dimensions.empty()) {
-    throw ConfigurationError(fmt::format(
-        "{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} ranks would compute "
-        "the same; leave tensor out",
-        mesh, name, ranks));
+    throw ConfigurationError(
+        fmt::format("{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} "
+                    "ranks would compute "
+                    "the same; leave tensor out",
+                    mesh, name, ranks));
   }
   for (const NamedGrains& one : dimensions) {
     if (can_share(one, ranks)) continue;
     const bool heads = one.name == "heads" || one.name == "key_value_heads";
     const std::string what = one.name == "key_value_heads" ? "key and value heads" : one.name;
-    throw ConfigurationError(
-        fmt::format("{}{} has {}, which {} ranks cannot share; tensor can be {}", mesh, name,
-                    heads ? fmt::format("{} {}", one.grains, what)
-                          : fmt::format("a dimension {} of {}", one.name, one.grains),
-                    ranks, sizes_of(dimensions)));
+    throw ConfigurationError(fmt::format("{}{} has {}, which {} ranks cannot share; tensor can be {}", mesh,
+                                         name,
+                                         heads ? fmt::format("{} {}", one.grains, what)
+                                               : fmt::format("a dimension {} of {}", one.name, one.grains),
+                                         ranks, sizes_of(dimensions)));
   }
   return cuts;
 }

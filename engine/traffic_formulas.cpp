@@ -2,6 +2,7 @@
 
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -49,6 +50,20 @@ std::int64_t TrafficFormulas::summed_elements(const FlatBuffer& flat) const {
 
 TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   if (axis == MeshAxis::replicate) return over_replicas();
+  if (axis != MeshAxis::tensor) return in_groups(axis, 0);
+  // Whole tensors and those that some ranks share are summed over groups of different sizes.
+  TrafficCount sent;
+  std::set<int> sizes;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
+    const TrafficCount of_group = in_groups(axis, flat->group->size());
+    sent.elements += of_group.elements;
+    sent.bytes += of_group.bytes;
+  }
+  return sent;
+}
+
+TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   const PrecisionConfig& precision = config_.precision;
   TrafficCount sent;
   const bool of_stages = axis == MeshAxis::pipeline;
@@ -65,7 +80,7 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
   int shards = 1;
   for (const FlatBuffer* flat : store_.trainable()) {
-    if (flat->empty() || flat->axis() != axis) continue;
+    if (flat->empty() || flat->axis() != axis || (group > 0 && flat->group->size() != group)) continue;
     shards = flat->group->size();
     const std::int64_t elements = flat->layout.padded_elements();
     gathered += elements;
@@ -83,7 +98,7 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
   // the new weights of what it keeps whole.
   if (config_.stage > 0) {
-    const std::int64_t published = formulas_.published_elements(axis);
+    const std::int64_t published = formulas_.published_elements(axis, group);
     const bool of_shards = axis == MeshAxis::shard;
     const std::int64_t quantized = config_.quantized_weights ? published + (of_shards ? quantized_ : 0) : 0;
     gathered = published + (of_shards ? gathered_ : 0) - quantized;

@@ -117,6 +117,7 @@ class Generator {
         options_(options),
         ranks_(engine.runtime().all()),
         stages_(engine.runtime().pipeline()),
+        tensor_(engine.runtime().tensor()),
         stage_(engine.stage()),
         data_ranks_(engine.runtime().mesh().data_ranks()),
         data_rank_(engine.runtime().mesh().data_rank(ranks_.rank())),
@@ -242,13 +243,18 @@ class Generator {
     return draw_token(drawn, options_.sampling, text.length() - text.length_of_prompt, text.prompt);
   }
 
-  /// Gives a number of each text that was drawn for to the other stages of the data rank.
+  /// Gives a number of each text that was drawn for to the other stages of the data rank, and to all ranks of
+  /// these.
   void share(Tokens& numbers, int from, std::string_view what) const {
-    if (stages_ == nullptr) return;
-    stages_
-        ->broadcast(numbers.data(), static_cast<std::int64_t>(numbers.size()), DataType::int32, from, {},
-                    {what, "generation", Traffic::control, Tier::host})
-        .wait();
+    const auto give = [&](Communicator* ranks, int root) {
+      if (ranks == nullptr) return;
+      ranks
+          ->broadcast(numbers.data(), static_cast<std::int64_t>(numbers.size()), DataType::int32, root, {},
+                      {what, "generation", Traffic::control, Tier::host})
+          .wait();
+    };
+    give(stages_, from);
+    give(tensor_, 0);
   }
 
   /// Adds the drawn tokens to their texts, on all stages of the data rank alike, and forgets them.
@@ -264,12 +270,12 @@ class Generator {
       Text& text = *drawn[i].text;
       if (tokens[i] == not_finite || ends(tokens[i])) continue;
       text.tokens.push_back(tokens[i]);
-      if (!stage_.first() || !options_.on_token) continue;
+      if (!stage_.first() || (tensor_ != nullptr && tensor_->rank() > 0) || !options_.on_token) continue;
       try {
         stopped[i] = options_.on_token(text.prompt, tokens[i]) ? 1 : 0;
       } catch (...) {
-        // The other stages wait for this one's answer.
-        if (stages_ != nullptr) engine_.break_down(std::current_exception());
+        // The data rank's other ranks wait for this one's answer.
+        if (stages_ != nullptr || tensor_ != nullptr) engine_.break_down(std::current_exception());
         throw;
       }
     }
@@ -327,6 +333,7 @@ class Generator {
   const GenerationOptions& options_;
   Communicator& ranks_;
   Communicator* stages_;  ///< of this data rank; null: there is one
+  Communicator* tensor_;  ///< the ranks that compute parts of this data rank's layers; null: there is one
   Engine::StageUses stage_;
   int data_ranks_, data_rank_;
   std::int64_t context_, rows_;

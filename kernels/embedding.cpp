@@ -76,8 +76,9 @@ void embedding_forward(Stream& stream, const ConstTensorView& tokens, const Cons
   dispatch(
       stream, kernel, meta::embedding_forward_cost(tokens.elements(), sizes.width, out.dtype, call.positions),
       [call] { cpu::embedding_forward(call); },
-      [&] { cuda::embedding_forward(stream, tokens, token_table, position_table, out, positions,
-                                    first_token); });
+      [&] {
+        cuda::embedding_forward(stream, tokens, token_table, position_table, out, positions, first_token);
+      });
 }
 
 void embedding_backward(Stream& stream, const ConstTensorView& tokens, const ConstTensorView& d_out,
@@ -103,8 +104,9 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
       stream, kernel,
       meta::embedding_backward_cost(tokens.elements(), sizes.width, d_out.dtype, call.positions),
       [call] { cpu::embedding_backward(call); },
-      [&] { cuda::embedding_backward(stream, tokens, d_out, token_gradient, position_gradient,
-                                     first_token); });
+      [&] {
+        cuda::embedding_backward(stream, tokens, d_out, token_gradient, position_gradient, first_token);
+      });
 }
 
 }  // namespace tranche::kernels

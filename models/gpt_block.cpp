@@ -203,10 +203,9 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
   };
 
   {
-    StepTensors scratch(engine, Category::activations, "MLP backward",
-                        {{dtype, {local, config.width}},
-                         {dtype, {rows, sizes.inner}},
-                         {dtype, {rows, sizes.inner}}});
+    StepTensors scratch(
+        engine, Category::activations, "MLP backward",
+        {{dtype, {local, config.width}}, {dtype, {rows, sizes.inner}}, {dtype, {rows, sizes.inner}}});
     const TensorView narrow_scratch = scratch[0], d_hidden = scratch[1], activated = scratch[2];
     const ConstTensorView local_d_out = through_dropout(after_mlp, narrow_scratch);
     GatheredRows d_out(pass, name, local_d_out);

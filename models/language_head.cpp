@@ -24,8 +24,8 @@ View rows_of(const View& matrix, std::int64_t first, std::int64_t count) {
 }
 
 /// The vocabulary, or this rank's part of it, in blocks of columns, each multiplied, exponentiated and summed
-/// by itself, one after the other. The blocks depend on these columns alone; `resident` of them have logits in memory at once, which
-/// changes no bit.
+/// by itself, one after the other. The blocks depend on these columns alone; `resident` of them have logits
+/// in memory at once, which changes no bit.
 struct Blocks {
   std::int64_t vocabulary, count, resident;
   Blocks(std::int64_t vocabulary_size, std::int64_t chunk)
@@ -51,9 +51,7 @@ class RankStatistics {
       : pass_(pass),
         memory_(pass.engine, Category::activations, "cross-entropy statistics of ranks",
                 {{DataType::float32, {pass.tensor_ranks(), 3, pass.rows()}}}) {}
-  kernels::CrossEntropyState own() const {
-    return {row(0), row(1), row(2)};
-  }
+  kernels::CrossEntropyState own() const { return {row(0), row(1), row(2)}; }
   /// `state` = that of all columns. Collective over the axis.
   void combine(const kernels::CrossEntropyState& state) const {
     Stream& stream = pass_.engine.compute_stream();

@@ -22,7 +22,10 @@ namespace tranche::models {
 namespace {
 
 StepTensors acquire_residual(const Pass& pass) {
-  return {pass.engine, Category::activations, "residual", {{pass.dtype(), {pass.local_rows(), pass.shape.width}}}};
+  return {pass.engine,
+          Category::activations,
+          "residual",
+          {{pass.dtype(), {pass.local_rows(), pass.shape.width}}}};
 }
 
 /// This rank's columns of `count` rows of logits, made whole over the axis `tensor`.

@@ -298,7 +298,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   {
     const ConstTensorView local_d_out = weights.lasting(engine, gradient);
     GatheredRows d_out(pass, name, local_d_out);
-    row_linear_parameter_gradients(pass, unit, weights, at.output, saved[attended], d_out.view(), local_d_out);
+    row_linear_parameter_gradients(pass, unit, weights, at.output, saved[attended], d_out.view(),
+                                   local_d_out);
     linear_input_gradient(engine, unit, at.output, d_out.view(), d_attended);
     weights.keep(d_out.take());
   }
@@ -318,8 +319,10 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
                                  unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
                                  gradients.tensor(norm), engine.workspace());
     };
-    norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd], rotated.query);
-    norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd], rotated.key);
+    norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
+                  rotated.query);
+    norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
+                  rotated.key);
     d = rotated;
   }
   column_backward(saved[normed_1], d_normed, {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});

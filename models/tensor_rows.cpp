@@ -39,7 +39,8 @@ void wait(const Pass& pass, const Event& done) {
 
 /// Memory for R rows of every rank.
 StepTensors acquire_rows(const Pass& pass, std::string_view tag, DataType dtype, std::int64_t width) {
-  return {pass.engine, Category::activations, tag, {{dtype, {pass.tensor_ranks() * pass.local_rows(), width}}}};
+  return {
+      pass.engine, Category::activations, tag, {{dtype, {pass.tensor_ranks() * pass.local_rows(), width}}}};
 }
 
 }  // namespace
@@ -77,7 +78,8 @@ kernels::DropoutOptions Pass::row_dropout(float probability, std::uint32_t site)
 
 void gather_from_ranks(const Pass& pass, std::string_view what, const void* own, void* all,
                        std::int64_t count, DataType dtype, Tier tier) {
-  if (pass.tensor == nullptr) throw LogicError("parts of ranks are gathered on a mesh without the axis tensor");
+  if (pass.tensor == nullptr)
+    throw LogicError("parts of ranks are gathered on a mesh without the axis tensor");
   const RowsLabel label(pass, what);
   if (tier != Tier::device) {
     pass.tensor->all_gather(own, all, count, dtype, 0, {}, label.label(tier)).wait();

@@ -359,8 +359,9 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["mesh"] = result.mesh.to_string();
   document["coordinate"] = {{"replicate", result.mesh.coordinate(MeshAxis::replicate, request.rank)},
                             {"shard", result.mesh.coordinate(MeshAxis::shard, request.rank)}};
-  if (result.mesh.size(MeshAxis::pipeline) > 1) {
-    document["coordinate"]["pipeline"] = result.mesh.coordinate(MeshAxis::pipeline, request.rank);
+  for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::tensor}) {
+    if (result.mesh.size(axis) == 1) continue;
+    document["coordinate"][std::string(name_of(axis))] = result.mesh.coordinate(axis, request.rank);
   }
   document["config"] = ordered_json::parse(result.config);
   document["stage"] = document["config"]["zero_optimization"]["stage"];

@@ -7,7 +7,9 @@
 #include <sstream>
 #include <vector>
 
+#include "engine/stages.h"
 #include "engine/state_layout.h"
+#include "engine/tensor_cuts.h"
 #include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/partition/mesh.h"

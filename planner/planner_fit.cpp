@@ -639,6 +639,10 @@ FitResult find_fit(const FitRequest& request) {
     throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" +
                              request.plan.config.mesh + "\" has a pipeline: plan its stages with --rank");
   }
+  if (const Mesh mesh = request.plan.config.mesh_of(request.plan.ranks); mesh.size(MeshAxis::tensor) > 1) {
+    throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" +
+                             request.plan.config.mesh + "\" has the axis tensor: plan its ranks with --rank");
+  }
   if (request.budget < 1) throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes");
   return Search(request).run();
 }

@@ -12,6 +12,11 @@ std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, i
                              config.mesh +
                              "\" has a pipeline, whose messages it does not know: leave --machine out");
   }
+  if (config.mesh_of(request.ranks).size(MeshAxis::tensor) > 1) {
+    throw ConfigurationError(
+        "--machine projects meshes of replicate and shard; tranche.mesh \"" + config.mesh +
+        "\" has the axis tensor, for whose messages computation waits: leave --machine out");
+  }
   config.debug.poison_memory = false;
   const std::shared_ptr<detail::WorkRecorder> recorder =
       detail::WorkRecorder::make(request.device != DeviceKind::cuda);

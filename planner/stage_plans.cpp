@@ -49,15 +49,24 @@ TrafficCount StagePlan::messages() const {
   return sent == plan.data.end() ? TrafficCount() : sent->second;
 }
 
+std::string StagePlan::name() const {
+  const bool stages = plan.mesh.size(MeshAxis::pipeline) > 1, parts = plan.mesh.size(MeshAxis::tensor) > 1;
+  return (stages || !parts ? fmt::format("stage {}", stage) : "") + (stages && parts ? ", " : "") +
+         (parts ? fmt::format("tensor {}", tensor) : "");
+}
+
 std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget, bool other_gathering) {
   const Mesh mesh = request.config.mesh_of(request.ranks);
   std::vector<StagePlan> plans;
   for (int stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
-    StagePlan one{stage, request, {}};
-    one.request.rank = mesh.group({MeshAxis::pipeline}, 0)[static_cast<std::size_t>(stage)];
-    one.plan = plan_run(one.request);
-    if (other_gathering) one.plan.other_gathering = plan_other_gathering(one.request, one.plan);
-    plans.push_back(std::move(one));
+    for (const int rank : mesh.group({MeshAxis::tensor},
+                                     mesh.group({MeshAxis::pipeline}, 0)[static_cast<std::size_t>(stage)])) {
+      StagePlan one{stage, mesh.coordinate(MeshAxis::tensor, rank), request, {}};
+      one.request.rank = rank;
+      one.plan = plan_run(one.request);
+      if (other_gathering) one.plan.other_gathering = plan_other_gathering(one.request, one.plan);
+      plans.push_back(std::move(one));
+    }
   }
   const auto key = [&](const StagePlan& one) {
     const bool short_of_memory = !shortages(one.request, one.plan, budget).empty();
@@ -76,12 +85,17 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
   const bool covered = largest.request.model.covers_activations();
   std::string text = heading("model", fmt::format("{}: {} parameters", largest.request.model.name,
                                                   model["parameters"].get<std::int64_t>()));
-  text +=
-      heading("mesh", fmt::format("{}; one rank of each stage, the largest first (--rank N has all of one)",
-                                  largest.plan.mesh.to_string()));
-  text += heading("pipeline",
-                  fmt::format("{}, schedule {}", count_of(static_cast<std::int64_t>(plans.size()), "stage"),
-                              name_of(config.pipeline_schedule)));
+  const int stages = largest.plan.mesh.size(MeshAxis::pipeline),
+            parts = largest.plan.mesh.size(MeshAxis::tensor);
+  text += heading("mesh", fmt::format("{}; one rank of each {}, the largest first (--rank N has all of one)",
+                                      largest.plan.mesh.to_string(),
+                                      parts == 1    ? "stage"
+                                      : stages == 1 ? "coordinate on tensor"
+                                                    : "stage and coordinate on tensor"));
+  if (stages > 1) {
+    text += heading("pipeline", fmt::format("{}, schedule {}", count_of(stages, "stage"),
+                                            name_of(config.pipeline_schedule)));
+  }
   text += heading("stage",
                   fmt::format("ZeRO {}, {} reduction", config.stage,
                               name_of(config.effective_reduction(largest.plan.mesh.size(MeshAxis::shard)))));
@@ -96,17 +110,23 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
 
   std::size_t units = 5;
   for (const StagePlan& one : plans) units = std::max(units, one.plan.units.size());
-  text += fmt::format("\n{:>5}{:>7}  {:<{}}{:>13}{:>13}{:>13}{:>13}{:>13}{:>10}{:>13}\n", "stage", "rank",
-                      "units", units, "device peak", "host peak", "nvme peak", "state", "activations",
-                      "messages", "bytes a step");
+  const auto cell = [&](const auto& of_tensor) {
+    return parts > 1 ? fmt::format("{:>13}", of_tensor) : std::string();
+  };
+  text += fmt::format("\n{:>5}{}{:>7}  {:<{}}{:>13}{:>13}{:>13}{:>13}{:>13}{:>10}{:>13}{}\n", "stage",
+                      cell("tensor"), "rank", "units", units, "device peak", "host peak", "nvme peak",
+                      "state", "activations", "messages", "bytes a step", cell("over tensor"));
   for (const StagePlan& one : plans) {
     const TrafficCount sent = one.messages();
-    text += fmt::format("{:>5}{:>7}  {:<{}}{:>13}{:>13}{:>13}{:>13}{:>13}{:>10}{:>13}\n", one.stage,
-                        one.request.rank, one.plan.units, units, format_bytes(peak_of(one, Tier::device)),
-                        format_bytes(peak_of(one, Tier::host)), format_bytes(peak_of(one, Tier::nvme)),
-                        format_bytes(one.state_bytes()),
-                        covered ? format_bytes(activations_of(one)) : std::string("not covered"), sent.calls,
-                        format_bytes(sent.bytes));
+    const auto over_tensor = one.plan.axes.find(MeshAxis::tensor);
+    text += fmt::format(
+        "{:>5}{}{:>7}  {:<{}}{:>13}{:>13}{:>13}{:>13}{:>13}{:>10}{:>13}{}\n", one.stage, cell(one.tensor),
+        one.request.rank, one.plan.units.empty() ? "all" : one.plan.units, units,
+        format_bytes(peak_of(one, Tier::device)), format_bytes(peak_of(one, Tier::host)),
+        format_bytes(peak_of(one, Tier::nvme)), format_bytes(one.state_bytes()),
+        covered ? format_bytes(activations_of(one)) : std::string("not covered"), sent.calls,
+        format_bytes(sent.bytes),
+        cell(over_tensor == one.plan.axes.end() ? std::string() : format_bytes(over_tensor->second.bytes)));
   }
   text +=
       beside_what_is_taken(largest.request.host_memory, peak_of(largest, Tier::host),
@@ -114,13 +134,13 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
   bool fits = true;
   for (const StagePlan& one : plans) {
     for (const std::string& line : shortages(one.request, one.plan, budget)) {
-      text += fmt::format("{}stage {} (rank {}) {}\n", fits ? "\n" : "", one.stage, one.request.rank, line);
+      text += fmt::format("{}{} (rank {}) {}\n", fits ? "\n" : "", one.name(), one.request.rank, line);
       fits = false;
     }
   }
   if (budget > 0 && fits) {
-    text += fmt::format("\nfits in {}: {} are left on stage {}, the largest\n", format_bytes(budget),
-                        format_bytes(budget - peak_of(largest, Tier::device)), largest.stage);
+    text += fmt::format("\nfits in {}: {} are left on {}, the largest\n", format_bytes(budget),
+                        format_bytes(budget - peak_of(largest, Tier::device)), largest.name());
   }
   return text;
 }
@@ -154,6 +174,7 @@ std::string stage_plans_json(const std::vector<StagePlan>& plans, std::int64_t b
          {"activations_bytes", activations_of(one)},
          {"messages", {{"calls", sent.calls}, {"elements", sent.elements}, {"bytes", sent.bytes}}},
          {"plan", ordered_json::parse(plan_json(one.request, one.plan, budget))}});
+    if (largest.plan.mesh.size(MeshAxis::tensor) > 1) stages.back()["tensor"] = one.tensor;
   }
   return document.dump(1) + "\n";
 }

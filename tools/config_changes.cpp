@@ -8,6 +8,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <utility>
 
 #include "core/json.h"
 #include "tranche/core/error.h"
@@ -125,16 +126,18 @@ std::optional<Mesh> saved_mesh(std::string_view config_json) {
     const auto found = block->find("mesh");
     if (found != block->end() && found->is_string()) text = found->get<std::string>();
   }
-  // The batch counts data ranks; a pipeline has several ranks for each.
-  const std::string axis(name_of(MeshAxis::pipeline));
-  if (const auto named = text.find(axis); named != std::string::npos) {
+  // The batch counts data ranks; a pipeline and the axis tensor have several ranks for each.
+  for (const MeshAxis beside : {MeshAxis::pipeline, MeshAxis::tensor}) {
+    const std::string axis(name_of(beside));
+    const auto named = text.find(axis);
+    if (named == std::string::npos) continue;
     const auto digits = text.find_first_not_of(" \t=", named + axis.size());
-    std::int64_t stages = 0;
+    std::int64_t size = 0;
     if (digits != std::string::npos) {
-      std::from_chars(text.data() + digits, text.data() + text.size(), stages);
+      std::from_chars(text.data() + digits, text.data() + text.size(), size);
     }
-    if (stages < 1 || stages > INT32_MAX || ranks > INT32_MAX / stages) return std::nullopt;
-    ranks *= stages;
+    if (size < 1 || size > INT32_MAX || ranks > INT32_MAX / size) return std::nullopt;
+    ranks *= size;
   }
   if (ranks < 1 || ranks > INT32_MAX) return std::nullopt;
   try {
@@ -149,8 +152,10 @@ bool of_one_mesh(std::string_view saved, std::string_view present) {
   const auto was = saved_mesh(saved), is = saved_mesh(present);
   if (!was || !is) return false;
   const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
-  const auto stages = [](const Mesh& mesh) { return mesh.size(MeshAxis::pipeline); };
-  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && stages(*was) == stages(*is));
+  const auto parts = [](const Mesh& mesh) {
+    return std::pair(mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor));
+  };
+  return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && parts(*was) == parts(*is));
 }
 
 /// The policy that `auto` stands for at this stage.

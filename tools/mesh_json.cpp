@@ -10,8 +10,8 @@ nlohmann::ordered_json mesh_json(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     coordinates.push_back({{"replicate", mesh.coordinate(MeshAxis::replicate, rank)},
                            {"shard", mesh.coordinate(MeshAxis::shard, rank)}});
-    if (mesh.size(MeshAxis::pipeline) > 1) {
-      coordinates.back()["pipeline"] = mesh.coordinate(MeshAxis::pipeline, rank);
+    for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::tensor}) {
+      if (mesh.size(axis) > 1) coordinates.back()[std::string(name_of(axis))] = mesh.coordinate(axis, rank);
     }
   }
   return {{"axes", mesh.to_string()}, {"coordinates", std::move(coordinates)}};

@@ -123,8 +123,10 @@ int ranks_of_a_node(const planner::PlanRequest& request) {
   return request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
 }
 
+/// True when ranks differ in what they compute of a sample.
 bool has_stages(const planner::PlanRequest& request) {
-  return request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
+  const Mesh mesh = request.config.mesh_of(request.ranks);
+  return mesh.size(MeshAxis::pipeline) > 1 || mesh.size(MeshAxis::tensor) > 1;
 }
 
 int status_of(bool fits) {

@@ -65,9 +65,11 @@ std::string name_of(const Mesh& mesh, int rank) {
   return mesh.name_of_rank(rank);
 }
 
-/// Stages of a data rank follow each other.
+/// Stages of a data rank follow each other, and within a stage the ranks of the axis `tensor`.
 int position_of(const Mesh& mesh, int rank) {
-  return mesh.data_rank(rank) * mesh.size(MeshAxis::pipeline) + mesh.coordinate(MeshAxis::pipeline, rank);
+  const int stage =
+      mesh.data_rank(rank) * mesh.size(MeshAxis::pipeline) + mesh.coordinate(MeshAxis::pipeline, rank);
+  return stage * mesh.size(MeshAxis::tensor) + mesh.coordinate(MeshAxis::tensor, rank);
 }
 
 }  // namespace

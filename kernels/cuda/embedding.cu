@@ -81,8 +81,9 @@ __global__ void __launch_bounds__(block_threads)
 /// left out. Bytes per element: size(d_out).
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
-    position_kernel(const std::int32_t* tokens, const TokenRange range, const Elements<T> d_out, const Elements<float> gradient, const std::int64_t batch,
-                    const std::int64_t time, const std::int64_t columns) {
+    position_kernel(const std::int32_t* tokens, const TokenRange range, const Elements<T> d_out,
+                    const Elements<float> gradient, const std::int64_t batch, const std::int64_t time,
+                    const std::int64_t columns) {
   constexpr int together = 8;
   const std::int64_t column = (std::int64_t{blockIdx.y} * blockDim.x + threadIdx.x) * width;
   const std::int64_t position = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
@@ -169,8 +170,7 @@ __device__ __forceinline__ int collect(const std::int32_t* tokens, const TokenRa
 template <int width, class T>
 __device__ __forceinline__ void add_run(const unsigned long long* list, int begin, int end,
                                         const Elements<T>& d_out, const Elements<float>& table,
-                                        std::int64_t first_token, std::int64_t columns,
-                                        std::int64_t column) {
+                                        std::int64_t first_token, std::int64_t columns, std::int64_t column) {
   if (column >= columns) return;
   const std::int64_t at = (static_cast<std::int64_t>(list[begin] >> 32) - first_token) * columns + column;
   float sum[width];
@@ -291,8 +291,8 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
     if (position_gradient.shape.rank() == 0) return;
     const int group = fits(4, position_gradient);
     launch(stream, name, group == 4 ? position_kernel<4, T> : position_kernel<1, T>,
-           row_shape(time, columns, group, 1), tokens.as<std::int32_t>(), range, elements_of<T>(d_out), elements_of<float>(position_gradient),
-           rows / time, time, columns);
+           row_shape(time, columns, group, 1), tokens.as<std::int32_t>(), range, elements_of<T>(d_out),
+           elements_of<float>(position_gradient), rows / time, time, columns);
   });
 }
 

@@ -179,11 +179,10 @@ template <int width, class X, class Y>
 void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y,
                 const X& from, const Y& to) {
   const std::int64_t per_sample = x.elements() / static_cast<std::int64_t>(options.samples.size());
-  VectorRange range = vector_range(
-      per_sample, width,
-      {demand_of(x.data, size_of(x.dtype), width),
-       demand_of(y.data, size_of(y.dtype), width),
-       {static_cast<std::uint64_t>(options.first_element), 1, 4}});
+  VectorRange range = vector_range(per_sample, width,
+                                   {demand_of(x.data, size_of(x.dtype), width),
+                                    demand_of(y.data, size_of(y.dtype), width),
+                                    {static_cast<std::uint64_t>(options.first_element), 1, 4}});
   // Every sample has to start as the first does.
   if (options.samples.size() > 1 && per_sample % width != 0) range = {per_sample, per_sample, 1, 0};
   if (range.width == width) {

@@ -174,6 +174,13 @@ TEST(RuntimeMesh, RanksOfATensorAxisHaveTheirGroups) {
         << "by data rank, then by tensor";
     EXPECT_EQ(runtime.of_stage().size(), 4);
   });
+  run_thread_ranks(4, [&](int, const CommunicatorFactory& factory) {
+    RuntimeOptions options;
+    options.mesh = "replicate=2, shard=2";
+    const Runtime runtime(options, factory);
+    EXPECT_EQ(&runtime.of_stage(), &runtime.all()) << "all ranks compute the same";
+    EXPECT_EQ(runtime.shard().size(), 2);
+  });
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
     const Runtime runtime(RuntimeOptions(), factory);
     EXPECT_EQ(runtime.tensor(), nullptr);

@@ -216,7 +216,8 @@ TEST(Attention, HeadsOfARankAreThoseOfAllHeads) {
   Random random(57);
   Operands wrong(fp32, {1, 2, 4, 1}, 0.5f, random);
   wrong.options.first_head = -1;
-  EXPECT_EQ(refusal([&] { wrong.forward(machine); }), "attention_forward: first_head is -1, wanted 0 or more");
+  EXPECT_EQ(refusal([&] { wrong.forward(machine); }),
+            "attention_forward: first_head is -1, wanted 0 or more");
   wrong.options.first_head = 0;
   wrong.options.dropout.sample_elements = 8;
   EXPECT_EQ(refusal([&] { wrong.forward(machine); }),

@@ -154,7 +154,9 @@ TEST(CrossEntropy, StatesOfRanksCombineToThatOfAllColumns) {
 
   Machine meta(1, 0, DeviceKind::meta);
   const TensorView row{nullptr, fp32, {9}}, few{nullptr, fp32, {3, 2, 9}};
-  EXPECT_EQ(refusal([&] { cross_entropy_combine(meta.stream(), few, {row, row, row}); }),
+  EXPECT_EQ(refusal([&] {
+              cross_entropy_combine(meta.stream(), few, {row, row, row});
+            }),
             "cross_entropy_combine: `states` has shape [3, 2, 9], wanted [3, 3, 9]");
   cross_entropy_combine(meta.stream(), TensorView{nullptr, fp32, {3, 3, 9}}, {row, row, row});
   EXPECT_EQ(meta.stream().work().floating_point_operations, 6.0 * 27);

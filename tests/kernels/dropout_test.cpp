@@ -122,9 +122,10 @@ TEST(Dropout, APartThatIsNoneIsRefused) {
   TestStream stream;
   DropoutOptions options = options_of(0.5f, sample);
   options.first_element = 4;
-  EXPECT_EQ(refusal([&] { dropout(stream, options, x.view(), x.view()); }),
-            "dropout: first_element is 4 with sample_elements 0, wanted at least 0, and sample_elements where a "
-            "part begins behind the first element");
+  EXPECT_EQ(
+      refusal([&] { dropout(stream, options, x.view(), x.view()); }),
+      "dropout: first_element is 4 with sample_elements 0, wanted at least 0, and sample_elements where a "
+      "part begins behind the first element");
 }
 
 TEST(Dropout, ThreadsChangeNoBit) {

@@ -238,9 +238,8 @@ TEST(Embedding, PartsOfTheVocabularySumToTheWholeInTheSameBits) {
         const auto got = out.values(), d_got = d_table.values();
         std::vector<double> wanted(got.size());
         const auto part = HostTensor(dtype, {rows, run.width},
-                                     std::span(tokens)
-                                         .subspan(static_cast<std::size_t>(first * run.width),
-                                                  static_cast<std::size_t>(rows * run.width)))
+                                     std::span(tokens).subspan(static_cast<std::size_t>(first * run.width),
+                                                               static_cast<std::size_t>(rows * run.width)))
                               .values();
         reference::embedding_forward(run.time, run.width, run.ids, part,
                                      positions ? run.position_table.values() : std::vector<double>{}, wanted,

@@ -84,7 +84,7 @@ inline void run_case(const MemoryCase& drawn, Engine& engine, int steps, int eva
   const Shape shape{config.micro_batch_size, drawn.sequence};
   const auto batch = [&]() -> TokenBatch {
     if (meta) return {{nullptr, DataType::int32, shape}, {nullptr, DataType::int32, shape}, samples};
-    data.draw(engine.runtime().rank(), config.micro_batch_size);
+    data.draw(engine.runtime().mesh().data_rank(engine.runtime().rank()), config.micro_batch_size);
     return data.batch();
   };
   const auto step = [&] {

@@ -14,7 +14,8 @@ template <typename Body>
 void on_parts(int ranks, const Body& body) {
   Config config = plain_config(1);
   if (ranks > 1) config.mesh = "tensor=" + std::to_string(ranks);
-  const GptConfig model = tiny_gpt();
+  GptConfig model = tiny_gpt();
+  model.heads = 12;
   on_ranks(ranks, Gpt::spec(model, 5), config, [&](Engine& engine) {
     TokenData data(5, model.vocabulary, false);
     data.draw(0, 1);
@@ -36,7 +37,8 @@ TEST(TensorRows, AreGatheredInOrderAndPaddingIsLeftOut) {
       const std::int64_t local = pass.local_rows(), first = pass.tensor_rank() * local;
       EXPECT_EQ(local, divide_round_up(5, ranks));
       std::vector<float> mine(static_cast<std::size_t>(local * 2));
-      for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = static_cast<float>(2 * first) + static_cast<float>(i);
+      for (std::size_t i = 0; i < mine.size(); ++i)
+        mine[i] = static_cast<float>(2 * first) + static_cast<float>(i);
       const ConstTensorView view{mine.data(), DataType::float32, {local, 2}};
       GatheredRows rows(pass, "test", view);
       EXPECT_EQ(rows.view().shape, (Shape{5, 2}));

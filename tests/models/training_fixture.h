@@ -205,7 +205,8 @@ struct GptRun {
 };
 
 /// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
-/// its part of each micro-batch, as its neighbours on the axis `tensor` do. `start` replaces the drawn weights.
+/// its part of each micro-batch, as its neighbours on the axis `tensor` do. `start` replaces the drawn
+/// weights.
 inline GptRun train_model(int ranks, const LanguageModel& model, const Config& config, int steps,
                           std::int64_t time, bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
                           const reference_training::Tensors* start = nullptr, bool want_gradients = false) {

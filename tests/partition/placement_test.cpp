@@ -86,6 +86,35 @@ TEST(Placement, SharesTiedTensorsAmongTheStagesThatHoldThem) {
             "rank 3 (replicate 0, pipeline 1, shard 1) does not hold buffer 2");
 }
 
+// Ranks 0 1 2 3 are the first replica: neighbours differ on tensor.
+TEST(Placement, DividesBuffersByTheRanksOfTensorThatHoldEqualValues) {
+  const Placement placement(Mesh::parse("replicate=2, shard=1, tensor=4", 8), 1,
+                            {{Shape{100}, 0},
+                             {.shape = Shape{10, 9}, .cut = {1, 1, 1}},
+                             {.shape = Shape{6, 4}, .cut = {0, 1, 3}},
+                             {.shape = Shape{8}, .frozen = true, .cut = {0, 1, 2}}},
+                            {false});
+  ASSERT_EQ(placement.buffers().size(), 3u * 2) << "a class and frozen tensors for each number of sharers";
+  EXPECT_EQ(placement.buffer(0).sharers, 4);
+  EXPECT_EQ(placement.buffer(0).parts(), 1);
+  EXPECT_THAT(placement.group(0, 6), ElementsAre(4, 5, 6, 7));
+  EXPECT_THAT(placement.owners(0), ElementsAre(0, 4, 1, 5, 2, 6, 3, 7));
+  EXPECT_EQ(placement.buffer(2).sharers, 1);
+  EXPECT_THAT(placement.group(2, 6), ElementsAre(6));
+  EXPECT_EQ(placement.layout(2, 1).elements(), 20) << "columns 2 and 3";
+  EXPECT_EQ(placement.layout(2, 7).elements(), 30) << "the last part has a column more";
+  EXPECT_THAT(placement.box(1, 3), ElementsAre(Slice{0, 10, 1, 10}, Slice{6, 3, 1, 3}));
+  EXPECT_THAT(placement.owners(2, 3), ElementsAre(3, 7));
+  EXPECT_EQ(placement.buffer(4).sharers, 2) << "two grains for four ranks";
+  EXPECT_EQ(placement.part_of(4, 6), 1);
+  EXPECT_THAT(placement.group(4, 6), ElementsAre(6, 7));
+  EXPECT_THAT(placement.owners(4, 1), ElementsAre(2, 6, 3, 7));
+  EXPECT_TRUE(placement.buffer(3).frozen);
+  EXPECT_EQ(placement.buffer_of(3), 3);
+  EXPECT_EQ(placement.class_of(6), 2);
+  EXPECT_EQ(placement.padded_elements(), 2048 + 4 * 512 + 2 * 1024 + 4 * 512);
+}
+
 TEST(Placement, OwnsEachElementOnce) {
   std::mt19937_64 random(41);
   const auto draw = [&](int least, int most) {
@@ -124,7 +153,8 @@ TEST(Placement, OwnsEachElementOnce) {
         ASSERT_EQ(placement.buffer_of(tensor), b);
         ASSERT_EQ(placement.index_in_buffer(tensor), static_cast<int>(i));
         ASSERT_EQ(placement.tensor(tensor).unit, buffer.unit);
-        ASSERT_EQ(buffer.layout(0).tensor_elements(static_cast<int>(i)), elements_of(placement.box(tensor, 0)));
+        ASSERT_EQ(buffer.layout(0).tensor_elements(static_cast<int>(i)),
+                  elements_of(placement.box(tensor, 0)));
       }
     }
     EXPECT_THAT(seen, testing::Each(1));

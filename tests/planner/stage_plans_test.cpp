@@ -72,6 +72,33 @@ TEST(StagePlans, AreThePlansOfOneRankOfEachStageTheLargestFirst) {
                     Not(HasSubstr("(rank " + std::to_string(plans[1].request.rank) + ") does not fit"))));
 }
 
+TEST(StagePlans, HaveALineForEachCoordinateOnTensor) {
+  PlanRequest request = three_stages();
+  request.ranks = 4;
+  request.config.mesh = "shard=2, tensor=2";
+  const std::vector<StagePlan> plans = plan_stages(request, 0);
+  ASSERT_EQ(plans.size(), 2u);
+  PlanRequest one_rank = request;
+  one_rank.ranks = 2;
+  one_rank.config.mesh = "shard=2";
+  const PlanResult whole = plan_run(one_rank);
+  const std::int64_t whole_state = whole.state.parameters + whole.state.gradients + whole.state.optimizer;
+  for (const StagePlan& one : plans) {
+    EXPECT_EQ(one.request.rank, one.tensor) << "neighbours differ on tensor";
+    EXPECT_EQ(one.name(), "tensor " + std::to_string(one.tensor));
+    EXPECT_LT(one.state_bytes(), whole_state * 6 / 10)
+        << "half of the cut tensors, and whole norms and positions";
+    EXPECT_GT(one.state_bytes(), whole_state / 2);
+    EXPECT_GT(one.plan.axes.at(MeshAxis::tensor).bytes, 0);
+  }
+  EXPECT_THAT(stage_plans_text(plans, 0),
+              AllOf(HasSubstr("shard=2, tensor=2; one rank of each coordinate on tensor, the largest first"),
+                    HasSubstr("over tensor"), Not(HasSubstr("schedule"))));
+  const json document = json::parse(stage_plans_json(plans, 0));
+  EXPECT_EQ(document["stages"][1]["tensor"], plans[1].tensor);
+  EXPECT_EQ(document["stages"][1]["plan"]["coordinate"]["tensor"], plans[1].tensor);
+}
+
 /// A stage without the largest device memory that lacks host memory comes first all the same.
 TEST(StagePlans, PutAStageThatDoesNotFitFirst) {
   PlanRequest request = three_stages();

@@ -29,7 +29,8 @@ struct GenerationOptions {
   /// models that have none.
   bool cache = true;
   /// Called for each new token on the one rank that works on its prompt, as it comes; true ends the text
-  /// behind it. Prompt 0 is rank 0's. On a mesh with a pipeline it is called on the first stage's rank.
+  /// behind it. Prompt 0 is rank 0's. On a mesh with a pipeline it is called on the first stage's rank,
+  /// and with the axis `tensor` on the first of that axis.
   std::function<bool(std::int64_t prompt, std::int32_t token)> on_token = {};
 };
 
@@ -54,7 +55,8 @@ struct Generation {
 ///
 /// On a mesh with a pipeline the stages of a data rank compute a token one after the other. The last stage
 /// draws it. Two broadcasts over the stages then tell all of them the tokens and which texts on_token has
-/// ended, each of 4 bytes a text.
+/// ended, each of 4 bytes a text. The ranks of the axis `tensor` gather the logits of each token, draw the same
+/// one, and the first of them tells the others which texts on_token has ended.
 ///
 /// With sharded weights (stage 3) every rank gathers each unit once for every token of the longest text of a
 /// round, whether or not it has a prompt itself. Memory of passes repeats from the third token of a round on.

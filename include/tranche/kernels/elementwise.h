@@ -64,14 +64,14 @@ struct DropoutOptions {
   std::uint32_t site = 0;
   std::span<const std::int64_t> samples;  ///< global sample index of each row block; host memory
   /// For a part of the samples (a rank's rows of a micro-batch): x[0] is element first_element of all the
-  /// samples' elements, sample_elements each, one sample behind the other. The part may begin and end inside a
-  /// sample. Attention takes no part.
+  /// samples' elements, sample_elements each, one sample behind the other. The part may begin and end inside
+  /// a sample. Attention takes no part.
   std::int64_t first_element = 0;
   std::int64_t sample_elements = 0;  ///< 0: x holds all elements of the samples
 };
 /// y[b, :] = dropout(x[b, :]) where x has samples.size() * elements_per_sample elements, or the part of them
-/// that the options name, with the masks of the whole; elements of y behind the last sample become 0. In place
-/// is allowed. Backward is the same call on the gradient.
+/// that the options name, with the masks of the whole; elements of y behind the last sample become 0. In
+/// place is allowed. Backward is the same call on the gradient.
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y);
 
 }  // namespace tranche::kernels

@@ -23,8 +23,9 @@ struct CacheHeads {
 /// fill them: 2 * layers * rows * key_value_heads * capacity * head_width elements of the compute dtype,
 /// taken from the runtime's device memory at once (Category::activations, tag "key-value cache") and kept
 /// until it is destroyed. On a mesh with a pipeline the layers are the blocks of this rank's stage, which may
-/// have none; with the axis `tensor` the heads are those that this rank attends with. The keys are those that attention sees, behind norms and rotation. A window takes nothing from
-/// it: all tokens are kept, the last ones are read.
+/// have none; with the axis `tensor` the heads are those that this rank attends with. The keys are those that
+/// attention sees, behind norms and rotation. A window takes nothing from it: all tokens are kept, the last
+/// ones are read.
 class KeyValueCache {
  public:
   /// Throws InvalidArgument when the model keeps none (LanguageModel::cache_heads), for less than a row and

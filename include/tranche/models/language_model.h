@@ -193,8 +193,8 @@ class LanguageModel {
   // These functions are for the training above, and for schedules of a caller's own. None of it depends on
   // data, and block_forward writes the same bits each time.
 
-  /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the passes
-  /// below compute by Pass::part_of(). None: the model cannot be cut by it.
+  /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the
+  /// passes below compute by Pass::part_of(). None: the model cannot be cut by it.
   virtual std::vector<std::string> tensor_dimensions() const { return {}; }
   virtual UnitSpec embedding_unit() const = 0;
   virtual UnitSpec block_unit(std::int64_t block) const = 0;
@@ -214,8 +214,8 @@ class LanguageModel {
   /// Tables that all blocks of a micro-batch read (rotary positions, say), filled.
   virtual StepTensors acquire_tables(const Pass& /*pass*/) const { return {}; }
 
-  // A residual, its gradient and rows of the final norm are of Pass::local_rows() rows: all of the micro-batch
-  // unless the axis `tensor` shares them out.
+  // A residual, its gradient and rows of the final norm are of Pass::local_rows() rows: all of the
+  // micro-batch unless the axis `tensor` shares them out.
 
   /// out[rows, width]; tokens [batch, time].
   virtual void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,

@@ -60,8 +60,8 @@ void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& 
 /// linear_input_gradient() into PartialRows, which are then scattered (tensor_rows.h).
 void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
                         const ConstTensorView& x, const TensorView& out);
-/// Adds the gradients of a row layer: of weight and adapter from x and the gathered rows of d_out, of the bias
-/// from this rank's own rows `local_d_out`, so that the sum over the ranks is whole.
+/// Adds the gradients of a row layer: of weight and adapter from x and the gathered rows of d_out, of the
+/// bias from this rank's own rows `local_d_out`, so that the sum over the ranks is whole.
 void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
                                     const Linear& linear, const ConstTensorView& x,
                                     const ConstTensorView& d_out, const ConstTensorView& local_d_out);

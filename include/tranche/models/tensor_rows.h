@@ -1,8 +1,8 @@
 #pragma once
-/// The residual's rows on a mesh with the axis `tensor`. Its ranks see the same samples and hold a part of each
-/// cut layer; outside of cut layers each has rows of its own. With R = ceil(rows / ranks), rank i of the axis
-/// holds rows [i R, (i + 1) R) of the micro-batch. Rows behind the last one are padding: finite numbers that
-/// no result depends on, and zero in gradients.
+/// The residual's rows on a mesh with the axis `tensor`. Its ranks see the same samples and hold a part of
+/// each cut layer; outside of cut layers each has rows of its own. With R = ceil(rows / ranks), rank i of the
+/// axis holds rows [i R, (i + 1) R) of the micro-batch. Rows behind the last one are padding: finite numbers
+/// that no result depends on, and zero in gradients.
 ///
 /// A column layer (its outputs are cut) gathers all rows of its input; a row layer (its inputs are cut) gives
 /// a partial sum for all rows, which is added up and scattered. Backward does the opposite. Without the axis
@@ -20,15 +20,15 @@
 
 namespace tranche::models {
 
-/// all[r * count ...] = the `count` elements at `own` of rank r of the axis; `own` may be this rank's place in
-/// `all`. The compute stream waits for them; memory of another tier than the device's is ready at the call, and
-/// waited for by the host. `what` names the message in errors and traces. Collective over the axis; LogicError
-/// without it.
+/// all[r * count ...] = the `count` elements at `own` of rank r of the axis; `own` may be this rank's place
+/// in `all`. The compute stream waits for them; memory of another tier than the device's is ready at the
+/// call, and waited for by the host. `what` names the message in errors and traces. Collective over the axis;
+/// LogicError without it.
 void gather_from_ranks(const Pass& pass, std::string_view what, const void* own, void* all,
                        std::int64_t count, DataType dtype, Tier tier = Tier::device);
 
-/// All rows of a tensor of which each rank of the axis holds R. Collective over the axis: made by all its ranks
-/// in one order. Move-only.
+/// All rows of a tensor of which each rank of the axis holds R. Collective over the axis: made by all its
+/// ranks in one order. Move-only.
 class GatheredRows {
  public:
   GatheredRows() = default;

@@ -78,7 +78,7 @@ struct PlanResult {
   std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
   Mesh mesh{1};
   std::string units;  ///< of the rank's stage of a pipeline, "embedding to h.2"; empty without one
-  std::map<MeshAxis, AxisTraffic> axes;  ///< shard; replicate where the mesh has replicas
+  std::map<MeshAxis, AxisTraffic> axes;  ///< shard; the others where the mesh has them
   /// Bytes that this rank sends to other nodes in a step. GPUs may gather in rings, in which a shard crosses
   /// once for all ranks of a node: then `crossing_exact` is false, and it is at most this.
   std::int64_t crossing_bytes = 0;

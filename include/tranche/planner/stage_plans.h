@@ -1,5 +1,6 @@
 #pragma once
-/// Plans of all stages of a pipeline: one rank of each.
+/// Plans of all ranks that differ in what they compute of a sample: one rank of each stage of a pipeline and
+/// of each coordinate on the axis `tensor`.
 
 #include <cstdint>
 #include <string>
@@ -14,8 +15,11 @@ inline constexpr const char* stage_plans_schema = "tranche-stage-plans-1";
 
 struct StagePlan {
   int stage = 0;        ///< its number on the mesh's axis `pipeline`
-  PlanRequest request;  ///< whose rank is the first of the stage
+  int tensor = 0;       ///< its coordinate on the mesh's axis `tensor`
+  PlanRequest request;  ///< whose rank is the first of these coordinates
   PlanResult plan;
+  /// "stage 1", "tensor 1" or "stage 1, tensor 0", as the mesh has these axes.
+  std::string name() const;
   std::int64_t state_bytes() const {
     return plan.state.parameters + plan.state.gradients + plan.state.optimizer;
   }
@@ -24,14 +28,15 @@ struct StagePlan {
   TrafficCount messages() const;
 };
 
-/// Plans the first rank of each stage of the request's mesh; the request's own rank plays no part. The stage
-/// with the most device memory at its peak comes first, but one that does not fit (shortages()) before those
-/// that do. `other_gathering` adds plan_other_gathering() to each. Throws ConfigurationError as plan_run().
+/// Plans the first rank of each stage and each coordinate on `tensor` of the request's mesh, which may hold
+/// parts of different sizes; the request's own rank plays no part. The one with the most device memory at its
+/// peak comes first, but one that does not fit (shortages()) before those that do. `other_gathering` adds
+/// plan_other_gathering() to each. Throws ConfigurationError as plan_run().
 std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget,
                                    bool other_gathering = false);
 
-/// A text with the properties that all stages have in common, and a line for each stage in the order of
-/// `plans`. A `budget` of 0 means that there is no budget.
+/// A text with the properties that all of them have in common, and a line for each in the order of `plans`. A
+/// `budget` of 0 means that there is no budget.
 std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t budget);
 /// The same as JSON, with each stage's whole plan. docs/reference/plan-files.md has the keys.
 std::string stage_plans_json(const std::vector<StagePlan>& plans, std::int64_t budget);

@@ -1,0 +1,302 @@
+// The axis `tensor`: ranks that have parts of tensors hold, train, count and save what one rank does.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cut_model.h"
+#include "saving_fixture.h"
+#include "tests/core/error_text.h"
+#include "tranche/core/error.h"
+
+namespace tranche::test {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// All that is equal on every mesh.
+struct Outcome {
+  kernels::Digest initial, weights, state;
+  std::vector<double> losses, norms;
+  std::vector<std::int64_t> tokens;
+  std::map<std::string, std::vector<float>> values;  ///< weights, and a state of those that are trained
+  friend bool operator==(const Outcome&, const Outcome&) = default;
+};
+
+/// Loads (unless `from` is empty), trains up to step `last` and saves (unless `to` is empty).
+Outcome train(const CutRun& run, std::int64_t last = 3, const std::string& from = {},
+              const std::string& to = {}) {
+  Outcome outcome;
+  std::mutex mutex;
+  on_cut_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    if (!from.empty()) (void)engine.load(from);
+    Outcome mine;
+    mine.initial = engine.state_digest();
+    while (engine.steps() < last) {
+      cut_step(engine, runtime, engine.steps());
+      const StepResult result = engine.step();
+      EXPECT_TRUE(result.applied) << result.skipped_because;
+      mine.losses.push_back(result.loss);
+      mine.norms.push_back(result.gradient_norm);
+      mine.tokens.push_back(result.tokens);
+    }
+    mine.weights = engine.weights_digest();
+    mine.state = engine.state_digest();
+    for (const UnitSpec& unit : engine.model().units()) {
+      for (const TensorSpec& tensor : unit.tensors) {
+        mine.values[tensor.name] = engine.read_weight(tensor.name);
+        if (!tensor.frozen && run.optimizer == "AdamW") {
+          mine.values[tensor.name + " exp_avg"] = engine.read_optimizer_state(tensor.name, "exp_avg");
+        }
+      }
+    }
+    if (!to.empty()) engine.save(to, {.wait = true});
+    const std::lock_guard lock(mutex);
+    if (runtime.rank() == 0) outcome = mine;
+    EXPECT_EQ(outcome.values.empty() || outcome == mine, true) << "rank " << runtime.rank();
+  });
+  return outcome;
+}
+
+void expect_same(const Outcome& expected, const Outcome& actual, const std::string& where) {
+  EXPECT_EQ(expected.initial, actual.initial) << where;
+  EXPECT_EQ(expected.losses, actual.losses) << where;
+  EXPECT_EQ(expected.norms, actual.norms) << where;
+  EXPECT_EQ(expected.tokens, actual.tokens) << where;
+  EXPECT_EQ(expected.weights, actual.weights) << where;
+  EXPECT_EQ(expected.state, actual.state) << where;
+  for (const auto& [name, values] : expected.values) {
+    EXPECT_EQ(values, actual.values.at(name)) << where << ", " << name;
+  }
+}
+
+const std::vector<std::pair<int, std::string>> meshes = {{2, "tensor=2"},
+                                                         {4, "shard=2, tensor=2"},
+                                                         {4, "tensor=2, shard=2"},
+                                                         {4, "replicate=2, tensor=2"},
+                                                         {4, "tensor=4"},
+                                                         {8, "replicate=2, shard=2, tensor=2"},
+                                                         {4, "pipeline=2, tensor=2"},
+                                                         {8, "pipeline=2, shard=2, tensor=2"},
+                                                         {8, "tensor=2, pipeline=4"}};
+
+TEST(TensorAxis, EveryMeshAndStageHasTheBitsOfOneRank) {
+  const Outcome expected = train({});
+  EXPECT_NE(expected.initial, expected.state);
+  for (const auto& [ranks, mesh] : meshes) {
+    for (int stage = 0; stage <= (ranks > 4 ? 0 : 3); ++stage) {
+      expect_same(expected, train({ranks, mesh, stage}), mesh + " at stage " + std::to_string(stage));
+    }
+  }
+}
+
+TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
+  const auto compare = [](CutRun run) {
+    const Outcome expected = train(run);
+    run.ranks = 4;
+    for (const char* mesh : {"shard=2, tensor=2", "tensor=4"}) {
+      run.mesh = mesh;
+      for (const int stage : {0, 2, 3}) {
+        run.stage = stage;
+        expect_same(expected, train(run),
+                    run.optimizer + " on " + mesh + " at stage " + std::to_string(stage));
+      }
+    }
+  };
+  compare({.optimizer = "Lamb"});  // sums over whole tensors
+  compare({.dtype = DataType::bfloat16});
+  compare({.dtype = DataType::bfloat16, .stochastic_rounding = true});  // keyed by the global element
+  compare({.moments = DataType::block8});
+  CutRun away;
+  away.offload.optimizer = OffloadTier::cpu;
+  compare(away);
+}
+
+TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
+  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(2, "tensor=2"), std::pair(4, "tensor=4")}) {
+    on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
+      cut_step(engine, runtime, 0, "qkv");
+      const StepResult result = engine.step();
+      EXPECT_FALSE(result.applied);
+      EXPECT_THAT(result.skipped_because, HasSubstr("qkv at element 143")) << runtime.mesh().to_string();
+    });
+  }
+}
+
+TEST(TensorAxis, EvaluationsCountEachSampleOnce) {
+  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(4, "shard=2, tensor=2")}) {
+    on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
+      engine.begin_evaluation();
+      for (int m = 0; m < 4 / runtime.mesh().data_ranks(); ++m) {
+        engine.begin_micro_batch();
+        const std::int64_t data_rank = runtime.mesh().data_rank(runtime.rank());
+        StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
+        const double loss = 1.0 + static_cast<double>(data_rank * (4 / runtime.mesh().data_ranks()) + m);
+        const std::int64_t tokens = 2;
+        auto* sum = static_cast<double*>(scalars.data());
+        engine.device().copy_from_host(engine.compute_stream(), sum, &loss, 8);
+        engine.device().copy_from_host(engine.compute_stream(), sum + 1, &tokens, 8);
+        engine.end_micro_batch({sum, DataType::float64, Shape{1}},
+                               {reinterpret_cast<std::int64_t*>(sum + 1), DataType::int64, Shape{1}});
+      }
+      const EvaluationResult result = engine.end_evaluation();
+      EXPECT_EQ(result.tokens, 8);
+      EXPECT_EQ(result.loss, 10.0 / 8);
+    });
+  }
+}
+
+TEST(TensorAxis, WrittenTensorsAreReadBackWhole) {
+  on_cut_ranks({4, "shard=2, tensor=2", 2}, [&](Engine& engine, Runtime&) {
+    cut_step(engine, engine.runtime(), 0);
+    (void)engine.step();
+    for (const char* name : {"qkv", "key", "up", "wte", "table", "norm"}) {
+      std::vector<float> values = engine.read_weight(name);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.25f * static_cast<float>(i);
+      engine.write_weight(name, values);
+      EXPECT_EQ(engine.read_weight(name), values) << name;
+      if (engine.frozen(name)) continue;
+      engine.write_optimizer_state(name, "exp_avg", values);
+      EXPECT_EQ(engine.read_optimizer_state(name, "exp_avg"), values) << name;
+    }
+  });
+}
+
+TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
+  for (const auto& [ranks, mesh] : meshes) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      on_cut_ranks({ranks, mesh, stage}, [&](Engine& engine, Runtime& runtime) {
+        for (int step = 0; step < 2; ++step) {
+          cut_step(engine, runtime, step);
+          (void)engine.step();
+        }
+        bool found = false;
+        const auto report = nlohmann::json::parse(engine.traffic_report());
+        for (const auto& each : report["by_axis"]) {
+          EXPECT_EQ(each["elements"], each["formula_elements"]) << mesh << " stage " << stage << " " << each;
+          EXPECT_EQ(each["bytes"], each["formula_bytes"]) << mesh << " stage " << stage << " " << each;
+          found = found || each["axis"] == "tensor";
+        }
+        EXPECT_TRUE(found) << mesh;
+      });
+    }
+  }
+}
+
+using TensorAxisSaving = Saving;
+
+TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
+  const Outcome expected = train({}, 4);
+  const std::vector<std::pair<int, std::string>> pairs = {
+      {1, ""}, {2, "tensor=2"}, {4, "shard=2, tensor=2"}, {4, "tensor=4"}, {4, "replicate=2, tensor=2"}};
+  int folder = 0;
+  for (std::size_t a = 0; a < pairs.size(); ++a) {
+    const std::string to = path(std::to_string(folder++));
+    const int stage = static_cast<int>(a) % 4;
+    const Outcome saved = train({pairs[a].first, pairs[a].second, stage}, 2, {}, to);
+    for (std::size_t b = 0; b < pairs.size(); ++b) {
+      const std::string where = pairs[a].second + " to " + pairs[b].second;
+      const CutRun run{pairs[b].first, pairs[b].second, (stage + static_cast<int>(b)) % 4};
+      const Outcome loaded = train(run, 4, to);
+      EXPECT_EQ(loaded.initial, saved.state) << where;
+      EXPECT_EQ(loaded.state, expected.state) << where;
+    }
+  }
+}
+
+TEST(TensorAxis, RefusesWhatItCannotCut) {
+  const auto text_of = [](const CutRun& run, const std::function<void(Config&)>& adjust = {},
+                          const ModelSpec& model = cut_model()) {
+    return message_of<ConfigurationError>([&] {
+      on_cut_ranks(
+          run, [](Engine&, Runtime&) {}, adjust, model);
+    });
+  };
+  EXPECT_THAT(
+      text_of({3, "tensor=3"}, [](Config&) {}),
+      HasSubstr("tranche.mesh \"tensor=3\": the model has 4 heads, which 3 ranks cannot share; tensor can "
+                "be 1, 2 or 4"));
+  ModelSpec named = cut_model();
+  named.name = "GPT2LMHeadModel";
+  EXPECT_THAT(
+      text_of({8, "tensor=8"}, {}, named),
+      HasSubstr("tranche.mesh \"tensor=8\": GPT2LMHeadModel has 4 heads, which 8 ranks cannot share"));
+  ModelSpec without = cut_model();
+  without.tensor_dimensions.clear();
+  EXPECT_THAT(
+      text_of({2, "tensor=2"}, {}, without),
+      HasSubstr(
+          "the model names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all 2 ranks "
+          "would compute the same; leave tensor out"));
+  ModelSpec twice = cut_model();
+  twice.tensor_dimensions.emplace_back("width");
+  EXPECT_THAT(
+      text_of({2, "tensor=2"}, {}, twice),
+      HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width; a tensor can be cut "
+                "along one"));
+  ModelSpec shared;
+  shared.tensor_dimensions = {"heads", "key_value_heads"};
+  shared.add_unit({"u",
+                   {{.name = "q", .shape = {12}, .dimensions = {{"heads"}}},
+                    {.name = "k", .shape = {3}, .dimensions = {{"key_value_heads"}}}},
+                   1});
+  EXPECT_THAT(
+      text_of({2, "tensor=2"}, {}, shared),
+      HasSubstr("the model has 3 key and value heads, which 2 ranks cannot share; tensor can be 1, 3, 6 or "
+                "12"));
+  ModelSpec narrow;
+  narrow.tensor_dimensions = {"inner"};
+  narrow.add_unit({"u", {{.name = "w", .shape = {3}, .dimensions = {{"inner"}}}}, 1});
+  EXPECT_THAT(
+      text_of({4, "tensor=4"}, {}, narrow),
+      HasSubstr("the model has a dimension inner of 3, which 4 ranks cannot share; tensor can be 1, 2 or 3"));
+
+  const auto with = [&](const std::function<void(Config&)>& adjust) {
+    return text_of({2, "tensor=2"}, adjust);
+  };
+  EXPECT_THAT(
+      with([](Config& c) { c.gradient_noise_scale = true; }),
+      HasSubstr(
+          "tranche.gradient_noise_scale: tranche.mesh \"tensor=2\" with tensor=2 cannot be used with it "
+          "yet: a rank of tensor has a part of each gradient alone; leave it out"));
+  EXPECT_THAT(
+      with([](Config& c) { c.world_size_invariant = true; }),
+      HasSubstr("tranche.world_size_invariant: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+  EXPECT_THAT(with([](Config& c) { c.quantized_weights = true; }),
+              HasSubstr("zero_quantized_weights: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+  EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
+              HasSubstr("zero_quantized_gradients: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+  EXPECT_THAT(with([](Config& c) {
+                c.lora.rank = 2;
+                c.lora.targets = {"qkv"};
+                c.lora.dropout = 0.1;
+              }),
+              HasSubstr("tranche.lora.dropout: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+  ModelSpec columns;
+  columns.tensor_dimensions = {"inner"};
+  columns.add_unit({"u", {{.name = "w", .shape = {64, 160}, .dimensions = {{"width"}, {"inner"}}}}, 1});
+  EXPECT_THAT(
+      text_of(
+          {2, "tensor=2"}, [](Config& c) { c.precision.moments = DataType::block8; }, columns),
+      HasSubstr("tranche.moments: with tranche.mesh \"tensor=2\" a rank has elements 0 to 79 of tensor w, "
+                "which are not whole blocks of 256; keep the moments in fp32, or leave tensor out"));
+  ModelSpec matrix = cut_model();
+  matrix.add_unit(
+      {"m", {{.name = "m.w", .shape = {4, 4}, .linear = LinearLayout::in_out, .matrices = 1}}, 1});
+  EXPECT_THAT(
+      text_of(
+          {2, "tensor=2"}, [](Config& c) { c.optimizer.type = "Muon"; }, matrix),
+      HasSubstr("tranche.mesh \"tensor=2\": the optimizer computes tensor m.w as a whole matrix, which ranks "
+                "of the axis tensor do not have yet; leave tensor out, or choose another optimizer"));
+}
+
+}  // namespace
+}  // namespace tranche::test
