@@ -64,6 +64,20 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
 
 TrafficCount TrafficFormulas::along(MeshAxis axis, int group) const {
   if (axis == MeshAxis::replicate) return over_replicas();
+  if (axis != MeshAxis::tensor) return in_groups(axis, 0);
+  // Whole tensors and those that some ranks share are summed over groups of different sizes.
+  TrafficCount sent;
+  std::set<int> sizes;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
+    const TrafficCount of_group = in_groups(axis, flat->group->size());
+    sent.elements += of_group.elements;
+    sent.bytes += of_group.bytes;
+  }
+  return sent;
+}
+
+TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   const PrecisionConfig& precision = config_.precision;
   TrafficCount sent;
   const bool of_stages = axis == MeshAxis::pipeline;

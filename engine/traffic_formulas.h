@@ -51,6 +51,9 @@ class TrafficFormulas {
   /// Along an axis, of the buffers that groups of so many ranks share; 0: of all.
   TrafficCount along(MeshAxis axis, int group) const;
   TrafficCount over_replicas() const;
+  /// Along another axis than that of the replicas, of the buffers that groups of so many ranks share; 0: of
+  /// all.
+  TrafficCount in_groups(MeshAxis axis, int group) const;
   /// The sums of two nodes' gradients: elements, over all reductions of a step.
   std::int64_t summed_elements(const FlatBuffer& flat) const;
 

@@ -110,6 +110,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.forward.push_back({unit_of_head(), tied ? head_use : 0, head});
   spec.residual_width = shape().width;
   spec.tensor_dimensions = tensor_dimensions();
+  spec.name = architecture();
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;
