@@ -131,8 +131,22 @@ Engine::StepMemory Engine::step_memory() const {
 
 TrafficCount Engine::Impl::formula_traffic(MeshAxis axis) const {
   if (axis != MeshAxis::tensor) return formula_traffic(axis, 0);
-  // Whole tensors and those that some ranks share are summed over groups of different sizes.
   TrafficCount sent;
+  if (tensor != nullptr && model.tensor_messages) {
+    const int uses = static_cast<int>(model.forward.size());
+    const TensorMessages messages =
+        model.tensor_messages(config, stages.count > 1 ? stages.begin(stage()) : 0,
+                              stages.count > 1 ? stages.end(model, stage()) : uses);
+    const std::int64_t tokens = config.micro_batch_size * model.tokens_per_sample,
+                       others = tensor->size() - 1;
+    const std::int64_t times = config.accumulation_steps * others;
+    const std::int64_t rows =
+        times * divide_round_up(tokens, tensor->size()) * model.residual_width * messages.rows;
+    const std::int64_t numbers = times * tokens * messages.numbers;
+    sent.elements = rows + numbers;
+    sent.bytes = rows * size_of(config.precision.compute) + numbers * size_of(DataType::float32);
+  }
+  // Whole tensors and those that some ranks share are summed over groups of different sizes.
   std::set<int> sizes;
   for (const FlatBuffer* flat : store.trainable()) {
     if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
@@ -163,8 +177,9 @@ TrafficCount Engine::Impl::formula_traffic(MeshAxis axis, int group) const {
   if (of_stages) {
     // The residual to the next stage, its gradient to the one before.
     const int neighbours = (stage() > 0 ? 1 : 0) + (stage() + 1 < stages.count ? 1 : 0);
-    sent.elements = config.accumulation_steps * config.micro_batch_size * model.tokens_per_sample *
-                    model.residual_width * neighbours;
+    const std::int64_t rows = divide_round_up(config.micro_batch_size * model.tokens_per_sample,
+                                              tensor == nullptr ? 1 : tensor->size());
+    sent.elements = config.accumulation_steps * rows * model.residual_width * neighbours;
     sent.bytes = sent.elements * size_of(precision.compute);
   } else if (axis == MeshAxis::shard) {
     sent = matrices.sent();
