@@ -48,10 +48,28 @@ std::int64_t TrafficFormulas::summed_elements(const FlatBuffer& flat) const {
                                                              config_.precision.communication, options);
 }
 
+TrafficCount TrafficFormulas::of_rows() const {
+  TrafficCount sent;
+  const int parts = runtime_.mesh().size(MeshAxis::tensor);
+  if (parts == 1 || !model_.tensor_messages) return sent;
+  const bool staged = stages_.count > 1;
+  const TensorMessages messages =
+      model_.tensor_messages(config_, staged ? stages_.begin(stage()) : 0,
+                             staged ? stages_.end(model_, stage()) : static_cast<int>(model_.forward.size()));
+  const std::int64_t tokens = config_.micro_batch_size * model_.tokens_per_sample;
+  const std::int64_t times = config_.accumulation_steps * (parts - 1);
+  const std::int64_t rows =
+      times * divide_round_up(tokens, parts) * model_.residual_width * messages.rows;
+  const std::int64_t numbers = times * tokens * messages.numbers;
+  sent.elements = rows + numbers;
+  sent.bytes = rows * size_of(config_.precision.compute) + numbers * size_of(DataType::float32);
+  return sent;
+}
+
 TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   if (axis != MeshAxis::tensor) return along(axis, 0);
+  TrafficCount sent = of_rows();
   // Whole tensors and those that some ranks share are summed over groups of different sizes.
-  TrafficCount sent;
   std::set<int> sizes;
   for (const FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
@@ -65,8 +83,8 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
 TrafficCount TrafficFormulas::along(MeshAxis axis, int group) const {
   if (axis == MeshAxis::replicate) return over_replicas();
   if (axis != MeshAxis::tensor) return in_groups(axis, 0);
+  TrafficCount sent = of_rows();
   // Whole tensors and those that some ranks share are summed over groups of different sizes.
-  TrafficCount sent;
   std::set<int> sizes;
   for (const FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
@@ -84,8 +102,9 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   if (of_stages) {
     // The residual to the next stage, its gradient to the one before.
     const int neighbours = (stage() > 0 ? 1 : 0) + (stage() + 1 < stages_.count ? 1 : 0);
-    sent.elements = config_.accumulation_steps * config_.micro_batch_size * model_.tokens_per_sample *
-                    model_.residual_width * neighbours;
+    const std::int64_t rows = divide_round_up(config_.micro_batch_size * model_.tokens_per_sample,
+                                              runtime_.mesh().size(MeshAxis::tensor));
+    sent.elements = config_.accumulation_steps * rows * model_.residual_width * neighbours;
     sent.bytes = sent.elements * size_of(precision.compute);
   } else if (axis == MeshAxis::shard) {
     sent = matrices_.sent();

@@ -109,8 +109,27 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   const double head = 2 * static_cast<double>(shape().vocabulary) * static_cast<double>(shape().width);
   spec.forward.push_back({unit_of_head(), tied ? head_use : 0, head});
   spec.residual_width = shape().width;
-  spec.tensor_dimensions = tensor_dimensions();
   spec.name = architecture();
+  spec.tensor_dimensions = tensor_dimensions();
+  if (!spec.tensor_dimensions.empty()) {
+    spec.tensor_messages = [layers](const Config& training, int begin, int end) {
+      TensorMessages sent;
+      if (begin == 0) sent.rows += 2;  // the embedding
+      if (end == layers + 2) {
+        sent.rows += 2;
+        sent.numbers += 3;  // of the softmax: largest logit, sum, the target's logit
+      }
+      const std::int64_t every = std::max(training.checkpoint_every, 1);
+      const std::int64_t first = std::max(begin - 1, 0), behind = std::min<std::int64_t>(end - 1, layers);
+      for (std::int64_t block = first; block < behind; ++block) {
+        sent.rows += 10;
+        // The last block of a group is computed again without its output.
+        const bool ends_group = (block + 1) % every == 0 || block + 1 == behind;
+        if (training.activation_checkpointing) sent.rows += ends_group ? 3 : 4;
+      }
+      return sent;
+    };
+  }
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;

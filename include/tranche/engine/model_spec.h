@@ -119,6 +119,14 @@ struct UnitUse {
   double operations = 0;  ///< of forward, a token: by these a pipeline is cut
 };
 
+/// What the ranks of the axis `tensor` send each other in a micro-batch of training: how often each of them
+/// has every other get its rows of the residual, or its part of the sums of their rows; and fp32 numbers of
+/// each token.
+struct TensorMessages {
+  int rows = 0;
+  int numbers = 0;
+};
+
 class ModelSpec {
  public:
   /// Adds a unit after the others. Throws InvalidArgument on a name used twice, a unit without tensors, a
@@ -138,6 +146,9 @@ class ModelSpec {
   /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
   /// Empty: the model cannot be cut so.
   std::vector<std::string> tensor_dimensions;
+  /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic. Empty:
+  /// it is not known.
+  std::function<TensorMessages(const Config& config, int begin, int end)> tensor_messages;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
