@@ -478,7 +478,10 @@ int Runtime::fail(std::exception_ptr error) noexcept {
     told = impl_->place + ": " + told;
   }
   (impl_ ? log() : Logger(here)).error(text);
-  if (impl_) all().post_failure(told, status, 2.0);
+  if (impl_) {
+    all().post_failure(told, status, 2.0);
+    impl_->place.clear();  // which this error has had; another one comes from elsewhere
+  }
   return static_cast<int>(status);
 }
 
