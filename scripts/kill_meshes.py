@@ -38,8 +38,9 @@ OTHERS = ["", "shard=2", "shard=3", "pipeline=2", "pipeline=3", "pipeline=4", "r
           "pipeline=2,shard=2", "shard=2,pipeline=2", "shard=2,pipeline=3", "pipeline=2,shard=3", "pipeline=2,shard=4", "pipeline=4,replicate=2"]
 # Of four data ranks, whose gradients are added in pairs, and the uses of the tied table apart.
 EQUAL = [KILLED, "pipeline=2,replicate=2,shard=2", "replicate=2,shard=2,pipeline=2", "replicate=2,shard=2", "shard=4", "pipeline=2,shard=4"]
+STEP = re.compile(r"^ *step +\d+/", re.M)
 BATCH = 12  # samples of a step, on any number of data ranks: 1, 2, 3, 4 and 6
-KILL_WINDOW = 1.5  # seconds after the first step is under way, in which eight ranks on two cores make some steps and saves
+MOST_STEPS, KILL_WINDOW = 4, 0.3  # a run is killed so many seconds at most after it has begun one of so many steps
 
 
 def ranks_of(mesh):
@@ -132,7 +133,11 @@ class Runs:
             if kill:
                 if early == "starting":
                     time.sleep(self.draw.uniform(0, 1.5))
-                while early != "starting" and job.poll() is None and not (HEADER if early else STARTED).search(self.text()):
+                begun = 0 if early else self.draw.randrange(MOST_STEPS)
+                while early != "starting" and job.poll() is None:
+                    text = self.text()
+                    if HEADER.search(text) if early else STARTED.search(text) and len(STEP.findall(text)) >= begun:
+                        break
                     if time.time() - begin > START_LIMIT:
                         self.fail("the run did not start")
                     time.sleep(0.01)

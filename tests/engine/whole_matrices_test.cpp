@@ -257,6 +257,7 @@ TEST(WholeMatrices, ThatStagesShareAreRefusedOverReplicasByAllRanks) {
   run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
     Config config = odd_config(run);
     config.pipeline_cuts = PipelineCuts::equal;
+    config.train_batch_size = 0;  // of two data ranks
     Runtime runtime(RuntimeOptions::from(config), factory);
     try {
       const Engine engine(runtime, model, config);
