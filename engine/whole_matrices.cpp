@@ -45,8 +45,8 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
       compute_(device.compute_stream()) {
   const Residency& residency = store.residency();
   // Every rank knows of all buffers, so that the stages between the ends refuse too, with the same text.
-  const bool over_replicas = config.stage > 0 && config.replicate == Replicate::parameters &&
-                             mesh.size(MeshAxis::replicate) > 1;
+  const bool over_replicas =
+      config.stage > 0 && config.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1;
   for (FlatBuffer* flat : store.trainable()) {
     if (!flat->whole_matrices || flat->layout.padded_elements() == 0) continue;
     if (over_replicas && flat->stages > 1) {

@@ -122,8 +122,8 @@ TEST(RuntimeFail, PutsThePlaceInFrontOfOneError) {
   runtime.fail(std::make_exception_ptr(std::runtime_error("of the user")));
   const std::string front = "\\[rank 0\\] \\[[0-9:]+\\] \\[error\\] ";
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              ::testing::MatchesRegex(front + "rank 0, backward of micro-batch 5: the disk is full\n" + front +
-                                      "of the user\n"));
+              ::testing::MatchesRegex(front + "rank 0, backward of micro-batch 5: the disk is full\n" +
+                                      front + "of the user\n"));
 }
 
 TEST(RuntimeFromOptions, InlineProgressIsNotForRanksThatAreThreads) {

@@ -186,8 +186,7 @@ void expect_what_mpi_sends(std::uint64_t number) {
     EXPECT_GT(along(engine, MeshAxis::pipeline).elements, 0) << line;
     std::vector<std::int64_t> counted;
     for (int peer = 0; peer < ranks; ++peer) {
-      const std::int64_t sent =
-          test::profiled_bytes_sent_to(peer) - before[static_cast<std::size_t>(peer)];
+      const std::int64_t sent = test::profiled_bytes_sent_to(peer) - before[static_cast<std::size_t>(peer)];
       counted.push_back(peer == rank ? 0 : sent - control_of_peer);
     }
     const std::int64_t all = std::accumulate(counted.begin(), counted.end(), std::int64_t{0});

@@ -471,8 +471,8 @@ TEST(Pipeline, ReadsCheckpointsOfAnyMesh) {
   test::AxesMet axes;
   for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
     const CheckpointPair pair = draw_checkpoint_pair(number);
-    for (const auto& [whose, drawn, stage] :
-         {std::tuple("writer's ", pair.from, pair.config.stage), std::tuple("reader's ", pair.to, pair.stage_of_reader)}) {
+    for (const auto& [whose, drawn, stage] : {std::tuple("writer's ", pair.from, pair.config.stage),
+                                              std::tuple("reader's ", pair.to, pair.stage_of_reader)}) {
       const Mesh mesh = Mesh::parse(drawn.text, drawn.ranks);
       for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard}) {
         axes.meet(std::string(whose) + std::string(name_of(axis)), mesh.size(axis));

@@ -63,9 +63,8 @@ TEST(Metrics, ARunAndItsResumptionLeaveEveryStepOnce) {
 TEST(Metrics, HaveADigestBeforeTheStepIsSaved) {
   const TemporaryFolder folder;
   const std::string path = folder.path("m.jsonl"), report = folder.path("r");
-  const ProgramResult run =
-      test::run(tiny_train(folder, {"--metrics", path, "--report", report, "--steps", "4", "--digest-every",
-                                    "2"}));
+  const ProgramResult run = test::run(
+      tiny_train(folder, {"--metrics", path, "--report", report, "--steps", "4", "--digest-every", "2"}));
   ASSERT_EQ(run.status, 0) << run.errors;
   EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 2, 3, 4, 4, 4)) << "two digests and a validation";
   const json step = json::parse(read_file(report))["steps"][1];
