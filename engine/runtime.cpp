@@ -480,7 +480,7 @@ int Runtime::fail(std::exception_ptr error) noexcept {
   (impl_ ? log() : Logger(here)).error(text);
   if (impl_) {
     all().post_failure(told, status, 2.0);
-    impl_->place.clear();  // which this error has had; another one comes from elsewhere
+    impl_->place.clear();  // another error comes from another place
   }
   return static_cast<int>(status);
 }

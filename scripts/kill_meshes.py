@@ -36,7 +36,7 @@ from sweep_part import part_of_count  # noqa: E402
 KILLED = "replicate=2,pipeline=2,shard=2"
 OTHERS = ["", "shard=2", "shard=3", "pipeline=2", "pipeline=3", "pipeline=4", "replicate=2,shard=1", "replicate=2,shard=2", "replicate=2,pipeline=2",
           "pipeline=2,shard=2", "shard=2,pipeline=2", "shard=2,pipeline=3", "pipeline=2,shard=3", "pipeline=2,shard=4", "pipeline=4,replicate=2"]
-# Of four data ranks, whose gradients are added in pairs, and the uses of the tied table apart.
+# All of these have four data ranks, whose gradients are added in pairs; the uses of the tied table are added apart.
 EQUAL = [KILLED, "pipeline=2,replicate=2,shard=2", "replicate=2,shard=2,pipeline=2", "replicate=2,shard=2", "shard=4", "pipeline=2,shard=4"]
 STEP = re.compile(r"^ *step +\d+/", re.M)
 BATCH = 12  # samples of a step, on any number of data ranks: 1, 2, 3, 4 and 6
@@ -77,7 +77,7 @@ class Runs:
         raise Failed(f"{what}\n  {' '.join(self.line)}\n  its output:\n    " + "\n    ".join(self.text().split("\n")[-25:]))
 
     def take_digests(self):
-        """Those that the run which has ended wrote; a kill may have cut the last line short."""
+        """Reads the digests that the last run wrote. A kill may have cut its last line short."""
         if not os.path.exists(self.metrics):
             return
         with open(self.metrics, encoding="utf-8", errors="replace") as file:
@@ -176,7 +176,7 @@ class Runs:
 
 
 def restarts_on_other_meshes(options, draw, folder):
-    """--kills: nothing but the digests that were written before each save is known."""
+    """Does what --kills says. The meshes have different bits, so that only the digests written before each save are known."""
     runs, kills, same, restarts, met = Runs(options, draw, folder, "other"), 0, 0, 0, set()
     while kills < options.kills:
         loaded, killed = runs.life(KILLED, 100000, True)
@@ -198,7 +198,7 @@ def by_equal_bits(mesh):
 
 
 def restarts_on_equal_meshes(options, draw, folder):
-    """--equal-kills: every run has the bits of one that nothing disturbs, and so has the last one's end."""
+    """Does what --equal-kills says: every run has the bits of one that nothing disturbs, from its first step to the end of the last one."""
     steps = max(20, 8 * options.equal_kills)
     undisturbed, runs = Runs(options, draw, folder, "undisturbed"), Runs(options, draw, folder, "equal")
     undisturbed.life(KILLED, steps, False, by_equal_bits(KILLED))
