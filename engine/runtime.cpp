@@ -506,7 +506,10 @@ int Runtime::fail(std::exception_ptr error) noexcept {
     told = impl_->place + ": " + told;
   }
   (impl_ ? log() : Logger(here)).error(text);
-  if (impl_) all().post_failure(told, status, 2.0);
+  if (impl_) {
+    all().post_failure(told, status, 2.0);
+    impl_->place.clear();  // another error comes from another place
+  }
   return static_cast<int>(status);
 }
 

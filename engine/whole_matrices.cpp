@@ -44,17 +44,21 @@ WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdate
       arena_(arena),
       compute_(device.compute_stream()) {
   const Residency& residency = store.residency();
+  // Every rank knows of all buffers, so that the stages between the ends refuse too, with the same text.
+  const bool over_replicas =
+      config.stage > 0 && config.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1;
   for (FlatBuffer* flat : store.trainable()) {
-    if (!flat->whole_matrices || flat->empty()) continue;
-    Exchange exchange;
-    exchange.flat = flat;
-    exchange.everywhere = residency.whole_optimizer(*flat);
-    exchange.group = residency.over_replicas(*flat) ? &ranks_ : flat->group;
-    if (residency.over_replicas(*flat) && flat->stages > 1) {
+    if (!flat->whole_matrices || flat->layout.padded_elements() == 0) continue;
+    if (over_replicas && flat->stages > 1) {
       throw ConfigurationError("tranche.replicate parameters: stages of the pipeline share tensor " +
                                store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name +
                                ", which its optimizer updates as a whole matrix; write all, or leave it out");
     }
+    if (flat->empty()) continue;
+    Exchange exchange;
+    exchange.flat = flat;
+    exchange.everywhere = residency.whole_optimizer(*flat);
+    exchange.group = residency.over_replicas(*flat) ? &ranks_ : flat->group;
     exchanges_.push_back(std::move(exchange));
   }
   // One plan for all buffers of a group.

@@ -29,9 +29,9 @@ std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) 
   return {-1, -1};
 }
 
-/// Each thread rank has three to eight streams, which are most with the staged exchange in a pipeline with
-/// shards beside it. All of a process share the GPU's launch queues: with more ranks two streams may share
-/// one, and a stream that waits for the host holds up a peer's behind it.
+/// Each thread rank has three to eight streams, and nine on a mesh of pipeline and replicate with the staged
+/// exchange (docs/guides/pipeline.md). All of a process share the GPU's launch queues: with more ranks two
+/// streams may share one, and a stream that waits for the host holds up a peer's behind it.
 constexpr std::size_t most_thread_ranks_of_gpu = detail::launch_queues / 8;
 
 void require_queues(std::span<const DevicePlace> places) {

@@ -113,6 +113,19 @@ TEST(RuntimeFail, NamesTheRankOnce) {
                                             front + "of the user\n"));
 }
 
+TEST(RuntimeFail, PutsThePlaceInFrontOfOneError) {
+  Runtime runtime({}, make_self_communicator);
+  ::testing::internal::CaptureStderr();
+  runtime.set_place("backward of micro-batch 5");
+  runtime.fail(std::make_exception_ptr(std::runtime_error("the disk is full")));
+  EXPECT_EQ(runtime.place(), "");
+  runtime.fail(std::make_exception_ptr(std::runtime_error("of the user")));
+  const std::string front = "\\[rank 0\\] \\[[0-9:]+\\] \\[error\\] ";
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::MatchesRegex(front + "rank 0, backward of micro-batch 5: the disk is full\n" +
+                                      front + "of the user\n"));
+}
+
 TEST(RuntimeFromOptions, InlineProgressIsNotForRanksThatAreThreads) {
   RuntimeOptions options;
   options.inline_progress = true;

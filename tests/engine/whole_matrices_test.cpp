@@ -1,5 +1,6 @@
 // Muon in an engine: each matrix once, on one rank, wherever its state lies; what optimizer_rules_test.cpp
 // asks of every rule it asks of Muon too.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -231,6 +232,42 @@ TEST(WholeMatrices, AreRefusedWhereTheyCannotBe) {
   EXPECT_EQ(refusal(run, untagged),
             "optimizer Muon: the model says of no tensor that is trained that it is a hidden matrix "
             "(TensorSpec::matrices), so that all of it is AdamW's; name AdamW, or tag the matrices");
+}
+
+// The stage between the ends, which does not hold the tensor, refuses with the same text.
+TEST(WholeMatrices, ThatStagesShareAreRefusedOverReplicasByAllRanks) {
+  ModelSpec model;
+  const auto unit = [](const char* name, int uses) {
+    return UnitSpec{name,
+                    {{.name = std::string(name) + ".w",
+                      .shape = Shape{4, 4},
+                      .initializer = Initializer::ones(),
+                      .matrices = 1}},
+                    uses};
+  };
+  const UnitId ends = model.add_unit(unit("ends", 2)), middle = model.add_unit(unit("middle", 1));
+  model.forward = {{ends, 0, 1}, {middle, 0, 1}, {ends, 1, 1}};
+  model.residual_width = 4;
+  constexpr int ranks = 6;
+  OddRun run = muon(ranks, 1);
+  run.frozen = false;
+  run.mesh = "replicate=2, pipeline=3";
+  run.replicate = Replicate::parameters;
+  std::vector<std::string> messages(ranks);
+  run_thread_ranks(ranks, [&](int rank, const CommunicatorFactory& factory) {
+    Config config = odd_config(run);
+    config.pipeline_cuts = PipelineCuts::equal;
+    config.train_batch_size = 0;  // of two data ranks
+    Runtime runtime(RuntimeOptions::from(config), factory);
+    try {
+      const Engine engine(runtime, model, config);
+    } catch (const ConfigurationError& error) {
+      messages[static_cast<std::size_t>(rank)] = error.message();
+    }
+  });
+  EXPECT_THAT(messages, testing::Each("tranche.replicate parameters: stages of the pipeline share tensor "
+                                      "ends.w, which its optimizer updates as a whole matrix; write all, or "
+                                      "leave it out"));
 }
 
 // As with adapters alone: nothing of AdamW's is on the disk beside the matrices.

@@ -11,6 +11,7 @@ struct GoldenDifferences {
   double cached = 0;     ///< the same of logits over a key-value cache
   double loss = 0;       ///< of the first step
   double gradients = 0;  ///< of the tensor of which it is largest
+  double table = 0;      ///< of the gradient of the token table
   double training = 0;   ///< of the loss of the step of which it is largest
   int generated = 0;     ///< tokens of greedy generation over a key-value cache that are others
   std::string worst_gradient;

@@ -30,9 +30,12 @@ TEST_P(LlamaGolden, AgreesWithTransformers) {
 // The gradient of qwen3's token table, which is its head too, is the sum of what both stages compute.
 TEST_P(LlamaGolden, AgreesWithTransformersOnTwoStages) {
   const auto found = compare_with_golden(std::string(TRANCHE_GOLDEN) + "/" + GetParam(), 2);
-  std::printf("measured: %s on two stages: loss %.1e, gradients %.1e (%s), training %.1e\n", GetParam(),
-              found.loss, found.gradients, found.worst_gradient.c_str(), found.training);
+  std::printf("measured: %s on two stages: loss %.1e, gradients %.1e (%s; token table %.1e), training %.1e\n",
+              GetParam(), found.loss, found.gradients, found.worst_gradient.c_str(), found.table,
+              found.training);
   EXPECT_LE(found.loss, 1e-5);
+  EXPECT_GT(found.table, 0) << "the token table was compared";
+  EXPECT_LE(found.table, 1e-6);
   EXPECT_GT(found.gradients, 0) << "gradients were compared";
   EXPECT_LE(found.gradients, 1e-5) << found.worst_gradient;
   EXPECT_LE(found.training, 1e-5);

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -17,10 +18,12 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "tests/core/rounds.h"
+#include "tests/core/sweep.h"
 #include "tests/models/training_fixture.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/check_gradients.h"
@@ -299,8 +302,8 @@ TEST(Pipeline, SumsByUseAreThoseOfAnyNumberOfRanks) {
   config.train_batch_size = 12;
   config.accumulation_steps = 0;
   const Bits one = trained(*model, config, "", 1);
-  EXPECT_TRUE(trained(*model, config, "", 3) == one);
   for (const int data_ranks : {1, 2, 3}) {
+    EXPECT_TRUE(trained(*model, config, "", data_ranks) == one) << data_ranks << " data ranks on one stage";
     config.stage = data_ranks;
     EXPECT_TRUE(trained(*model, config, "pipeline=2, shard=*", 2 * data_ranks) == one)
         << data_ranks << " data ranks";
@@ -419,40 +422,99 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
   EXPECT_EQ(again.tie_sum, TieSum::by_use);
 }
 
+/// A mesh of at most eight ranks, its axes in any order.
+struct DrawnMesh {
+  std::string text;
+  int ranks = 1;
+};
+
+/// A checkpoint's way from one mesh to another, of which one has a pipeline at least.
+struct CheckpointPair {
+  bool llama = false;
+  Config config;
+  DrawnMesh from, to;
+  int stage_of_reader = 0;
+};
+
+CheckpointPair draw_checkpoint_pair(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 9};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::size_t n) { return random_bits(key, counter++) % n; };
+  const auto mesh = [&](bool staged) {
+    int stages = 0, shards = 0, replicas = 0;
+    do {
+      stages = (staged ? 2 : 1) + static_cast<int>(pick(4));
+      shards = 1 + static_cast<int>(pick(3));
+      replicas = 1 + static_cast<int>(pick(2));
+    } while (stages * shards * replicas > 8);
+    std::vector<std::string> axes{"pipeline=" + std::to_string(stages)};
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(2)), "shard=" + std::to_string(shards));
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(3)), "replicate=" + std::to_string(replicas));
+    return DrawnMesh{axes[0] + ", " + axes[1] + ", " + axes[2], stages * shards * replicas};
+  };
+  CheckpointPair pair;
+  pair.llama = pick(3) == 0;
+  const bool staged_writer = pick(2) == 0;
+  pair.from = mesh(staged_writer);
+  pair.to = mesh(!staged_writer);
+  pair.config = pipeline_config(pick(2) == 0 ? DataType::float32 : DataType::bfloat16,
+                                static_cast<int>(pick(4)), ReductionPolicy::automatic, 2);
+  pair.stage_of_reader = static_cast<int>(pick(4));
+  if (pick(3) == 0) pair.config.optimizer.type = "Muon";
+  if (pick(3) == 0) pair.config.offload.optimizer = OffloadTier::cpu;
+  return pair;
+}
+
 // A checkpoint of one mesh is read by any other, with the state equal to the bit.
 TEST(Pipeline, ReadsCheckpointsOfAnyMesh) {
-  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
-  const std::vector<std::pair<std::string, int>> meshes{{"", 1},           {"pipeline=2", 2},
-                                                        {"shard=2", 2},    {"pipeline=2, shard=2", 4},
-                                                        {"pipeline=3", 3}, {"shard=2, pipeline=2", 4}};
-  for (std::size_t from = 0; from < meshes.size(); ++from) {
+  const test::Sweep cases = test::sweep({0, 40});
+  test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const CheckpointPair pair = draw_checkpoint_pair(number);
+    for (const auto& [whose, drawn, stage] : {std::tuple("writer's ", pair.from, pair.config.stage),
+                                              std::tuple("reader's ", pair.to, pair.stage_of_reader)}) {
+      const Mesh mesh = Mesh::parse(drawn.text, drawn.ranks);
+      for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard}) {
+        axes.meet(std::string(whose) + std::string(name_of(axis)), mesh.size(axis));
+      }
+      axes.meet(std::string(whose) + "ZeRO", stage);
+    }
+  }
+  for (const std::string whose : {"writer's ", "reader's "}) {
+    axes.expect(whose + "pipeline", {1, 2, 3, 4, 5});
+    axes.expect(whose + "replicate", {1, 2});
+    axes.expect(whose + "shard", {1, 2, 3});
+    axes.expect(whose + "ZeRO", {0, 1, 2, 3});
+  }
+  for (const std::uint64_t number : test::rounds(cases)) {
+    const CheckpointPair pair = draw_checkpoint_pair(number);
+    const std::shared_ptr<const LanguageModel> model = narrow_model(pair.llama, 4);
     const std::filesystem::path folder =
         std::filesystem::temp_directory_path() /
-        ("tranche-pipeline-" + std::to_string(::getpid()) + "-" + std::to_string(from));
-    const int zero = static_cast<int>(from) % 4;
-    kernels::Digest saved;
+        ("tranche-pipeline-" + std::to_string(::getpid()) + "-" + std::to_string(number));
+    const std::string line = "draw " + std::to_string(number) + ": from " + pair.from.text + " to " +
+                             pair.to.text + ", " + model->architecture() + ", " + pair.config.to_json();
+    std::pair<kernels::Digest, kernels::Digest> saved;
     std::string path;
     std::mutex mutex;
-    Config config = pipeline_config(DataType::bfloat16, zero, ReductionPolicy::automatic);
-    config.mesh = meshes[from].first;
-    on_ranks(meshes[from].second, model->spec(time_steps), config, [&](Engine& engine) {
+    Config config = pair.config;
+    config.mesh = pair.from.text;
+    on_ranks(pair.from.ranks, model->spec(time_steps), config, [&](Engine& engine) {
       (void)train(engine, *model);
       const std::string written = engine.save(folder.string(), {});
-      const kernels::Digest digest = engine.state_digest();
+      const std::pair digests(engine.state_digest(), engine.weights_digest());
       const std::lock_guard lock(mutex);
-      saved = digest;
+      saved = digests;
       path = written;
     });
-    for (std::size_t to = 0; to < meshes.size(); ++to) {
-      Config other = config;
-      other.mesh = meshes[to].first;
-      other.stage = static_cast<int>(from + to) % 4;
-      on_ranks(meshes[to].second, model->spec(time_steps), other, [&](Engine& engine) {
-        engine.load(path, {});
-        EXPECT_TRUE(engine.state_digest() == saved)
-            << "from '" << meshes[from].first << "' to '" << meshes[to].first << "'";
-      });
-    }
+    config.mesh = pair.to.text;
+    config.stage = pair.stage_of_reader;
+    on_ranks(pair.to.ranks, model->spec(time_steps), config, [&](Engine& engine) {
+      EXPECT_FALSE(engine.state_digest() == saved.first) << line;
+      engine.load(path, {});
+      EXPECT_TRUE(engine.state_digest() == saved.first) << line;
+      EXPECT_TRUE(engine.weights_digest() == saved.second) << line;
+    });
     std::filesystem::remove_all(folder);
   }
 }

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "tranche/core/error.h"
+#include "tranche/models/gpt.h"
 
 namespace tranche::detail {
 namespace {
@@ -47,6 +48,16 @@ TEST(Stages, HoldTheTensorsThatTheirUsesRead) {
   EXPECT_THAT(stages.uses_of(tied_model(), 0, 0), ElementsAre(0));
   EXPECT_THAT(stages.uses_of(tied_model(), 0, 1), ElementsAre(1));
   EXPECT_THAT(stages.uses_of(tied_model(), 1, 1), ElementsAre());
+}
+
+// Embedding, 12 blocks and the head, whose operations are those of a whole vocabulary; attention grows with
+// the sequence.
+TEST(Stages, CutGpt2ByTheOperationsOfItsSequence) {
+  const models::Gpt gpt2(models::GptConfig::preset("gpt2"));
+  EXPECT_THAT(divide(gpt2.spec(1024), Config(), 2).begins, ElementsAre(0, 9))
+      << "8 blocks, and 4 with the head";
+  EXPECT_THAT(divide(gpt2.spec(256), Config(), 2).begins, ElementsAre(0, 10))
+      << "9 blocks, and 3 with the head";
 }
 
 /// The least largest share of a stage over all ways to cut in two; each tensor counts once on a stage.

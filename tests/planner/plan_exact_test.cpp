@@ -5,8 +5,8 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "tests/core/error_text.h"
 #include "tests/core/rounds.h"
@@ -36,10 +36,9 @@ struct Measured {
   OffloadTraffic offload;
 };
 
-/// The bytes that a rank of a real run of `request` holds and sends, in thread ranks.
-Measured measure(const PlanRequest& request) {
-  Measured measured;
-  std::mutex mutex;
+/// The bytes that each rank of a real run of `request` holds and sends, in thread ranks.
+std::vector<Measured> measure(const PlanRequest& request) {
+  std::vector<Measured> all(static_cast<std::size_t>(request.ranks));
   run_thread_ranks(request.ranks, [&](int rank, const CommunicatorFactory& factory) {
     Config config = request.config;
     validate_config(config, request.ranks);
@@ -84,23 +83,20 @@ Measured measure(const PlanRequest& request) {
     (void)engine.end_evaluation();
     (void)engine.weights_digest();
     (void)engine.state_digest();
-    const std::string memory = engine.memory_report();
-    const std::lock_guard lock(mutex);
-    if (rank == request.rank) {
-      for (const Tier tier : all_tiers) {
-        measured.tiers[static_cast<std::size_t>(tier)] = runtime.ledger().account(tier);
-      }
-      measured.state = engine.state_bytes();
-      measured.traffic = traffic;
-      measured.memory = memory;
-      measured.offload = offload;
-      measured.formula = engine.formula_traffic_elements();
-      measured.work = {after.kernels - before.kernels,
-                       after.floating_point_operations - before.floating_point_operations,
-                       after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
+    Measured& measured = all[static_cast<std::size_t>(rank)];
+    measured.memory = engine.memory_report();
+    for (const Tier tier : all_tiers) {
+      measured.tiers[static_cast<std::size_t>(tier)] = runtime.ledger().account(tier);
     }
+    measured.state = engine.state_bytes();
+    measured.traffic = traffic;
+    measured.offload = offload;
+    measured.formula = engine.formula_traffic_elements();
+    measured.work = {after.kernels - before.kernels,
+                     after.floating_point_operations - before.floating_point_operations,
+                     after.bytes_read - before.bytes_read, after.bytes_written - before.bytes_written};
   });
-  return measured;
+  return all;
 }
 
 /// A draw of everything that memory depends on.
@@ -191,9 +187,8 @@ void expect_equal(const std::map<std::string, TrafficCount>& planned, const json
   EXPECT_EQ(planned.size(), operations) << line;
 }
 
-void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
+void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, const Measured& run) {
   const PlanResult plan = plan_run(request);
-  const Measured run = measure(request);
   const std::string line = "draw " + std::to_string(number) + ": rank " + std::to_string(request.rank) +
                            " of " + std::to_string(request.ranks) + ", model " +
                            request.model.language->to_json() + ", config " + plan.config;
@@ -252,6 +247,10 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
   EXPECT_LE(plan.offload.bytes.nvme_read, run.offload.nvme_read) << line;
   EXPECT_LE(plan.offload.bytes.nvme_written, run.offload.nvme_written) << line;
   EXPECT_EQ(plan.offload.bytes.nvme_written > 0, run.offload.nvme_written > 0) << line;
+}
+
+void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request) {
+  expect_plan_is_measured(number, request, measure(request).at(static_cast<std::size_t>(request.rank)));
 }
 
 void expect_plans_are_measured(const tranche::test::Sweep& cases) {
@@ -316,10 +315,14 @@ PlanRequest draw_stages(std::uint64_t number) {
   return request;
 }
 
-TEST(PlanIsMeasured, AnyStageOfAPipeline) {
+TEST(PlanIsMeasured, EveryRankOfAPipeline) {
   for (const std::uint64_t number : tranche::test::rounds(tranche::test::sweep({0, 40}))) {
-    expect_plan_is_measured(number, draw_stages(number));
-    if (testing::Test::HasFailure()) return;
+    PlanRequest request = draw_stages(number);
+    const std::vector<Measured> runs = measure(request);
+    for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+      expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);
+      if (testing::Test::HasFailure()) return;
+    }
   }
 }
 

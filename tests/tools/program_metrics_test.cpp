@@ -60,5 +60,18 @@ TEST(Metrics, ARunAndItsResumptionLeaveEveryStepOnce) {
   EXPECT_EQ(lines_of(path)[4]["loss"], whole["steps"][3]["loss"]) << "the run that never stopped";
 }
 
+TEST(Metrics, HaveADigestBeforeTheStepIsSaved) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path("m.jsonl"), report = folder.path("r");
+  const ProgramResult run = test::run(
+      tiny_train(folder, {"--metrics", path, "--report", report, "--steps", "4", "--digest-every", "2"}));
+  ASSERT_EQ(run.status, 0) << run.errors;
+  EXPECT_THAT(steps_of(path), ElementsAre(1, 2, 2, 3, 4, 4, 4)) << "two digests and a validation";
+  const json step = json::parse(read_file(report))["steps"][1];
+  EXPECT_EQ(lines_of(path)[2], json({{"step", 2},
+                                     {"weights_digest", step["weights_digest"]},
+                                     {"state_digest", step["state_digest"]}}));
+}
+
 }  // namespace
 }  // namespace tranche::tools

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, pipeline, any_ranks, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, pipeline, pipeline_rows, any_ranks, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import concurrent.futures
 import json
 import os
+import random
 import shlex
 import shutil
 import signal
@@ -463,6 +464,53 @@ def suite_pipeline():
     ])
 
 
+def drawn_rows(count):
+    """(model, mesh, its ranks, the mesh without a pipeline, its ranks, ZeRO stage, schedule, dtype, reduction), each value as often as its others."""
+    draw = random.Random(42)
+    axes = {"model": ["gpt", "llama"], "mesh": [("pipeline=2", 2, "", 0), ("pipeline=3", 3, "", 0), ("pipeline=4", 4, "", 0),
+                                                ("pipeline=2, shard=2", 4, "shard=2", 2), ("shard=2, pipeline=2", 4, "shard=2", 2),
+                                                ("pipeline=3, shard=2", 6, "shard=2", 2), ("pipeline=2, shard=3", 6, "shard=3", 3),
+                                                ("replicate=2, pipeline=2, shard=2", 8, "replicate=2, shard=2", 4)],
+            "stage": [0, 1, 2, 3], "schedule": ["1f1b", "afab"], "dtype": ["fp32", "bf16"], "reduction": ["boundary", "micro_batch"]}
+    columns = []
+    for values in axes.values():
+        column = [values[n % len(values)] for n in range(count)]
+        draw.shuffle(column)
+        columns.append(column)
+    return [(model, *mesh, *rest) for model, mesh, *rest in zip(*columns)]
+
+
+def suite_pipeline_rows():
+    """Drawn meshes with a pipeline, each against the same mesh without one: a tied GPT with dropout and an untied Llama, clipping on. A part of them
+    for each commit."""
+    llama = write("llama.json", json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 32, "vocab_size": 257, "tie_word_embeddings": False,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000}).encode())
+    seen = {}
+
+    def outcome(model, arguments, ranks, dtype, reduction):
+        report = trained((["--model", llama] if model == "llama" else []) + arguments + [
+            "--accumulate", "4", "--micro-batch", "1", "--dtype", dtype, "--digest-every", "1", "--sample-bytes", "5", "--set", "gradient_clipping=0.5",
+            "--set", "tranche.tie_sum=by_use", "--set", f"tranche.reduction={reduction}"], ranks)
+        if report is None:
+            return None
+        steps = [(step["state_digest"], step["loss"], step["grad_norm"]) for step in report["steps"]]
+        return report["state_digest"], report["validation_loss"], report["sample"], steps
+
+    for row in part(drawn_rows(24), axes=lambda row: (row[0], *row[5:]), name=lambda row: f"{row[0]} {row[1]}", what="rows"):
+        model, mesh, ranks, plain, plain_ranks, stage, schedule, dtype, reduction = row
+        without = (model, plain, dtype, reduction)
+        if without not in seen:
+            seen[without] = outcome(model, ["--mesh", plain] if plain else [], plain_ranks, dtype, reduction)
+        found = outcome(model, ["--mesh", mesh, "--stage", str(stage), "--set", f"tranche.pipeline_schedule={schedule}"], ranks, dtype, reduction)
+        if found is None or found != seen[without]:
+            failures.append(str(row))
+            print(f"FAILED: the bits of '{plain or 'one rank'}' with {row}\n  {seen[without]}\n  {found}")
+        else:
+            print(f"equal to '{plain or 'one rank'}': {model}, {mesh}, ZeRO stage {stage}, {schedule}, {dtype}, {reduction}: {found[0]}")
+
+
 def suite_any_ranks():
     """One result for every number of ranks, of runs that end and of one that is killed and goes on with others."""
     steps, first, second = 24, 4, 10  # first and second: the checkpoints behind which a rank is killed
@@ -737,6 +785,6 @@ def resident(process):
 begin = time.time()
 {"alone": suite_alone, "agreement": suite_agreement, "configurations": suite_configurations, "data": suite_data, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
  "any_ranks": suite_any_ranks,
- "memory": suite_memory, "pipeline": suite_pipeline, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
+ "memory": suite_memory, "pipeline": suite_pipeline, "pipeline_rows": suite_pipeline_rows, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

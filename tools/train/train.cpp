@@ -102,6 +102,10 @@ class Training {
       if (due(run_.options.digest_every, step)) {
         const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
         if (run_.is_root()) run_.report.add_step_digest(weights, state);
+        if (metrics_) {  // before the step is saved, so that what a resume loads can be compared
+          add_metrics(fmt::format(R"({{"step":{},"weights_digest":"{}","state_digest":"{}"}})", step,
+                                  format_digest(weights), format_digest(state)));
+        }
       }
       last_ = result;
       if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it

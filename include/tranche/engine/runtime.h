@@ -126,7 +126,7 @@ class Runtime {
   /// and on those it ended. Of the same error once; collectives fail from then on.
   int fail(std::exception_ptr error) noexcept;
   /// Sets what this rank is doing, such as "backward of micro-batch 5": fail(), and an engine that ends, put
-  /// it in front of the error, here and for the peers. Empty: there is nothing to say. Used by one thread.
+  /// it in front of the error, here and for the peers. fail() empties it: nothing to say. Used by one thread.
   void set_place(std::string place);
   const std::string& place() const;
 
