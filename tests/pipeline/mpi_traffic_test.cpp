@@ -67,7 +67,7 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.train_batch_size = 0;
   config.micro_batch_size = 1 + static_cast<std::int64_t>(pick(2));
   config.accumulation_steps = 1 + static_cast<std::int64_t>(pick(4));
-  config.stage = static_cast<int>(number % 4);  // all of them, in every part of the sweep
+  config.stage = static_cast<int>(number % 4);  // each as often as the others
   config.reduction = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
   config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
   config.precision.compute = config.precision.communication =
