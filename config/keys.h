@@ -80,6 +80,15 @@ struct ConfigKey {
   Json (*value)(const Config&) = nullptr;                     ///< is written in place of the field
   void (*read)(const Values&, Config&, Problems&) = nullptr;  ///< reads in place of the field's type
 
+ private:
+  template <typename T>
+  constexpr ConfigKey with(T ConfigKey::*member, std::type_identity_t<T> entry) const {
+    ConfigKey row = *this;
+    row.*member = entry;
+    return row;
+  }
+
+ public:
   // What is special about a key; each returns the row with it.
 
   constexpr ConfigKey may_be_auto() const { return with(&ConfigKey::automatic, true); }
@@ -122,14 +131,6 @@ struct ConfigKey {
   constexpr ConfigKey bound_to(FieldPointer (*place)(Config&)) const {
     return with(&ConfigKey::field, place);
   }
-
- private:
-  template <typename T>
-  constexpr ConfigKey with(T ConfigKey::*member, std::type_identity_t<T> entry) const {
-    ConfigKey row = *this;
-    row.*member = entry;
-    return row;
-  }
 };
 
 template <typename T>
@@ -143,23 +144,23 @@ FieldPointer pointer_to(T& field) {
 
 /// The row of the field that the members lead to from a Config: field<&Config::debug,
 /// &DebugConfig::plan_memory>.
-template <auto... Members>
+template <auto... members>
 constexpr ConfigKey field(std::string_view path, std::string_view text) {
-  using T = std::remove_reference_t<decltype((std::declval<Config&>().*....*Members))>;
+  using T = std::remove_reference_t<decltype((std::declval<Config&>().*....*members))>;
   constexpr ValueKind kind = std::is_same_v<T, bool>                       ? ValueKind::boolean
                              : std::is_integral_v<T>                       ? ValueKind::integer
                              : std::is_floating_point_v<T>                 ? ValueKind::number
                              : std::is_same_v<T, std::vector<std::string>> ? ValueKind::texts
                                                                            : ValueKind::text;
   ConfigKey row{path, KeyClass::honoured, kind, false, {}, text};
-  return row.bound_to([](Config& config) { return pointer_to((config.*....*Members)); });
+  return row.bound_to([](Config& config) { return pointer_to((config.*....*members)); });
 }
 
 /// The row with a field that its read_by() and written_as() are for, or that is read together with others.
-template <auto... Members>
+template <auto... members>
 constexpr ConfigKey own(const ConfigKey& row) {
   return row.bound_to(
-      [](Config& config) { return FieldPointer(static_cast<void*>(&(config.*....*Members))); });
+      [](Config& config) { return FieldPointer(static_cast<void*>(&(config.*....*members))); });
 }
 
 // Rows without a field of their own, by what becomes of the key.

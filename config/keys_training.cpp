@@ -43,8 +43,8 @@ constexpr auto scales_dynamically = [](const Config& config) {
 constexpr auto measures_noise = [](const Config& config) { return config.gradient_noise_scale; };
 constexpr auto has_adapters = [](const Config& config) { return config.lora.any(); };
 
-template <DataType Compute>
-constexpr auto computes_in = [](const Config& config) { return Json(config.precision.compute == Compute); };
+template <DataType compute>
+constexpr auto computes_in = [](const Config& config) { return Json(config.precision.compute == compute); };
 constexpr auto fixed_loss_scale = [](const Config& config) {
   return Json(config.loss_scaler.dynamic ? 0.0 : config.loss_scaler.initial_scale);
 };
@@ -53,9 +53,9 @@ constexpr auto loss_scale_power = [](const Config& config) {
 };
 constexpr auto effective_alpha = [](const Config& config) { return Json(config.lora.effective_alpha()); };
 /// A 0 that a program set would be read as the default; 1 bounds as much.
-template <std::int64_t Config::*Elements>
+template <std::int64_t Config::*elements>
 constexpr auto at_least_1 =
-    [](const Config& config) { return Json(std::max<std::int64_t>(config.*Elements, 1)); };
+    [](const Config& config) { return Json(std::max<std::int64_t>(config.*elements, 1)); };
 
 // clang-format off
 constexpr ConfigKey keys[] = {

@@ -32,19 +32,19 @@ struct Anything {
   template <typename T>
   operator T() const;  // NOLINT(google-explicit-constructor)
 };
-template <typename T, std::size_t... Is>
-constexpr bool takes(std::index_sequence<Is...>) {
+template <typename T, std::size_t... indices>
+constexpr bool takes(std::index_sequence<indices...>) {
   return requires {
-    T{((void)Is, Anything{})...};
+    T{((void)indices, Anything{})...};
   };
 }
 /// The number of a struct's data members.
-template <typename T, std::size_t Count = 0>
+template <typename T, std::size_t count = 0>
 constexpr std::size_t members_of() {
-  if constexpr (takes<T>(std::make_index_sequence<Count + 1>{})) {
-    return members_of<T, Count + 1>();
+  if constexpr (takes<T>(std::make_index_sequence<count + 1>{})) {
+    return members_of<T, count + 1>();
   } else {
-    return Count;
+    return count;
   }
 }
 
