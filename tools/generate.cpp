@@ -278,6 +278,8 @@ ModelSpec spec_of(const Source& source) {
   spec.flops_per_token = drawn.flops_per_token;
   spec.forward = drawn.forward;
   spec.residual_width = drawn.residual_width;
+  spec.tensor_dimensions = drawn.tensor_dimensions;
+  spec.name = drawn.name;
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {
       if (source.base_seed) continue;

@@ -152,6 +152,37 @@ TEST(Generate, TextsEndEachByItself) {
   }
 }
 
+TEST(Generate, RanksOfTheAxisTensorWriteTheTextsOfOneRankAndAskOnce) {
+  const Llama model(models::tiny_llama(LlamaKind::llama));
+  GenerationOptions options{.tokens = 12, .sampling = {.temperature = 0}};
+  std::vector<Tokens> wanted = generated(model, ragged_prompts(), options);
+  wanted[1].resize(3);  // on_token ends it
+  struct Case {
+    int ranks, stage;
+    const char* mesh;
+  };
+  for (const Case& each : {Case{2, 0, "tensor=2"}, Case{4, 3, "shard=2,tensor=2"}}) {
+    Config config = config_of(DataType::float32, each.ranks / 2, each.stage);
+    config.mesh = each.mesh;
+    std::mutex mutex;
+    std::vector<Tokens> told(wanted.size());
+    on_ranks(each.ranks, model.spec(8), config, [&](Engine& engine) {
+      GenerationOptions own = options;
+      own.on_token = [&](std::int64_t prompt, std::int32_t token) {
+        const std::lock_guard lock(mutex);
+        Tokens& text = told[static_cast<std::size_t>(prompt)];
+        text.push_back(token);
+        return prompt == 1 && text.size() == 3;
+      };
+      std::vector<Tokens> mine;
+      for (const Generation& text : generate(engine, model, ragged_prompts(), own))
+        mine.push_back(text.tokens);
+      EXPECT_EQ(mine, wanted) << each.mesh;
+    });
+    EXPECT_EQ(told, wanted) << each.mesh;
+  }
+}
+
 TEST(Generate, AnyOfSeveralTokensEndsAText) {
   const Llama model(models::tiny_llama(LlamaKind::llama));
   GenerationOptions options{.tokens = 15, .sampling = {.temperature = 2, .seed = 3}};

@@ -57,6 +57,7 @@ ModelSpec spec_of(const Combination& c) {
   spec.recomputes_activations = drawn.recomputes_activations;
   spec.forward = drawn.forward;
   spec.residual_width = drawn.residual_width;
+  spec.tensor_dimensions = drawn.tensor_dimensions;
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";
   for (UnitSpec unit : drawn.units()) {

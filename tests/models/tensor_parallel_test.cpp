@@ -279,6 +279,28 @@ TEST(TensorParallelLlama, EvaluationsLogitsAndGreedyTokensAreThoseOfOneRank) {
   for (const int tensor : {2, 4, 8}) expect_equal_answers(tensor, model, one);
 }
 
+TEST(TensorParallelRefusals, SayWhichNumbersOfRanksCanShareTheHeads) {
+  const auto refusal = [](int ranks, const LanguageModel& model) -> std::string {
+    try {
+      on_ranks(ranks, model.spec(time_steps), config_of(ranks), [](Engine&) {});
+    } catch (const ConfigurationError& error) {
+      return error.message();
+    }
+    return "accepted";
+  };
+  EXPECT_EQ(
+      refusal(4, Gpt(six_heads())),
+      "tranche.mesh \"tensor=4\": GPT2LMHeadModel has 6 heads, which 4 ranks cannot share; tensor can be 1, "
+      "2, 3 or 6");
+  LlamaConfig llama = eight_heads(LlamaKind::llama);
+  llama.heads = 12;
+  llama.key_value_heads = 4;
+  EXPECT_EQ(
+      refusal(6, Llama(llama)),
+      "tranche.mesh \"tensor=6\": LlamaForCausalLM has 4 key and value heads, which 6 ranks cannot share; "
+      "tensor can be 1, 2, 4 or 12");
+}
+
 TEST(TensorParallelMemory, PlansHoldToTheByteOnEveryRank) {
   // Uneven vocabulary and inner width, so that ranks hold different amounts.
   const auto gpt = [](const std::string& mesh, int ranks, int stage) {
