@@ -38,7 +38,7 @@ struct AttentionOperands {
   DataType dtype = DataType::float32;
   float scale = 1;
   std::int64_t window = 0;
-  std::int64_t first_head = 0;  ///< of the dropout mask
+  std::int64_t first_head = 0;                   ///< of the dropout mask
   const std::int32_t* document_begin = nullptr;  ///< [batch, time], or null
   std::array<HeadRows<const void>, 3> parts;     ///< query, key, value
   void* out = nullptr;                           ///< written by forward, read by backward

@@ -55,8 +55,8 @@ struct Generation {
 ///
 /// On a mesh with a pipeline the stages of a data rank compute a token one after the other. The last stage
 /// draws it. Two broadcasts over the stages then tell all of them the tokens and which texts on_token has
-/// ended, each of 4 bytes a text. The ranks of the axis `tensor` gather the logits of each token, draw the same
-/// one, and the first of them tells the others which texts on_token has ended.
+/// ended, each of 4 bytes a text. The ranks of the axis `tensor` gather the logits of each token, draw the
+/// same one, and the first of them tells the others which texts on_token has ended.
 ///
 /// With sharded weights (stage 3) every rank gathers each unit once for every token of the longest text of a
 /// round, whether or not it has a prompt itself. Memory of passes repeats from the third token of a round on.
