@@ -15,6 +15,8 @@ template <typename... Visitors>
 struct Overloaded : Visitors... {
   using Visitors::operator()...;
 };
+template <typename... Visitors>
+Overloaded(Visitors...) -> Overloaded<Visitors...>;
 
 /// A field to look at; the table's rows lead to fields that may be changed.
 FieldPointer field_in(const ConfigKey& key, const Config& config) {
