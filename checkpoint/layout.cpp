@@ -211,9 +211,8 @@ InstanceRecord instance_of(const detail::Placement& placement, int number, int p
   const detail::Placement::Buffer& buffer = placement.buffer(number);
   for (std::size_t i = 0; i < buffer.tensors.size(); ++i) {
     const int tensor = buffer.tensors[i];
-    instance.tensors.push_back(
-        {tensor - first_tensor, placement.box(tensor, part),
-         buffer.layout(part).tensor_offset(static_cast<int>(i))});
+    instance.tensors.push_back({tensor - first_tensor, placement.box(tensor, part),
+                                buffer.layout(part).tensor_offset(static_cast<int>(i))});
   }
   for (const int rank : placement.owners(number, part)) {
     const ElementRange owned = placement.owned(number, rank);

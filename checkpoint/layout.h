@@ -196,10 +196,10 @@ struct StateDescription {
 
 /// Lays units out over the ranks of `mesh` as FlatLayout does (the state classes of a unit's trainable
 /// tensors and its frozen ones apart, each in declared order), sharded over the ranks that hold equal values;
-/// of a shard the replicas store a part each, so that each element is stored once. `weight_dtype` is that of the trainable
-/// tensors' stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws InvalidArgument
-/// on names used twice (aliases included), empty or such as HDF5 cannot show ("a//b", "." ...), a state named
-/// "weight", dtypes that are not fp32, bf16 or fp16 or, of states, in blocks.
+/// of a shard the replicas store a part each, so that each element is stored once. `weight_dtype` is that of
+/// the trainable tensors' stored weights (the master weights), `frozen_dtype` that of frozen ones. Throws
+/// InvalidArgument on names used twice (aliases included), empty or such as HDF5 cannot show ("a//b", "."
+/// ...), a state named "weight", dtypes that are not fp32, bf16 or fp16 or, of states, in blocks.
 Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<StateDescription>& states,
                    DataType weight_dtype, DataType frozen_dtype, const Mesh& mesh);
 /// The same over one axis.

@@ -59,11 +59,12 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       recorder(*arena, compute, config.debug.plan_memory),
       data_groups(runtime_in, config, model),
       store(Residency(config),
-            with_exchanges(
-                lay_out(model, ParameterGroups(config.group_rules, config.frozen), *optimizer, runtime.mesh(), stages,
-                        runtime.rank(),
-                        [&](const Placement& placement, int buffer) { return data_groups.of(placement, buffer); }),
-                config, runtime.device(), *arena, runtime.trace()),
+            with_exchanges(lay_out(model, ParameterGroups(config.group_rules, config.frozen), *optimizer,
+                                   runtime.mesh(), stages, runtime.rank(),
+                                   [&](const Placement& placement, int buffer) {
+                                     return data_groups.of(placement, buffer);
+                                   }),
+                           config, runtime.device(), *arena, runtime.trace()),
             {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)}),
       formulas(config, model, store, updater),
       updater(*optimizer, store.tensors(), config.precision, config.seed),

@@ -37,9 +37,9 @@ inline std::int64_t state_bytes(std::span<const OptimizerStateTensor> states, st
 struct TensorState {
   std::string name;
   std::vector<std::string> aliases;  ///< other names of the same elements
-  Shape shape;  ///< of the whole tensor
-  Shape local;  ///< of what this rank's part of the buffer has of it
-  Box box = {};  ///< that part, where the axis `tensor` cuts the tensor; else empty
+  Shape shape;                       ///< of the whole tensor
+  Shape local;                       ///< of what this rank's part of the buffer has of it
+  Box box = {};                      ///< that part, where the axis `tensor` cuts the tensor; else empty
   Initializer initializer;
   std::uint64_t model_index = 0;  ///< position over all units; keys random numbers and digests
   int unit = 0;
@@ -67,8 +67,9 @@ void for_each_run(const TensorState& tensor, ElementRange range, const Visit& vi
     visit(TensorRun{range.begin, range.begin, range.size()});
     return;
   }
-  common_runs(tensor.shape, tensor.box, whole_box(tensor.shape), range,
-              [&](const CommonRun& run) { visit(TensorRun{run.first, run.tensor, run.elements}); });
+  common_runs(tensor.shape, tensor.box, whole_box(tensor.shape), range, [&](const CommonRun& run) {
+    visit(TensorRun{run.first, run.tensor, run.elements});
+  });
 }
 
 /// A tensor as optimizers see it.

@@ -31,8 +31,8 @@ void Residency::assign_tiers(std::vector<UnitState>& units) const {
   for (UnitState& unit : units) {
     for (FlatBuffer& flat : unit.buffers) {
       // Two stages that gathered a shared tensor for each use would wait for each other.
-      flat.persistent =
-          flat.group != nullptr && (persistent.keeps(flat.layout) || (config_.stage == 3 && flat.givers_a_data_rank() > 1));
+      flat.persistent = flat.group != nullptr && (persistent.keeps(flat.layout) ||
+                                                  (config_.stage == 3 && flat.givers_a_data_rank() > 1));
       flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
       if (!flat.trainable) continue;
       trainable.push_back(&flat);

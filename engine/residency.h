@@ -45,7 +45,8 @@ class Residency {
            policy(flat) == ReductionPolicy::micro_batch;
   }
   ReductionPolicy policy(const FlatBuffer& flat) const {
-    return config_.effective_reduction(over_replicas(flat) ? flat.owners() / flat.givers_a_data_rank() : flat.data_ranks());
+    return config_.effective_reduction(over_replicas(flat) ? flat.owners() / flat.givers_a_data_rank()
+                                                           : flat.data_ranks());
   }
   // True when a rank keeps the whole of a buffer.
   bool whole_parameters(const FlatBuffer& flat) const {

@@ -1,6 +1,6 @@
 #pragma once
-/// How a model is divided among ranks that see the same samples: the stages of a pipeline, and the ranks of the
-/// axis `tensor`. Private to engine/.
+/// How a model is divided among ranks that see the same samples: the stages of a pipeline, and the ranks of
+/// the axis `tensor`. Private to engine/.
 
 #include <vector>
 

@@ -18,13 +18,13 @@ float load_as_float(const std::byte* raw, std::int64_t index, DataType dtype);
 void store_from_float(std::byte* raw, std::int64_t index, DataType dtype, float value);
 
 /// All calls but write_main_gradient() are collective over the group and the replicas of the tensor's buffer
-/// over the axis `tensor` and over the stages of a pipeline, digest() over `ranks`; they wait for the work that they need and are
-/// done on return.
+/// over the axis `tensor` and over the stages of a pipeline, digest() over `ranks`; they wait for the work
+/// that they need and are done on return.
 class TensorAccess {
  public:
   /// All arguments outlive it; nothing else uses the workspace during a call.
-  /// `pipeline`: the stages of this rank's data rank; null: there is one. `tensor_ranks`: the ranks of the axis
-  /// `tensor`; null: none.
+  /// `pipeline`: the stages of this rank's data rank; null: there is one. `tensor_ranks`: the ranks of the
+  /// axis `tensor`; null: none.
   TensorAccess(StateStore& store, const Config& config, Communicator& ranks, const Mesh& mesh, Device& device,
                MemoryResource& memory, kernels::Workspace workspace, Communicator* pipeline = nullptr,
                Communicator* tensor_ranks = nullptr);

@@ -58,8 +58,7 @@ TrafficCount TrafficFormulas::of_rows() const {
                              staged ? stages_.end(model_, stage()) : static_cast<int>(model_.forward.size()));
   const std::int64_t tokens = config_.micro_batch_size * model_.tokens_per_sample;
   const std::int64_t times = config_.accumulation_steps * (parts - 1);
-  const std::int64_t rows =
-      times * divide_round_up(tokens, parts) * model_.residual_width * messages.rows;
+  const std::int64_t rows = times * divide_round_up(tokens, parts) * model_.residual_width * messages.rows;
   const std::int64_t numbers = times * tokens * messages.numbers;
   sent.elements = rows + numbers;
   sent.bytes = rows * size_of(config_.precision.compute) + numbers * size_of(DataType::float32);

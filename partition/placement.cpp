@@ -60,7 +60,8 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
       const bool frozen = kind == kinds - 1;
       const auto& [stages, uses, sharers] = sets[b / kinds];
       Buffer buffer{
-          unit, frozen, frozen ? 0 : static_cast<int>(kind), stages, uses, sharers, std::move(members[b]), {}};
+          unit, frozen, frozen ? 0 : static_cast<int>(kind), stages, uses, sharers, std::move(members[b]),
+          {}};
       for (int part = 0; part < tensor_ranks / sharers; ++part) {
         sizes.clear();
         for (const int member : buffer.tensors) {

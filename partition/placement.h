@@ -51,10 +51,10 @@ class Placement {
     int unit = 0;
     bool frozen = false;
     int state_class = 0;
-    std::vector<int> stages;   ///< that hold it
-    std::vector<int> uses;     ///< that read its tensors, if they are told apart
-    int sharers = 1;           ///< neighbouring ranks of the axis `tensor` that hold equal values
-    std::vector<int> tensors;  ///< by their number in the layout
+    std::vector<int> stages;          ///< that hold it
+    std::vector<int> uses;            ///< that read its tensors, if they are told apart
+    int sharers = 1;                  ///< neighbouring ranks of the axis `tensor` that hold equal values
+    std::vector<int> tensors;         ///< by their number in the layout
     std::vector<FlatLayout> layouts;  ///< of each part
     bool empty() const { return tensors.empty(); }
     int parts() const { return static_cast<int>(layouts.size()); }
