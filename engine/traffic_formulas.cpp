@@ -66,20 +66,6 @@ TrafficCount TrafficFormulas::of_rows() const {
 }
 
 TrafficCount TrafficFormulas::along(MeshAxis axis) const {
-  if (axis != MeshAxis::tensor) return along(axis, 0);
-  TrafficCount sent = of_rows();
-  // Whole tensors and those that some ranks share are summed over groups of different sizes.
-  std::set<int> sizes;
-  for (const FlatBuffer* flat : store_.trainable()) {
-    if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
-    const TrafficCount of_group = along(axis, flat->group->size());
-    sent.elements += of_group.elements;
-    sent.bytes += of_group.bytes;
-  }
-  return sent;
-}
-
-TrafficCount TrafficFormulas::along(MeshAxis axis, int group) const {
   if (axis == MeshAxis::replicate) return over_replicas();
   if (axis != MeshAxis::tensor) return in_groups(axis, 0);
   TrafficCount sent = of_rows();

@@ -50,8 +50,6 @@ class TrafficFormulas {
  private:
   /// The messages of rows between the ranks of the axis `tensor`, by what the model says of them.
   TrafficCount of_rows() const;
-  /// Along an axis, of the buffers that groups of so many ranks share; 0: of all.
-  TrafficCount along(MeshAxis axis, int group) const;
   TrafficCount over_replicas() const;
   /// Along another axis than that of the replicas, of the buffers that groups of so many ranks share; 0: of
   /// all.

@@ -226,7 +226,7 @@ def run_cases(program):
 
 # The text of a note, where its own call or its beginning has it; other calls pass on what was written elsewhere.
 SITE = re.compile(r'notes\.(?:push|emplace)_back\(|\bnote\(|\boptions_?\.say\(|"note: |row\("(?:note|changed)",')
-FOLDERS = ("checkpoint", "engine", "models", "planner", "tools", "training")
+FOLDERS = ("checkpoint", "config", "engine", "models", "planner", "tools", "training")
 SHORT = 28  # characters of a piece that tell one note from the others
 
 
