@@ -120,7 +120,7 @@ constexpr ConfigKey keys[] = {
 
     // Activations.
     block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing").quiet(),
-    no_meaning("activation_checkpointing.partition_activations", "there is no model parallelism to spread them over"),
+    no_meaning("activation_checkpointing.partition_activations", "ranks of the axis tensor keep their own rows already"),
     no_meaning("activation_checkpointing.contiguous_memory_optimization", "kept inputs live in the packed arena"),
     no_meaning("activation_checkpointing.number_checkpoints", "set tranche.activation_checkpointing and tranche.checkpoint_every"),
     no_meaning("activation_checkpointing.synchronize_checkpoint_boundary", "order is kept by events"),

@@ -219,7 +219,10 @@ std::string StateFormulas::stages_for_comparison() const {
     return "model state takes, on this rank, " + by_tier(bytes()) +
            "; the units that a step holds, activations, workspace and staging buffer come on top";
   }
-  const int ranks = store_.trainable().front()->owners();
+  int ranks = 1;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (!flat->empty()) ranks = std::max(ranks, flat->owners());
+  }
   std::string text = fmt::format("model state and the units that a step holds take, on each of {} rank{}, ",
                                  ranks, ranks == 1 ? "" : "s");
   for (int of_stage = 0; of_stage <= 3; ++of_stage) {

@@ -30,7 +30,8 @@ void Residency::assign_tiers(std::vector<UnitState>& units) const {
   std::vector<std::int64_t> sizes;
   for (UnitState& unit : units) {
     for (FlatBuffer& flat : unit.buffers) {
-      // Two stages that gathered a shared tensor for each use would wait for each other.
+      // Stages that share a tensor use it at different times, and would wait for each other in its gathers;
+      // ranks of the axis tensor keep what they share too.
       flat.persistent = flat.group != nullptr && (persistent.keeps(flat.layout) ||
                                                   (config_.stage == 3 && flat.givers_a_data_rank() > 1));
       flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;

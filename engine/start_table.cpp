@@ -59,7 +59,7 @@ void StartTable::add_ranks() {
   row("ranks, stage",
       fmt::format("{} x stage {}, {} reduction{}", ranks, config_.stage, name_of(residency.policy(any)),
                   ranks == 1 ? " (one rank: all stages hold the same)"
-                  : shards_ == 1 && !residency.over_replicas(any)
+                  : shards_ == 1 && !residency.over_replicas(any) && runtime_.tensor() == nullptr
                       ? " (nothing is sharded: all stages hold the same)"
                       : ""));
   const Mesh& mesh = runtime_.mesh();
@@ -216,6 +216,7 @@ void StartTable::add_traffic() {
   const auto along = [&](MeshAxis axis) { return format_bytes(traffic_.along(axis).bytes); };
   if (runtime_.replicas() != nullptr) text += " + " + along(MeshAxis::replicate) + " sums over replicas";
   if (runtime_.pipeline() != nullptr) text += " + " + along(MeshAxis::pipeline) + " to other stages";
+  if (runtime_.tensor() != nullptr) text += " + " + along(MeshAxis::tensor) + " over the axis tensor";
   row("traffic per step, rank", text);
 }
 

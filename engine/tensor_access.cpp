@@ -293,7 +293,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     const ConstTensorView sent =
         bytes.sent > 0 ? exchange.round(compute_, flat, accumulated, rounded.data()) : accumulated;
     GradientSum order;
-    order.group_size = reduction_group;
+    order.group_size = flat.sharers > 1 ? flat.sharers : reduction_group;
     exchange.reduce(flat, sent, received.data(), {sum.data(), summed, Shape{shard_range.size()}}, order,
                     {compute_.record()}, access_label(tensor.name, Tier::device));
     flat.reduce_done.wait();

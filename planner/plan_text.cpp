@@ -106,8 +106,9 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
   text += row("stage", fmt::format("{}, {} reduction{}", effective.stage,
                                    name_of(effective.effective_reduction(owners)),
                                    request.ranks == 1 ? " (one rank: all stages hold the same)"
-                                   : owners == 1      ? " (nothing is sharded: all stages hold the same)"
-                                                      : ""));
+                                   : owners == 1 && result.mesh.size(MeshAxis::tensor) == 1
+                                       ? " (nothing is sharded: all stages hold the same)"
+                                       : ""));
   text += row("batch", effective.batch_text(effective.data_ranks(request.ranks)));
   text += row("dtypes", effective.dtypes_text());
   if (request.model.language) {

@@ -26,9 +26,9 @@ ADAPTERS = ["libtorch"]
 # The folders that a user's own model and training loop are written with.
 UMBRELLA_MAY = ["core", "kernels", "config", "engine", "report"]
 PUBLIC = "include/tranche/"
-# The engine's façade knows its parts; they do not know it.
 # Headers that CMake writes into the build folder.
 GENERATED = ("kernels/built_with.h",)
+# The engine's façade knows its parts; they do not know it.
 FACADE = ["tranche/engine/engine.h", "engine/engine_impl.h"]
 FACADE_FILES = ["engine/engine.cpp", "engine/engine_*", "engine/engine.h", "engine/check_gradients.cpp", "engine/step_guard.h"]
 SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}

@@ -108,7 +108,7 @@ TEST(ModelSpec, AliasesAreNamesOfOneTensorOnly) {
 TEST(ModelSpec, DimensionsDivideTheirTensor) {
   const auto of = [](const std::vector<Dimension>& dimensions) {
     ModelSpec model;
-    model.add_unit({"a", {{.name = "w", .shape = {4, 12}, .dimensions = dimensions}}, 1});
+    model.add_unit({"a", {{.name = "w", .shape = {4, 12}, .initializer = {}, .dimensions = dimensions}}, 1});
     return model;
   };
   const auto refusal = [&](const std::vector<Dimension>& dimensions) {

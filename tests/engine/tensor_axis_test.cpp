@@ -245,8 +245,8 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   ModelSpec shared;
   shared.tensor_dimensions = {"heads", "key_value_heads"};
   shared.add_unit({"u",
-                   {{.name = "q", .shape = {12}, .dimensions = {{"heads"}}},
-                    {.name = "k", .shape = {3}, .dimensions = {{"key_value_heads"}}}},
+                   {{.name = "q", .shape = {12}, .initializer = {}, .dimensions = {{"heads"}}},
+                    {.name = "k", .shape = {3}, .initializer = {}, .dimensions = {{"key_value_heads"}}}},
                    1});
   EXPECT_THAT(
       text_of({2, "tensor=2"}, {}, shared),
@@ -254,7 +254,7 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
                 "12"));
   ModelSpec narrow;
   narrow.tensor_dimensions = {"inner"};
-  narrow.add_unit({"u", {{.name = "w", .shape = {3}, .dimensions = {{"inner"}}}}, 1});
+  narrow.add_unit({"u", {{.name = "w", .shape = {3}, .initializer = {}, .dimensions = {{"inner"}}}}, 1});
   EXPECT_THAT(
       text_of({4, "tensor=4"}, {}, narrow),
       HasSubstr("the model has a dimension inner of 3, which 4 ranks cannot share; tensor can be 1, 2 or 3"));
@@ -282,7 +282,8 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
               HasSubstr("tranche.lora.dropout: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
   ModelSpec columns;
   columns.tensor_dimensions = {"inner"};
-  columns.add_unit({"u", {{.name = "w", .shape = {64, 160}, .dimensions = {{"width"}, {"inner"}}}}, 1});
+  columns.add_unit(
+      {"u", {{.name = "w", .shape = {64, 160}, .initializer = {}, .dimensions = {{"width"}, {"inner"}}}}, 1});
   EXPECT_THAT(
       text_of(
           {2, "tensor=2"}, [](Config& c) { c.precision.moments = DataType::block8; }, columns),
@@ -290,7 +291,9 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
                 "which are not whole blocks of 256; keep the moments in fp32, or leave tensor out"));
   ModelSpec matrix = cut_model();
   matrix.add_unit(
-      {"m", {{.name = "m.w", .shape = {4, 4}, .linear = LinearLayout::in_out, .matrices = 1}}, 1});
+      {"m",
+       {{.name = "m.w", .shape = {4, 4}, .initializer = {}, .linear = LinearLayout::in_out, .matrices = 1}},
+       1});
   EXPECT_THAT(
       text_of(
           {2, "tensor=2"}, [](Config& c) { c.optimizer.type = "Muon"; }, matrix),
