@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -17,6 +18,19 @@ std::string name_of_tensor(const ModelSpec& model, int tensor) {
     tensor -= count;
   }
   return {};
+}
+
+/// The ranks of this rank's stage that hold the same part of tensors which `sharers` neighbouring ranks of
+/// the axis `tensor` share, by data rank and then by coordinate on `tensor`.
+std::vector<int> ranks_that_share(const Mesh& mesh, int sharers, int rank) {
+  const auto part = [&](int of) { return mesh.coordinate(MeshAxis::tensor, of); };
+  std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank);
+  std::erase_if(ranks, [&](int of) { return part(of) / sharers != part(rank) / sharers; });
+  std::sort(ranks.begin(), ranks.end(), [&](int one, int other) {
+    return std::pair(mesh.coordinate(MeshAxis::shard, one), part(one)) <
+           std::pair(mesh.coordinate(MeshAxis::shard, other), part(other));
+  });
+  return ranks;
 }
 
 }  // namespace
@@ -42,9 +56,17 @@ void DataGroups::add(Communicator* group, MeshAxis axis) {
 BufferRanks DataGroups::of(const Placement& placement, int buffer) {
   const Placement::Buffer& placed = placement.buffer(buffer);
   Communicator& world = runtime_.all();
-  const bool shared = placed.sharers > 1 && placed.parts() > 1;
+  const bool shared = placed.sharers > 1 && placed.parts() > 1, tied = placed.stages.size() > 1;
+  if (placed.sharers > 1 && !placed.empty() &&
+      (tied || (shared && sharers_ && placed.sharers != sharers_size_))) {
+    throw ConfigurationError("tranche.mesh \"" + config_.mesh + "\": tensor " +
+                             name_of_tensor(model_, placed.tensors.front()) + " is shared by " +
+                             (tied ? "two stages of a pipeline" : "another number of ranks than others") +
+                             ", which tensor cannot be used with yet");
+  }
   if (shared && !sharers_) {
-    const std::vector<int> group = placement.group(buffer, world.rank());
+    // Every stage makes its group here, whichever holds this buffer.
+    const std::vector<int> group = ranks_that_share(placement.mesh(), placed.sharers, world.rank());
     const auto place = std::find(group.begin(), group.end(), world.rank()) - group.begin();
     sharers_ = world.simulated()
                    ? world.subgroup(group)
@@ -53,13 +75,6 @@ BufferRanks DataGroups::of(const Placement& placement, int buffer) {
     add(sharers_.get(), MeshAxis::tensor);
   }
   if (!placement.holds(buffer, world.rank())) return {};
-  const bool tied = placed.stages.size() > 1;
-  if (placed.sharers > 1 && (tied || (shared && placed.sharers != sharers_size_))) {
-    throw ConfigurationError("tranche.mesh \"" + config_.mesh + "\": tensor " +
-                             name_of_tensor(model_, placed.tensors.front()) + " is shared by " +
-                             (tied ? "two stages of a pipeline" : "another number of ranks than others") +
-                             ", which tensor cannot be used with yet");
-  }
   if (shared) return {sharers_.get(), runtime_.replicas()};
   if (placed.sharers > 1) return {runtime_.tensor_and_shard(), runtime_.replicas()};
   return {tied ? runtime_.pipeline_ends() : &runtime_.shard(), runtime_.replicas()};

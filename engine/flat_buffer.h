@@ -108,8 +108,9 @@ struct FlatBuffer {
   FlatLayout layout;
   std::vector<OptimizerStateTensor> states;  ///< that the optimizer keeps of each tensor
   std::vector<int> tensors;                  ///< engine tensor index of each layout tensor
-  int stages = 1;         ///< of a pipeline, that share the buffer: each contributes a gradient of its own
-  int sharers = 1;        ///< ranks of the axis `tensor`, likewise
+  int stages = 1;   ///< of a pipeline, that share the buffer: each contributes a gradient of its own
+  int sharers = 1;  ///< ranks of the axis `tensor`, likewise
+  std::int64_t largest_part = 0;  ///< padded elements of the buffer on the ranks of `tensor` that have most
   std::vector<int> uses;  ///< of the unit, on this rank, whose gradients are told apart; empty: together
 
   Buffer parameters;  ///< compute dtype; the whole buffer or this rank's shard, see Residency

@@ -37,7 +37,8 @@ void Residency::assign_tiers(std::vector<UnitState>& units) const {
       flat.parameters_tier = flat.persistent ? OffloadTier::none : config_.offload.parameters;
       if (!flat.trainable) continue;
       trainable.push_back(&flat);
-      sizes.push_back(flat.empty() ? 0 : flat.layout.padded_elements());
+      // Ranks of the axis tensor, whose parts may differ in size, decide alike.
+      sizes.push_back(flat.empty() ? 0 : std::max(flat.largest_part, flat.layout.padded_elements()));
     }
   }
   if (config_.offload.optimizer == OffloadTier::none) return;

@@ -180,6 +180,8 @@ void StateDigest::add_copies(FlatBuffer& flat) {
 
 void StateDigest::compare_copies(const std::vector<Sums>& all) const {
   std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the buffers that it holds
+  std::map<std::array<int, 3>, int> first_parts;  // the lowest rank of each group of the axis tensor
+  const std::vector<int> ends = mesh_.group({MeshAxis::tensor}, 0);  // of the first stage, as rank 0 is
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
     const int alike = store_.placement().class_of(rank);
@@ -194,14 +196,17 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
     compare(state_of_all, alike, "optimizer state");
     compare(weights_of_shard, holder, "weights");
     compare(state_of_shard, holder, "optimizer state");
-    const int first_of_tensor = mesh_.group({MeshAxis::tensor}, rank).front();
+    const int first_of_tensor = first_parts
+                                    .try_emplace({mesh_.coordinate(MeshAxis::replicate, rank),
+                                                  mesh_.coordinate(MeshAxis::pipeline, rank),
+                                                  mesh_.coordinate(MeshAxis::shard, rank)},
+                                                 rank)
+                                    .first->second;
     compare(weights_of_tensor, first_of_tensor, "weights");
     compare(state_of_tensor, first_of_tensor, "optimizer state");
     const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
     if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
-    // Rank 0 is of the first stage.
-    const int first_end = mesh_.group({MeshAxis::tensor},
-                                      0)[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::tensor, rank))];
+    const int first_end = ends[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::tensor, rank))];
     compare(weights_of_ends, first_end, "weights");
     compare(state_of_ends, first_end, "optimizer state");
   }

@@ -148,6 +148,9 @@ void add_buffers(StateLayout& layout, int rank, const RanksOfBuffer& ranks_of) {
       flat.whole_matrices = of.whole_matrices;
       flat.stages = static_cast<int>(buffer.stages.size());
       flat.sharers = buffer.sharers;
+      for (const FlatLayout& part : buffer.layouts) {
+        flat.largest_part = std::max(flat.largest_part, part.padded_elements());
+      }
       std::set_intersection(buffer.uses.begin(), buffer.uses.end(), unit.uses.begin(), unit.uses.end(),
                             std::back_inserter(flat.uses));
     }

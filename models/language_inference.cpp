@@ -122,7 +122,7 @@ std::vector<float> forward(const LanguageModel& model, Pass& pass, const ConstTe
     return std::make_unique<InferenceStage>(model, pass, tokens, wanted);
   };
   if (engine.stage().stages == 1) {
-    begin(0)->forward();
+    in_parts(engine, [&] { begin(0)->forward(); });
     return std::move(wanted.values);
   }
   pipeline::run_forward(engine, begin, "inference");

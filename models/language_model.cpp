@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -37,6 +38,15 @@ void require_whole(const Engine& engine, std::string_view call, std::string_view
       fmt::format("{} on a mesh with a pipeline ({}), whose stages compute a part of the "
                   "model each; {}",
                   call, engine.runtime().mesh().to_string(), instead));
+}
+
+void in_parts(Engine& engine, const std::function<void()>& work) {
+  try {
+    work();
+  } catch (...) {
+    if (engine.runtime().tensor() != nullptr) engine.break_down(std::current_exception());
+    throw;
+  }
 }
 
 DataType Pass::dtype() const {
@@ -174,10 +184,12 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
 
 void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) const {
   require_whole(engine, "forward_backward()", "use models::train_step()");
-  LanguageStage work(*this, engine, batch, LanguageStage::Kind::alone);
-  work.forward();
-  work.backward();
-  work.end();
+  in_parts(engine, [&] {
+    LanguageStage work(*this, engine, batch, LanguageStage::Kind::alone);
+    work.forward();
+    work.backward();
+    work.end();
+  });
 }
 
 void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
@@ -185,9 +197,11 @@ void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
     return std::make_unique<LanguageStage>(*this, engine, batch, LanguageStage::Kind::evaluation);
   };
   if (engine.stage().stages > 1) return pipeline::run_forward(engine, begin);
-  const auto work = begin(0);
-  work->forward();
-  work->end();
+  in_parts(engine, [&] {
+    const auto work = begin(0);
+    work->forward();
+    work->end();
+  });
 }
 
 void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches) {

@@ -2,6 +2,7 @@
 /// One micro-batch of a language model on one stage of a pipeline, or on the only one.
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -26,6 +27,10 @@ BlockRange blocks_of_stage(const Engine& engine, std::int64_t layers);
 
 /// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
+
+/// Does work that the ranks of the axis `tensor` share: an error of it ends the engine, because the others
+/// wait for this rank's messages. Without the axis it ends nothing.
+void in_parts(Engine& engine, const std::function<void()>& work);
 
 /// Computes the uses of units that Engine::stage() names: embedding, blocks, head with the loss. What
 /// backward reads is kept in between, or with activation checkpointing the input of each group of blocks; a

@@ -196,6 +196,57 @@ TEST(TensorParallelGpt, AdaptersHaveTheLossesOfOneRank) {
   }
 }
 
+TEST(TensorParallelLlama, StagesOfAPipelineMakeTheirOwnGroupsOfSharedHeads) {
+  const Llama model(eight_heads(LlamaKind::llama));
+  const auto losses = [&](int ranks, const std::string& mesh) {
+    Config config = config_of(1);
+    config.mesh = mesh;
+    std::vector<double> result;
+    on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {
+      TokenData data(time_steps, model.shape().vocabulary, true);
+      std::vector<double> mine;
+      for (std::int64_t step = 0; step < 3; ++step) {
+        train_step(model, engine, [&](std::int64_t) {
+          data.draw(step * batch, batch);
+          return data.batch();
+        });
+        mine.push_back(engine.step().loss);
+      }
+      if (engine.runtime().rank() == 0) result = mine;
+    });
+    return result;
+  };
+  EXPECT_LE(largest_relative_difference(losses(8, "pipeline=2,tensor=4"), losses(1, "")), 1e-5);
+}
+
+TEST(TensorParallelGpt, AnErrorOfOneRankReachesTheOthers) {
+  const Gpt model(six_heads());
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  try {
+    on_ranks(2, model.spec(time_steps), config_of(2), [&](Engine& engine) {
+      TokenData data(time_steps, model.shape().vocabulary, true);
+      data.draw(0, batch);
+      TokenBatch own = data.batch();
+      const bool bad = engine.runtime().rank() == 1;
+      if (bad) own.samples = own.samples.first(2);
+      for (int call = 0; call < 2; ++call) {  // an engine that has ended says so again
+        try {
+          model.evaluate(engine, own);
+        } catch (const Error& error) {
+          const std::lock_guard lock(mutex);
+          texts.push_back((bad ? "bad: " : "good: ") + std::string(error.what()));
+        }
+      }
+    });
+  } catch (const Error&) {  // the engine's destructor may meet the error too
+  }
+  EXPECT_THAT(texts, testing::Contains(testing::HasSubstr("bad: ")));
+  EXPECT_THAT(texts, testing::Contains(
+                         testing::AllOf(testing::HasSubstr("good: "),
+                                        testing::HasSubstr("2 sample indices were given for 5 sequences"))));
+}
+
 /// Loss of an evaluation, and logits and greedy tokens over a cache and without.
 struct Answers {
   double loss = 0;

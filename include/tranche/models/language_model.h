@@ -155,11 +155,12 @@ class LanguageModel {
   /// are recomputed in backward, group by group, with the same bits. A block is gathered twice a micro-batch
   /// when its group is no larger than Config::depth, so that its units stay gathered between recomputation
   /// and backward; in a larger group, three times but for its last block. Throws InvalidArgument on shapes,
-  /// ConfigurationError on a sequence that is too long and on a mesh with a pipeline (train_step()).
+  /// ConfigurationError on a sequence that is too long and on a mesh with a pipeline (train_step()). On the
+  /// axis `tensor` an error ends the engine, because the other ranks wait.
   void forward_backward(Engine& engine, const TokenBatch& batch) const;
   /// One micro-batch of loss, without dropout, between Engine::begin_evaluation and end_evaluation.
-  /// Collective over the stages of a data rank. On a pipeline an error ends the engine, because other stages
-  /// wait.
+  /// Collective over the stages of a data rank. On a pipeline and on the axis `tensor` an error ends the
+  /// engine, because other ranks wait.
   void evaluate(Engine& engine, const TokenBatch& batch) const;
 
   /// Logits (fp32, one for each of the vocabulary) of the token after `tokens`, at most the last `positions`
