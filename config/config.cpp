@@ -322,7 +322,7 @@ void read_stages(const Values& values, bool mesh_given, Config& config, Problems
   }
 }
 
-/// What several keys say together, once each has been read.
+/// Combines keys whose values depend on each other, after each has been read by itself.
 void read_together(const Values& values, Config& config, Problems& problems) {
   read_partition(values, config, problems);
   if (config.gather_for == GatherFor::step && config.stage >= 0 && config.stage < 3) {

@@ -89,7 +89,7 @@ struct ConfigKey {
   }
 
  public:
-  // What is special about a key; each returns the row with it.
+  // Each of these returns a copy of the row with one property changed.
 
   constexpr ConfigKey may_be_auto() const { return with(&ConfigKey::automatic, true); }
   constexpr ConfigKey of_kind(ValueKind values) const { return with(&ConfigKey::kind, values); }
@@ -205,7 +205,7 @@ std::span<const ConfigKey> deepspeed_keys();
 Json empty_block(const Config& config);
 /// Reads the row's field; a Config without the key keeps its value.
 void read_field(const ConfigKey& key, const Values& values, Config& config, Problems& problems);
-/// What is written for the key, whether or not it is.
+/// The JSON value of the key's field, also for a key that write_field() leaves out.
 Json value_of(const ConfigKey& key, const Config& config);
 /// Writes the key at its place, where it is to be written.
 void write_field(const ConfigKey& key, const Config& config, Json& document);

@@ -143,7 +143,7 @@ void check_fields(Config& config, int ranks, Problems& problems);
 /// A line in Config::notes for each thing that the same file means otherwise in DeepSpeed, and one for what
 /// "auto" stands for. For a complete Config.
 void note_differences(const Values& values, Config& config);
-/// What the keys of offloaded state say together, and the checks across them.
+/// Combines the keys of offloaded state, and checks them against each other.
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);
 /// True when the schedule's parameters can be read and built; problems name their keys.

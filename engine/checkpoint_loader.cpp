@@ -172,7 +172,7 @@ CheckpointLoader::Found CheckpointLoader::find_and_read(const std::string& path,
   while (true) {
     result.notes = passed_over;
     Found found = find(path, options, storage, result.notes, damaged);
-    // From here on weights change: a failure leaves an engine whose state is no run's.
+    // Weights change from here on. A failure leaves the engine with a mixture of two runs' states.
     half_loaded_ = found.folder;
     try {
       (void)together(runtime_.all(), load_label, [&]() -> std::string {

@@ -28,9 +28,9 @@ class CheckpointLoader {
   CheckpointLoader(const Runtime& runtime, const Config& config, StateStore& store, std::string optimizer,
                    CheckpointSession& session, RunProgress& progress, FrozenBase& base, RunRecord& run);
 
-  /// As Engine::load(). Throws CheckpointError on all ranks.
+  /// Implements Engine::load(). Throws CheckpointError on all ranks.
   LoadResult load(const std::string& path, const LoadOptions& options);
-  /// As Engine::load_arrays().
+  /// Implements Engine::load_arrays().
   void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
   /// Throws LogicError, which names `call`, where a load has failed half-way: the state is no run's.
   void require_whole_state(const char* call) const;
@@ -39,7 +39,7 @@ class CheckpointLoader {
   /// The tensors that are taken from a checkpoint: of adapters beside a frozen base it may hold both, the
   /// base or the adapters.
   enum class Part : std::uint8_t { whole, base, adapters };
-  /// What every rank has found before anything of this rank changes.
+  /// The checkpoint that all ranks agreed to load. Nothing of the engine has changed when it is known.
   struct Found {
     std::string folder;
     std::unique_ptr<checkpoint::Reader> reader;

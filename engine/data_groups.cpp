@@ -10,7 +10,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// By its number over all units.
+/// The name of the tensor with this number, counted over all units.
 std::string name_of_tensor(const ModelSpec& model, int tensor) {
   for (const UnitSpec& unit : model.units()) {
     const auto count = static_cast<int>(unit.tensors.size());

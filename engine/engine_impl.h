@@ -83,10 +83,10 @@ struct Engine::Impl {
   StepResult finish_step();
   /// Refuses what is no end of a step, and has the compute stream wait for the step's gradients.
   void end_passes();
-  /// From the main gradient, which is loss_scale * 2^-k times that of the summed loss, to the mean over so
-  /// many tokens; 0 without any.
+  /// The factor that turns the main gradient, which is loss_scale * 2^-k times that of the summed loss, into
+  /// the mean over so many tokens; 0 without any.
   double unscale(std::int64_t tokens) const;
-  /// What the agreement says of loss and gradients: whether the step is applied, and clipped.
+  /// Decides from the agreed loss and gradients whether the step is applied, and whether it is clipped.
   void judge_gradients(const detail::StepBoundary::Agreement& found, StepResult& result);
   /// The engine is between steps again.
   void close_step(StepResult& result);

@@ -38,7 +38,7 @@ class FrozenBase {
   void draw(std::uint64_t seed);
   /// 32 hexadecimal digits; empty on the meta device. Collective.
   std::string digest();
-  /// What a checkpoint of adapters says of it, with the digest if that is known.
+  /// The record of the base that a checkpoint of adapters stores, with the digest if that is known.
   checkpoint::BaseRecord record() const;
   /// Collective. Throws CheckpointError unless the values are those that the adapters of checkpoint `chosen`
   /// were trained beside. `base`: the checkpoint that they were read from; null: they were drawn.

@@ -1,6 +1,6 @@
 #pragma once
-/// What a checkpoint says of the run that saved it, and what a run that goes on from it takes. Private to
-/// engine/.
+/// The record of a run in its checkpoints: written by a save, and read by a run that goes on from one.
+/// Private to engine/.
 
 #include <string>
 #include <vector>

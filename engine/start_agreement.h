@@ -1,5 +1,5 @@
 #pragma once
-/// What the ranks of an engine agree on at its start. Private to engine/.
+/// The agreement of the ranks of an engine at its start. Private to engine/.
 
 #include <functional>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-/// What an engine refuses at its start, each rank by itself. Private to engine/.
+/// Checks that each rank makes by itself when an engine starts. Private to engine/.
 
 #include <span>
 #include <string>

@@ -50,9 +50,9 @@ class StateDigest {
   void add_slice(const FlatBuffer& flat, const ShardSlice& slice, Sum sum);
   /// A part of one tensor whose master weights are in halves.
   void add_joined(const ShardSlice& part, std::uint64_t index, std::int64_t first, kernels::Digest* target);
-  /// What this rank owns of a frozen buffer that lives off the device.
+  /// Adds the elements that this rank owns of a frozen buffer that lives off the device.
   void add_frozen_off_device(FlatBuffer& flat);
-  /// What others hold copies of.
+  /// Adds the elements that other ranks hold copies of.
   void add_copies(FlatBuffer& flat);
   void compare_copies(const std::vector<Sums>& all) const;
 

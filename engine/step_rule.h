@@ -1,6 +1,6 @@
 #pragma once
-/// What a program decides of steps beside the configuration: the rate by whom it is set, and the gradient
-/// hook. Private to engine/.
+/// The decisions about a step that a program can take from the configuration: the learning rate, and whether
+/// a gradient hook lets the step happen. Private to engine/.
 
 #include <cstdint>
 #include <memory>
@@ -36,7 +36,7 @@ class StepRule {
   /// Collective. Why the program's hook wants the step skipped, as all ranks say; empty: it does not.
   /// `gradient_scale`: from the main gradient to what the update takes.
   std::string ask_hook(const StepResult& found, double gradient_scale);
-  /// That scale while the hook runs.
+  /// `gradient_scale` of ask_hook() while the hook runs; empty otherwise.
   const std::optional<double>& hook_scale() const { return hook_scale_; }
 
   /// JSON text for a checkpoint, and back.

@@ -9,10 +9,10 @@
 
 namespace tranche::detail {
 
-/// By tensor, in declared order; empty for one rank. Throws ConfigurationError for a model that names no
-/// dimension that is cut (ModelSpec::tensor_dimensions), a tensor with two such dimensions, "heads" that do
-/// not divide among the ranks, "key_value_heads" that neither divide nor are divided by their number, and any
-/// other dimension that is smaller than their number.
+/// The cut of each tensor, in declared order; empty for one rank. Throws ConfigurationError for a model that
+/// names no dimension that is cut (ModelSpec::tensor_dimensions), a tensor with two such dimensions, "heads"
+/// that do not divide among the ranks, "key_value_heads" that neither divide nor are divided by their number,
+/// and any other dimension that is smaller than their number.
 std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config, int ranks);
 
 }  // namespace tranche::detail

@@ -28,7 +28,8 @@ class TrafficFormulas {
         matrices_(matrices),
         reducer_(reducer) {}
 
-  /// What stage 3 gathered in the last whole step, in padded elements; and of these, as int8 blocks.
+  /// Sets how many padded elements stage 3 gathered in the last whole step, and how many of them as int8
+  /// blocks.
   void set_gathered(std::int64_t elements, std::int64_t quantized) {
     gathered_ = elements;
     quantized_ = quantized;

@@ -56,7 +56,7 @@ std::uint32_t dropout_site(std::int64_t block, DropoutSite which) {
   return narrow<std::uint32_t>(1 + 3 * block + which);
 }
 
-/// What this rank computes of a block.
+/// The sizes of the part of a block that this rank computes.
 struct LocalSizes {
   DimensionPart heads;
   std::int64_t heads_width, inner;

@@ -20,7 +20,7 @@ CacheHeads heads_of(const LanguageModel& model) {
       model.architecture()));
 }
 
-/// Those that this rank attends with.
+/// The heads that this rank attends with.
 CacheHeads heads_of(const LanguageModel& model, const Engine& engine) {
   CacheHeads heads = heads_of(model);
   const std::int64_t ranks = engine.runtime().mesh().size(MeshAxis::tensor);

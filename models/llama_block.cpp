@@ -99,7 +99,7 @@ struct Rotated {
   TensorView query, key;
 };
 
-/// What this rank computes of a block.
+/// The sizes of the part of a block that this rank computes.
 struct LlamaSizes {
   DimensionPart heads, key_value_heads;
   std::int64_t queries, keys, inner;

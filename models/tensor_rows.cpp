@@ -16,7 +16,7 @@ namespace tranche::models {
 
 namespace {
 
-/// What a message is called in errors and traces.
+/// The names of a message in errors and traces.
 struct RowsLabel {
   std::string unit, phase;
   RowsLabel(const Pass& pass, std::string_view what)

@@ -107,7 +107,7 @@ void cross_entropy_combine(const CrossEntropyCall& call) {
     for (std::int64_t rank = 0; rank < call.ranks; ++rank) {
       const float* state = call.states + rank * 3 * call.rows + row;
       const float highest = std::max(maximum, state[0]);
-      // As in accumulate_row(): a finite offset while every logit is -infinity.
+      // The offset stays finite while every logit is -infinity, like in accumulate_row().
       const float offset = highest == -infinity ? 0.0f : highest;
       sum = sum * std::exp(maximum - offset) + state[call.rows] * std::exp(state[0] - offset);
       maximum = highest;

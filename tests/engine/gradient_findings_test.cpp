@@ -1,4 +1,4 @@
-// What differences say of a gradient, by a loss that is a formula.
+// Findings about a gradient from finite differences of a loss that is a formula.
 
 #include "engine/gradient_findings.h"
 

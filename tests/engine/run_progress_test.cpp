@@ -22,7 +22,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// What a progress stands on, on a rank alone.
+/// A RunProgress and the parts that it needs, on one rank.
 struct Progress {
   Config config = [] {
     Config with = plain_config(0);

@@ -142,7 +142,7 @@ TEST(CrossEntropy, StatesOfRanksCombineToThatOfAllColumns) {
   EXPECT_NEAR(combined.loss_sum.values()[0], whole_loss, 2e-5);
   EXPECT_TRUE(combined.sum.guard_intact() && combined.maximum.guard_intact());
 
-  // Of one rank it is a copy.
+  // With one rank the combination is a copy.
   HostTensor one(fp32, {1, 3, 9});
   const CrossEntropyState first{one.view().slice(0, 9), one.view().slice(9, 9), one.view().slice(18, 9)};
   HostTensor logits = run.chunk(0, 101);

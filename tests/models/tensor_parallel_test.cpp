@@ -405,8 +405,8 @@ TEST(TensorParallelTraffic, IsTheFormulaOfRowsThatAreGatheredAndScattered) {
   const Llama llama(eight_heads(LlamaKind::llama));
   for (const int tensor : {2, 3}) {
     const std::int64_t rows = divide_round_up(batch * time_steps, tensor), width = 24;
-    // Of the widths of rows of every other rank: 10 a block, 13 where it is recomputed, 2 of the embedding
-    // and 2 of the head, with 3 numbers of the softmax for each token of the micro-batch.
+    // Every other rank gets so many messages of the width of a row: 10 a block, 13 where it is recomputed, 2
+    // for the embedding and 2 for the head, with 3 numbers of the softmax for each token of the micro-batch.
     const auto wanted = [&](std::int64_t of_block) {
       return (tensor - 1) * ((2 * of_block + 4) * rows * width + 3 * batch * time_steps);
     };

@@ -84,7 +84,7 @@ Drawn draw(std::uint64_t number, int ranks) {
   return drawn;
 }
 
-/// What the report says of one axis.
+/// The report's figures for one axis.
 struct Along {
   std::int64_t elements = 0, bytes = 0, formula_elements = 0, formula_bytes = 0;
 };

@@ -119,12 +119,10 @@ struct UnitUse {
   double operations = 0;  ///< of forward, a token: by these a pipeline is cut
 };
 
-/// What the ranks of the axis `tensor` send each other in a micro-batch of training: how often each of them
-/// has every other get its rows of the residual, or its part of the sums of their rows; and fp32 numbers of
-/// each token.
+/// The messages between the ranks of the axis `tensor` in a micro-batch of training.
 struct TensorMessages {
-  int rows = 0;
-  int numbers = 0;
+  int rows = 0;     ///< gathers, and reduce-scatters, of the rows of the residual
+  int numbers = 0;  ///< fp32 numbers of each token that every rank gathers
 };
 
 class ModelSpec {
