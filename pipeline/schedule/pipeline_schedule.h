@@ -1,0 +1,67 @@
+#pragma once
+/// A schedule of a pipeline as data: for each rank the list of what it computes, which messages it sends and
+/// receives, and when it gathers and frees the weights of a chunk. Integers only; no device, no communicator.
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tranche::pipeline {
+
+/// What an action does. The letters are those of torch's schedule files (torch.distributed.pipelining,
+/// `_ComputationType`).
+enum class ActionKind : std::uint8_t {
+  forward,           ///< F
+  backward,          ///< B: input gradients and weight gradients together
+  input_gradient,    ///< I: the gradient of the chunk's input alone
+  weight_gradient,   ///< W: the weight gradients that I left out
+  send_residual,     ///< SEND_F: sends the chunk's output to the rank of the next chunk
+  receive_residual,  ///< RECV_F: receives the chunk's input from the rank of the chunk before
+  send_gradient,     ///< SEND_B: sends the gradient of the chunk's input to the rank of the chunk before
+  receive_gradient,  ///< RECV_B: receives the gradient of the chunk's output from the rank of the next chunk
+  gather,            ///< GATHER: gathers the chunk's weights
+  free,              ///< FREE: gives the gathered weights back
+};
+/// "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "GATHER", "FREE".
+std::string_view letters_of(ActionKind kind);
+/// True for F, B, I and W.
+bool computes(ActionKind kind);
+bool is_message(ActionKind kind);
+
+/// One action of one rank. A chunk is a run of consecutive units of the model. Chunks are numbered over the
+/// whole model: chunk c takes the output of chunk c - 1.
+struct Action {
+  ActionKind kind = ActionKind::forward;
+  int chunk = 0;
+  std::int64_t micro_batch = 0;  ///< 0 for gather and free
+  /// "2F0": forward of micro-batch 0 on chunk 2. "2GATHER", "2FREE": without a micro-batch.
+  std::string name() const;
+  friend auto operator<=>(const Action&, const Action&) = default;
+};
+
+/// Which rank of the pipeline holds a chunk.
+enum class ChunkPlacement : std::uint8_t {
+  loop,  ///< chunk c lies on rank c mod p
+  v,     ///< two chunks on each rank: chunks 0 to p - 1 on ranks 0 to p - 1, chunks p to 2p - 1 back again
+};
+/// The rank of each of `stages` times `chunks_per_rank` chunks. Throws InvalidArgument for numbers below 1
+/// and for a V of other than two chunks on a rank.
+std::vector<int> ranks_of_chunks(ChunkPlacement placement, int stages, int chunks_per_rank);
+
+struct PipelineSchedule {
+  std::vector<std::vector<Action>> ranks;  ///< the actions of each rank of the pipeline, in order
+  std::vector<int> rank_of_chunk;          ///< by chunk of the whole model
+  std::int64_t micro_batches = 0;
+  int stages() const { return static_cast<int>(ranks.size()); }
+  int chunks() const { return static_cast<int>(rank_of_chunk.size()); }
+  bool has_next(int chunk) const { return chunk + 1 < chunks(); }
+  /// True when chunk + 1 lies on another rank: a residual and a gradient cross by messages.
+  bool crosses(int chunk) const {
+    return has_next(chunk) && rank_of_chunk[static_cast<std::size_t>(chunk)] !=
+                                  rank_of_chunk[static_cast<std::size_t>(chunk) + 1];
+  }
+  friend bool operator==(const PipelineSchedule&, const PipelineSchedule&) = default;
+};
+
+}  // namespace tranche::pipeline
