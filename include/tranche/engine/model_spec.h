@@ -144,9 +144,11 @@ class ModelSpec {
   /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
   /// Empty: the model cannot be cut so.
   std::vector<std::string> tensor_dimensions;
-  /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic. Empty:
-  /// it is not known.
-  std::function<TensorMessages(const Config& config, int begin, int end)> tensor_messages;
+  /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
+  /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
+  std::function<TensorMessages(const Config& config, int begin, int end,
+                               const std::function<bool(std::string_view)>& frozen)>
+      tensor_messages;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
