@@ -121,6 +121,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.residual_width = shape().width;
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
+  spec.chain_sums = chain_sums();
   if (!spec.tensor_dimensions.empty()) {
     spec.tensor_messages = [layers](const Config& training, int begin, int end) {
       TensorMessages sent;
