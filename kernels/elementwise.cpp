@@ -34,8 +34,9 @@ void check_columns(std::string_view kernel, const DropoutOptions& options, const
   }
   if (blocks < 1 || options.row_elements % blocks != 0 || columns % blocks != 0 || options.first_column < 0 ||
       options.first_column + columns / blocks > options.row_elements / blocks) {
-    refuse(kernel, fmt::format("{} columns from column {} on, in {} blocks, are no part of rows of {} elements",
-                               columns, options.first_column, blocks, options.row_elements));
+    refuse(kernel,
+           fmt::format("{} columns from column {} on, in {} blocks, are no part of rows of {} elements",
+                       columns, options.first_column, blocks, options.row_elements));
   }
   if (samples > 0 && columns > 0 && x.elements() / columns % samples != 0) {
     refuse(kernel,

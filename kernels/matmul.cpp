@@ -77,8 +77,8 @@ void check_continues(const MatmulOptions& options, const cpu::MatmulCall& call, 
     refuse("matmul", "sums that go on are in an fp32 `c`, and are not accumulated beside");
   }
   if (call.k % order.step != 0 && options.transpose_b) {
-    refuse("matmul", fmt::format("sums go on by {} values of k at a time, which do not divide {}", order.step,
-                                 call.k));
+    refuse("matmul",
+           fmt::format("sums go on by {} values of k at a time, which do not divide {}", order.step, call.k));
   }
 }
 

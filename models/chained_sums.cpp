@@ -66,9 +66,9 @@ void norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradien
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const bool has_bias = norm.bias >= 0;
-  const auto kernel = [&](const ConstTensorView& of_y, const ConstTensorView& of_x, const ConstTensorView& means,
-                          const ConstTensorView& scales, bool add, const TensorView& to,
-                          const TensorView& d_weight, const TensorView& d_bias) {
+  const auto kernel = [&](const ConstTensorView& of_y, const ConstTensorView& of_x,
+                          const ConstTensorView& means, const ConstTensorView& scales, bool add,
+                          const TensorView& to, const TensorView& d_weight, const TensorView& d_bias) {
     if (has_bias) {
       kernels::layer_norm_backward(stream, of_y, of_x, unit.tensor(norm.weight), means, scales, add, to,
                                    d_weight, d_bias, engine.workspace());
@@ -90,8 +90,9 @@ void norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradien
   const GatheredRows all_d_y(pass, name, d_y), all_x(pass, name, x),
       all_rstd(pass, name, rstd.reshaped({local, 1})),
       all_mean(pass, name, (has_bias ? mean : rstd).reshaped({local, 1}));
-  const StepTensors scratch(engine, Category::activations, "norm backward",
-                            {{DataType::float32, {width}}, {DataType::float32, {width}}, {x.dtype, {rows, width}}});
+  const StepTensors scratch(
+      engine, Category::activations, "norm backward",
+      {{DataType::float32, {width}}, {DataType::float32, {width}}, {x.dtype, {rows, width}}});
   kernels::fill_zero(stream, scratch[0]);
   kernels::fill_zero(stream, scratch[1]);
   kernel(d_y, x, mean, rstd, accumulate, d_x, scratch[0], scratch[1]);

@@ -148,7 +148,8 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
   const ConstTensorView weight = unit.tensor(linear.weight);
   const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
   const int blocks = dimensions[in_out ? 1 : 0].blocks;
-  const std::int64_t rows = d_out.shape[0], columns = d_out.shape[1] / blocks, in = weight.shape[in_out ? 0 : 1];
+  const std::int64_t rows = d_out.shape[0], columns = d_out.shape[1] / blocks,
+                     in = weight.shape[in_out ? 0 : 1];
   std::vector<ChainedPart> parts;
   std::vector<StepTensors> memory;
   for (int block = 0; block < blocks; ++block) {
@@ -164,8 +165,9 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
     Stream& stream = engine.compute_stream();
     copy_columns(stream, d_out, block * columns, own[0], 0, columns);
     if (in_out) copy_columns(stream, weight, block * columns, own[1], 0, columns);
-    parts.push_back({own[0], in_out ? ConstTensorView(own[1])
-                                    : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});
+    parts.push_back({own[0], in_out
+                                 ? ConstTensorView(own[1])
+                                 : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});
   }
   chained_product(pass, unit.spec().name, parts, in_out, accumulate, d_x.view());
 }

@@ -314,16 +314,17 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
                               {step.by_sequence(d_value)}, engine.workspace());
   step.rotate(true, d);
   if (config_.query_key_norm()) {
-    const auto head_norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x, std::int64_t heads,
-                                   int norm, const TensorView& rstd, const TensorView& d_x) {
+    const auto head_norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x,
+                                        std::int64_t heads, int norm, const TensorView& rstd,
+                                        const TensorView& d_x) {
       kernels::rms_norm_backward(stream, step.by_head(d_normed_heads, heads), step.by_head(x, heads),
                                  unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
                                  gradients.tensor(norm), engine.workspace());
     };
     head_norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
-                  rotated.query);
+                       rotated.query);
     head_norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
-                  rotated.key);
+                       rotated.key);
     d = rotated;
   }
   column_backward(saved[normed_1], d_normed, {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});

@@ -96,7 +96,8 @@ void gather_from_ranks(const Pass& pass, std::string_view what, const void* own,
 void broadcast_from_rank(const Pass& pass, std::string_view what, int rank, const TensorView& values) {
   const RowsLabel label(pass, what);
   const std::array<Event, 1> ready{pass.engine.compute_stream().record()};
-  wait(pass, pass.tensor->broadcast(values.data, values.elements(), values.dtype, rank, ready, label.label()));
+  wait(pass,
+       pass.tensor->broadcast(values.data, values.elements(), values.dtype, rank, ready, label.label()));
 }
 
 GatheredRows::GatheredRows(const Pass& pass, std::string_view unit, const ConstTensorView& local)

@@ -166,8 +166,7 @@ std::string_view matmul_path(DataType dtype) {
 
 SumOrder sum_order(DataType dtype) {
   if (dtype == DataType::bfloat16 && bf16_tiles_are_fast()) return {.ascending = true, .step = 2};
-  const bool plain = sgemm_path() == "plain loops" &&
-                     !(dtype == DataType::bfloat16 && onednn_bf16_is_fast());
+  const bool plain = sgemm_path() == "plain loops" && !(dtype == DataType::bfloat16 && onednn_bf16_is_fast());
   return {.ascending = plain, .begins_with_c = plain};
 }
 

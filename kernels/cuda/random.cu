@@ -214,12 +214,9 @@ template <class X, class Y>
 __global__ void __launch_bounds__(vector_loop_threads)
     dropout_columns_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
                            const std::int64_t first_sample, const ColumnPart part, const VectorRange range) {
-  const MaskedColumns<X, Y> operation{x,
-                                      y,
-                                      draws,
-                                      draws.key(list.samples[blockIdx.y]),
-                                      part,
-                                      (first_sample + blockIdx.y) * part.rows_per_sample};
+  const MaskedColumns<X, Y> operation{x,     y,
+                                      draws, draws.key(list.samples[blockIdx.y]),
+                                      part,  (first_sample + blockIdx.y) * part.rows_per_sample};
   for_vector_range<1, 2>(operation, range, blockIdx.x, gridDim.x);
 }
 

@@ -267,13 +267,14 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
       HasSubstr(
           "tranche.gradient_noise_scale: tranche.mesh \"tensor=2\" with tensor=2 cannot be used with it "
           "yet: a rank of tensor has a part of each gradient alone; leave it out"));
-  EXPECT_THAT(with([](Config& c) {
-                c.tensor_sums = TensorSums::chain;
-                c.lora.rank = 2;
-                c.lora.targets = {"qkv"};
-              }),
-              HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
-                        "computed in chains; write rank_order"));
+  EXPECT_THAT(
+      with([](Config& c) {
+        c.tensor_sums = TensorSums::chain;
+        c.lora.rank = 2;
+        c.lora.targets = {"qkv"};
+      }),
+      HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
+                "computed in chains; write rank_order"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));

@@ -139,7 +139,8 @@ TEST(Dropout, SomeColumnsHaveTheMasksOfTheWholeRows) {
       Guarded x(type, rows * row_elements);
       fill_random(x, 1);
       Guarded whole = dropped(options_of(0.3f, samples), x);
-      for (const auto& [first, run] : {std::pair<std::int64_t, std::int64_t>{0, of_block}, {0, 5}, {7, 1100}}) {
+      for (const auto& [first, run] :
+           {std::pair<std::int64_t, std::int64_t>{0, of_block}, {0, 5}, {7, 1100}}) {
         Guarded mine(type, rows * 2 * run), wanted(type, rows * 2 * run), out(type, rows * 2 * run);
         for (std::int64_t row = 0; row < rows; ++row) {
           for (std::int64_t column = 0; column < 2 * run; ++column) {
@@ -164,7 +165,8 @@ TEST(Dropout, ColumnsThatAreNoPartAreRefused) {
   const std::int64_t samples[] = {0, 1};
   Guarded x(DataType::float32, 24);
   TestStream stream;
-  const auto refused = [&](std::int64_t first, std::int64_t blocks, const Shape& shape, std::int64_t element) {
+  const auto refused = [&](std::int64_t first, std::int64_t blocks, const Shape& shape,
+                           std::int64_t element) {
     DropoutOptions options = options_of(0.5f, samples);
     options.row_elements = 12;
     options.first_column = first;

@@ -426,7 +426,8 @@ TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
     for (const Problem& p : {Problem{5, 3, 6}, Problem{13, 70, 4102}, Problem{61, 129, 387}}) {
       for (const bool transpose_b : {false, true}) {
         if (transpose_b && p.k % order.step != 0) continue;
-        HostTensor a = random.tensor(dtype, {p.m, p.k}), b = random.tensor(dtype, stored(transpose_b, p.k, p.n));
+        HostTensor a = random.tensor(dtype, {p.m, p.k}),
+                   b = random.tensor(dtype, stored(transpose_b, p.k, p.n));
         HostTensor whole(DataType::float32, {p.m, p.n});
         HostTensor sums(DataType::float32, {p.m, p.n},
                         std::vector<double>(static_cast<std::size_t>(p.m * p.n), 0.0));
@@ -436,10 +437,9 @@ TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
         std::int64_t begin = 0;
         for (const std::int64_t end : ends) {
           HostTensor of_a = columns_of(a, p.m, p.k, begin, end - begin);
-          HostTensor of_b = transpose_b
-                                ? columns_of(b, p.n, p.k, begin, end - begin)
-                                : columns_of({dtype, {1, p.k * p.n}, b.values()}, 1, p.k * p.n, begin * p.n,
-                                             (end - begin) * p.n);
+          HostTensor of_b = transpose_b ? columns_of(b, p.n, p.k, begin, end - begin)
+                                        : columns_of({dtype, {1, p.k * p.n}, b.values()}, 1, p.k * p.n,
+                                                     begin * p.n, (end - begin) * p.n);
           matmul(machine.stream(), {.transpose_b = transpose_b, .continues = true}, of_a.view(),
                  of_b.view().reshaped(stored(transpose_b, end - begin, p.n)), sums.view(),
                  machine.workspace());
@@ -458,7 +458,8 @@ TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
         } else {
           accumulate(machine.stream(), whole.view(), before.view());
         }
-        EXPECT_TRUE(accumulated.bytes() == before.bytes()) << name_of(dtype) << " " << p.k << " " << transpose_b;
+        EXPECT_TRUE(accumulated.bytes() == before.bytes())
+            << name_of(dtype) << " " << p.k << " " << transpose_b;
       }
     }
   }
@@ -467,7 +468,8 @@ TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
 
 TEST(Matmul, SumsThatCannotGoOnAreRefused) {
   Machine machine(1);
-  const auto refused = [&](DataType dtype, DataType c_dtype, std::int64_t k, bool transpose_b, bool accumulate) {
+  const auto refused = [&](DataType dtype, DataType c_dtype, std::int64_t k, bool transpose_b,
+                           bool accumulate) {
     HostTensor a(dtype, {2, k}), b(dtype, stored(transpose_b, k, 2)), c(c_dtype, {2, 2});
     return refusal([&] {
       matmul(machine.stream(), {.transpose_b = transpose_b, .accumulate = accumulate, .continues = true},
@@ -476,9 +478,9 @@ TEST(Matmul, SumsThatCannotGoOnAreRefused) {
   };
   const auto bf16 = DataType::bfloat16, fp32 = DataType::float32;
   if (!matmul_sum_order(DeviceKind::cpu, fp32).ascending) {
-    EXPECT_EQ(refused(fp32, fp32, 2, false, false), "matmul: sums cannot go on: " +
-                                                        std::string(matmul_path(DeviceKind::cpu, fp32)) +
-                                                        " does not add up in ascending order");
+    EXPECT_EQ(refused(fp32, fp32, 2, false, false),
+              "matmul: sums cannot go on: " + std::string(matmul_path(DeviceKind::cpu, fp32)) +
+                  " does not add up in ascending order");
   }
   const SumOrder order = matmul_sum_order(DeviceKind::cpu, bf16);
   if (!order.ascending) return;

@@ -132,8 +132,8 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
     EXPECT_NE(one.losses.back(), one.losses.front());
     for (const int tensor : sizes) {
       for (const int stage : {0, 3}) {
-        SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) + ", tensor=" +
-                     std::to_string(tensor) + ", stage " + std::to_string(stage));
+        SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) +
+                     ", tensor=" + std::to_string(tensor) + ", stage " + std::to_string(stage));
         Config cut = chained(config_of(tensor, 1, stage), dtype);
         cut.activation_checkpointing = stage == 3;
         expect_same(trained(tensor, model, cut, steps), one);
@@ -177,9 +177,9 @@ TEST(TensorChain, DataRanksMicroBatchesAndPipelinesDoNotMatter) {
     of_one.accumulation_steps = 0;
     of_one.tie_sum = TieSum::by_use;  // as a pipeline adds up
     const Bits one = trained(1, model, of_one, 4);
-    for (const auto& [ranks, mesh] : {std::pair(2, "tensor=2"), std::pair(4, "shard=2,tensor=2"),
-                                      std::pair(6, "shard=3,tensor=2"), std::pair(8, "shard=2,tensor=4"),
-                                      std::pair(4, "pipeline=2,tensor=2")}) {
+    for (const auto& [ranks, mesh] :
+         {std::pair(2, "tensor=2"), std::pair(4, "shard=2,tensor=2"), std::pair(6, "shard=3,tensor=2"),
+          std::pair(8, "shard=2,tensor=4"), std::pair(4, "pipeline=2,tensor=2")}) {
       Config cut = of_one;
       cut.mesh = mesh;
       cut.stage = ranks % 4;
@@ -315,10 +315,11 @@ TEST(TensorChainRefusals, SayWhy) {
   if (order.step == 1) return;
   GptConfig odd = even_gpt(4);
   odd.inner = 50;
-  EXPECT_EQ(refusal(2, Gpt(odd), chained(config_of(2), bf16)),
-            "tranche.tensor_sums: chain: products run by \"own bf16 panels (avx512_bf16)\" here, which adds 2 "
-            "elements at once, but tensor=2 cuts transformer.h.0.mlp.c_fc.weight at element 25; write "
-            "rank_order, or another size of tensor");
+  EXPECT_EQ(
+      refusal(2, Gpt(odd), chained(config_of(2), bf16)),
+      "tranche.tensor_sums: chain: products run by \"own bf16 panels (avx512_bf16)\" here, which adds 2 "
+      "elements at once, but tensor=2 cuts transformer.h.0.mlp.c_fc.weight at element 25; write "
+      "rank_order, or another size of tensor");
   odd.inner = 61;
   EXPECT_THAT(refusal(2, Gpt(odd), chained(config_of(2), bf16)), HasSubstr("mlp.c_fc.weight at element 61"));
 }

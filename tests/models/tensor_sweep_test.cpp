@@ -82,8 +82,8 @@ Furthest sweep(const LanguageModel& model, std::initializer_list<int> sizes, boo
       }
     }
   }
-  std::printf("measured: %s%s: losses within %.1e, norms within %.1e of one rank's\n", model.describe().c_str(),
-              lora ? " with adapters" : "", furthest.loss, furthest.norm);
+  std::printf("measured: %s%s: losses within %.1e, norms within %.1e of one rank's\n",
+              model.describe().c_str(), lora ? " with adapters" : "", furthest.loss, furthest.norm);
   return furthest;
 }
 

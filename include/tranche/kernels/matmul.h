@@ -24,8 +24,9 @@ struct SumOrder {
   /// Each element is one fp32 sum over ascending k, whatever the other sizes are: MatmulOptions::continues
   /// works.
   bool ascending = false;
-  std::int64_t step = 1;       ///< values of k that are added at once
-  bool begins_with_c = false;  ///< where it accumulates the sum begins with c; otherwise c is added at its end
+  std::int64_t step = 1;  ///< values of k that are added at once
+  bool begins_with_c =
+      false;  ///< where it accumulates the sum begins with c; otherwise c is added at its end
 };
 /// That of a device and the dtype of a and b. A plan (meta) takes every sum for ascending.
 SumOrder matmul_sum_order(DeviceKind device, DataType dtype);
