@@ -53,7 +53,7 @@ std::int64_t TrafficFormulas::summed_elements(const FlatBuffer& flat) const {
 TrafficCount TrafficFormulas::of_rows() const {
   TrafficCount sent;
   const int parts = runtime_.mesh().size(MeshAxis::tensor);
-  if (parts == 1 || !model_.tensor_messages) return sent;
+  if (parts == 1 || !model_.tensor_messages || config_.tensor_sums == TensorSums::chain) return sent;
   const bool staged = stages_.count > 1;
   const auto frozen = [this](std::string_view name) {
     return store_.tensors()[static_cast<std::size_t>(store_.find_tensor(name))].frozen;

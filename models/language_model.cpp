@@ -125,6 +125,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.residual_width = shape().width;
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
+  spec.chain_sums = chain_sums();
   if (!spec.tensor_dimensions.empty()) {
     std::vector<std::string> tables;  // whose gradients take the rows of the residual's
     const UnitSpec embedding_spec = embedding_unit();

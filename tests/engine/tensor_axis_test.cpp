@@ -394,18 +394,16 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
           "tranche.gradient_noise_scale: tranche.mesh \"tensor=2\" with tensor=2 cannot be used with it "
           "yet: a rank of tensor has a part of each gradient alone; leave it out"));
   EXPECT_THAT(
-      with([](Config& c) { c.world_size_invariant = true; }),
-      HasSubstr("tranche.world_size_invariant: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_weights = true; }),
-              HasSubstr("zero_quantized_weights: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
-              HasSubstr("zero_quantized_gradients: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) {
-                c.lora.rank = 2;
-                c.lora.targets = {"qkv"};
-                c.lora.dropout = 0.1;
-              }),
-              HasSubstr("tranche.lora.dropout: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+      with([](Config& c) {
+        c.tensor_sums = TensorSums::chain;
+        c.lora.rank = 2;
+        c.lora.targets = {"qkv"};
+      }),
+      HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
+                "computed in chains; write rank_order"));
+  EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
+              HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
+                        "(ModelSpec::chain_sums); write rank_order"));
   ModelSpec columns;
   columns.tensor_dimensions = {"inner"};
   columns.add_unit(

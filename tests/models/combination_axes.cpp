@@ -286,13 +286,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
-  // Refused: parts of matrices and of blocks, and what adds up by data ranks.
-  if (with("tensor", [](const std::string& key, const CombinationAxis&, int) {
-        return key == "muon" || key == "moments-block8" || key == "world-size-invariant" ||
-               key == "quantized-gradients" || key == "quantized-weights";
-      })) {
-    return false;
-  }
+  // Refused: parts of matrices and of blocks.
+  if (are("tensor", "muon") || are("tensor", "moments-block8")) return false;
   // Two parts of two data ranks take four here.
   if (with("tensor", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 3;
@@ -349,7 +344,6 @@ void complete(Combination& c) {
     c.config.mesh += "shard=*";
     if (c.tensor > 1) c.config.mesh += ", tensor=" + std::to_string(c.tensor);
   }
-  if (c.tensor > 1) c.config.lora.dropout = 0;  // refused (TensorAxis.RefusesWhatItCannotCut)
   if (c.config.world_size_invariant) {
     // The last round is short on three ranks, and on four where nothing is accumulated.
     c.config.micro_batch_size = 1;
@@ -383,7 +377,7 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   c.config.overlap = false;
   c.config.debug.plan_memory = false;
   if (c.config.world_size_invariant) {
-    c.ranks = 1;
+    c.ranks = c.tensor;
     return c;
   }
   // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.

@@ -102,7 +102,9 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   config.vocabulary_chunk = pick(2) == 0 ? 20 : 0;
   const std::size_t trained = pick(4);
   if (trained == 0) config.frozen = {gpt ? "transformer.w?e.weight" : "model.embed_tokens.weight"};
-  if (trained == 1) config.lora = {.rank = 2, .alpha = 4};
+  if (trained == 1) config.lora = {.rank = 2, .alpha = 4, .dropout = 0.1};
+  config.quantized_gradients = pick(5) == 0;
+  config.quantized_weights = pick(5) == 0;
   config.overlap = false;
   config.collectives = "messages";
   return drawn;

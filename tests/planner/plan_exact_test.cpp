@@ -390,7 +390,11 @@ PlanRequest draw_parts(std::uint64_t number) {
   if (stages > 1 || config.replicate == Replicate::parameters) config.offload.parameters = OffloadTier::none;
   if (config.precision.moments == DataType::block8) config.precision.moments = DataType::bfloat16;
   if (config.frozen.empty() && pick(3) == 0) {
-    config.lora = {.rank = 1 + pick(4), .alpha = 4};
+    config.lora = {.rank = 1 + pick(4), .alpha = 4, .dropout = pick(2) == 0 ? 0 : 0.1};
+  }
+  if (config.precision.compute != DataType::float16 && config.precision.communication != DataType::float16) {
+    config.quantized_gradients = pick(4) == 0;
+    config.quantized_weights = pick(4) == 0;
   }
   return request;
 }

@@ -144,6 +144,9 @@ class ModelSpec {
   /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
   /// Empty: the model cannot be cut so.
   std::vector<std::string> tensor_dimensions;
+  /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
+  /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
+  bool chain_sums = false;
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
   /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
   std::function<TensorMessages(const Config& config, int begin, int end,
