@@ -167,7 +167,7 @@ ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const
     }
     require_no_others(storage.files, folder, options);
     Exporter exporter(storage, folder, options);
-    Json map = Json::object();
+    nlohmann::json map = nlohmann::json::object();  // sorted by name over all files
     for (std::size_t f = 0; f < files.size(); ++f) {
       const std::string name =
           files.size() == 1 ? options.stem + ".safetensors"

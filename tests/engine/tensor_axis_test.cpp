@@ -280,7 +280,7 @@ TEST(TensorAxis, OneNormOnDrawnLayouts) {
   }
 }
 
-/// What all ranks are told when `write` has changed weights of some of them.
+/// The error of all ranks after `write` has changed weights of some of them.
 std::string told_of_copies(const CutRun& run, const std::function<void(Engine&, Runtime&)>& write) {
   std::vector<std::string> told(static_cast<std::size_t>(run.ranks));
   on_cut_ranks(run, [&](Engine& engine, Runtime& runtime) {

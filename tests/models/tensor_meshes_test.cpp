@@ -126,6 +126,14 @@ void train_one_step(Engine& engine, const LanguageModel& model) {
   (void)engine.step();
 }
 
+std::int64_t bytes_of_files(const std::string& folder) {
+  std::int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    bytes += static_cast<std::int64_t>(entry.file_size());
+  }
+  return bytes;
+}
+
 TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
   const test::Sweep cases = test::sweep({0, 40});
   test::AxesMet axes;
@@ -175,7 +183,8 @@ TEST(TensorMeshes, CheckpointsOfAnyMeshAreReadByAnyOther) {
     config.stage = pair.stage_of_reader;
     on_ranks(pair.to.ranks, model->spec(short_time), config, [&](Engine& engine) {
       EXPECT_FALSE(engine.state_digest() == saved.first) << line;
-      engine.load(path, {});
+      const LoadResult loaded = engine.load(path, {});
+      EXPECT_LE(loaded.bytes_read, bytes_of_files(path)) << "no piece of a file is read twice: " << line;
       EXPECT_TRUE(engine.state_digest() == saved.first) << line;
       EXPECT_TRUE(engine.weights_digest() == saved.second) << line;
     });

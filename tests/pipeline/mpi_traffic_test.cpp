@@ -73,7 +73,7 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   const std::vector<int> stages = divisors_of(ranks / tensor);
   const int pipeline = stages[pick(stages.size())];
   const std::vector<int> copies = divisors_of(ranks / tensor / pipeline);
-  const int replicas = copies[pick(copies.size())];
+  const int replicas = pick(2) == 0 ? 1 : copies[pick(copies.size())];
   std::vector<std::string> axes{"tensor=" + std::to_string(tensor)};
   const auto insert = [&](const char* name, int size) {
     axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(axes.size() + 1)),
@@ -317,7 +317,9 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
       }
     }
-    if (shares_heads(*drawn.model, mesh)) {  // their sums go to fewer ranks than those of whole tensors
+    // The sums of shared heads go to fewer ranks than those of whole tensors, and the formula has both in one
+    // figure: among the ranks of tensor x shard only the total above is compared then.
+    if (shares_heads(*drawn.model, mesh)) {
       for (const int peer : mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank)) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
       }

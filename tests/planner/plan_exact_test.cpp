@@ -386,6 +386,9 @@ PlanRequest draw_parts(std::uint64_t number) {
   config.replica_sum = replicas > 1 && config.precision.accumulation == DataType::float32 && pick(2) == 0
                            ? ReplicaSum::step
                            : ReplicaSum::micro_batch;
+  if (config.stage == 3 && pick(2) == 0) {
+    config.offload.parameters = pick(2) == 0 ? OffloadTier::cpu : OffloadTier::nvme;
+  }
   if (stages > 1) config.offload.activations = false;
   if (stages > 1 || config.replicate == Replicate::parameters) config.offload.parameters = OffloadTier::none;
   if (config.precision.moments == DataType::block8) config.precision.moments = DataType::bfloat16;
