@@ -476,6 +476,9 @@ std::string_view name_of(PipelineCuts cuts) {
 std::string_view name_of(PipelineSchedule schedule) {
   return detail::name_in(schedule);
 }
+std::string_view name_of(TensorSums sums) {
+  return detail::name_in(sums);
+}
 std::string_view name_of(GatherFor gather_for) {
   return detail::name_in(gather_for);
 }

@@ -260,23 +260,24 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
 }
 
 /// Refuses what the axis `tensor` does not have yet.
-void check_tensor(const Config& config, const Mesh& mesh, Problems& problems) {
-  if (mesh.size(MeshAxis::tensor) == 1) return;
+void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
+  const bool chain = config.tensor_sums == TensorSums::chain;
+  if (mesh.size(MeshAxis::tensor) == 1) {
+    if (chain) config.notes.push_back("tranche.tensor_sums has no effect: the mesh has no axis tensor");
+    return;
+  }
   const auto refuse = [&](bool asked, std::string_view key, std::string_view reason) {
     if (!asked) return;
     problems.add(fmt::format("{}: tranche.mesh \"{}\" with tensor={} cannot be used with it yet: {}", key,
                              config.mesh, mesh.size(MeshAxis::tensor), reason));
   };
-  refuse(config.lora.any() && config.lora.dropout > 0, "tranche.lora.dropout",
-         "a rank has a part of the columns of some layers' inputs, whose masks would be others; set it to 0");
-  refuse(config.world_size_invariant, "tranche.world_size_invariant",
-         "sums over the ranks of tensor depend on their number; leave one of the two out");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "a rank of tensor has a part of each gradient alone; leave it out");
-  refuse(config.quantized_weights, "zero_optimization.zero_quantized_weights",
-         "blocks of int8 would be cut elsewhere than on one rank; leave it out");
-  refuse(config.quantized_gradients, "zero_optimization.zero_quantized_gradients",
-         "blocks of int8 would be cut elsewhere than on one rank; leave it out");
+  if (chain && config.lora.any()) {
+    problems.add(
+        "tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not computed in "
+        "chains; write rank_order");
+  }
 }
 
 void check_mesh(Config& config, int ranks, Problems& problems) {

@@ -86,6 +86,8 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.forward = model.forward;
   result.residual_width = model.residual_width;
   result.tensor_dimensions = model.tensor_dimensions;
+  result.tensor_messages = model.tensor_messages;  // adapters lie within their layers' messages
+  result.chain_sums = model.chain_sums;
   result.name = model.name;
   std::vector<bool> matched(lora.targets.size(), false);
   std::uint32_t site = first_site;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
@@ -198,7 +199,7 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
     linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
     weights.keep(x.take());
     PartialRows partial(pass, d_x);
-    linear_input_gradient(engine, unit, linear, d_out, partial.view());
+    column_linear_input_gradient(pass, unit, linear, d_out, partial);
     partial.scatter(name);
   };
 
@@ -217,9 +218,8 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
                                    activated, d_out.view(), local_d_out);
     weights.keep(d_out.take());
     column_backward({mlp_weight, mlp_bias}, saved[normed_2], d_hidden, narrow_scratch);
-    kernels::layer_norm_backward(stream, narrow_scratch, saved[attention_residual], unit.tensor(ln_2_weight),
-                                 saved[mean_2], saved[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
-                                 gradients.tensor(ln_2_bias), engine.workspace());
+    norm_backward(pass, unit, gradients, {ln_2_weight, ln_2_bias}, narrow_scratch, saved[attention_residual],
+                  saved[mean_2], saved[rstd_2], true, gradient);
     weights.keep(std::move(scratch));
   }
   {
@@ -248,9 +248,8 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
                                 engine.workspace());
     column_backward({attn_weight, attn_bias}, saved[normed_1], d_query_key_value.reshaped({rows, 3 * width}),
                     narrow_scratch);
-    kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],
-                                 saved[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
-                                 gradients.tensor(ln_1_bias), engine.workspace());
+    norm_backward(pass, unit, gradients, {ln_1_weight, ln_1_bias}, narrow_scratch, input, saved[mean_1],
+                  saved[rstd_1], true, gradient);
     weights.keep(std::move(scratch));
   }
 }

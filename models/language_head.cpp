@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "models/chained_sums.h"
 #include "models/low_rank.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
@@ -86,6 +87,9 @@ FinalNorm final_norm(const StepTensors& memory) {
 void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                    const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,
                    const TensorView& loss_sum, const TensorView& token_count, const TensorView* d_x) {
+  if (pass.chained()) {
+    return chained_language_head(model, pass, unit, gradients, x, targets, loss_sum, token_count, d_x);
+  }
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const std::int64_t rows = pass.rows(), width = pass.shape.width;

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
@@ -133,9 +134,7 @@ void Llama::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const
 void Llama::final_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
                                 const TensorView& d_normed, const ConstTensorView& x, const FinalNorm& norm,
                                 const TensorView& d_x) const {
-  const int index = final_norm_index(config_);
-  kernels::rms_norm_backward(pass.engine.compute_stream(), d_normed, x, unit.tensor(index), norm.rstd, false,
-                             d_x, gradients.tensor(index), pass.engine.workspace());
+  norm_backward(pass, unit, gradients, {final_norm_index(config_)}, d_normed, x, {}, norm.rstd, false, d_x);
 }
 
 }  // namespace tranche::models

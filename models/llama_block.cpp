@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/elementwise.h"
@@ -261,7 +262,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     PartialRows partial(pass, d_x);
     bool accumulate = false;
     for (const auto& [linear, d_out] : layers) {
-      linear_backward(engine, unit, weights, linear, x.view(), d_out, &partial.view(), accumulate);
+      linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
+      column_linear_input_gradient(pass, unit, linear, d_out, partial, accumulate);
       accumulate = true;
     }
     weights.keep(x.take());
@@ -282,9 +284,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     row_linear_parameter_gradients(pass, unit, weights, at.down, activated, d_out.view(), local_d_out);
     weights.keep(d_out.take());
     column_backward(saved[normed_2], d_normed, {{at.gate, saved[gate]}, {at.up, saved[up]}});
-    kernels::rms_norm_backward(stream, d_normed, saved[attention_residual], unit.tensor(at.norm_2),
-                               saved[rstd_2], true, gradient, gradients.tensor(at.norm_2),
-                               engine.workspace());
+    norm_backward(pass, unit, gradients, {at.norm_2}, d_normed, saved[attention_residual], {}, saved[rstd_2],
+                  true, gradient);
     weights.keep(std::move(scratch));
   }
   StepTensors scratch(engine, Category::activations, "attention backward",
@@ -313,21 +314,21 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
                               {step.by_sequence(d_value)}, engine.workspace());
   step.rotate(true, d);
   if (config_.query_key_norm()) {
-    const auto norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x, std::int64_t heads,
-                                   int norm, const TensorView& rstd, const TensorView& d_x) {
+    const auto head_norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x,
+                                        std::int64_t heads, int norm, const TensorView& rstd,
+                                        const TensorView& d_x) {
       kernels::rms_norm_backward(stream, step.by_head(d_normed_heads, heads), step.by_head(x, heads),
                                  unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
                                  gradients.tensor(norm), engine.workspace());
     };
-    norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
-                  rotated.query);
-    norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
-                  rotated.key);
+    head_norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
+                       rotated.query);
+    head_norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
+                       rotated.key);
     d = rotated;
   }
   column_backward(saved[normed_1], d_normed, {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});
-  kernels::rms_norm_backward(stream, d_normed, input, unit.tensor(at.norm_1), saved[rstd_1], true, gradient,
-                             gradients.tensor(at.norm_1), engine.workspace());
+  norm_backward(pass, unit, gradients, {at.norm_1}, d_normed, input, {}, saved[rstd_1], true, gradient);
   weights.keep(std::move(scratch));
   weights.keep(std::move(again));
 }

@@ -33,9 +33,14 @@ class LowRank {
  private:
   void forward_by_rows(const ConstTensorView& x, const TensorView& out) const;
   LowRank(Engine& engine, const GatheredUnit& unit, const LowRankAdapter& adapter)
-      : engine_(&engine), adapter_(&adapter), a_(unit.tensor(adapter.a)), b_(unit.tensor(adapter.b)) {}
+      : engine_(&engine),
+        unit_(&unit.spec()),
+        adapter_(&adapter),
+        a_(unit.tensor(adapter.a)),
+        b_(unit.tensor(adapter.b)) {}
 
   Engine* engine_;
+  const UnitSpec* unit_;
   const LowRankAdapter* adapter_;
   ConstTensorView a_, b_;
 };

@@ -108,7 +108,7 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
         EXPECT_EQ(weights.tensor(static_cast<int>(t)).shape, detail::shape_of(part.box)) << tensors[t].name;
         const TensorView view = gradients.tensor(static_cast<int>(t));
         EXPECT_EQ(view.shape, detail::shape_of(part.box)) << tensors[t].name;
-        if (tensors[t].frozen) continue;
+        if (engine.frozen(tensors[t].name)) continue;
         const Shape whole = tensors[t].shape;
         const bool is_bad = tensors[t].name == bad;
         engine.compute_stream().enqueue("gradient", [=, number = unit * 16 + static_cast<std::int64_t>(t)] {

@@ -3,19 +3,24 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "cut_model.h"
 #include "saving_fixture.h"
 #include "tests/core/error_text.h"
+#include "tests/core/sweep.h"
 #include "tranche/core/error.h"
+#include "tranche/core/random.h"
 
 namespace tranche::test {
 namespace {
@@ -191,6 +196,127 @@ TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
   }
 }
 
+/// Values of drawn sizes, of which neither sums nor sums of squares are exact in any order.
+std::vector<float> drawn_gradient(const std::string& name, std::int64_t elements) {
+  const RandomKey key{.seed = std::hash<std::string>()(name)};
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const auto counter = static_cast<std::uint64_t>(3 * i);
+    const float size = std::exp2(static_cast<float>(random_bits(key, counter) % 24) - 18);
+    values.push_back((random_uniform(key, counter + 1) - 0.5f) * size);
+  }
+  return values;
+}
+
+/// A layout of at most eight ranks, its axes in any order.
+CutRun draw_layout(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 14};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::size_t n) -> std::size_t { return random_bits(key, counter++) % n; };
+  int sizes[4] = {};
+  do {
+    sizes[0] = 1 << (number == 0 ? 0 : pick(3));
+    for (int axis = 1; axis < 4; ++axis) sizes[axis] = 1 << pick(2);
+  } while (sizes[0] * sizes[1] * sizes[2] * sizes[3] > 8);
+  const char* const names[] = {"tensor=", "shard=", "replicate=", "pipeline="};
+  std::vector<std::string> axes;
+  for (int axis = 0; axis < 4; ++axis) {
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(axes.size() + 1)),
+                names[axis] + std::to_string(sizes[axis]));
+  }
+  CutRun run{sizes[0] * sizes[1] * sizes[2] * sizes[3],
+             axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3], static_cast<int>(pick(4))};
+  if (pick(3) == 0) run.offload.optimizer = OffloadTier::cpu;
+  run.clipping = 0.5;
+  return run;
+}
+
+// Sliced, shared, whole, tied and frozen tensors: each element is counted once, and the sum is exact.
+TEST(TensorAxis, OneNormOnDrawnLayouts) {
+  const auto outcome = [](const CutRun& run, std::size_t bucket) {
+    StepResult result;
+    kernels::Digest digest;
+    std::mutex mutex;
+    on_cut_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          cut_step(engine, runtime, 0);
+          for (const UnitSpec& unit : engine.model().units()) {
+            for (const TensorSpec& tensor : unit.tensors) {
+              if (engine.frozen(tensor.name)) continue;
+              engine.write_gradient(tensor.name, drawn_gradient(tensor.name, tensor.shape.elements()));
+            }
+          }
+          const StepResult mine = engine.step();
+          const kernels::Digest state = engine.state_digest();
+          const std::lock_guard lock(mutex);
+          if (runtime.rank() == 0) result = mine, digest = state;
+        },
+        [&](Config& config) {
+          config.frozen = {"projection.bias", "up"};
+          config.reduce_bucket_elements = static_cast<std::int64_t>(bucket);
+        });
+    return std::tuple(result.gradient_norm, result.clip_coefficient, digest);
+  };
+  const auto expected = outcome({.clipping = 0.5}, 1'000'000);
+  EXPECT_GT(std::get<0>(expected), 0.5) << "it is clipped";
+  const Sweep cases = sweep({0, 20});
+  AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const CutRun run = draw_layout(number);
+    axes.meet("parts", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::tensor));
+    axes.meet("stages", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::pipeline));
+    axes.meet("shards", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::shard));
+    axes.meet("replicas", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::replicate));
+    axes.meet("stage", run.stage);
+  }
+  axes.expect("parts", {1, 2, 4});
+  for (const char* axis : {"stages", "shards", "replicas"}) axes.expect(axis, {1, 2});
+  axes.expect("stage", {0, 1, 2, 3});
+  for (const std::uint64_t number : rounds(cases)) {
+    const CutRun run = draw_layout(number);
+    EXPECT_TRUE(outcome(run, number % 2 == 0 ? 40 : 1'000'000) == expected)
+        << "draw " << number << ": " << run.mesh << " at stage " << run.stage;
+  }
+}
+
+/// The error of all ranks after `write` has changed weights of some of them.
+std::string told_of_copies(const CutRun& run, const std::function<void(Engine&, Runtime&)>& write) {
+  std::vector<std::string> told(static_cast<std::size_t>(run.ranks));
+  on_cut_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    write(engine, runtime);
+    told[static_cast<std::size_t>(runtime.rank())] =
+        message_of<CommunicationError>([&] { (void)engine.weights_digest(); });
+  });
+  EXPECT_THAT(told, ::testing::Each(told[0])) << run.mesh;
+  return told[0];
+}
+
+TEST(TensorAxis, TheRankWhoseCopyDiffersIsNamed) {
+  // Each rank writes values of its own, which all should have alike.
+  const auto writes = [](const char* tensor, int first) {
+    return [tensor, first](Engine& engine, Runtime& runtime) {
+      std::vector<float> values = engine.read_weight(tensor);
+      if (runtime.rank() >= first) values.back() += 1;
+      engine.write_weight(tensor, values);
+    };
+  };
+  for (const int stage : {0, 1, 3}) {
+    EXPECT_THAT(told_of_copies({2, "tensor=2", stage}, writes("norm", 1)),
+                HasSubstr("replicas differ: rank 1 holds other weights than rank 0"))
+        << stage;
+    // Two heads of keys and values on four ranks: the second is that of ranks 2 and 3.
+    EXPECT_THAT(told_of_copies({4, "tensor=4", stage}, writes("key", 3)),
+                HasSubstr("replicas differ: rank 3 holds other weights than rank 2"))
+        << stage;
+    EXPECT_THAT(told_of_copies({8, "replicate=2, tensor=4", stage}, writes("key", 7)),
+                HasSubstr("replicas differ: rank 7 (replicate 1, tensor 3) holds other weights than rank "))
+        << stage;
+  }
+  // Slices that one rank has differ by intent.
+  on_cut_ranks({4, "tensor=4"}, [&](Engine& engine, Runtime&) { (void)engine.weights_digest(); });
+}
+
 using TensorAxisSaving = Saving;
 
 TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
@@ -268,18 +394,16 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
           "tranche.gradient_noise_scale: tranche.mesh \"tensor=2\" with tensor=2 cannot be used with it "
           "yet: a rank of tensor has a part of each gradient alone; leave it out"));
   EXPECT_THAT(
-      with([](Config& c) { c.world_size_invariant = true; }),
-      HasSubstr("tranche.world_size_invariant: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_weights = true; }),
-              HasSubstr("zero_quantized_weights: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
-              HasSubstr("zero_quantized_gradients: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) {
-                c.lora.rank = 2;
-                c.lora.targets = {"qkv"};
-                c.lora.dropout = 0.1;
-              }),
-              HasSubstr("tranche.lora.dropout: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+      with([](Config& c) {
+        c.tensor_sums = TensorSums::chain;
+        c.lora.rank = 2;
+        c.lora.targets = {"qkv"};
+      }),
+      HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
+                "computed in chains; write rank_order"));
+  EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
+              HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
+                        "(ModelSpec::chain_sums); write rank_order"));
   ModelSpec columns;
   columns.tensor_dimensions = {"inner"};
   columns.add_unit(

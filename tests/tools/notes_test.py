@@ -67,6 +67,7 @@ CASES = [
       "scheduler: step 1 has its first rate"]),
     ("plan --model gpt-nano --set optimizer.type=Muon", ["optimizer.params.adjust_lr_fn: not given: match_rms_adamw, with which AdamW's rate"]),
     ("plan --model gpt-nano --set tranche.tie_sum=by_use", ["tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each"]),
+    ("plan --model gpt-nano --set tranche.tensor_sums=chain", ["tranche.tensor_sums has no effect: the mesh has no axis tensor"]),
     ("plan --model gpt-nano --set tranche.pipeline_schedule=afab", ["tranche.pipeline_schedule has no effect: the mesh has no axis pipeline"]),
     ("plan --model gpt-nano --ranks 2 --mesh pipeline=2", ["1 micro-batch on 2 stages of a pipeline: at most 1 of 2 stages can work at once"]),
     ("plan --model gpt-nano --set pipeline.stages=auto --set pipeline.partition=uniform",

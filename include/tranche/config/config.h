@@ -51,6 +51,12 @@ std::string_view name_of(PipelineCuts cuts);
 enum class PipelineSchedule : std::uint8_t { one_f_one_b, afab };
 std::string_view name_of(PipelineSchedule schedule);
 
+/// How sums over the ranks of a mesh's axis `tensor` are taken. rank_order: each rank's part by itself, and
+/// the parts are added in fp32, in the order of the ranks. chain: each rank goes on adding, in fp32, where
+/// the one before it ended, which has the bits of one rank, and takes as long as one.
+enum class TensorSums : std::uint8_t { rank_order, chain };
+std::string_view name_of(TensorSums sums);
+
 /// How long stage 3 keeps a unit gathered. use: until its handles are released; the next use gathers it
 /// again. step: from its first use in a training step until the step's gradients are complete, so that a step
 /// gathers it once. Evaluation and inference gather for use.
@@ -130,6 +136,7 @@ struct Config {
   std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< that says it, for people
   std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
   PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
+  TensorSums tensor_sums = TensorSums::rank_order;
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;

@@ -88,6 +88,8 @@ struct Pass {
   /// Ranks of the axis `tensor`, and which of them this is.
   int tensor_ranks() const;
   int tensor_rank() const;
+  /// True where sums over the axis go from rank to rank (Config::tensor_sums chain).
+  bool chained() const;
   /// Rows of the residual that this rank holds, padding included: all of them without the axis.
   std::int64_t local_rows() const;
   /// This rank's part of `count` elements that the axis shares out, as the engine cuts tensors. Where there
@@ -197,6 +199,8 @@ class LanguageModel {
   /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the
   /// passes below compute by Pass::part_of(). None: the model cannot be cut by it.
   virtual std::vector<std::string> tensor_dimensions() const { return {}; }
+  /// True when the passes below compute with Config::tensor_sums chain (ModelSpec::chain_sums).
+  virtual bool chain_sums() const { return false; }
   virtual UnitSpec embedding_unit() const = 0;
   virtual UnitSpec block_unit(std::int64_t block) const = 0;
   /// Only where the head is not tied.
