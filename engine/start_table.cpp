@@ -218,6 +218,21 @@ void StartTable::add_traffic() {
   if (runtime_.pipeline() != nullptr) text += " + " + along(MeshAxis::pipeline) + " to other stages";
   if (runtime_.tensor() != nullptr) text += " + " + along(MeshAxis::tensor) + " over the axis tensor";
   row("traffic per step, rank", text);
+  add_messages_between_nodes();
+}
+
+void StartTable::add_messages_between_nodes() {
+  const Communicator* const tensor = runtime_.tensor();
+  if (tensor == nullptr || tensor->local_size() == tensor->size()) return;
+  const std::int64_t bytes = traffic_.of_rows().bytes;
+  const int others = tensor->size() - 1, elsewhere = tensor->size() - tensor->local_size();
+  row("note",
+      fmt::format(
+          "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that this rank "
+          "sends the others a step, of which {} go to other nodes",
+          runtime_.mesh().to_string(), bytes > 0 ? format_bytes(bytes) : "what",
+          bytes > 0 ? format_bytes(bytes / others * elsewhere)
+                    : fmt::format("{} of {} parts", elsewhere, others)));
 }
 
 void StartTable::add_notes(const std::vector<std::string>& notes, bool verbose) {

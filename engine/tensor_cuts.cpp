@@ -51,15 +51,80 @@ std::string sizes_of(const std::vector<NamedGrains>& dimensions) {
   return text;
 }
 
+using Names = std::vector<std::string>;
+
+bool is_among(const Names& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// "heads, inner and vocabulary"; "none" without names.
+std::string list_of(const Names& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::string title_of(const ModelSpec& model) {
+  return model.name.empty() ? "the model" : model.name;
+}
+
+/// Names of all dimensions of the model's tensors, in order of first appearance.
+Names dimensions_of(const ModelSpec& model) {
+  Names names;
+  for (const UnitSpec& unit : model.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      for (const Dimension& one : tensor.dimensions) {
+        if (!one.name.empty() && !is_among(names, one.name)) names.push_back(one.name);
+      }
+    }
+  }
+  return names;
+}
+
+/// The names of the dimensions that are cut: the model's, with what the layout changes.
+Names names_to_cut(const ModelSpec& model, const Config& config) {
+  Names cut = model.tensor_dimensions;
+  if (config.layout.empty()) return cut;
+  const Names known = dimensions_of(model);
+  for (const auto& [name, place] : config.layout) {
+    if (!is_among(known, name)) {
+      throw ConfigurationError(fmt::format("tranche.layout: {} has no dimension '{}'; its dimensions are: {}",
+                                           title_of(model), name, list_of(known)));
+    }
+    if (place == "tensor") {
+      if (!is_among(cut, name)) cut.push_back(name);
+    } else if (is_among(model.tensor_dimensions, name)) {
+      if (!is_among(model.whole_dimensions, name)) {
+        throw ConfigurationError(
+            fmt::format("tranche.layout: {} cannot compute with {} whole on every rank of tensor; dimensions "
+                        "that can be whole are: {}",
+                        title_of(model), name, list_of(model.whole_dimensions)));
+      }
+      std::erase(cut, name);
+    }
+  }
+  return cut;
+}
+
+/// Refuses a dimension that the layout gives to the axis, and of which the model does not compute parts.
+void require_computed(const ModelSpec& model, const Names& cut) {
+  for (const std::string& name : cut) {
+    if (is_among(model.tensor_dimensions, name)) continue;
+    throw ConfigurationError(
+        fmt::format("tranche.layout: {} computes no parts of {}; dimensions that tensor can cut are: {}",
+                    title_of(model), name, list_of(model.tensor_dimensions)));
+  }
+}
+
 }  // namespace
 
 std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config, int ranks) {
+  const Names names = names_to_cut(model, config);
   if (ranks == 1) return {};
   const std::string mesh = fmt::format("tranche.mesh \"{}\": ", config.mesh);
-  const auto is_cut = [&](const Dimension& one) {
-    return !one.name.empty() && std::find(model.tensor_dimensions.begin(), model.tensor_dimensions.end(),
-                                          one.name) != model.tensor_dimensions.end();
-  };
+  const auto is_cut = [&](const Dimension& one) { return !one.name.empty() && is_among(names, one.name); };
   std::vector<TensorCut> cuts;
   std::vector<NamedGrains> dimensions;
   for (const UnitSpec& unit : model.units()) {
@@ -83,7 +148,14 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
       }
     }
   }
-  const std::string name = model.name.empty() ? "the model" : model.name;
+  require_computed(model, names);
+  const std::string name = title_of(model);
+  if (dimensions.empty() && !model.tensor_dimensions.empty() && !config.layout.empty()) {
+    throw ConfigurationError(
+        fmt::format("{}tranche.layout leaves all dimensions of {} whole that tensor cuts, so all {} ranks "
+                    "would compute the same; leave one of {} out of the layout",
+                    mesh, name, ranks, list_of(model.whole_dimensions)));
+  }
   if (dimensions.empty()) {
     throw ConfigurationError(
         fmt::format("{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} "

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "models/language_stage.h"
+#include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/pipeline/executor.h"
@@ -121,6 +122,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.residual_width = shape().width;
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
+  spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
     spec.tensor_messages = [layers](const Config& training, int begin, int end) {
       TensorMessages sent;
@@ -131,11 +133,13 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
       }
       const std::int64_t every = std::max(training.checkpoint_every, 1);
       const std::int64_t first = std::max(begin - 1, 0), behind = std::min<std::int64_t>(end - 1, layers);
+      const bool whole_mlp = training.leaves_whole("inner");
       for (std::int64_t block = first; block < behind; ++block) {
-        sent.rows += 10;
+        sent.rows += whole_mlp ? 5 : 10;  // of attention and the MLP alike
+        if (!training.activation_checkpointing) continue;
         // The last block of a group is computed again without its output.
         const bool ends_group = (block + 1) % every == 0 || block + 1 == behind;
-        if (training.activation_checkpointing) sent.rows += ends_group ? 3 : 4;
+        sent.rows += whole_mlp ? 2 : ends_group ? 3 : 4;
       }
       return sent;
     };
@@ -170,6 +174,11 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
     throw InvalidArgument(
         fmt::format("the engine holds {} units, but this model of {} has {}: make it with the model's spec()",
                     engine.model().units().size(), architecture(), units));
+  }
+  const Communicator* const tensor = engine.runtime().tensor();
+  if (tensor != nullptr && sizes.vocabulary < tensor->size()) {
+    throw ConfigurationError(fmt::format("{} ranks of tensor cannot share the work of a vocabulary of {}",
+                                         tensor->size(), sizes.vocabulary));
   }
   return {.engine = engine,
           .shape = sizes,

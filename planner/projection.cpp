@@ -563,7 +563,9 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
     const int on_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
     alone.sharing = std::min(on_node, request.plan.ranks);
     const StepBreakdown step = whole_step(alone, nullptr).step;
-    projection.efficiency = step.total() / projection.step.total();
+    // Ranks of the axis `tensor` share the samples of one data rank.
+    projection.efficiency =
+        step.total() / projection.step.total() / config.mesh_of(request.plan.ranks).size(MeshAxis::tensor);
     projection.alone_optimizer = step.optimizer;
   }
   return projection;
