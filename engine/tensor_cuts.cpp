@@ -126,20 +126,24 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   const std::string mesh = fmt::format("tranche.mesh \"{}\": ", config.mesh);
   const auto is_cut = [&](const Dimension& one) { return !one.name.empty() && is_among(names, one.name); };
   std::vector<TensorCut> cuts;
-  std::vector<NamedGrains> dimensions;
+  std::vector<NamedGrains> dimensions;  // that are cut, or whose work ranks share where they are left whole
+  bool any_cut = false;
   for (const UnitSpec& unit : model.units()) {
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut& cut = cuts.emplace_back();
       for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
         const Dimension& one = tensor.dimensions[d];
-        if (!is_cut(one)) continue;
-        if (!cut.whole()) {
+        const bool left_whole = !is_cut(one) && is_among(model.tensor_dimensions, one.name);
+        if (!is_cut(one) && !left_whole) continue;
+        if (!left_whole && !cut.whole()) {
           throw ConfigurationError(fmt::format(
               "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one",
               mesh, tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
         }
-        cut = {static_cast<int>(d), one.blocks, one.grain};
-        const NamedGrains named{one.name, grains_of(tensor.shape, cut)};
+        const TensorCut along{static_cast<int>(d), one.blocks, one.grain};
+        if (!left_whole) cut = along;
+        any_cut = any_cut || !left_whole;
+        const NamedGrains named{one.name, grains_of(tensor.shape, along)};
         if (std::none_of(dimensions.begin(), dimensions.end(), [&](const NamedGrains& other) {
               return other.name == named.name && other.grains == named.grains;
             })) {
@@ -150,7 +154,7 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   }
   require_computed(model, names);
   const std::string name = title_of(model);
-  if (dimensions.empty() && !model.tensor_dimensions.empty() && !config.layout.empty()) {
+  if (!any_cut && !dimensions.empty()) {
     throw ConfigurationError(
         fmt::format("{}tranche.layout leaves all dimensions of {} whole that tensor cuts, so all {} ranks "
                     "would compute the same; leave one of {} out of the layout",

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "models/language_stage.h"
-#include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/pipeline/executor.h"
@@ -174,11 +173,6 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
     throw InvalidArgument(
         fmt::format("the engine holds {} units, but this model of {} has {}: make it with the model's spec()",
                     engine.model().units().size(), architecture(), units));
-  }
-  const Communicator* const tensor = engine.runtime().tensor();
-  if (tensor != nullptr && sizes.vocabulary < tensor->size()) {
-    throw ConfigurationError(fmt::format("{} ranks of tensor cannot share the work of a vocabulary of {}",
-                                         tensor->size(), sizes.vocabulary));
   }
   return {.engine = engine,
           .shape = sizes,

@@ -268,7 +268,7 @@ TEST_F(GpuTensor, HasTheLossesOfOneGpuAndOneSetOfBits) {
   EXPECT_NEAR(first.front().evaluated, one.evaluated, 1e-5 * one.evaluated);
 }
 
-// By the transport "auto" alone: with "staged" four ranks of one GPU have more streams than it has queues.
+// The transport is "auto" alone: with "staged" four ranks of one GPU have more streams than it has queues.
 TEST_F(GpuTensor, DoesNotHangBesideShardsAndStages) {
   for (const char* mesh : {"shard=2, tensor=2", "pipeline=2, tensor=2"}) {
     const std::vector<Bits> ranks = trained(base_config(3, 2), mesh, 4);

@@ -231,12 +231,14 @@ TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
         (10 * model.layers + 4) * 128 / ranks * model.width * size_of(request.config.precision.compute) +
         3 * 128 * 4;
     return fmt::format(
-        "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that this rank "
+        "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that a rank "
         "sends the others a step, of which {} go to other nodes",
         mesh, format_bytes(to_each * (ranks - 1)), format_bytes(to_each * elsewhere));
   };
   EXPECT_THAT(notes("tensor=4"), testing::Contains(between("tensor=4", 4, 2)));
   EXPECT_THAT(notes("tensor=2, shard=2"), testing::Contains(between("tensor=2, shard=2", 2, 1)));
+  request.ranks_per_node = 3;  // ranks 0 and 1 are on one node, and ranks 2 and 3 are not
+  EXPECT_THAT(notes("shard=2, tensor=2"), testing::Contains(between("shard=2, tensor=2", 2, 1)));
 }
 
 TEST(PlanOfAMesh, SearchesForAllRanksOfTheAxisTensor) {

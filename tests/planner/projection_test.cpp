@@ -346,11 +346,13 @@ TEST(Projected, EfficiencyIsAgainstARankWithTheSameShareOfItsNode) {
 TEST(Projected, LayersWaitForTheRowsOfTheAxisTensor) {
   constexpr double message = 0.25;
   PlanRequest request = request_of(2, 0, true);
-  request.config.mesh = "tensor=2";
-  request.config.train_batch_size = 2;
+  request.config = parse_config(
+      R"({"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 0, "mics_shard_size": 1},
+          "train_micro_batch_size_per_gpu": 2, "train_batch_size": 2})",
+      2);
   const Projection cut = projected(request, machine_of(message));
   request.ranks = 1;
-  request.config.mesh.clear();
+  request.config = parse_config(R"({"train_batch_size": 2})", 1);
   const Projection one = projected(request, machine_of(message));
   EXPECT_LT(cut.step.compute, 0.7 * one.step.compute);
   EXPECT_GT(cut.step.compute, 0.4 * one.step.compute);

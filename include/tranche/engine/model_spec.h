@@ -144,7 +144,7 @@ class ModelSpec {
   /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
   /// Empty: the model cannot be cut so.
   std::vector<std::string> tensor_dimensions;
-  /// Those of them that Config::layout may leave whole: the model then computes with whole tensors so that
+  /// Names among them that Config::layout may leave whole: the model then computes with whole tensors so that
   /// the sum of the ranks' gradients is still the whole gradient.
   std::vector<std::string> whole_dimensions = {};
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic. Empty:

@@ -209,7 +209,7 @@ class LanguageModel {
   /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the
   /// passes below compute by Pass::part_of(). None: the model cannot be cut by it.
   virtual std::vector<std::string> tensor_dimensions() const { return {}; }
-  /// Those of them that Config::layout may leave whole: "vocabulary", whose parts a rank then takes out of
+  /// Names among them that Config::layout may leave whole: "vocabulary", whose parts a rank then takes out of
   /// the whole tables by Pass::own_tokens(), and dimensions of layers that compute with Pass::of_layers().
   virtual std::vector<std::string> whole_dimensions() const { return {}; }
   virtual UnitSpec embedding_unit() const = 0;
