@@ -23,10 +23,10 @@ constexpr std::array<std::string_view, 3> model_names{"async", "channels", "stre
 constexpr std::size_t kinds = 8;
 constexpr std::int32_t nowhere = -1;
 
-bool is_send(ActionKind kind) {
+bool sends(ActionKind kind) {
   return kind == ActionKind::send_residual || kind == ActionKind::send_gradient;
 }
-bool is_receive(ActionKind kind) {
+bool receives(ActionKind kind) {
   return kind == ActionKind::receive_residual || kind == ActionKind::receive_gradient;
 }
 bool weighs(ActionKind kind) {
@@ -285,7 +285,7 @@ class Checker {
         ++done_[rank];
         const std::size_t other = place_of(partner(action)).first;
         if (model_ == MessageModel::stream) ++done_[other];
-        if (model_ == MessageModel::stream || is_send(action.kind)) ready.push_back(other);
+        if (model_ == MessageModel::stream || sends(action.kind)) ready.push_back(other);
       }
     }
     for (std::size_t rank = 0; rank < done_.size(); ++rank) {
@@ -297,7 +297,7 @@ class Checker {
   bool goes(const Action& action) {
     const Step other = place_of(partner(action));
     if (model_ == MessageModel::stream) return done_[other.first] == other.second;
-    if (is_send(action.kind)) {
+    if (sends(action.kind)) {
       if (model_ == MessageModel::channels) channel(action).sent.push_back(action);
       return true;
     }
@@ -418,9 +418,9 @@ class Checker {
         most.activations = std::max(most.activations, held.activations);
         most.buffers = std::max(most.buffers, held.buffers);
         most.gathered = std::max(most.gathered, held.gathered);
-        if (!within(limits_.activations, held.activations, "pairs of chunk and micro-batch open", action, rank) ||
-            !within(limits_.buffers, held.buffers, "received messages", action, rank) ||
-            !within(limits_.gathered, held.gathered, "gathered chunks", action, rank)) {
+        if (!within(limits_.activations, held.activations, "pair", " of chunk and micro-batch", action, rank) ||
+            !within(limits_.buffers, held.buffers, "message", " received and not read", action, rank) ||
+            !within(limits_.gathered, held.gathered, "chunk", " gathered", action, rank)) {
           return false;
         }
       }
@@ -441,7 +441,7 @@ class Checker {
                                                   name_, action.name(), rank, action.chunk,
                                                   is_gathered ? "" : "not ", why));
     };
-    if (is_receive(action.kind)) ++held.buffers;
+    if (receives(action.kind)) ++held.buffers;
     if (action.kind == ActionKind::gather) {
       if (is_gathered) return wrong(" already");
       ++held.gathered;
@@ -462,10 +462,10 @@ class Checker {
     return true;
   }
   bool within(const std::optional<std::int64_t>& limit, std::int64_t held, std::string_view what,
-              const Action& action, std::size_t rank) {
+              std::string_view state, const Action& action, std::size_t rank) {
     if (!limit || held <= *limit) return true;
-    return refuse(Fault::limit, fmt::format("{}: rank {} has {} {} at {}, and may have {}", name_, rank, held,
-                                            what, action.name(), *limit));
+    return refuse(Fault::limit, fmt::format("{}: rank {} holds {} {}{}{} at {}, and the limit is {}", name_, rank,
+                                            held, what, held == 1 ? "" : "s", state, action.name(), *limit));
   }
 
   const PipelineSchedule& schedule_;
@@ -522,10 +522,7 @@ Verdict check(const PipelineSchedule& lowered, MessageModel model, std::string_v
 
 PipelineSchedule proved(PipelineSchedule schedule, MessageModel model, std::string_view name,
                         const Limits& limits) {
-  const bool messages = std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [](const auto& line) {
-    return std::any_of(line.begin(), line.end(), [](const Action& action) { return is_message(action.kind); });
-  });
-  if (!messages) schedule = with_messages(schedule);
+  schedule = with_messages(std::move(schedule));
   Verdict verdict = check(schedule, model, name, limits);
   if (!verdict.accepted()) throw ConfigurationError(std::move(verdict.refusal));
   return schedule;
