@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pipeline/run_order.h"
+#include "pipeline/schedule/lower.h"
 #include "pipeline/schedule/pipeline_schedule.h"
 #include "pipeline/timeline.h"
 #include "tranche/comm/communicator.h"
@@ -350,7 +351,8 @@ void run_step(Engine& engine, const BeginWork& begin) {
 }
 
 void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase) {
-  const PipelineSchedule forward = forward_alone(engine.pipeline_schedule());
+  const PipelineSchedule& schedule = engine.pipeline_schedule();
+  const PipelineSchedule forward = with_messages(forward_alone(schedule.rank_of_chunk, schedule.stages(), 1));
   Executor(engine, forward, begin, phase).run();
 }
 

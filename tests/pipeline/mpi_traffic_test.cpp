@@ -78,7 +78,7 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.quantized_weights = pick(4) == 0;
   if (pick(4) == 0) config.optimizer.type = "Muon";
   config.pipeline_cuts = pick(2) == 0 ? PipelineCuts::balanced : PipelineCuts::equal;
-  config.pipeline_schedule = pick(2) == 0 ? PipelineSchedule::one_f_one_b : PipelineSchedule::afab;
+  config.pipeline_schedule = pick(2) == 0 ? "1f1b" : "afab";
   config.overlap = false;           // gathers behind the step are over when it ends
   config.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
   return drawn;

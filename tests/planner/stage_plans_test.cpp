@@ -108,7 +108,7 @@ TEST(StagePlans, PutAStageThatDoesNotFitFirst) {
   request.model.language = std::make_shared<models::Gpt>(model);
   request.sequence = 256;
   request.config.accumulation_steps = 16;
-  request.config.pipeline_schedule = PipelineSchedule::afab;
+  request.config.pipeline_schedule = "afab";
   request.config.pipeline_cuts = PipelineCuts::listed;
   request.config.pipeline_begins = {1, 7};
   request.config.offload.optimizer = OffloadTier::cpu;
