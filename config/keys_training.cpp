@@ -215,8 +215,11 @@ constexpr ConfigKey keys[] = {
         "stage), or a list with the number of the first unit of each stage but the first; the embedding is 0, the head the last")
         .of_kind(any).read_by(read_cuts).written_as(cuts_json).written_if_set().quiet(),
     field<&Config::pipeline_schedule>("tranche.pipeline_schedule",
-        "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there are stages), or afab (all forward, all backward, as "
-        "GPipe has it)").written_if_set().quiet(),
+        "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there are stages), afab (all forward, all backward, as "
+        "GPipe has it), interleaved, breadth-first, zb-h1, zb-v, or the path of a file with a schedule (docs/guides/pipeline.md)").written_if_set().quiet(),
+    field<&Config::pipeline_chunks>("tranche.pipeline_chunks",
+        "runs of units on each rank of a pipeline; 0: as many as the schedule has, which is 2 for interleaved, breadth-first and zb-v, and 1 for others")
+        .at_least(0).written_if_set().quiet(),
     field<&Config::reduction_group>("tranche.reduction_group",
         "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto").may_be_auto().otherwise("ranks on a node").at_least(0),
     field<&Config::depth>("tranche.depth", "units gathered at once in stage 3, the one in use included").may_be_auto().at_least(1).quiet(),

@@ -27,8 +27,6 @@ template <>
 inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({"balanced", "equal",
                                                                                 "parameters", "listed"});
 template <>
-inline constexpr auto names_of<PipelineSchedule> = std::to_array<std::string_view>({"1f1b", "afab"});
-template <>
 inline constexpr auto names_of<GatherFor> = std::to_array<std::string_view>({"use", "step"});
 template <>
 inline constexpr auto names_of<OffloadTier> = std::to_array<std::string_view>({"none", "cpu", "nvme"});

@@ -69,10 +69,12 @@ void StartTable::add_ranks() {
   if (runtime_.pipeline() != nullptr) {
     std::string text;
     for (int s = 0; s < stages_.count; ++s) {
-      text += (s == 0 ? "" : " | ") + model_.name_of_uses(stages_.begin(s), stages_.end(model_, s));
+      text += (s == 0 ? "" : " | ") + stages_.name_of(model_, s);
     }
     row("pipeline",
-        fmt::format("{} stages, schedule {}: {}", stages_.count, name_of(config_.pipeline_schedule), text));
+        fmt::format("{} stages{}, schedule {}: {}", stages_.count,
+                    stages_.chunks() == stages_.count ? "" : fmt::format(" of {} chunks", stages_.chunks()),
+                    config_.pipeline_schedule, text));
   } else if (config_.tie_sum == TieSum::by_use) {
     row("note",
         "tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each use, and "

@@ -48,8 +48,6 @@ std::string_view name_of(TieSum sum);
 /// of the parameters, as many units a stage (equal), or Config::pipeline_begins (listed).
 enum class PipelineCuts : std::uint8_t { balanced, equal, parameters, listed };
 std::string_view name_of(PipelineCuts cuts);
-enum class PipelineSchedule : std::uint8_t { one_f_one_b, afab };
-std::string_view name_of(PipelineSchedule schedule);
 
 /// How long stage 3 keeps a unit gathered. use: until its handles are released; the next use gathers it
 /// again. step: from its first use in a training step until the step's gradients are complete, so that a step
@@ -129,7 +127,10 @@ struct Config {
   PipelineCuts pipeline_cuts = PipelineCuts::balanced;
   std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< that says it, for people
   std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
-  PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
+  /// `tranche.pipeline_schedule`: afab, 1f1b, interleaved, breadth-first, zb-h1 or zb-v, or the path of a file
+  /// with a schedule, which every rank reads.
+  std::string pipeline_schedule = "1f1b";
+  int pipeline_chunks = 0;  ///< `tranche.pipeline_chunks`, on a rank; 0: as many as the schedule has
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;

@@ -1,0 +1,162 @@
+#include "pipeline/run_order.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "tranche/core/error.h"
+
+namespace tranche::pipeline {
+
+namespace {
+
+using Index = std::int64_t;
+
+bool sends(const Action& action) {
+  return action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
+}
+bool receives(const Action& action) {
+  return action.kind == ActionKind::receive_residual || action.kind == ActionKind::receive_gradient;
+}
+
+/// The other half of a message.
+Action other_half(const Action& message) {
+  switch (message.kind) {
+    case ActionKind::send_residual:
+      return {ActionKind::receive_residual, message.chunk + 1, message.micro_batch};
+    case ActionKind::receive_residual:
+      return {ActionKind::send_residual, message.chunk - 1, message.micro_batch};
+    case ActionKind::send_gradient:
+      return {ActionKind::receive_gradient, message.chunk - 1, message.micro_batch};
+    default:
+      return {ActionKind::send_gradient, message.chunk + 1, message.micro_batch};
+  }
+}
+
+int rank_of(const PipelineSchedule& schedule, int chunk) {
+  return schedule.rank_of_chunk.at(static_cast<std::size_t>(chunk));
+}
+
+const std::vector<Action>& actions_of(const PipelineSchedule& schedule, int rank) {
+  return schedule.ranks.at(static_cast<std::size_t>(rank));
+}
+
+/// The last action of each micro-batch.
+std::vector<Index> last_actions(const std::vector<Action>& actions, std::int64_t micro_batches) {
+  std::vector<Index> last(static_cast<std::size_t>(micro_batches), -1);
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    if (computes(actions[i].kind) || is_message(actions[i].kind)) {
+      last.at(static_cast<std::size_t>(actions[i].micro_batch)) = static_cast<Index>(i);
+    }
+  }
+  return last;
+}
+
+/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none.
+std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int needed) {
+  const std::size_t ranks = schedule.ranks.size();
+  std::vector<Index> result(actions_of(schedule, of).size(), -1), so_far(ranks, -1);
+  std::vector<std::size_t> next(ranks);
+  std::map<Action, Index> sent;  // by receive
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      for (; next[r] < schedule.ranks[r].size(); ++next[r]) {
+        const Action& action = schedule.ranks[r][next[r]];
+        if (receives(action)) {
+          const auto found = sent.find(action);
+          if (found == sent.end()) break;
+          so_far[r] = std::max(so_far[r], found->second);
+        }
+        if (static_cast<int>(r) == needed) so_far[r] = static_cast<Index>(next[r]);
+        if (sends(action)) sent[other_half(action)] = so_far[r];
+        if (static_cast<int>(r) == of) result[next[r]] = so_far[r];
+        moved = true;
+      }
+    }
+  }
+  return result;
+}
+
+void find_ends(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+  std::vector<Index> ends = last_actions(actions_of(schedule, rank), schedule.micro_batches);
+  const int first = rank_of(schedule, 0), last = rank_of(schedule, schedule.chunks() - 1);
+  if (rank == last && first != last) {
+    const std::vector<Index> of_first = last_actions(actions_of(schedule, first), schedule.micro_batches);
+    const std::vector<Index> needed = last_needed(schedule, first, rank);
+    Index end_of_first = -1;
+    for (std::size_t m = 0; m < ends.size(); ++m) {
+      end_of_first = std::max(end_of_first, of_first[m]);
+      if (end_of_first >= 0) ends[m] = std::max(ends[m], needed[static_cast<std::size_t>(end_of_first)]);
+    }
+  }
+  // Micro-batches end in ascending order, on both ranks that add tied gradients up.
+  Index before = 0;
+  for (std::size_t m = 0; m < ends.size(); ++m) {
+    if (ends[m] < 0) throw LogicError("the schedule leaves micro-batch " + std::to_string(m) + " out");
+    before = std::max(before, ends[m]);
+    order.ends[static_cast<std::size_t>(before)].push_back(static_cast<std::int64_t>(m));
+  }
+}
+
+void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+  const std::vector<Action>& own = actions_of(schedule, rank);
+  std::vector<std::map<Action, std::size_t>> place(schedule.ranks.size());  // of messages, by rank
+  for (std::size_t r = 0; r < place.size(); ++r) {
+    for (std::size_t i = 0; i < schedule.ranks[r].size(); ++i) {
+      if (is_message(schedule.ranks[r][i].kind)) place[r].emplace(schedule.ranks[r][i], i);
+    }
+  }
+  std::vector<std::vector<std::size_t>> waiting(schedule.ranks.size());  // own sends, by receiver
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (!is_message(own[i].kind)) continue;
+    const auto peer = static_cast<std::size_t>(peer_of(schedule, own[i]));
+    if (own[i].kind == ActionKind::send_gradient) waiting[peer].push_back(i);
+    if (!receives(own[i])) continue;
+    const std::size_t sent_at = place[peer].at(other_half(own[i]));
+    std::erase_if(waiting[peer], [&](std::size_t send) {
+      const bool taken = place[peer].at(other_half(own[send])) < sent_at;
+      if (taken) order.taken[i].push_back(send);
+      return taken;
+    });
+  }
+}
+
+}  // namespace
+
+int peer_of(const PipelineSchedule& schedule, const Action& message) {
+  return rank_of(schedule, other_half(message).chunk);
+}
+
+PipelineSchedule forward_alone(const PipelineSchedule& schedule) {
+  PipelineSchedule forward;
+  forward.rank_of_chunk = schedule.rank_of_chunk;
+  forward.micro_batches = 1;
+  forward.ranks.resize(schedule.ranks.size());
+  for (int chunk = 0; chunk < schedule.chunks(); ++chunk) {
+    std::vector<Action>& actions = forward.ranks.at(static_cast<std::size_t>(rank_of(schedule, chunk)));
+    if (chunk > 0 && schedule.crosses(chunk - 1)) {
+      actions.push_back({ActionKind::receive_residual, chunk, 0});
+    }
+    actions.push_back({ActionKind::forward, chunk, 0});
+    if (schedule.crosses(chunk)) actions.push_back({ActionKind::send_residual, chunk, 0});
+  }
+  return forward;
+}
+
+RunOrder run_order(const PipelineSchedule& schedule, int rank) {
+  RunOrder order;
+  order.ends.resize(actions_of(schedule, rank).size());
+  order.taken.resize(order.ends.size());
+  order.incoming.resize(schedule.ranks.size());
+  for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
+    for (const Action& action : schedule.ranks[r]) {
+      if (sends(action) && peer_of(schedule, action) == rank) order.incoming[r].push_back(other_half(action));
+    }
+  }
+  find_ends(order, schedule, rank);
+  if (schedule.chunks() > schedule.stages()) find_taken(order, schedule, rank);
+  return order;
+}
+
+}  // namespace tranche::pipeline
