@@ -74,7 +74,7 @@ std::optional<Action> action_of(std::string_view cell) {
 /// Where each chunk was seen first.
 struct Seen {
   int rank = -1;
-  std::string action;
+  Action action;
 };
 
 }  // namespace
@@ -112,10 +112,10 @@ PipelineSchedule read_schedule(std::string_view text, const std::string& file) {
       if (static_cast<std::size_t>(action->chunk) >= chunks.size()) chunks.resize(static_cast<std::size_t>(action->chunk) + 1);
       Seen& seen = chunks[static_cast<std::size_t>(action->chunk)];
       const int rank = schedule.stages() - 1;
-      if (seen.rank < 0) seen = {rank, action->name()};
+      if (seen.rank < 0) seen = {rank, *action};
       if (seen.rank != rank) {
         throw ConfigurationError(fmt::format("{}: {} is on rank {}, but {} of the same chunk is on rank {}; a chunk lies on one rank",
-                                             where(cell), action->name(), rank, seen.action, seen.rank));
+                                             where(cell), action->name(), rank, seen.action.name(), seen.rank));
       }
       schedule.micro_batches = std::max(schedule.micro_batches, action->micro_batch + 1);
       line.push_back(*action);
