@@ -19,7 +19,7 @@ namespace {
 struct Settings {
   std::string schedule = "zb-v", model = "channels";
   int stages = 8, chunks = 0;
-  std::int64_t micro_batches = 2560, rounds = 5;
+  std::int64_t micro_batches = 1000, rounds = 5;
 };
 
 void measure(const Settings& settings) {

@@ -30,6 +30,7 @@ CLI::App* add_schedule_command(CLI::App& program, ScheduleOptions& options) {
       ->type_name("FILE");
   command->add_flag("--messages", options.messages, "--write also writes sends and receives");
   command->add_flag("--json", options.json, "print the figures as JSON instead of the chart");
+  add_schedule_check(*command, options.check);
   command->footer(R"(Examples:
   tranche schedule 1f1b --p 4 --m 8
   tranche schedule zb-v --p 4 --m 8 --f 1 --i 1.2 --w 0.8 --json
@@ -40,6 +41,7 @@ CLI::App* add_schedule_command(CLI::App& program, ScheduleOptions& options) {
 }
 
 void check(const ScheduleOptions& options) {
+  if (options.check.used) return check(options.check);
   if (options.source.empty()) {
     throw ConfigurationError(fmt::format("which schedule? there are {}, and files; see tranche schedule --help", pipeline::schedule_names()));
   }

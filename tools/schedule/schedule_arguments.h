@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "tools/schedule/schedule_check_arguments.h"
+
 namespace CLI {
 class App;
 }
@@ -18,6 +20,7 @@ struct ScheduleOptions {
   std::string write;         ///< path for the schedule as text
   bool messages = false;     ///< the text has messages too
   bool json = false;
+  ScheduleCheckOptions check;  ///< of `tranche schedule check`
 };
 
 /// Adds the subcommand `schedule`. `options` must outlive parsing.

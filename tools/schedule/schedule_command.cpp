@@ -21,6 +21,7 @@
 #include "pipeline/schedule/simulate.h"
 #include "pipeline/schedule/text.h"
 #include "tools/schedule/chart.h"
+#include "tools/schedule/schedule_check.h"
 #include "tranche/core/error.h"
 
 namespace tranche::tools {
@@ -152,6 +153,7 @@ void write_text(const Result& result, const ScheduleOptions& options) {
 
 int run_schedule(const Options& all_options, const Output& output) {
   const ScheduleOptions& options = all_options.schedule;
+  if (options.check.used) return run_schedule_check(all_options, output);
   Launch launch(output.errors, all_options.flags);
   return launch.agree([&] {
     const Result result = result_of(options);

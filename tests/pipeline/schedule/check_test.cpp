@@ -16,8 +16,8 @@
 #include "pipeline/schedule/lower.h"
 #include "pipeline/schedule/text.h"
 #include "tests/core/rounds.h"
-#include "tests/pipeline/mutated_schedules.h"
-#include "tests/pipeline/schedule_threads.h"
+#include "tests/pipeline/schedule/mutated_schedules.h"
+#include "tests/pipeline/schedule/schedule_threads.h"
 #include "tranche/core/error.h"
 
 namespace tranche::pipeline {

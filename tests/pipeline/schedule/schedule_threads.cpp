@@ -1,4 +1,4 @@
-#include "tests/pipeline/schedule_threads.h"
+#include "tests/pipeline/schedule/schedule_threads.h"
 
 #include <algorithm>
 #include <condition_variable>

@@ -1,4 +1,4 @@
-#include "tests/pipeline/mutated_schedules.h"
+#include "tests/pipeline/schedule/mutated_schedules.h"
 
 #include <algorithm>
 #include <array>
