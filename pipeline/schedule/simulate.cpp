@@ -134,9 +134,9 @@ class Run {
 
   const PipelineSchedule* schedule_;
   StageTimes chunk_times_;
-  /// By kind, chunk and micro-batch.
+  /// The end of each action: a list for each kind, by chunk and micro-batch.
   std::array<std::vector<double>, static_cast<std::size_t>(ActionKind::gather)> ends_;
-  std::vector<std::size_t> place_;  ///< of the next action, by rank
+  std::vector<std::size_t> place_;  ///< the next action of each rank
   std::vector<double> now_;
 };
 

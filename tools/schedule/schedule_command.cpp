@@ -59,7 +59,7 @@ std::vector<double> read_times(std::string_view text, const char* flag, int stag
   return times;
 }
 
-/// What the command found, for both forms of output.
+/// The findings of the command, for both forms of output.
 struct Result {
   PipelineSchedule schedule;
   StageTimes times;
