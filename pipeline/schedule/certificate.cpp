@@ -25,7 +25,7 @@ Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& tim
   Certificate certificate;
   std::vector<double> earliest(ranks, -1), work(ranks, 0), least_tail(ranks, -1);
   double head = 0;          // the forward passes in front of a chunk
-  double way_back = 0;      // from the end of a chunk's input gradient to the end of the micro-batch, its own W left out
+  double way_back = 0;      // after a chunk's input gradient, to the end of the micro-batch; its own W is left out
   for (std::size_t c = 0; c < chunks; ++c) {
     const auto rank = static_cast<std::size_t>(schedule.rank_of_chunk[c]);
     const double own_weight = split[c] ? chunk.weight[c] : 0, gradient = chunk.input[c] + (split[c] ? 0 : chunk.weight[c]);

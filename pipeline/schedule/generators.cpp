@@ -121,14 +121,30 @@ Actions zb_v(int stages, int rank, std::int64_t micro_batches) {
     for (int k = 0; k < count; ++k) step();
   };
   times(2 * (stages - rank) - 1, [&] { f0.next(); });
-  times(rank, [&] { f1.next(), f0.next(); });
-  times(stages - rank, [&] { f1.next(), i1.next(), w1.next(); });
+  times(rank, [&] {
+    f1.next();
+    f0.next();
+  });
+  const auto last_chunk = [&] {
+    f1.next();
+    i1.next();
+    w1.next();
+  };
+  times(stages - rank, last_chunk);
   while (f1.count() < f0.count() || f0.count() < all) {
     if (f0.count() < all) f0.next();
-    i0.next(), w0.next(), f1.next(), i1.next(), w1.next();
+    i0.next();
+    w0.next();
+    last_chunk();
   }
-  times(rank, [&] { i0.next(), i1.next(); });
-  times(stages - rank, [&] { i0.next(), w0.next(); });
+  times(rank, [&] {
+    i0.next();
+    i1.next();
+  });
+  times(stages - rank, [&] {
+    i0.next();
+    w0.next();
+  });
   while (w1.count() < i1.count()) w1.next();
   while (w0.count() < i0.count()) w0.next();
   std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= micro_batches; });

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -83,9 +84,9 @@ class Run {
       case ActionKind::backward:
       case ActionKind::input_gradient: {
         const double forward = end_of(ActionKind::forward, chunk, m);
-        if (forward == not_yet || !schedule_->has_next(chunk)) return forward;
+        if (forward < 0 || !schedule_->has_next(chunk)) return forward;
         const double gradient = gradient_end(chunk + 1, m);
-        return gradient == not_yet ? not_yet : std::max(forward, gradient);
+        return gradient < 0 ? not_yet : std::max(forward, gradient);
       }
       case ActionKind::weight_gradient: return end_of(ActionKind::input_gradient, chunk, m);
       case ActionKind::send_residual: return end_of(ActionKind::forward, chunk, m);
@@ -116,7 +117,7 @@ class Run {
                               std::to_string(schedule_->micro_batches) + " micro-batches");
       }
       const double there = ready_at(action);
-      if (there == not_yet) return;
+      if (there < 0) return;
       const double start = std::max(now_[at_rank], there), end = start + duration(action);
       spans[at_rank][at] = {start, end};
       now_[at_rank] = end;
@@ -133,9 +134,9 @@ class Run {
 
   const PipelineSchedule* schedule_;
   StageTimes chunk_times_;
-  /// By kind, chunk and micro-batch.
+  /// The end of each action: a list for each kind, by chunk and micro-batch.
   std::array<std::vector<double>, static_cast<std::size_t>(ActionKind::gather)> ends_;
-  std::vector<std::size_t> place_;  ///< of the next action, by rank
+  std::vector<std::size_t> place_;  ///< the next action of each rank
   std::vector<double> now_;
 };
 

@@ -22,7 +22,7 @@ struct Span {
   double start = 0, end = 0;
 };
 
-/// What a rank does with the length of a step.
+/// A rank's share of the length of a step, by what it does.
 struct RankTimes {
   double busy = 0;
   double start_up = 0;   ///< idle before its first compute action
@@ -31,11 +31,11 @@ struct RankTimes {
 };
 
 struct Simulation {
-  std::vector<std::vector<Span>> spans;  ///< of each action, in the order of the schedule's lists
+  std::vector<std::vector<Span>> spans;  ///< one for each action, in the order of the schedule's lists
   double length = 0;
   double utilization = 0;  ///< busy time of all ranks over ranks times length
   std::vector<RankTimes> ranks;
-  std::vector<std::int64_t> peak_activations;  ///< as peak_activations() says
+  std::vector<std::int64_t> peak_activations;  ///< see peak_activations()
 };
 
 /// Runs the schedule on paper. It may have messages or not; a message waits for its send and a send for nothing. Linear

@@ -74,7 +74,7 @@ std::optional<Action> action_of(std::string_view cell) {
 /// Where each chunk was seen first.
 struct Seen {
   int rank = -1;
-  std::string action;
+  Action action;
 };
 
 }  // namespace
@@ -90,16 +90,18 @@ PipelineSchedule read_schedule(std::string_view text, const std::string& file) {
     return fmt::format("{}: line {} (rank {}), cell {}", file, rank + 1, rank, cell);
   };
   std::vector<Seen> chunks;
-  std::size_t actions = 0;
   // A chunk and a micro-batch need at least one action each, so that larger numbers than there are cells cannot be
   // filled, and cannot make this reserve memory for them.
   const auto cells = static_cast<std::int64_t>(1 + std::count_if(text.begin(), text.end(), [](char c) { return c == ',' || c == '\n'; }));
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t line_end = std::min(text.find('\n', at), text.size());
+  for (std::size_t line_start = 0; line_start <= text.size();) {
+    const std::size_t line_end = std::min(text.find('\n', line_start), text.size());
+    const std::string_view line_text = text.substr(line_start, line_end - line_start);
+    line_start = line_end + 1;
     std::vector<Action>& line = schedule.ranks.emplace_back();
-    for (std::size_t cell = 1; at <= line_end; ++cell) {
-      const std::size_t end = std::min(text.find(',', at), line_end);
-      const std::string_view content = without_spaces(text.substr(at, end - at));
+    std::size_t at = 0;
+    for (std::size_t cell = 1; at <= line_text.size(); ++cell) {
+      const std::size_t end = std::min(line_text.find(',', at), line_text.size());
+      const std::string_view content = without_spaces(line_text.substr(at, end - at));
       at = end + 1;
       if (content.empty()) continue;
       const std::optional<Action> action = action_of(content);
@@ -110,14 +112,13 @@ PipelineSchedule read_schedule(std::string_view text, const std::string& file) {
       if (static_cast<std::size_t>(action->chunk) >= chunks.size()) chunks.resize(static_cast<std::size_t>(action->chunk) + 1);
       Seen& seen = chunks[static_cast<std::size_t>(action->chunk)];
       const int rank = schedule.stages() - 1;
-      if (seen.rank < 0) seen = {rank, action->name()};
+      if (seen.rank < 0) seen = {rank, *action};
       if (seen.rank != rank) {
         throw ConfigurationError(fmt::format("{}: {} is on rank {}, but {} of the same chunk is on rank {}; a chunk lies on one rank",
-                                             where(cell), action->name(), rank, seen.action, seen.rank));
+                                             where(cell), action->name(), rank, seen.action.name(), seen.rank));
       }
       schedule.micro_batches = std::max(schedule.micro_batches, action->micro_batch + 1);
       line.push_back(*action);
-      ++actions;
     }
     if (line.empty()) {
       throw ConfigurationError(fmt::format("{}: line {} (rank {}) has no action; each rank holds a chunk at least", file,

@@ -126,6 +126,7 @@ TEST(ScheduleCommand, FilesAreReadAndWritten) {
   EXPECT_EQ(figures({file, "--p", "2", "--m", "2", "--v", "1"})["length"], of_name["length"]);
   EXPECT_THAT(schedule_refusal({file, "--m", "8"}), HasSubstr(file + " was made for 2 micro-batches, but there are 8"));
   EXPECT_THAT(schedule_refusal({folder.write("bad.csv", "0F0,0B0\n1F0,1X0\n")}), HasSubstr("bad.csv: line 2 (rank 1), cell 2: '1X0' is no action"));
+  EXPECT_THAT(schedule_refusal({folder.write("lacks.csv", "0F0,0B0\n1F0,1F1,1B0\n")}), HasSubstr("lacks.csv lacks 0F1"));
   EXPECT_THAT(schedule_refusal({"zb-h1", "--p", "2", "--m", "2", "--write", folder.path("none/x.csv")}), HasSubstr("--write '"));
   EXPECT_THAT(schedule({folder.write("gathers.csv", "0GATHER,0F0,0B0,0FREE\n")}).out, HasSubstr("\ngathers      1\n"));
 }

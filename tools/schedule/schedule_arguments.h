@@ -20,7 +20,7 @@ struct ScheduleOptions {
   std::string write;         ///< path for the schedule as text
   bool messages = false;     ///< the text has messages too
   bool json = false;
-  ScheduleCheckOptions check;  ///< of `tranche schedule check`
+  ScheduleCheckOptions check;  ///< the subcommand `tranche schedule check`
 };
 
 /// Adds the subcommand `schedule`. `options` must outlive parsing.

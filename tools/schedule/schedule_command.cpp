@@ -10,10 +10,12 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
 #include "core/output_file.h"
 #include "pipeline/schedule/certificate.h"
+#include "pipeline/schedule/check.h"
 #include "pipeline/schedule/load.h"
 #include "pipeline/schedule/lower.h"
 #include "pipeline/schedule/simulate.h"
@@ -57,7 +59,7 @@ std::vector<double> read_times(std::string_view text, const char* flag, int stag
   return times;
 }
 
-/// What the command found, for both forms of output.
+/// The findings of the command, for both forms of output.
 struct Result {
   PipelineSchedule schedule;
   StageTimes times;
@@ -73,11 +75,9 @@ Result result_of(const ScheduleOptions& options) {
   const int stages = result.schedule.stages();
   result.times = {read_times(options.forward, "--f", stages), read_times(options.input, "--i", stages),
                   read_times(options.weight, "--w", stages)};
-  try {
-    result.run = pipeline::simulate(result.schedule, result.times);
-  } catch (const InvalidArgument& error) {
-    throw ConfigurationError(fmt::format("{}: {}", options.source, error.message()));
-  }
+  // A schedule that cannot end has no length.
+  (void)pipeline::proved(result.schedule, pipeline::MessageModel::async, options.source);
+  result.run = pipeline::simulate(result.schedule, result.times);
   result.certificate = pipeline::lower_bounds(result.schedule, result.times);
   if (result.schedule.micro_batches < stages) {
     result.notes.push_back(fmt::format("{0} micro-batches on {1} stages of a pipeline: at most {0} of {1} stages can work at once",

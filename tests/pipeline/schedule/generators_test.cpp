@@ -45,7 +45,7 @@ TEST(Generators, OrdersOfThePapers) {
             "0F0,0F1,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,0I1,0W1\n1F0,2F0,1F1,2F1,2I0,2W0,1I0,1W0,2I1,2W1,1I1,1W1\n");
 }
 
-/// What a schedule has to be, whatever its order: each action once on the rank of its chunk, and on each chunk forward
+/// The same holds for every schedule, whatever its order: each action once on the rank of its chunk, and on each chunk forward
 /// passes, input gradients and weight gradients in ascending micro-batches.
 TEST(Generators, EachActionOnceAndAscending) {
   test::for_every_schedule(8, 8, 4, [](const std::string& name, const PipelineSchedule& schedule, int p, int m, int v) {
