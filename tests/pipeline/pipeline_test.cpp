@@ -1131,5 +1131,37 @@ TEST(Pipeline, GeneratesOverAllChunks) {
   }
 }
 
+// With several chunks on a rank the spans name them, and no arrow goes between chunks of one rank.
+TEST(Pipeline, TracesChunks) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 3);
+  config.mesh = "pipeline=2";
+  config.pipeline_schedule = "zb-v";
+  nlohmann::json events = nlohmann::json::array();
+  std::mutex mutex;
+  run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
+    Config own = config;
+    validate_config(own, 2);
+    RuntimeOptions options = RuntimeOptions::from(own);
+    options.trace = true;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, model->spec(time_steps), own);
+    train(engine, *model);
+    const std::string entries = runtime.trace()->entries("rank", 0, [](double) { return 0.0; });
+    const std::lock_guard lock(mutex);
+    for (auto& event : nlohmann::json::parse("[" + entries + "]")) events.push_back(std::move(event));
+  });
+  const Drawn seen = drawn(events, 2);
+  for (const char* const span : {"0F2", "0I2", "0W2", "3F1", "3I1", "3W1", "2RECV_B0"}) {
+    EXPECT_EQ(seen.spans[span == std::string_view("2RECV_B0") ? 1 : 0].count(span), 1u) << span;
+  }
+  EXPECT_EQ(seen.spans[1].count("2RECV_F0"), 0u) << "chunk 1 lies on the same rank";
+  EXPECT_EQ(seen.arrows.size(), 3u * 2 * 2) << "two cuts between ranks, a residual and a gradient each";
+  for (const auto& [id, arrow] : seen.arrows) {
+    EXPECT_EQ(std::abs(arrow.from - arrow.to), 1);
+    EXPECT_EQ(arrow.made.substr(1), arrow.needed.substr(1)) << "the same pass of the same micro-batch";
+  }
+}
+
 }  // namespace
 }  // namespace tranche::models
