@@ -232,8 +232,8 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   if (stages > 1) config.tie_sum = TieSum::by_use;
   for (const auto& [asked, key] :
        {std::pair(config.pipeline_cuts != PipelineCuts::balanced, config.pipeline_cuts_key),
-        std::pair(config.pipeline_schedule != PipelineSchedule::one_f_one_b,
-                  std::string("tranche.pipeline_schedule"))}) {
+        std::pair(config.pipeline_schedule != "1f1b", std::string("tranche.pipeline_schedule")),
+        std::pair(config.pipeline_chunks > 0, std::string("tranche.pipeline_chunks"))}) {
     if (asked && stages == 1) {
       config.notes.push_back(fmt::format("{} has no effect: the mesh has no axis pipeline", key));
     }

@@ -197,7 +197,10 @@ PlanResult plan_run(const PlanRequest& request) {
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
   result.offload = step_offload_cost(request, request.rates);
   if (const Engine::StageUses stage = engine.stage(); stage.stages > 1) {
-    result.units = engine.model().name_of_uses(stage.begin, stage.end);
+    for (const Engine::Chunk& chunk : stage.chunks) {
+      result.units +=
+          (result.units.empty() ? "" : ", ") + engine.model().name_of_uses(chunk.begin, chunk.end);
+    }
   }
   take_placement(result, engine.model(), config, request);
   return result;
