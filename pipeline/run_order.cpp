@@ -69,8 +69,8 @@ bool frees_at_once(const PipelineSchedule& schedule) {
   return schedule.chunks() == schedule.stages();
 }
 
-/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none. An
-/// action behind the send of a gradient may wait for memory until the receiver has come to its receive.
+/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none. The
+/// send of a gradient may wait for its memory until the receiver has come to its receive.
 std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int needed) {
   const std::size_t ranks = schedule.ranks.size();
   const Places places = places_of_messages(schedule);
@@ -90,14 +90,16 @@ std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int nee
           if (found == sent.end()) break;
           last = std::max(last, found->second);
         }
-        if (i > 0 && actions[i - 1].kind == ActionKind::send_gradient && frees_at_once(schedule)) {
-          const auto peer = static_cast<std::size_t>(peer_of(schedule, actions[i - 1]));
-          const std::size_t receive = places[peer].at(other_half(actions[i - 1]));
-          if (result[peer].size() < receive) break;
-          last = std::max(last, before(peer, receive));
-        }
         if (static_cast<int>(r) == needed) last = static_cast<Index>(i);
         if (sends(actions[i])) sent[other_half(actions[i])] = last;
+        if (actions[i].kind == ActionKind::send_gradient && frees_at_once(schedule)) {
+          const auto peer = static_cast<std::size_t>(peer_of(schedule, actions[i]));
+          const std::size_t receive = places[peer].at(other_half(actions[i]));
+          if (result[peer].size() < receive) break;
+          // The receiver has to have begun the receive: all that it waits for before is over.
+          last = std::max(last, static_cast<int>(peer) == needed ? static_cast<Index>(receive)
+                                                                 : before(peer, receive));
+        }
         result[r].push_back(last);
         moved = true;
       }
