@@ -149,9 +149,10 @@ TEST(TensorChain, GptHasTheBitsOfOneRank) {
 }
 
 TEST(TensorChain, BlocksOfALargeVocabularyAreThoseOfOneRank) {
+  if (test::sanitized) GTEST_SKIP() << "the bits of a second block are no matter of memory and threads";
   GptConfig model = even_gpt(4);
-  model.vocabulary = 9008;  // blocks of 4096 columns, which lie across the parts of ranks
-  expect_bits_of_one_rank(Gpt(model), {2, 4}, 2);
+  model.vocabulary = 4168;  // a block of 4096 columns, which lies across the parts of ranks, and another one
+  expect_bits_of_one_rank(Gpt(model), {4}, 2);
 }
 
 TEST(TensorChain, LlamaHasTheBitsOfOneRank) {
