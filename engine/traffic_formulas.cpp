@@ -1,8 +1,10 @@
 #include "engine/traffic_formulas.h"
 
+#include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,9 +55,12 @@ TrafficCount TrafficFormulas::of_rows() const {
   const int parts = runtime_.mesh().size(MeshAxis::tensor);
   if (parts == 1 || !model_.tensor_messages || config_.tensor_sums == TensorSums::chain) return sent;
   const bool staged = stages_.count > 1;
-  const TensorMessages messages =
-      model_.tensor_messages(config_, staged ? stages_.begin(stage()) : 0,
-                             staged ? stages_.end(model_, stage()) : static_cast<int>(model_.forward.size()));
+  const auto frozen = [this](std::string_view name) {
+    return store_.tensors()[static_cast<std::size_t>(store_.find_tensor(name))].frozen;
+  };
+  const TensorMessages messages = model_.tensor_messages(
+      config_, staged ? stages_.begin(stage()) : 0,
+      staged ? stages_.end(model_, stage()) : static_cast<int>(model_.forward.size()), frozen);
   const std::int64_t tokens = config_.micro_batch_size * model_.tokens_per_sample;
   const std::int64_t times = config_.accumulation_steps * (parts - 1);
   const std::int64_t rows = times * divide_round_up(tokens, parts) * model_.residual_width * messages.rows;
