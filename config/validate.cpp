@@ -292,6 +292,14 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   };
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "a rank of tensor has a part of each gradient alone; leave it out");
+  const auto whole = std::find_if(config.layout.begin(), config.layout.end(),
+                                  [](const auto& dimension) { return dimension.second == "whole"; });
+  if (chain && whole != config.layout.end()) {
+    problems.add(
+        fmt::format("tranche.tensor_sums: chain with tranche.layout: layers and tables whose {} is whole on "
+                    "every rank are not computed in chains; write rank_order, or leave it out of the layout",
+                    whole->first));
+  }
   if (chain && config.lora.any()) {
     problems.add(
         "tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not computed in "

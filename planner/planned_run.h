@@ -23,6 +23,8 @@ inline constexpr int settling_rounds = 2;
 /// The request's configuration with every size filled in. Throws ConfigurationError for what a run would
 /// refuse.
 Config checked_config(const PlanRequest& request);
+/// The configuration asks for chains of sums, on a mesh that has some.
+bool in_chains(const Config& config, int ranks);
 
 /// The model as the engine has it, with adapters.
 ModelSpec planned_spec(const PlanRequest& request);

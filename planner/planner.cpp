@@ -184,6 +184,12 @@ PlanResult plan_run(const PlanRequest& request) {
   result.model = engine.model_report();
   result.state = engine.state_bytes();
   result.notes = notes_of(engine.summary(request.verbose));
+  if (in_chains(config, request.ranks)) {
+    result.notes.emplace_back(
+        "tranche.tensor_sums chain is refused at the start where the machine's products do not add up in "
+        "ascending "
+        "order, or a part of a tensor begins at an odd element; the plan does not know the machine");
+  }
   const auto traffic = nlohmann::json::parse(result.traffic);
   result.data = counts_of(traffic);
   result.control = counts_of(traffic["control"]);

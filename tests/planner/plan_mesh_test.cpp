@@ -284,5 +284,26 @@ TEST(PlanOfAMesh, SearchesForAllRanksOfTheAxisTensor) {
                                     rates.network);
 }
 
+TEST(PlanMesh, ChainsAreRefusedOnGpusAndNotedElsewhere) {
+  PlanRequest request = gpt_on(2);
+  request.config.mesh = "tensor=2";
+  request.config.tensor_sums = TensorSums::chain;
+  EXPECT_THAT(
+      plan_run(request).notes,
+      testing::Contains(HasSubstr("tranche.tensor_sums chain is refused at the start where the machine's "
+                                  "products do not add up in ascending order")));
+  request.device = DeviceKind::cuda;
+  std::string text = "accepted";
+  try {
+    (void)plan_run(request);
+  } catch (const ConfigurationError& error) {
+    text = error.message();
+  }
+  EXPECT_EQ(
+      text,
+      "tranche.tensor_sums: chain: products on GPUs do not add up in ascending order, so that no chain has "
+      "the bits of one rank; write rank_order");
+}
+
 }  // namespace
 }  // namespace tranche::planner
