@@ -48,7 +48,7 @@ class PlannedRun {
   /// Steps, and micro-batches of an evaluation, after which all that follow take memory as before.
   int steps() const;
   int evaluations() const;
-  /// Those of one step.
+  /// Runs the micro-batches of one step.
   void micro_batches();
   void evaluate();
 

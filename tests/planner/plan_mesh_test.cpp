@@ -143,7 +143,7 @@ TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
   request.config.mesh = "";
   const double one_copy = step_cost(request, {}).exposed;
   EXPECT_GT(copies, one_copy) << "their sums over replicas";
-  // Of a quarter of the elements, half goes to the other copy: fp32 sums, and the fp32 main gradient back.
+  // Half of a quarter of the elements goes to the other copy: fp32 sums, and the fp32 main gradient back.
   const PlanResult plan = plan_run(request);
   const double sent = static_cast<double>(plan.padded_elements) / 4 / 2 * 8;
   EXPECT_NEAR(copies - one_copy, sent / CostModel().network, 0.02 * sent / CostModel().network)

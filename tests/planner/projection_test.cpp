@@ -321,7 +321,7 @@ TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
 }
 
 TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
-  // Of the collectives at stage 3, only the sums over the two copies cross the network.
+  // At stage 3 only the sums over the two copies cross the network.
   Machine machine = machine_of(1e-4);
   const auto exposed = [&](const char* mesh) {
     PlanRequest request = request_of(4, 3, false);  // nothing hides
