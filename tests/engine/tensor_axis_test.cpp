@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -21,11 +22,14 @@
 #include "tests/core/sweep.h"
 #include "tranche/core/error.h"
 #include "tranche/core/random.h"
+#include "tranche/kernels/matmul.h"
 
 namespace tranche::test {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 /// All that is equal on every mesh.
 struct Outcome {
@@ -335,6 +339,58 @@ TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
       EXPECT_EQ(loaded.initial, saved.state) << where;
       EXPECT_EQ(loaded.state, expected.state) << where;
     }
+  }
+}
+
+TEST_F(TensorAxisSaving, NotesSayWhatAnotherSizeOfTheAxisChanges) {
+  ModelSpec model;
+  model.chain_sums = true;
+  model.tensor_dimensions = {"inner"};
+  model.add_unit(
+      {"u", {{.name = "w", .shape = {4, 8}, .initializer = {}, .dimensions = {{"width"}, {"inner"}}}}, 1});
+  const auto notes_of = [&](const CutRun& run, const std::function<void(Config&)>& adjust) {
+    std::vector<std::string> notes;
+    std::mutex mutex;
+    std::filesystem::remove_all(path());
+    on_cut_ranks(
+        {1}, [&](Engine& engine, Runtime&) { engine.save(path(), {.wait = true}); }, adjust, model);
+    on_cut_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          const LoadResult result = engine.load(path());
+          const std::lock_guard lock(mutex);
+          if (runtime.rank() == 0) notes = result.notes;
+        },
+        adjust, model);
+    return notes;
+  };
+  const auto invariant = [](Config& config) {
+    config.world_size_invariant = true;
+    config.accumulation_steps = 0;
+  };
+  EXPECT_THAT(
+      notes_of({2, "tensor=2"}, invariant),
+      ElementsAre("saved by tensor=1, loaded by tensor=2: with tranche.world_size_invariant the number "
+                  "of data ranks changes no bit, but sums over the ranks of tensor round differently "
+                  "from here on"));
+  EXPECT_THAT(notes_of({2, "shard=2"}, invariant), IsEmpty());
+  EXPECT_THAT(notes_of({2, "tensor=2"}, {}),
+              ElementsAre(HasSubstr("state is equal to the bit, sums over ranks round differently")));
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    if (!kernels::matmul_sum_order(DeviceKind::cpu, dtype).ascending) continue;
+    const auto chain = [dtype](Config& config) {
+      config.tensor_sums = TensorSums::chain;
+      config.precision.compute = config.precision.communication = dtype;
+    };
+    EXPECT_THAT(notes_of({2, "tensor=2"}, chain),
+                ElementsAre(HasSubstr("state is equal to the bit, and sums over the axis tensor are chains, "
+                                      "which have one rank's bits")));
+    EXPECT_THAT(notes_of({2, "tensor=2"},
+                         [&](Config& config) {
+                           chain(config);
+                           invariant(config);
+                         }),
+                IsEmpty());
   }
 }
 
