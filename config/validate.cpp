@@ -2,8 +2,10 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 
 #include "comm/device_communicator.h"
 #include "config/keys.h"
@@ -259,12 +261,29 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
          "several micro-batches are open at once; leave it out");
 }
 
+void check_layout(Config& config, const Mesh& mesh, Problems& problems) {
+  for (const auto& [name, place] : config.layout) {
+    if (place == "whole" || place == "tensor") continue;
+    problems.add(fmt::format("tranche.layout: {} is '{}', which is neither whole nor tensor", name, place));
+  }
+  const std::string idle = "tranche.layout has no effect: the mesh has no axis tensor";
+  const bool told = std::find(config.notes.begin(), config.notes.end(), idle) != config.notes.end();
+  if (!config.layout.empty() && mesh.size(MeshAxis::tensor) == 1 && !told) config.notes.push_back(idle);
+}
+
 /// Refuses what the axis `tensor` does not have yet.
 void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   const bool chain = config.tensor_sums == TensorSums::chain;
   if (mesh.size(MeshAxis::tensor) == 1) {
-    if (chain) config.notes.push_back("tranche.tensor_sums has no effect: the mesh has no axis tensor");
+    const std::string idle = "tranche.tensor_sums has no effect: the mesh has no axis tensor";
+    const bool told = std::find(config.notes.begin(), config.notes.end(), idle) != config.notes.end();
+    if (chain && !told) config.notes.push_back(idle);
     return;
+  }
+  if (config.lora.any() && config.lora.dropout > 0 && config.leaves_whole("inner")) {
+    problems.add(
+        "tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get a rank's "
+        "own rows alone, whose masks would be others; set it to 0, or leave inner out of the layout");
   }
   const auto refuse = [&](bool asked, std::string_view key, std::string_view reason) {
     if (!asked) return;
@@ -284,14 +303,16 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
   try {
     const Mesh mesh = config.mesh_of(ranks);
     check_pipeline(config, mesh, problems);
+    check_layout(config, mesh, problems);
     check_tensor(config, mesh, problems);
-    const int stages = mesh.size(MeshAxis::pipeline);
-    if (config.pipeline_stages > 0 && config.pipeline_stages != stages) {
-      problems.add(fmt::format(
-          "pipeline.stages: {} with tranche.mesh (--mesh) \"{}\", whose axis pipeline has {}; give "
-          "one of the two",
-          config.pipeline_stages, config.mesh, stages));
-    }
+    const auto check_axis = [&](MeshAxis axis, const char* key, int asked) {
+      if (asked == 0 || asked == mesh.size(axis)) return;
+      problems.add(
+          fmt::format("{}: {} with tranche.mesh (--mesh) \"{}\", whose axis {} has {}; give one of the two",
+                      key, asked, config.mesh, name_of(axis), mesh.size(axis)));
+    };
+    check_axis(MeshAxis::pipeline, "pipeline.stages", config.pipeline_stages);
+    check_axis(MeshAxis::tensor, "tensor_parallel.autotp_size", config.tensor_ranks);
     const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
       problems.add(fmt::format(
@@ -313,7 +334,8 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                     "first; leave it out",
                     config.reduction_group, config.mesh, shards));
   } catch (const ConfigurationError& error) {
-    problems.add((config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+    problems.add(std::string(config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+                 (config.tensor_ranks > 1 ? "tensor_parallel.autotp_size, " : "") +
                  (config.shard_size > 0 ? config.shard_size_key + ", " : "") +
                  "tranche.mesh: " + error.message());
   }

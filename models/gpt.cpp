@@ -95,7 +95,8 @@ void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const Co
                             const TensorView& out) const {
   Stream& stream = pass.engine.compute_stream();
   PartialRows partial(pass, out);
-  kernels::embedding_forward(stream, tokens, unit.tensor(token_table), unit.tensor(position_table),
+  kernels::embedding_forward(stream, tokens, pass.own_tokens(unit.tensor(token_table)),
+                             unit.tensor(position_table),
                              partial.view().reshaped({pass.batch, pass.time, config_.width}),
                              pass.positions.value_or(ConstTensorView{}), pass.first_token());
   partial.scatter(unit.spec().name);
@@ -131,8 +132,8 @@ void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, c
   const GatheredRows rows(pass, gradients.spec().name, gradient);
   if (pass.chained()) return chained_embedding_backward(pass, gradients, tokens, rows.view());
   kernels::embedding_backward(stream, tokens, rows.view().reshaped({pass.batch, pass.time, config_.width}),
-                              gradients.tensor(token_table), gradients.tensor(position_table),
-                              pass.first_token());
+                              pass.own_tokens(gradients.tensor(token_table)),
+                              gradients.tensor(position_table), pass.first_token());
 }
 
 void Gpt::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,

@@ -126,6 +126,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
   spec.chain_sums = chain_sums();
+  spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
     std::vector<std::string> tables;  // whose gradients take the rows of the residual's
     const UnitSpec embedding_spec = embedding_unit();
@@ -143,11 +144,13 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
       }
       const std::int64_t every = std::max(training.checkpoint_every, 1);
       const std::int64_t first = std::max(begin - 1, 0), behind = std::min<std::int64_t>(end - 1, layers);
+      const bool whole_mlp = training.leaves_whole("inner");
       for (std::int64_t block = first; block < behind; ++block) {
-        sent.rows += 10;
+        sent.rows += whole_mlp ? 5 : 10;  // of attention and the MLP alike
+        if (!training.activation_checkpointing) continue;
         // The last block of a group is computed again without its output.
         const bool ends_group = (block + 1) % every == 0 || block + 1 == behind;
-        if (training.activation_checkpointing) sent.rows += ends_group ? 3 : 4;
+        sent.rows += whole_mlp ? 2 : ends_group ? 3 : 4;
       }
       return sent;
     };

@@ -110,9 +110,9 @@ StepTensors Llama::acquire_tables(const Pass& pass) const {
 void Llama::embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                               const TensorView& out) const {
   PartialRows partial(pass, out);
-  kernels::embedding_forward(pass.engine.compute_stream(), tokens, unit.tensor(embedding_table), {},
-                             partial.view().reshaped({pass.batch, pass.time, config_.width}), {},
-                             pass.first_token());
+  kernels::embedding_forward(
+      pass.engine.compute_stream(), tokens, pass.own_tokens(unit.tensor(embedding_table)), {},
+      partial.view().reshaped({pass.batch, pass.time, config_.width}), {}, pass.first_token());
   partial.scatter(unit.spec().name);
 }
 
@@ -122,7 +122,7 @@ void Llama::embedding_backward(const Pass& pass, const UnitGradients& gradients,
   const GatheredRows rows(pass, gradients.spec().name, gradient);
   kernels::embedding_backward(pass.engine.compute_stream(), tokens,
                               rows.view().reshaped({pass.batch, pass.time, config_.width}),
-                              gradients.tensor(embedding_table), {}, pass.first_token());
+                              pass.own_tokens(gradients.tensor(embedding_table)), {}, pass.first_token());
 }
 
 void Llama::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,

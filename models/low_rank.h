@@ -18,6 +18,8 @@ class LowRank {
 
   const LowRankAdapter& adapter() const { return *adapter_; }
   const ConstTensorView& b() const { return b_; }
+  /// Computes with some rows of B, [out, rank], alone: some of the layer's outputs.
+  void set_b(const ConstTensorView& rows) { b_ = rows; }
   std::int64_t rank() const { return a_.shape[0]; }
   DataType dtype() const { return a_.dtype; }
 

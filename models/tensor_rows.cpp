@@ -67,6 +67,18 @@ DimensionPart Pass::part_of(std::int64_t count) const {
   return {first, std::max<std::int64_t>(count * (rank + 1) / ranks - first, 1)};
 }
 
+Pass Pass::of_layers(std::string_view dimension) const {
+  const bool whole = tensor != nullptr && engine.config().leaves_whole(dimension);
+  return {.engine = engine,
+          .shape = shape,
+          .batch = whole ? local_rows() : batch,
+          .time = whole ? 1 : time,
+          .samples = samples,
+          .training = training,
+          .cache = cache,
+          .tensor = whole ? nullptr : tensor};
+}
+
 std::int64_t Pass::first_token() const {
   return tensor == nullptr ? kernels::whole_vocabulary : part_of(shape.vocabulary).first;
 }

@@ -22,6 +22,7 @@
 #include "tests/core/sweep.h"
 #include "tranche/core/error.h"
 #include "tranche/core/random.h"
+#include "tranche/engine/check_gradients.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche::test {
@@ -127,6 +128,47 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   CutRun away;
   away.offload.optimizer = OffloadTier::cpu;
   compare(away);
+}
+
+TEST(TensorAxis, ALayoutThatLeavesTensorsWholeHasTheBitsOfOneRank) {
+  CutRun run;
+  const Outcome expected = train(run);
+  for (const auto& [ranks, mesh] : {std::pair(2, "tensor=2"), std::pair(4, "shard=2, tensor=2")}) {
+    run.ranks = ranks;
+    run.mesh = mesh;
+    run.whole = {"vocabulary", "inner"};
+    for (const int stage : {0, 2, 3}) {
+      run.stage = stage;
+      expect_same(expected, train(run), run.mesh + " at stage " + std::to_string(stage));
+    }
+  }
+}
+
+TEST(TensorAxis, AShareOfTheStateOffTheDeviceHasTheBitsOfOneRank) {
+  CutRun run;
+  const Outcome expected = train(run);
+  // Parts of unequal sizes, and tensors that the ends of a pipeline share: ranks decide for themselves which
+  // units move, and each stage has other units than the next.
+  for (const auto& [ranks, mesh] : {std::pair(2, "tensor=2"), std::pair(4, "tensor=4"),
+                                    std::pair(2, "pipeline=2"), std::pair(4, "pipeline=2, tensor=2")}) {
+    for (const auto& [ratio, stage] : {std::pair(0.2, 1), std::pair(0.5, 3), std::pair(0.8, 2)}) {
+      run.ranks = ranks;
+      run.mesh = mesh;
+      run.stage = stage;
+      run.offload.optimizer = OffloadTier::cpu;
+      run.offload.ratio = ratio;
+      expect_same(expected, train(run), run.mesh + " with ratio " + std::to_string(ratio));
+    }
+  }
+}
+
+TEST(TensorAxis, GradientsAreNotCheckedOnIt) {
+  on_cut_ranks({2, "tensor=2"}, [](Engine& engine, Runtime&) {
+    EXPECT_THAT(
+        message_of<ConfigurationError>([&] { (void)check_gradients(engine, [] {}); }),
+        HasSubstr("check_gradients() on a mesh with the axis tensor (tensor=2), whose ranks have parts of "
+                  "each tensor: check on one rank"));
+  });
 }
 
 TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
@@ -424,6 +466,42 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
       text_of({2, "tensor=2"}, {}, twice),
       HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width; a tensor can be cut "
                 "along one"));
+  const auto with_layout = [&](std::map<std::string, std::string> layout, int ranks = 2,
+                               const ModelSpec& model = cut_model()) {
+    return text_of(
+        {ranks, ranks == 1 ? "" : "tensor=" + std::to_string(ranks)}, [&](Config& c) { c.layout = layout; },
+        model);
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(
+        with_layout({{"vocab", "whole"}}, ranks),
+        HasSubstr("tranche.layout: the model has no dimension 'vocab'; its dimensions are: vocabulary, "
+                  "width, heads, key_value_heads and inner"));
+  }
+  EXPECT_THAT(with_layout({{"heads", "whole"}}),
+              HasSubstr("tranche.layout: the model cannot compute with heads whole on every rank of tensor; "
+                        "dimensions that can be whole are: inner and vocabulary"));
+  EXPECT_THAT(with_layout({{"width", "tensor"}}),
+              HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width"));
+  ModelSpec unused;
+  unused.tensor_dimensions = unused.whole_dimensions = {"inner"};
+  unused.add_unit({"u",
+                   {{.name = "w", .shape = {4}, .initializer = {}, .dimensions = {{"inner"}}},
+                    {.name = "v", .shape = {4}, .initializer = {}, .dimensions = {{"width"}}}},
+                   1});
+  EXPECT_THAT(
+      with_layout({{"width", "tensor"}}, 2, unused),
+      HasSubstr("tranche.layout: the model computes no parts of width; dimensions that tensor can cut are: "
+                "inner"));
+  EXPECT_THAT(
+      with_layout({{"inner", "whole"}}, 2, unused),
+      HasSubstr("tranche.mesh \"tensor=2\": tranche.layout leaves all dimensions of the model whole that "
+                "tensor cuts, so all 2 ranks would compute the same; leave one of inner out of the "
+                "layout"));
+  EXPECT_THAT(
+      text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.layout["vocabulary"] = "whole"; }),
+      HasSubstr("tranche.mesh \"pipeline=2, tensor=2\": tensor wte is shared by two stages of a pipeline, "
+                "which tensor cannot be used with yet"));
   ModelSpec shared;
   shared.tensor_dimensions = {"heads", "key_value_heads"};
   shared.add_unit({"u",

@@ -59,6 +59,8 @@ ModelSpec spec_of(const Combination& c) {
   spec.forward = drawn.forward;
   spec.residual_width = drawn.residual_width;
   spec.tensor_dimensions = drawn.tensor_dimensions;
+  spec.whole_dimensions = drawn.whole_dimensions;
+  spec.chain_sums = drawn.chain_sums;
   spec.tensor_messages = drawn.tensor_messages;
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";

@@ -427,7 +427,7 @@ class Training {
     }
     if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which says it all at its end
     out << traffic_line(run_.engine->traffic_report());
-    if (!stages.empty() && trained > 0) out << idle_line(stages);
+    if (!stages.empty() && trained > 0) out << idle_line(stages, run_.runtime->mesh());
     if (run_.settings.config.offload.any()) out << offload_lines();
     if (!sample.empty()) {
       report.set_sample(sample);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -129,6 +130,14 @@ struct Config {
   /// The mesh of so many ranks, and how many of them see different samples. Throw as Mesh::parse() does.
   Mesh mesh_of(int ranks) const { return Mesh::parse(mesh, ranks); }
   int data_ranks(int ranks) const { return mesh_of(ranks).data_ranks(); }
+  /// `tranche.layout`, by the name of a dimension (TensorSpec::dimensions): "whole" leaves tensors whole
+  /// along it on every rank of the axis `tensor`, "tensor" cuts them. Other dimensions are as the model has
+  /// them.
+  std::map<std::string, std::string> layout;
+  bool leaves_whole(std::string_view dimension) const {
+    const auto found = layout.find(std::string(dimension));
+    return found != layout.end() && found->second == "whole";
+  }
   Replicate replicate = Replicate::all;  ///< stages 1 to 3
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
   TieSum tie_sum = TieSum::together;  ///< validate_config() sets by_use where the mesh has a pipeline
@@ -138,6 +147,7 @@ struct Config {
   PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
   TensorSums tensor_sums = TensorSums::rank_order;
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
+  int tensor_ranks = 0;     ///< the same of tensor_parallel.autotp_size
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;
   int shard_size = 0;

@@ -144,6 +144,9 @@ class ModelSpec {
   /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
   /// Empty: the model cannot be cut so.
   std::vector<std::string> tensor_dimensions;
+  /// Names among them that Config::layout may leave whole: the model then computes with whole tensors so that
+  /// the sum of the ranks' gradients is still the whole gradient.
+  std::vector<std::string> whole_dimensions = {};
   /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
   /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
   bool chain_sums = false;

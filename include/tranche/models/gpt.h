@@ -29,6 +29,7 @@ class Gpt final : public LanguageModel {
 
   bool chain_sums() const override { return true; }
   std::vector<std::string> tensor_dimensions() const override { return {"heads", "inner", "vocabulary"}; }
+  std::vector<std::string> whole_dimensions() const override { return {"inner", "vocabulary"}; }
   UnitSpec embedding_unit() const override;
   UnitSpec block_unit(std::int64_t block) const override;
   void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,

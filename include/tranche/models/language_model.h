@@ -97,6 +97,18 @@ struct Pass {
   DimensionPart part_of(std::int64_t count) const;
   /// The first token of this rank's rows of a [vocabulary, width], as kernels::embedding_forward() takes it.
   std::int64_t first_token() const;
+  /// This rank's rows of a [vocabulary, width] or of its gradient, which tranche.layout may leave whole.
+  template <typename View>
+  View own_tokens(const View& table) const {
+    if (tensor == nullptr || table.shape[0] != shape.vocabulary) return table;
+    const DimensionPart part = part_of(shape.vocabulary);
+    const std::int64_t columns = table.shape[1];
+    return table.slice(part.first * columns, part.count * columns).reshaped({part.count, columns});
+  }
+  /// The pass of layers that are cut along `dimension`. Where tranche.layout leaves it whole, they compute
+  /// this rank's rows alone, as a micro-batch of its own without the axis `tensor`. It has no tables,
+  /// positions or documents.
+  Pass of_layers(std::string_view dimension) const;
   DataType dtype() const;  ///< of activations and of gathered weights
   /// Dropout at a site, which keys its random numbers; probability 0 when not training.
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
@@ -201,6 +213,9 @@ class LanguageModel {
   virtual std::vector<std::string> tensor_dimensions() const { return {}; }
   /// True when the passes below compute with Config::tensor_sums chain (ModelSpec::chain_sums).
   virtual bool chain_sums() const { return false; }
+  /// Names among them that Config::layout may leave whole: "vocabulary", whose parts a rank then takes out of
+  /// the whole tables by Pass::own_tokens(), and dimensions of layers that compute with Pass::of_layers().
+  virtual std::vector<std::string> whole_dimensions() const { return {}; }
   virtual UnitSpec embedding_unit() const = 0;
   virtual UnitSpec block_unit(std::int64_t block) const = 0;
   /// Only where the head is not tied.

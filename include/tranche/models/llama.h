@@ -30,6 +30,7 @@ class Llama final : public LanguageModel {
   std::vector<std::string> tensor_dimensions() const override {
     return {"heads", "key_value_heads", "inner", "vocabulary"};
   }
+  std::vector<std::string> whole_dimensions() const override { return {"inner", "vocabulary"}; }
   UnitSpec embedding_unit() const override;
   UnitSpec block_unit(std::int64_t block) const override;
   UnitSpec head_unit() const override;
