@@ -10,7 +10,8 @@ namespace tranche::pipeline {
 Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& times) {
   for (const std::vector<double>* list : {&times.forward, &times.input, &times.weight}) {
     if (list->size() != schedule.ranks.size()) {
-      throw InvalidArgument(std::to_string(list->size()) + " times for " + std::to_string(schedule.ranks.size()) + " stages");
+      throw InvalidArgument(std::to_string(list->size()) + " times for " +
+                            std::to_string(schedule.ranks.size()) + " stages");
     }
   }
   const StageTimes chunk = times.by_chunk(schedule.rank_of_chunk);
@@ -24,18 +25,21 @@ Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& tim
   }
   Certificate certificate;
   std::vector<double> earliest(ranks, -1), work(ranks, 0), least_tail(ranks, -1);
-  double head = 0;          // the forward passes in front of a chunk
-  double way_back = 0;      // from the end of a chunk's input gradient to the end of the micro-batch, its own W left out
+  double head = 0;  // the forward passes in front of a chunk
+  double way_back =
+      0;  // after a chunk's input gradient, to the end of the micro-batch; its own W is left out
   for (std::size_t c = 0; c < chunks; ++c) {
     const auto rank = static_cast<std::size_t>(schedule.rank_of_chunk[c]);
-    const double own_weight = split[c] ? chunk.weight[c] : 0, gradient = chunk.input[c] + (split[c] ? 0 : chunk.weight[c]);
+    const double own_weight = split[c] ? chunk.weight[c] : 0,
+                 gradient = chunk.input[c] + (split[c] ? 0 : chunk.weight[c]);
     // A weight gradient may be the last that a rank does. Without one it is the backward of its first chunk.
     const double tail = split[c] ? 0 : way_back;
     if (earliest[rank] < 0) earliest[rank] = head;
     least_tail[rank] = least_tail[rank] < 0 ? tail : std::min(least_tail[rank], tail);
     work[rank] += micro_batches * (chunk.forward[c] + chunk.input[c] + chunk.weight[c]);
     const double after = std::max(way_back, own_weight);
-    certificate.by_path = std::max(certificate.by_path, head + micro_batches * (chunk.forward[c] + gradient) + after);
+    certificate.by_path =
+        std::max(certificate.by_path, head + micro_batches * (chunk.forward[c] + gradient) + after);
     head += chunk.forward[c];
     way_back = gradient + after;
   }

@@ -1,6 +1,6 @@
 #pragma once
-/// How short any schedule with the same chunks, micro-batches and times can be: two lower bounds from the dependencies
-/// alone. A schedule as long as the larger of them is optimal.
+/// How short any schedule with the same chunks, micro-batches and times can be: two lower bounds from the
+/// dependencies alone. A schedule as long as the larger of them is optimal.
 
 #include <algorithm>
 
@@ -10,9 +10,9 @@
 namespace tranche::pipeline {
 
 struct Certificate {
-  /// The largest over ranks of: the earliest time at which anything reaches the rank, its work, and the least that is
-  /// left to do behind it. The backward of a chunk has to go through all chunks in front of it; a weight gradient
-  /// alone leaves nothing.
+  /// The largest over ranks of: the earliest time at which anything reaches the rank, its work, and the least
+  /// that is left to do behind it. The backward of a chunk has to go through all chunks in front of it; a
+  /// weight gradient alone leaves nothing.
   double by_rank = 0;
   /// The largest over chunks of: one micro-batch's way there, the forward passes and input gradients of all
   /// micro-batches there, and the last one's way back. It decides where there are few micro-batches.
@@ -20,8 +20,8 @@ struct Certificate {
   double bound() const { return std::max(by_rank, by_path); }
 };
 
-/// The bounds for schedules that split the backward of the same chunks as `schedule` does. Its order has no part
-/// in them. Throws InvalidArgument for times that are not one for each rank.
+/// The bounds for schedules that split the backward of the same chunks as `schedule` does. Its order has no
+/// part in them. Throws InvalidArgument for times that are not one for each rank.
 Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& times);
 
 }  // namespace tranche::pipeline

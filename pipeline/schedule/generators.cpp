@@ -20,10 +20,12 @@ constexpr std::array named{
     NamedSchedule{"afab", "all forward, then all backward (GPipe)"},
     NamedSchedule{"1f1b", "one forward, one backward in turns (PipeDream-Flush)"},
     NamedSchedule{"interleaved", "1F1B over several chunks on a rank", ChunkPlacement::loop, 2, true},
-    NamedSchedule{"breadth-first", "all micro-batches through one chunk after the other", ChunkPlacement::loop, 2, true},
-    NamedSchedule{"zb-h1", "1F1B with weight gradients put off into the idle time", ChunkPlacement::loop, 1, false, true},
-    NamedSchedule{"zb-v", "two chunks on a rank in the shape of a V, weight gradients put off", ChunkPlacement::v, 2,
+    NamedSchedule{"breadth-first", "all micro-batches through one chunk after the other",
+                  ChunkPlacement::loop, 2, true},
+    NamedSchedule{"zb-h1", "1F1B with weight gradients put off into the idle time", ChunkPlacement::loop, 1,
                   false, true},
+    NamedSchedule{"zb-v", "two chunks on a rank in the shape of a V, weight gradients put off",
+                  ChunkPlacement::v, 2, false, true},
 };
 
 /// Counts the micro-batches that one kind of action on one chunk has had.
@@ -71,7 +73,8 @@ Actions interleaved(int stages, int rank, std::int64_t micro_batches, int chunks
     backward.emplace_back(actions, ActionKind::backward, local * stages + rank);
   }
   const std::int64_t all = micro_batches * chunks;
-  const std::int64_t warm_up = std::min<std::int64_t>(std::int64_t{chunks - 1} * stages + 2 * (stages - 1 - rank), all);
+  const std::int64_t warm_up =
+      std::min<std::int64_t>(std::int64_t{chunks - 1} * stages + 2 * (stages - 1 - rank), all);
   const auto turn = [&](std::int64_t step) { return static_cast<std::size_t>(step / stages % chunks); };
   for (std::int64_t step = 0; step < warm_up; ++step) forward[turn(step)].next();
   for (std::int64_t step = 0; step < all; ++step) {
@@ -84,16 +87,18 @@ Actions interleaved(int stages, int rank, std::int64_t micro_batches, int chunks
 Actions breadth_first(int stages, int rank, std::int64_t micro_batches, int chunks) {
   Actions actions;
   for (int local = 0; local < chunks; ++local) {
-    for (std::int64_t m = 0; m < micro_batches; ++m) actions.push_back({ActionKind::forward, local * stages + rank, m});
+    for (std::int64_t m = 0; m < micro_batches; ++m)
+      actions.push_back({ActionKind::forward, local * stages + rank, m});
   }
   for (int local = chunks - 1; local >= 0; --local) {
-    for (std::int64_t m = 0; m < micro_batches; ++m) actions.push_back({ActionKind::backward, local * stages + rank, m});
+    for (std::int64_t m = 0; m < micro_batches; ++m)
+      actions.push_back({ActionKind::backward, local * stages + rank, m});
   }
   return actions;
 }
 
-/// 1F1B, in which the weight gradients of rank i are i micro-batches behind its input gradients. So every rank
-/// holds the activations of as many micro-batches as the first.
+/// 1F1B, in which the weight gradients of rank i are i micro-batches behind its input gradients. So every
+/// rank holds the activations of as many micro-batches as the first.
 Actions zb_h1(int stages, int rank, std::int64_t micro_batches) {
   Actions actions;
   Counter forward(actions, ActionKind::forward, rank), input(actions, ActionKind::input_gradient, rank),
@@ -121,14 +126,30 @@ Actions zb_v(int stages, int rank, std::int64_t micro_batches) {
     for (int k = 0; k < count; ++k) step();
   };
   times(2 * (stages - rank) - 1, [&] { f0.next(); });
-  times(rank, [&] { f1.next(), f0.next(); });
-  times(stages - rank, [&] { f1.next(), i1.next(), w1.next(); });
+  times(rank, [&] {
+    f1.next();
+    f0.next();
+  });
+  const auto last_chunk = [&] {
+    f1.next();
+    i1.next();
+    w1.next();
+  };
+  times(stages - rank, last_chunk);
   while (f1.count() < f0.count() || f0.count() < all) {
     if (f0.count() < all) f0.next();
-    i0.next(), w0.next(), f1.next(), i1.next(), w1.next();
+    i0.next();
+    w0.next();
+    last_chunk();
   }
-  times(rank, [&] { i0.next(), i1.next(); });
-  times(stages - rank, [&] { i0.next(), w0.next(); });
+  times(rank, [&] {
+    i0.next();
+    i1.next();
+  });
+  times(stages - rank, [&] {
+    i0.next();
+    w0.next();
+  });
   while (w1.count() < i1.count()) w1.next();
   while (w0.count() < i0.count()) w0.next();
   std::erase_if(actions, [&](const Action& action) { return action.micro_batch >= micro_batches; });
@@ -137,22 +158,26 @@ Actions zb_v(int stages, int rank, std::int64_t micro_batches) {
 
 void check_numbers(const NamedSchedule& schedule, int stages, std::int64_t micro_batches, int chunks) {
   if (stages < 1 || micro_batches < 1 || chunks < 1) {
-    throw ConfigurationError(fmt::format("schedule {}: {} stages, {} micro-batches and {} chunks on a rank: each has to be at least 1",
-                                         schedule.name, stages, micro_batches, chunks));
+    throw ConfigurationError(fmt::format(
+        "schedule {}: {} stages, {} micro-batches and {} chunks on a rank: each has to be at least 1",
+        schedule.name, stages, micro_batches, chunks));
   }
   if (!schedule.any_chunks && chunks != schedule.chunks_per_rank) {
-    throw ConfigurationError(fmt::format("schedule {} has {} on a rank, not {}; interleaved and breadth-first have any number",
-                                         schedule.name, schedule.chunks_per_rank == 1 ? "one chunk" : "two chunks", chunks));
+    throw ConfigurationError(
+        fmt::format("schedule {} has {} on a rank, not {}; interleaved and breadth-first have any number",
+                    schedule.name, schedule.chunks_per_rank == 1 ? "one chunk" : "two chunks", chunks));
   }
   const std::int64_t kinds = schedule.splits_backward ? 3 : 2;
   if (micro_batches > most_actions || std::int64_t{stages} * chunks > most_actions / kinds / micro_batches) {
-    throw ConfigurationError(fmt::format("schedule {}: {} stages, {} micro-batches and {} chunks on a rank have more than {} actions",
-                                         schedule.name, stages, micro_batches, chunks, most_actions));
+    throw ConfigurationError(fmt::format(
+        "schedule {}: {} stages, {} micro-batches and {} chunks on a rank have more than {} actions",
+        schedule.name, stages, micro_batches, chunks, most_actions));
   }
   if (schedule.name == "interleaved" && micro_batches % stages != 0) {
     const std::int64_t below = micro_batches / stages * stages, above = below + stages;
     throw ConfigurationError(fmt::format(
-        "schedule interleaved takes micro-batches in rounds of {}, one for each stage, and {} is no multiple of it: {} "
+        "schedule interleaved takes micro-batches in rounds of {}, one for each stage, and {} is no multiple "
+        "of it: {} "
         "micro-batches work, and breadth-first takes any number",
         stages, micro_batches, below == 0 ? std::to_string(above) : fmt::format("{} or {}", below, above)));
   }
@@ -160,10 +185,13 @@ void check_numbers(const NamedSchedule& schedule, int stages, std::int64_t micro
 
 }  // namespace
 
-std::span<const NamedSchedule> named_schedules() { return named; }
+std::span<const NamedSchedule> named_schedules() {
+  return named;
+}
 
 const NamedSchedule* find_schedule(std::string_view name) {
-  const auto* const found = std::find_if(named.begin(), named.end(), [&](const NamedSchedule& one) { return one.name == name; });
+  const auto* const found =
+      std::find_if(named.begin(), named.end(), [&](const NamedSchedule& one) { return one.name == name; });
   return found == named.end() ? nullptr : found;
 }
 
@@ -173,14 +201,16 @@ std::string schedule_names() {
   return names;
 }
 
-PipelineSchedule generate(std::string_view name, int stages, std::int64_t micro_batches, int chunks_per_rank) {
+PipelineSchedule generate(std::string_view name, int stages, std::int64_t micro_batches,
+                          int chunks_per_rank) {
   const NamedSchedule* const found = find_schedule(name);
   if (found == nullptr) {
     std::vector<std::string> known;
     for (const NamedSchedule& one : named) known.emplace_back(one.name);
     const std::string closest = detail::closest_match(std::string(name), known);
     throw ConfigurationError(fmt::format("'{}' is no schedule{}; there are {}", name,
-                                         closest.empty() ? "" : " (did you mean " + closest + "?)", schedule_names()));
+                                         closest.empty() ? "" : " (did you mean " + closest + "?)",
+                                         schedule_names()));
   }
   const int chunks = chunks_per_rank == 0 ? found->chunks_per_rank : chunks_per_rank;
   check_numbers(*found, stages, micro_batches, chunks);

@@ -14,19 +14,22 @@ namespace {
 template <typename Predicate>
 bool has_any(const PipelineSchedule& schedule, Predicate predicate) {
   return std::any_of(schedule.ranks.begin(), schedule.ranks.end(), [&](const std::vector<Action>& line) {
-    return std::any_of(line.begin(), line.end(), [&](const Action& action) { return predicate(action.kind); });
+    return std::any_of(line.begin(), line.end(),
+                       [&](const Action& action) { return predicate(action.kind); });
   });
 }
 
-bool moves_weights(ActionKind kind) { return kind == ActionKind::gather || kind == ActionKind::free; }
+bool moves_weights(ActionKind kind) {
+  return kind == ActionKind::gather || kind == ActionKind::free;
+}
 bool is_receive(ActionKind kind) {
   return kind == ActionKind::receive_residual || kind == ActionKind::receive_gradient;
 }
 
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-/// For each place of a rank's list the place of the next action that computes on the same chunk; `never` behind
-/// the last.
+/// For each place of a rank's list the place of the next action that computes on the same chunk; `never`
+/// behind the last.
 std::vector<std::size_t> next_uses(const std::vector<Action>& line, std::size_t chunks) {
   std::vector<std::size_t> next(line.size(), never), upcoming(chunks, never);
   for (std::size_t at = line.size(); at-- > 0;) {
@@ -51,12 +54,15 @@ std::vector<Action> gathered(const std::vector<Action>& line, std::size_t chunks
       result.push_back(action);
       continue;
     }
-    auto own = std::find_if(held.begin(), held.end(), [&](const Held& one) { return one.chunk == action.chunk; });
+    auto own =
+        std::find_if(held.begin(), held.end(), [&](const Held& one) { return one.chunk == action.chunk; });
     if (own == held.end()) {
-      const bool received = !result.empty() && is_receive(result.back().kind) && result.back().chunk == action.chunk;
+      const bool received =
+          !result.empty() && is_receive(result.back().kind) && result.back().chunk == action.chunk;
       const auto place = [&] { return result.end() - (received ? 1 : 0); };
       if (held.size() == capacity) {
-        const auto furthest = std::max_element(held.begin(), held.end(), [](const Held& a, const Held& b) { return a.next_use < b.next_use; });
+        const auto furthest = std::max_element(
+            held.begin(), held.end(), [](const Held& a, const Held& b) { return a.next_use < b.next_use; });
         result.insert(place(), {ActionKind::free, furthest->chunk, 0});
         held.erase(furthest);
       }
@@ -76,8 +82,12 @@ std::vector<Action> gathered(const std::vector<Action>& line, std::size_t chunks
 
 }  // namespace
 
-bool has_messages(const PipelineSchedule& schedule) { return has_any(schedule, is_message); }
-bool has_gathers(const PipelineSchedule& schedule) { return has_any(schedule, moves_weights); }
+bool has_messages(const PipelineSchedule& schedule) {
+  return has_any(schedule, is_message);
+}
+bool has_gathers(const PipelineSchedule& schedule) {
+  return has_any(schedule, moves_weights);
+}
 
 PipelineSchedule with_messages(PipelineSchedule schedule) {
   if (has_messages(schedule)) return schedule;
@@ -104,7 +114,9 @@ PipelineSchedule with_messages(PipelineSchedule schedule) {
 }
 
 PipelineSchedule with_gathers(PipelineSchedule schedule, int capacity) {
-  if (capacity < 1) throw InvalidArgument("room for " + std::to_string(capacity) + " gathered chunks: there has to be one at least");
+  if (capacity < 1)
+    throw InvalidArgument("room for " + std::to_string(capacity) +
+                          " gathered chunks: there has to be one at least");
   if (has_gathers(schedule)) return schedule;
   for (std::vector<Action>& line : schedule.ranks) {
     line = gathered(line, schedule.rank_of_chunk.size(), static_cast<std::size_t>(capacity));
@@ -113,7 +125,8 @@ PipelineSchedule with_gathers(PipelineSchedule schedule, int capacity) {
 }
 
 std::int64_t gathers_of(const std::vector<Action>& actions) {
-  return std::count_if(actions.begin(), actions.end(), [](const Action& action) { return action.kind == ActionKind::gather; });
+  return std::count_if(actions.begin(), actions.end(),
+                       [](const Action& action) { return action.kind == ActionKind::gather; });
 }
 
 std::int64_t gathers_of(const PipelineSchedule& schedule) {
@@ -122,13 +135,15 @@ std::int64_t gathers_of(const PipelineSchedule& schedule) {
   return all;
 }
 
-PipelineSchedule forward_alone(const std::vector<int>& rank_of_chunk, int stages, std::int64_t micro_batches) {
+PipelineSchedule forward_alone(const std::vector<int>& rank_of_chunk, int stages,
+                               std::int64_t micro_batches) {
   PipelineSchedule schedule;
   schedule.ranks.resize(static_cast<std::size_t>(stages));
   schedule.rank_of_chunk = rank_of_chunk;
   schedule.micro_batches = micro_batches;
   for (int chunk = 0; chunk < schedule.chunks(); ++chunk) {
-    std::vector<Action>& line = schedule.ranks.at(static_cast<std::size_t>(rank_of_chunk[static_cast<std::size_t>(chunk)]));
+    std::vector<Action>& line =
+        schedule.ranks.at(static_cast<std::size_t>(rank_of_chunk[static_cast<std::size_t>(chunk)]));
     for (std::int64_t m = 0; m < micro_batches; ++m) line.push_back({ActionKind::forward, chunk, m});
   }
   return schedule;

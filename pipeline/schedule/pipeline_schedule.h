@@ -9,7 +9,7 @@
 
 namespace tranche::pipeline {
 
-/// What an action does. The letters are those of torch's schedule files (torch.distributed.pipelining,
+/// The kind of an action. The letters are those of torch's schedule files (torch.distributed.pipelining,
 /// `_ComputationType`).
 enum class ActionKind : std::uint8_t {
   forward,           ///< F
@@ -51,7 +51,7 @@ std::vector<int> ranks_of_chunks(ChunkPlacement placement, int stages, int chunk
 
 struct PipelineSchedule {
   std::vector<std::vector<Action>> ranks;  ///< the actions of each rank of the pipeline, in order
-  std::vector<int> rank_of_chunk;          ///< by chunk of the whole model
+  std::vector<int> rank_of_chunk;          ///< for each chunk of the whole model
   std::int64_t micro_batches = 0;
   int stages() const { return static_cast<int>(ranks.size()); }
   int chunks() const { return static_cast<int>(rank_of_chunk.size()); }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -16,9 +17,11 @@ constexpr double not_yet = -1;
 void check_times(const PipelineSchedule& schedule, const StageTimes& times) {
   for (const std::vector<double>* list : {&times.forward, &times.input, &times.weight}) {
     if (list->size() != schedule.ranks.size()) {
-      throw InvalidArgument(std::to_string(list->size()) + " times for " + std::to_string(schedule.ranks.size()) + " stages");
+      throw InvalidArgument(std::to_string(list->size()) + " times for " +
+                            std::to_string(schedule.ranks.size()) + " stages");
     }
-    if (std::any_of(list->begin(), list->end(), [](double time) { return !(time >= 0) || !std::isfinite(time); })) {
+    if (std::any_of(list->begin(), list->end(),
+                    [](double time) { return !(time >= 0) || !std::isfinite(time); })) {
       throw InvalidArgument("a time of a stage is negative or not finite");
     }
   }
@@ -49,60 +52,76 @@ class Run {
       const std::vector<Action>& line = schedule_->ranks[static_cast<std::size_t>(rank)];
       const std::size_t at = place_[static_cast<std::size_t>(rank)];
       if (at < line.size()) {
-        throw InvalidArgument("the schedule does not come to its end: rank " + std::to_string(rank) + " waits at " +
-                              line[at].name() + " for ever");
+        throw InvalidArgument("the schedule does not come to its end: rank " + std::to_string(rank) +
+                              " waits at " + line[at].name() + " for ever");
       }
     }
   }
 
  private:
   std::size_t pairs() const {
-    const auto chunks = static_cast<std::size_t>(schedule_->chunks()), micro_batches = static_cast<std::size_t>(schedule_->micro_batches);
+    const auto chunks = static_cast<std::size_t>(schedule_->chunks()),
+               micro_batches = static_cast<std::size_t>(schedule_->micro_batches);
     std::size_t actions = 0;
     for (const std::vector<Action>& line : schedule_->ranks) actions += line.size();
     if (chunks != 0 && micro_batches > actions / chunks) {
-      throw InvalidArgument(std::to_string(actions) + " actions cannot be a schedule of " + std::to_string(micro_batches) +
-                            " micro-batches on " + std::to_string(chunks) + " chunks");
+      throw InvalidArgument(std::to_string(actions) + " actions cannot be a schedule of " +
+                            std::to_string(micro_batches) + " micro-batches on " + std::to_string(chunks) +
+                            " chunks");
     }
     return chunks * micro_batches;
   }
   double& end_of(ActionKind kind, int chunk, std::int64_t micro_batch) {
-    return ends_[static_cast<std::size_t>(kind)][static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule_->micro_batches) +
-                                                static_cast<std::size_t>(micro_batch)];
+    return ends_[static_cast<std::size_t>(kind)]
+                [static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule_->micro_batches) +
+                 static_cast<std::size_t>(micro_batch)];
   }
   /// The end of the input gradient, which is part of a whole backward.
   double gradient_end(int chunk, std::int64_t micro_batch) {
-    return std::max(end_of(ActionKind::backward, chunk, micro_batch), end_of(ActionKind::input_gradient, chunk, micro_batch));
+    return std::max(end_of(ActionKind::backward, chunk, micro_batch),
+                    end_of(ActionKind::input_gradient, chunk, micro_batch));
   }
   /// When what an action reads is there; not_yet before it is.
   double ready_at(const Action& action) {
     const int chunk = action.chunk;
     const std::int64_t m = action.micro_batch;
     switch (action.kind) {
-      case ActionKind::forward: return chunk == 0 ? 0 : end_of(ActionKind::forward, chunk - 1, m);
+      case ActionKind::forward:
+        return chunk == 0 ? 0 : end_of(ActionKind::forward, chunk - 1, m);
       case ActionKind::backward:
       case ActionKind::input_gradient: {
         const double forward = end_of(ActionKind::forward, chunk, m);
-        if (forward == not_yet || !schedule_->has_next(chunk)) return forward;
+        if (forward < 0 || !schedule_->has_next(chunk)) return forward;
         const double gradient = gradient_end(chunk + 1, m);
-        return gradient == not_yet ? not_yet : std::max(forward, gradient);
+        return gradient < 0 ? not_yet : std::max(forward, gradient);
       }
-      case ActionKind::weight_gradient: return end_of(ActionKind::input_gradient, chunk, m);
-      case ActionKind::send_residual: return end_of(ActionKind::forward, chunk, m);
-      case ActionKind::send_gradient: return gradient_end(chunk, m);
-      case ActionKind::receive_residual: return chunk == 0 ? not_yet : end_of(ActionKind::send_residual, chunk - 1, m);
-      case ActionKind::receive_gradient: return schedule_->has_next(chunk) ? end_of(ActionKind::send_gradient, chunk + 1, m) : not_yet;
-      default: return 0;
+      case ActionKind::weight_gradient:
+        return end_of(ActionKind::input_gradient, chunk, m);
+      case ActionKind::send_residual:
+        return end_of(ActionKind::forward, chunk, m);
+      case ActionKind::send_gradient:
+        return gradient_end(chunk, m);
+      case ActionKind::receive_residual:
+        return chunk == 0 ? not_yet : end_of(ActionKind::send_residual, chunk - 1, m);
+      case ActionKind::receive_gradient:
+        return schedule_->has_next(chunk) ? end_of(ActionKind::send_gradient, chunk + 1, m) : not_yet;
+      default:
+        return 0;
     }
   }
   double duration(const Action& action) const {
     const auto chunk = static_cast<std::size_t>(action.chunk);
     switch (action.kind) {
-      case ActionKind::forward: return chunk_times_.forward[chunk];
-      case ActionKind::backward: return chunk_times_.input[chunk] + chunk_times_.weight[chunk];
-      case ActionKind::input_gradient: return chunk_times_.input[chunk];
-      case ActionKind::weight_gradient: return chunk_times_.weight[chunk];
-      default: return 0;
+      case ActionKind::forward:
+        return chunk_times_.forward[chunk];
+      case ActionKind::backward:
+        return chunk_times_.input[chunk] + chunk_times_.weight[chunk];
+      case ActionKind::input_gradient:
+        return chunk_times_.input[chunk];
+      case ActionKind::weight_gradient:
+        return chunk_times_.weight[chunk];
+      default:
+        return 0;
     }
   }
   void advance(int rank, std::vector<int>& ready) {
@@ -112,11 +131,11 @@ class Run {
       const Action& action = line[at];
       if (action.chunk < 0 || action.chunk >= schedule_->chunks() || action.micro_batch < 0 ||
           action.micro_batch >= schedule_->micro_batches) {
-        throw InvalidArgument(action.name() + " is no action of " + std::to_string(schedule_->chunks()) + " chunks and " +
-                              std::to_string(schedule_->micro_batches) + " micro-batches");
+        throw InvalidArgument(action.name() + " is no action of " + std::to_string(schedule_->chunks()) +
+                              " chunks and " + std::to_string(schedule_->micro_batches) + " micro-batches");
       }
       const double there = ready_at(action);
-      if (there == not_yet) return;
+      if (there < 0) return;
       const double start = std::max(now_[at_rank], there), end = start + duration(action);
       spans[at_rank][at] = {start, end};
       now_[at_rank] = end;
@@ -133,9 +152,9 @@ class Run {
 
   const PipelineSchedule* schedule_;
   StageTimes chunk_times_;
-  /// By kind, chunk and micro-batch.
+  /// The end of each action: a list for each kind, by chunk and micro-batch.
   std::array<std::vector<double>, static_cast<std::size_t>(ActionKind::gather)> ends_;
-  std::vector<std::size_t> place_;  ///< of the next action, by rank
+  std::vector<std::size_t> place_;  ///< the next action of each rank
   std::vector<double> now_;
 };
 
@@ -158,7 +177,8 @@ RankTimes times_of(const std::vector<Action>& line, const std::vector<Span>& spa
 
 StageTimes StageTimes::equal(int stages, double forward, double input, double weight) {
   const auto count = static_cast<std::size_t>(stages);
-  return {std::vector<double>(count, forward), std::vector<double>(count, input), std::vector<double>(count, weight)};
+  return {std::vector<double>(count, forward), std::vector<double>(count, input),
+          std::vector<double>(count, weight)};
 }
 
 StageTimes StageTimes::by_chunk(const std::vector<int>& rank_of_chunk) const {

@@ -73,7 +73,8 @@ TEST(ScheduleCommand, LongChartsAreLinesOfBoundedWidth) {
   EXPECT_THAT(text, HasSubstr("\n\ntime 28 to 56\nrank 0 "));
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 120u) << line;
-  EXPECT_THAT(schedule({"1f1b", "--p", "4", "--m", "1000"}).out, HasSubstr("\n\nno chart: it would have 3009 cells on a rank, which is more than 2000\n"));
+  EXPECT_THAT(schedule({"1f1b", "--p", "4", "--m", "1000"}).out,
+              HasSubstr("\n\nno chart: it would have 3009 cells on a rank, which is more than 2000\n"));
   EXPECT_THAT(schedule({"1f1b", "--p", "2", "--m", "2", "--f", "1", "--i", "1.0137", "--w", "0.777"}).out,
               HasSubstr("to which starts and ends are rounded"));
 }
@@ -90,24 +91,31 @@ TEST(ScheduleCommand, JsonHasTheFiguresOfTheChart) {
   EXPECT_EQ(zb_v["length"], 15);
   EXPECT_EQ(zb_v["lower_bound"], 13.5);
   EXPECT_EQ(zb_v["rank_of_chunk"], json({0, 1, 2, 3, 3, 2, 1, 0}));
-  EXPECT_THAT(schedule({"zb-v", "--p", "4", "--m", "4"}).out, HasSubstr("13.5 (by rank 13.5, by path 13.5): the schedule is 11.1 % longer"));
+  EXPECT_THAT(schedule({"zb-v", "--p", "4", "--m", "4"}).out,
+              HasSubstr("13.5 (by rank 13.5, by path 13.5): the schedule is 11.1 % longer"));
 }
 
 TEST(ScheduleCommand, TimesAreForAllStagesOrEach) {
-  EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "8", "--f", "1,2,1,1", "--i", "1,2,1,1", "--w", "1,2,1,1"})["length"], 53);
+  EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "8", "--f", "1,2,1,1", "--i", "1,2,1,1", "--w",
+                     "1,2,1,1"})["length"],
+            53);
   EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "8", "--f", "2", "--i", "2", "--w", "2"})["length"], 66);
-  EXPECT_EQ(figures({"zb-v", "--p", "2", "--m", "3", "--f", "4", "--i", "6,8", "--w", "8"})["times"]["input"], json({6, 8}));
+  EXPECT_EQ(figures({"zb-v", "--p", "2", "--m", "3", "--f", "4", "--i", "6,8", "--w", "8"})["times"]["input"],
+            json({6, 8}));
   EXPECT_THAT(schedule_refusal({"1f1b", "--p", "4", "--m", "8", "--f", "1,2"}),
               HasSubstr("--f '1,2' has 2 times; there are 4 stages: give one for all, or one for each"));
   for (const std::string time : {"0", "-1", "x", "nan", "inf", "1e300", "1;2", ""}) {
-    EXPECT_THAT(schedule_refusal({"1f1b", "--p", "1", "--m", "8", "--i", "1," + time}), HasSubstr("'" + time + "' is no time")) << time;
+    EXPECT_THAT(schedule_refusal({"1f1b", "--p", "1", "--m", "8", "--i", "1," + time}),
+                HasSubstr("'" + time + "' is no time"))
+        << time;
   }
 }
 
 TEST(ScheduleCommand, FewMicroBatchesHaveANote) {
   const ProgramResult done = schedule({"1f1b", "--p", "4", "--m", "2"});
   EXPECT_EQ(done.status, 0);
-  EXPECT_EQ(done.errors, "note: 2 micro-batches on 4 stages of a pipeline: at most 2 of 4 stages can work at once\n");
+  EXPECT_EQ(done.errors,
+            "note: 2 micro-batches on 4 stages of a pipeline: at most 2 of 4 stages can work at once\n");
   EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "2"})["notes"].size(), 1u);
   EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "4"})["notes"].size(), 0u);
 }
@@ -124,22 +132,36 @@ TEST(ScheduleCommand, FilesAreReadAndWritten) {
   EXPECT_EQ(schedule({file, "--write", file, "--messages"}).status, 0);
   EXPECT_THAT(test::read_file(file), HasSubstr("0F0,0SEND_F0,0F1,"));
   EXPECT_EQ(figures({file, "--p", "2", "--m", "2", "--v", "1"})["length"], of_name["length"]);
-  EXPECT_THAT(schedule_refusal({file, "--m", "8"}), HasSubstr(file + " was made for 2 micro-batches, but there are 8"));
-  EXPECT_THAT(schedule_refusal({folder.write("bad.csv", "0F0,0B0\n1F0,1X0\n")}), HasSubstr("bad.csv: line 2 (rank 1), cell 2: '1X0' is no action"));
-  EXPECT_THAT(schedule_refusal({"zb-h1", "--p", "2", "--m", "2", "--write", folder.path("none/x.csv")}), HasSubstr("--write '"));
-  EXPECT_THAT(schedule({folder.write("gathers.csv", "0GATHER,0F0,0B0,0FREE\n")}).out, HasSubstr("\ngathers      1\n"));
+  EXPECT_THAT(schedule_refusal({file, "--m", "8"}),
+              HasSubstr(file + " was made for 2 micro-batches, but there are 8"));
+  EXPECT_THAT(schedule_refusal({folder.write("bad.csv", "0F0,0B0\n1F0,1X0\n")}),
+              HasSubstr("bad.csv: line 2 (rank 1), cell 2: '1X0' is no action"));
+  EXPECT_THAT(schedule_refusal({folder.write("lacks.csv", "0F0,0B0\n1F0,1F1,1B0\n")}),
+              HasSubstr("lacks.csv lacks 0F1"));
+  EXPECT_THAT(schedule_refusal({"zb-h1", "--p", "2", "--m", "2", "--write", folder.path("none/x.csv")}),
+              HasSubstr("--write '"));
+  EXPECT_THAT(schedule({folder.write("gathers.csv", "0GATHER,0F0,0B0,0FREE\n")}).out,
+              HasSubstr("\ngathers      1\n"));
 }
 
 TEST(ScheduleCommand, RefusalsSayWhatToDo) {
-  EXPECT_THAT(schedule_refusal({}), HasSubstr("which schedule? there are afab, 1f1b, interleaved, breadth-first, zb-h1, zb-v, and files"));
+  EXPECT_THAT(
+      schedule_refusal({}),
+      HasSubstr("which schedule? there are afab, 1f1b, interleaved, breadth-first, zb-h1, zb-v, and files"));
   EXPECT_THAT(schedule_refusal({"1f1b", "--m", "8"}), HasSubstr("--p is missing: the number of stages"));
-  EXPECT_THAT(schedule_refusal({"1f1b", "--p", "8"}), HasSubstr("--m is missing: the number of micro-batches"));
-  EXPECT_THAT(schedule_refusal({"1f1b", "--p", "-1", "--m", "1"}), HasSubstr("--p is -1, but must be 1 to 1000000"));
-  EXPECT_THAT(schedule_refusal({"1f1d", "--p", "4", "--m", "8"}), HasSubstr("'1f1d' is no schedule (did you mean 1f1b?)"));
-  EXPECT_THAT(schedule_refusal({"interleaved", "--p", "4", "--m", "6"}), HasSubstr("4 or 8 micro-batches work, and breadth-first takes any number"));
-  EXPECT_THAT(schedule_refusal({"1f1b", "--p", "4", "--m", "8", "--messages"}), HasSubstr("--messages says what --write FILE writes; give both"));
+  EXPECT_THAT(schedule_refusal({"1f1b", "--p", "8"}),
+              HasSubstr("--m is missing: the number of micro-batches"));
+  EXPECT_THAT(schedule_refusal({"1f1b", "--p", "-1", "--m", "1"}),
+              HasSubstr("--p is -1, but must be 1 to 1000000"));
+  EXPECT_THAT(schedule_refusal({"1f1d", "--p", "4", "--m", "8"}),
+              HasSubstr("'1f1d' is no schedule (did you mean 1f1b?)"));
+  EXPECT_THAT(schedule_refusal({"interleaved", "--p", "4", "--m", "6"}),
+              HasSubstr("4 or 8 micro-batches work, and breadth-first takes any number"));
+  EXPECT_THAT(schedule_refusal({"1f1b", "--p", "4", "--m", "8", "--messages"}),
+              HasSubstr("--messages says what --write FILE writes; give both"));
   EXPECT_THAT(schedule_refusal({"1f1b", "--p", "4", "--m", "8", "--k"}), HasSubstr("unknown flag --k"));
-  EXPECT_THAT(schedule_refusal({"1f1b", "2f2b", "--p", "4", "--m", "8"}), HasSubstr("'2f2b' is no argument of tranche schedule"));
+  EXPECT_THAT(schedule_refusal({"1f1b", "2f2b", "--p", "4", "--m", "8"}),
+              HasSubstr("'2f2b' is no argument of tranche schedule"));
 }
 
 }  // namespace

@@ -30,14 +30,17 @@ Cell cell_of(const PipelineSchedule& schedule, const Simulation& run) {
   for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Span& span : run.spans[rank]) {
       // Ends are sums, whose last digits differ.
-      if (span.end > span.start) times.insert(std::round((span.end - span.start) / run.length * 1e9) * run.length / 1e9);
+      if (span.end > span.start)
+        times.insert(std::round((span.end - span.start) / run.length * 1e9) * run.length / 1e9);
     }
   }
   if (times.empty()) return {};
   const double shortest = *times.begin();
   for (int parts = 1; parts <= 12; ++parts) {
     const double cell = shortest / parts;
-    const auto is_multiple = [&](double time) { return std::abs(time / cell - std::round(time / cell)) < 1e-4; };
+    const auto is_multiple = [&](double time) {
+      return std::abs(time / cell - std::round(time / cell)) < 1e-4;
+    };
     if (std::all_of(times.begin(), times.end(), is_multiple)) return {cell, true};
   }
   return {shortest / 2, false};
@@ -48,7 +51,8 @@ std::string short_name(const PipelineSchedule& schedule, const Action& action) {
   return schedule.chunks() == schedule.stages() ? name.substr(name.find_first_not_of("0123456789")) : name;
 }
 
-std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simulation& run, std::size_t rank, double cell, std::size_t cells) {
+std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simulation& run, std::size_t rank,
+                                  double cell, std::size_t cells) {
   std::vector<std::string> line(cells, ".");
   std::size_t first = cells, last = 0;
   for (std::size_t at = 0; at < schedule.ranks[rank].size(); ++at) {
@@ -56,7 +60,8 @@ std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simula
     const Span& span = run.spans[rank][at];
     const auto start = std::min(cells, static_cast<std::size_t>(std::llround(span.start / cell)));
     const auto end = std::min(cells, static_cast<std::size_t>(std::llround(span.end / cell)));
-    for (std::size_t i = start; i < end; ++i) line[i] = i == start ? short_name(schedule, schedule.ranks[rank][at]) : "--";
+    for (std::size_t i = start; i < end; ++i)
+      line[i] = i == start ? short_name(schedule, schedule.ranks[rank][at]) : "--";
     first = std::min(first, start);
     last = std::max(last, end);
   }
@@ -73,7 +78,8 @@ std::string chart_text(const PipelineSchedule& schedule, const Simulation& run) 
   const Cell cell = cell_of(schedule, run);
   if (cell.time <= 0) return {};
   if (run.length / cell.time > most_chart_cells) {
-    return fmt::format("no chart: it would have {:.0f} cells on a rank, which is more than {}\n", run.length / cell.time, most_chart_cells);
+    return fmt::format("no chart: it would have {:.0f} cells on a rank, which is more than {}\n",
+                       run.length / cell.time, most_chart_cells);
   }
   const auto cells = static_cast<std::size_t>(std::llround(run.length / cell.time));
   std::vector<std::vector<std::string>> lines;
@@ -89,7 +95,8 @@ std::string chart_text(const PipelineSchedule& schedule, const Simulation& run) 
   for (std::size_t from = 0; from < cells; from += in_a_line) {
     const std::size_t to = std::min(cells, from + in_a_line);
     if (cells > in_a_line) {
-      text += fmt::format("{}time {:.6g} to {:.6g}\n", from == 0 ? "" : "\n", static_cast<double>(from) * cell.time, static_cast<double>(to) * cell.time);
+      text += fmt::format("{}time {:.6g} to {:.6g}\n", from == 0 ? "" : "\n",
+                          static_cast<double>(from) * cell.time, static_cast<double>(to) * cell.time);
     }
     for (std::size_t rank = 0; rank < lines.size(); ++rank) {
       std::string line = fmt::format("rank {:>{}} ", rank, last_rank.size());

@@ -13,14 +13,14 @@ class App;
 namespace tranche::tools {
 
 struct ScheduleOptions {
-  std::string source;  ///< a name, or a file
+  std::string source;                          ///< a name, or a file
   std::int64_t stages = 0, micro_batches = 0;  ///< 0: as the file says
   std::int64_t chunks = 0;  ///< on a rank; 0: as the file says, or the schedule's own number
   std::string forward = "1", input = "1", weight = "1";  ///< one time, or one for each stage with commas
-  std::string write;         ///< path for the schedule as text
-  bool messages = false;     ///< the text has messages too
+  std::string write;                                     ///< path for the schedule as text
+  bool messages = false;                                 ///< the text has messages too
   bool json = false;
-  ScheduleCheckOptions check;  ///< of `tranche schedule check`
+  ScheduleCheckOptions check;  ///< the subcommand `tranche schedule check`
 };
 
 /// Adds the subcommand `schedule`. `options` must outlive parsing.

@@ -41,29 +41,32 @@ TEST(Generators, OrdersOfThePapers) {
   EXPECT_EQ(write_schedule(generate("zb-h1", 2, 3)),
             "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n");
   EXPECT_EQ(write_schedule(generate("zb-v", 1, 2)), "0F0,1F0,1I0,1W0,0F1,0I0,0W0,1F1,1I1,1W1,0I1,0W1\n");
-  EXPECT_EQ(write_schedule(generate("zb-v", 2, 2)),
-            "0F0,0F1,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,0I1,0W1\n1F0,2F0,1F1,2F1,2I0,2W0,1I0,1W0,2I1,2W1,1I1,1W1\n");
+  EXPECT_EQ(
+      write_schedule(generate("zb-v", 2, 2)),
+      "0F0,0F1,3F0,3I0,3W0,3F1,3I1,3W1,0I0,0W0,0I1,0W1\n1F0,2F0,1F1,2F1,2I0,2W0,1I0,1W0,2I1,2W1,1I1,1W1\n");
 }
 
-/// What a schedule has to be, whatever its order: each action once on the rank of its chunk, and on each chunk forward
-/// passes, input gradients and weight gradients in ascending micro-batches.
+/// The same holds for every schedule, whatever its order: each action once on the rank of its chunk, and on
+/// each chunk forward passes, input gradients and weight gradients in ascending micro-batches.
 TEST(Generators, EachActionOnceAndAscending) {
-  test::for_every_schedule(8, 8, 4, [](const std::string& name, const PipelineSchedule& schedule, int p, int m, int v) {
-    SCOPED_TRACE(name + " p " + std::to_string(p) + " m " + std::to_string(m) + " v " + std::to_string(v));
-    const NamedSchedule& named = *find_schedule(name);
-    EXPECT_EQ(schedule.rank_of_chunk, ranks_of_chunks(named.placement, p, v));
-    std::map<std::pair<ActionKind, int>, std::int64_t> next;
-    for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
-      for (const Action& action : schedule.ranks[rank]) {
-        ASSERT_EQ(schedule.rank_of_chunk[static_cast<std::size_t>(action.chunk)], static_cast<int>(rank));
-        const std::int64_t expected = next[std::pair(action.kind, action.chunk)]++;
-        ASSERT_EQ(action.micro_batch, expected) << action.name();
-      }
-    }
-    const std::size_t kinds = named.splits_backward ? 3 : 2;
-    EXPECT_EQ(next.size(), kinds * static_cast<std::size_t>(p * v));
-    for (const auto& [kind_and_chunk, count] : next) EXPECT_EQ(count, m);
-  });
+  test::for_every_schedule(
+      8, 8, 4, [](const std::string& name, const PipelineSchedule& schedule, int p, int m, int v) {
+        SCOPED_TRACE(name + " p " + std::to_string(p) + " m " + std::to_string(m) + " v " +
+                     std::to_string(v));
+        const NamedSchedule& named = *find_schedule(name);
+        EXPECT_EQ(schedule.rank_of_chunk, ranks_of_chunks(named.placement, p, v));
+        std::map<std::pair<ActionKind, int>, std::int64_t> next;
+        for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
+          for (const Action& action : schedule.ranks[rank]) {
+            ASSERT_EQ(schedule.rank_of_chunk[static_cast<std::size_t>(action.chunk)], static_cast<int>(rank));
+            const std::int64_t expected = next[std::pair(action.kind, action.chunk)]++;
+            ASSERT_EQ(action.micro_batch, expected) << action.name();
+          }
+        }
+        const std::size_t kinds = named.splits_backward ? 3 : 2;
+        EXPECT_EQ(next.size(), kinds * static_cast<std::size_t>(p * v));
+        for (const auto& [kind_and_chunk, count] : next) EXPECT_EQ(count, m);
+      });
 }
 
 TEST(Generators, ChunksInALoopAndInTheShapeOfAV) {
@@ -79,7 +82,8 @@ TEST(Generators, ChunksInALoopAndInTheShapeOfAV) {
 
 TEST(Generators, Refusals) {
   EXPECT_EQ(refusal("interleaved", 4, 6),
-            "schedule interleaved takes micro-batches in rounds of 4, one for each stage, and 6 is no multiple of it: 4 "
+            "schedule interleaved takes micro-batches in rounds of 4, one for each stage, and 6 is no "
+            "multiple of it: 4 "
             "or 8 micro-batches work, and breadth-first takes any number");
   EXPECT_THAT(refusal("interleaved", 4, 2), HasSubstr(": 4 micro-batches work"));
   EXPECT_EQ(refusal("zb-h1", 4, 8, 2),
@@ -87,8 +91,10 @@ TEST(Generators, Refusals) {
   EXPECT_EQ(refusal("zb-v", 4, 8, 3),
             "schedule zb-v has two chunks on a rank, not 3; interleaved and breadth-first have any number");
   EXPECT_EQ(refusal("1f1d", 4, 8),
-            "'1f1d' is no schedule (did you mean 1f1b?); there are afab, 1f1b, interleaved, breadth-first, zb-h1, zb-v");
-  EXPECT_THAT(refusal("afab", 0, 8), HasSubstr("0 stages, 8 micro-batches and 1 chunks on a rank: each has to be at least 1"));
+            "'1f1d' is no schedule (did you mean 1f1b?); there are afab, 1f1b, interleaved, breadth-first, "
+            "zb-h1, zb-v");
+  EXPECT_THAT(refusal("afab", 0, 8),
+              HasSubstr("0 stages, 8 micro-batches and 1 chunks on a rank: each has to be at least 1"));
   EXPECT_THAT(refusal("afab", 4, 0), HasSubstr("each has to be at least 1"));
   EXPECT_THAT(refusal("breadth-first", 4, 8, -1), HasSubstr("each has to be at least 1"));
   EXPECT_THAT(refusal("afab", 1 << 20, 1 << 20), HasSubstr("have more than 16777216 actions"));

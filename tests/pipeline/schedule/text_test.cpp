@@ -37,14 +37,16 @@ TEST(ScheduleText, ComesBackAsItWasAtEveryLevel) {
 }
 
 TEST(ScheduleText, ReadsEmptyCellsAndTorchsLineEnds) {
-  const PipelineSchedule schedule = read_schedule("0F0,0F1,,,0B0,0B1\r\n,1F0, 1I0 ,1W0,1F1,1B1\r\n\r\n", "s.csv");
+  const PipelineSchedule schedule =
+      read_schedule("0F0,0F1,,,0B0,0B1\r\n,1F0, 1I0 ,1W0,1F1,1B1\r\n\r\n", "s.csv");
   EXPECT_EQ(schedule.rank_of_chunk, (std::vector<int>{0, 1}));
   EXPECT_EQ(schedule.micro_batches, 2);
   EXPECT_EQ(write_schedule(schedule), "0F0,0F1,0B0,0B1\n1F0,1I0,1W0,1F1,1B1\n");
 }
 
 TEST(ScheduleText, NamesItsActionsAsTorchDoes) {
-  const std::string text = "0GATHER,0F12,0SEND_F12,0RECV_B12,0B12,0FREE\n1RECV_F12,1F12,1I12,1SEND_B12,1W12\n";
+  const std::string text =
+      "0GATHER,0F12,0SEND_F12,0RECV_B12,0B12,0FREE\n1RECV_F12,1F12,1I12,1SEND_B12,1W12\n";
   const PipelineSchedule schedule = read_schedule(text, "s.csv");
   EXPECT_EQ(write_schedule(schedule), text);
   EXPECT_EQ(schedule.ranks[0][2], (Action{ActionKind::send_residual, 0, 12}));
@@ -52,22 +54,31 @@ TEST(ScheduleText, NamesItsActionsAsTorchDoes) {
 }
 
 TEST(ScheduleText, RefusalsNameLineRankAndCell) {
-  for (const std::string cell : {"0X0", "F0", "0F", "0F-1", "0F0x", "-1F0", "0f0", "0GATHER0", "99999999999F0", "0F99999999999999999999"}) {
-    EXPECT_THAT(read_refusal("0F0,0B0\n1F0,," + cell), testing::StartsWith("s.csv: line 2 (rank 1), cell 3: '" + cell + "' is no action; there are 2F0 "))
+  for (const std::string cell : {"0X0", "F0", "0F", "0F-1", "0F0x", "-1F0", "0f0", "0GATHER0",
+                                 "99999999999F0", "0F99999999999999999999"}) {
+    EXPECT_THAT(
+        read_refusal("0F0,0B0\n1F0,," + cell),
+        testing::StartsWith("s.csv: line 2 (rank 1), cell 3: '" + cell + "' is no action; there are 2F0 "))
         << cell;
   }
-  EXPECT_THAT(read_refusal("0F0," + std::string(1000, 'A')), HasSubstr("'" + std::string(40, 'A') + "...' is no action"));
-  EXPECT_THAT(read_refusal("0UNSHARD,0F0"), HasSubstr("cell 1: '0UNSHARD' is an action of torch's own lowering; write the schedule's compute actions alone"));
+  EXPECT_THAT(read_refusal("0F0," + std::string(1000, 'A')),
+              HasSubstr("'" + std::string(40, 'A') + "...' is no action"));
+  EXPECT_THAT(read_refusal("0UNSHARD,0F0"),
+              HasSubstr("cell 1: '0UNSHARD' is an action of torch's own lowering; write the schedule's "
+                        "compute actions alone"));
   EXPECT_THAT(read_refusal("(0F0;1B0)OVERLAP_F_B"), HasSubstr("is an action of torch's own lowering"));
   EXPECT_EQ(read_refusal("0F0,0B0\n1F0,0B1"),
-            "s.csv: line 2 (rank 1), cell 2: 0B1 is on rank 1, but 0F0 of the same chunk is on rank 0; a chunk lies on one rank");
+            "s.csv: line 2 (rank 1), cell 2: 0B1 is on rank 1, but 0F0 of the same chunk is on rank 0; a "
+            "chunk lies on one rank");
   EXPECT_EQ(read_refusal("0F0,0B0\n2F0,2B0"), "s.csv has actions of chunk 2, but none of chunk 1");
-  EXPECT_EQ(read_refusal("0F0\n,,\n1F0"), "s.csv: line 2 (rank 1) has no action; each rank holds a chunk at least");
+  EXPECT_EQ(read_refusal("0F0\n,,\n1F0"),
+            "s.csv: line 2 (rank 1) has no action; each rank holds a chunk at least");
   EXPECT_THAT(read_refusal(""), HasSubstr("s.csv has no action; a schedule has a line for each rank"));
   EXPECT_THAT(read_refusal(" \n\n"), HasSubstr("s.csv has no action"));
   // Numbers that would take all memory.
-  EXPECT_THAT(read_refusal("0F0,2000000000F0"), HasSubstr("cell 2: 2000000000F0 has a number that a schedule of 2 cells cannot reach"));
-  EXPECT_THAT(read_refusal("0F0,0B9000000000000000000"), HasSubstr("cannot reach"));
+  EXPECT_THAT(read_refusal("0F0,2000000000F0"),
+              HasSubstr("cell 2: 2000000000F0 has a number that no schedule of 2 cells can reach"));
+  EXPECT_THAT(read_refusal("0F0,0B9000000000000000000"), HasSubstr("no schedule of 2 cells can reach"));
 }
 
 TEST(ScheduleText, FilesForOtherNumbersSayBoth) {
