@@ -86,7 +86,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
                                    }),
                            config, runtime.device(), *arena, runtime.trace()),
             {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)}),
-      formulas(config, model, store, updater),
+      formulas(config, model, store, updater, &stages),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
                runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),

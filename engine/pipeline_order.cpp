@@ -2,8 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
-#include <iterator>
+#include <cstdint>
 #include <set>
 #include <string>
 #include <utility>
@@ -11,8 +10,8 @@
 #include "engine/stages.h"
 #include "pipeline/schedule/check.h"
 #include "pipeline/schedule/generators.h"
+#include "pipeline/schedule/load.h"
 #include "pipeline/schedule/lower.h"
-#include "pipeline/schedule/text.h"
 #include "tranche/core/error.h"
 
 namespace tranche::detail {
@@ -31,32 +30,34 @@ auto of_key(const Work& work) {
   }
 }
 
-pipeline::PipelineSchedule read_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    throw ConfigurationError("'" + path + "' is neither a file that can be read nor one of " +
-                             pipeline::schedule_names());
-  }
-  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) throw ConfigurationError(path + " cannot be read to its end");
-  pipeline::PipelineSchedule schedule = pipeline::read_schedule(text, path);
-  if (schedule.rank_of_chunk.front() != 0) {
-    throw ConfigurationError(path + ": chunk 0 is on rank " +
-                             std::to_string(schedule.rank_of_chunk.front()) +
-                             "; the first stage has to hold it, which is line 1");
-  }
-  return schedule;
+/// Compute actions alone, or with what a file has beside them.
+pipeline::PipelineSchedule load(const Config& config, int stages) {
+  const std::string& name = config.pipeline_schedule;
+  pipeline::PipelineSchedule schedule =
+      pipeline::load_schedule(name, stages, config.accumulation_steps, config.pipeline_chunks);
+  if (schedule.rank_of_chunk.front() == 0) return schedule;
+  throw ConfigurationError(name + ": chunk 0 is on rank " + std::to_string(schedule.rank_of_chunk.front()) +
+                           "; the first stage has to hold it, whose actions are in line 1");
 }
 
-/// Compute actions alone, or with what a file has beside them.
-pipeline::PipelineSchedule read_or_generate(const Config& config, int stages) {
-  const std::string& name = config.pipeline_schedule;
-  if (pipeline::find_schedule(name) != nullptr) {
-    return pipeline::generate(name, stages, config.accumulation_steps, config.pipeline_chunks);
+/// Throws ConfigurationError for input gradients of a chunk that do not ascend in micro-batches: gradients of
+/// norms and of the head are added along with them.
+void require_ascending(const pipeline::PipelineSchedule& schedule, const std::string& name) {
+  std::vector<std::int64_t> latest(schedule.rank_of_chunk.size(), -1);  // by chunk
+  for (const std::vector<pipeline::Action>& actions : schedule.ranks) {
+    for (const pipeline::Action& action : actions) {
+      if (action.kind != pipeline::ActionKind::backward && action.kind != pipeline::ActionKind::input_gradient)
+        continue;
+      std::int64_t& before = latest[static_cast<std::size_t>(action.chunk)];
+      if (action.micro_batch < before) {
+        throw ConfigurationError(name + ": " + action.name() + " stands behind the backward of micro-batch " +
+                                 std::to_string(before) +
+                                 "; input gradients of a chunk ascend in micro-batches, because gradients of "
+                                 "norms and of the head are added along with them");
+      }
+      before = action.micro_batch;
+    }
   }
-  pipeline::PipelineSchedule schedule = read_file(name);
-  pipeline::require_made_for(schedule, stages, config.accumulation_steps, config.pipeline_chunks, name);
-  return schedule;
 }
 
 }  // namespace
@@ -65,7 +66,7 @@ std::vector<int> stages_of_chunks(const Config& config, int stages) {
   return of_key([&] {
     // Without the number of micro-batches, which a plan may not know yet.
     const pipeline::NamedSchedule* const named = pipeline::find_schedule(config.pipeline_schedule);
-    if (named == nullptr) return read_or_generate(config, stages).rank_of_chunk;
+    if (named == nullptr) return load(config, stages).rank_of_chunk;
     return pipeline::ranks_of_chunks(
         named->placement, stages, config.pipeline_chunks > 0 ? config.pipeline_chunks : named->chunks_per_rank);
   });
@@ -74,11 +75,13 @@ std::vector<int> stages_of_chunks(const Config& config, int stages) {
 pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
   return of_key([&] {
     const std::string& name = config.pipeline_schedule;
-    pipeline::PipelineSchedule schedule = read_or_generate(config, stages);
+    pipeline::PipelineSchedule schedule = load(config, stages);
     if (name == "breadth-first" && config.stage == 3 && config.gather_for == GatherFor::use) {
       schedule = pipeline::with_gathers(schedule, 1);
     }
-    return pipeline::proved(std::move(schedule), pipeline::MessageModel::channels, name);
+    schedule = pipeline::proved(std::move(schedule), pipeline::MessageModel::channels, name);
+    require_ascending(schedule, name);
+    return schedule;
   });
 }
 
@@ -101,6 +104,19 @@ int units_held(const Stages& stages, const ModelSpec& model) {
     }
   }
   return static_cast<int>(most);
+}
+
+std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int unit) {
+  std::int64_t gathers = 0;
+  for (const std::vector<pipeline::Action>& actions : stages.schedule->ranks) {
+    for (const pipeline::Action& action : actions) {
+      if (action.kind != pipeline::ActionKind::gather) continue;
+      const auto first = model.forward.begin() + stages.begin(action.chunk),
+                 end = model.forward.begin() + stages.end(model, action.chunk);
+      if (std::any_of(first, end, [&](const UnitUse& use) { return use.unit.index == unit; })) ++gathers;
+    }
+  }
+  return gathers;
 }
 
 }  // namespace tranche::detail

@@ -1,7 +1,7 @@
 #pragma once
 /// The schedule of a pipeline that a configuration asks for. Private to engine/.
 
-#include <memory>
+#include <cstdint>
 #include <vector>
 
 #include "pipeline/schedule/pipeline_schedule.h"
@@ -25,5 +25,8 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages);
 
 /// The most units that a chunk gathers at once under a schedule that gathers whole chunks; 0: none does.
 int units_held(const Stages& stages, const ModelSpec& model);
+
+/// How often a step gathers a unit with the chunks that it is part of, under such a schedule.
+std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int unit);
 
 }  // namespace tranche::detail

@@ -295,8 +295,11 @@ void StepSequence::open_gradients(int unit) {
   parts_.reducer.open(micro_batch, unit);
 }
 
-void StepSequence::submit_gradients(std::int64_t micro_batch, int unit) {
+void StepSequence::require_turn(std::int64_t micro_batch, int unit) const {
   require_ascending(micro_batch, unit, parts_.reducer.begun(micro_batch, unit) - 1, "reduce");
+}
+
+void StepSequence::submit_gradients(std::int64_t micro_batch, int unit) {
   parts_.reducer.submit(micro_batch, unit, /*last=*/micro_batch + 1 == config_.accumulation_steps);
   note_call(unit, true);
 }

@@ -86,6 +86,8 @@ class StepSequence {
   /// Throws LogicError while an earlier micro-batch owes those gradients of the unit that come next.
   void require_first(int unit) const;
   void open_gradients(int unit);
+  /// Throws LogicError for open gradients that may not be submitted before those of an earlier micro-batch.
+  void require_turn(std::int64_t micro_batch, int unit) const;
   void submit_gradients(std::int64_t micro_batch, int unit);
   void drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
 

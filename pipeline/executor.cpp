@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pipeline/run_order.h"
+#include "pipeline/schedule/lower.h"
 #include "pipeline/schedule/pipeline_schedule.h"
 #include "pipeline/timeline.h"
 #include "tranche/comm/communicator.h"
@@ -114,7 +115,7 @@ class Executor {
     if (action.kind == ActionKind::gather || action.kind == ActionKind::free) {
       return "weights of chunk " + std::to_string(action.chunk);
     }
-    const auto work = [&]() -> std::string {
+    const auto name_of_work = [&]() -> std::string {
       switch (action.kind) {
         case ActionKind::input_gradient:
           return "input gradients";
@@ -128,7 +129,7 @@ class Executor {
           return "forward";
       }
     };
-    std::string place = training_ ? work() + " of micro-batch " + std::to_string(action.micro_batch)
+    std::string place = training_ ? name_of_work() + " of micro-batch " + std::to_string(action.micro_batch)
                                   : std::string("forward pass");
     if (several_chunks()) place += " on chunk " + std::to_string(action.chunk);
     if (is_message(action.kind)) {
@@ -154,9 +155,9 @@ class Executor {
       case ActionKind::forward: {
         if (action.chunk == 0 || !schedule_.crosses(action.chunk - 1)) begin(action);
         take_weights(action.chunk);
-        ChunkWork& work = this->work(action);
-        if (action.chunk > 0 && !schedule_.crosses(action.chunk - 1)) take_residual(action, work);
-        work.forward();
+        ChunkWork& done = work(action);
+        if (action.chunk > 0 && !schedule_.crosses(action.chunk - 1)) take_residual(action, done);
+        done.forward();
         return;
       }
       case ActionKind::send_residual: {
@@ -289,8 +290,8 @@ class Executor {
   }
   Event post(const Action& action, int peer) {
     if (of_residual(action)) begin(action);
-    ChunkWork& work = this->work(action);
-    const TensorView into = of_residual(action) ? work.input() : work.output_gradient();
+    ChunkWork& to = work(action);
+    const TensorView into = of_residual(action) ? to.input() : to.output_gradient();
     const std::vector<Event> ready{engine_.compute_stream().record()};
     const std::string name = name_of_message(action);
     return stages_->recv(into.data, into.elements(), into.dtype, peer, ready, {name, phase(action)});
@@ -350,7 +351,8 @@ void run_step(Engine& engine, const BeginWork& begin) {
 }
 
 void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase) {
-  const PipelineSchedule forward = forward_alone(engine.pipeline_schedule());
+  const PipelineSchedule& schedule = engine.pipeline_schedule();
+  const PipelineSchedule forward = with_messages(forward_alone(schedule.rank_of_chunk, schedule.stages(), 1));
   Executor(engine, forward, begin, phase).run();
 }
 

@@ -78,24 +78,35 @@ std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int nee
   return result;
 }
 
-void find_ends(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+/// Behind which action of the rank each micro-batch ends: ascending, and behind its last action.
+std::vector<Index> own_ends(const PipelineSchedule& schedule, int rank) {
   std::vector<Index> ends = last_actions(actions_of(schedule, rank), schedule.micro_batches);
-  const int first = rank_of(schedule, 0), last = rank_of(schedule, schedule.chunks() - 1);
-  if (rank == last && first != last) {
-    const std::vector<Index> of_first = last_actions(actions_of(schedule, first), schedule.micro_batches);
-    const std::vector<Index> needed = last_needed(schedule, first, rank);
-    Index end_of_first = -1;
-    for (std::size_t m = 0; m < ends.size(); ++m) {
-      end_of_first = std::max(end_of_first, of_first[m]);
-      if (end_of_first >= 0) ends[m] = std::max(ends[m], needed[static_cast<std::size_t>(end_of_first)]);
-    }
-  }
-  // Micro-batches end in ascending order, on both ranks that add tied gradients up.
-  Index before = 0;
   for (std::size_t m = 0; m < ends.size(); ++m) {
     if (ends[m] < 0) throw LogicError("the schedule leaves micro-batch " + std::to_string(m) + " out");
-    before = std::max(before, ends[m]);
-    order.ends[static_cast<std::size_t>(before)].push_back(static_cast<std::int64_t>(m));
+    if (m > 0) ends[m] = std::max(ends[m], ends[m - 1]);
+  }
+  return ends;
+}
+
+void find_ends(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+  std::vector<Index> ends = own_ends(schedule, rank);
+  const int first = rank_of(schedule, 0), last = rank_of(schedule, schedule.chunks() - 1);
+  if (first != last && (rank == first || rank == last)) {
+    const int other = rank == first ? last : first;
+    std::vector<Index> others = own_ends(schedule, other);
+    const std::vector<Index> own_needed = last_needed(schedule, other, rank),
+                             other_needed = last_needed(schedule, rank, other);
+    // Putting one end off may put the other one off. Both ranks come to the same result.
+    for (std::size_t m = 0; m < ends.size(); ++m) {
+      for (Index before = -1; before != ends[m];) {
+        before = ends[m];
+        others[m] = std::max(others[m], other_needed[static_cast<std::size_t>(ends[m])]);
+        ends[m] = std::max(ends[m], own_needed[static_cast<std::size_t>(others[m])]);
+      }
+    }
+  }
+  for (std::size_t m = 0; m < ends.size(); ++m) {
+    order.ends[static_cast<std::size_t>(ends[m])].push_back(static_cast<std::int64_t>(m));
   }
 }
 
@@ -126,22 +137,6 @@ void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
 
 int peer_of(const PipelineSchedule& schedule, const Action& message) {
   return rank_of(schedule, other_half(message).chunk);
-}
-
-PipelineSchedule forward_alone(const PipelineSchedule& schedule) {
-  PipelineSchedule forward;
-  forward.rank_of_chunk = schedule.rank_of_chunk;
-  forward.micro_batches = 1;
-  forward.ranks.resize(schedule.ranks.size());
-  for (int chunk = 0; chunk < schedule.chunks(); ++chunk) {
-    std::vector<Action>& actions = forward.ranks.at(static_cast<std::size_t>(rank_of(schedule, chunk)));
-    if (chunk > 0 && schedule.crosses(chunk - 1)) {
-      actions.push_back({ActionKind::receive_residual, chunk, 0});
-    }
-    actions.push_back({ActionKind::forward, chunk, 0});
-    if (schedule.crosses(chunk)) actions.push_back({ActionKind::send_residual, chunk, 0});
-  }
-  return forward;
 }
 
 RunOrder run_order(const PipelineSchedule& schedule, int rank) {

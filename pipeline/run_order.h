@@ -9,17 +9,14 @@
 
 namespace tranche::pipeline {
 
-/// The forward of one micro-batch through all chunks, with its messages.
-PipelineSchedule forward_alone(const PipelineSchedule& schedule);
-
 /// Where a rank ends its micro-batches, in which order others send it messages, and when they have taken its
 /// own.
 struct RunOrder {
   /// By action: the micro-batches that end behind it, ascending. That is behind a rank's last action of the
   /// micro-batch. But the ranks of the first and of the last chunk add tied gradients up there, and the memory
-  /// of such a sum comes back once both have come to it. So the rank of the last chunk ends a micro-batch no
-  /// sooner than behind the last action of its own which that of the first chunk needs to come to its end:
-  /// whatever waits for the memory keeps nobody from it.
+  /// of such a sum comes back once both have come to it. So each of them ends a micro-batch no sooner than
+  /// behind the last action of its own which the other one needs to come to its end: whoever waits for the
+  /// memory then keeps nobody from the sum.
   std::vector<std::vector<std::int64_t>> ends;
   /// By action: the rank's own actions that sent a gradient which its receiver has taken when this action, a
   /// receive, is done. Empty with one chunk on each rank, where memory of a gradient may be asked for again at

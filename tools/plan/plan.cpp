@@ -17,6 +17,7 @@
 #include "tranche/core/error.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
+#include "tranche/planner/schedule_choice.h"
 #include "tranche/planner/stage_plans.h"
 
 namespace tranche::tools {
@@ -219,7 +220,9 @@ int run_plan(const Options& options, const Output& output) {
   if (!options.fit && !projection && !options.rank && has_stages(request)) {
     const std::vector<planner::StagePlan> plans = planner::plan_stages(request, limit, options.json);
     output.out << (options.json ? planner::stage_plans_json(plans, limit)
-                                : planner::stage_plans_text(plans, limit))
+                                : planner::stage_plans_text(plans, limit) +
+                                      planner::schedule_choices_text(
+                                          planner::schedule_choices(request, plans, limit)))
                << std::flush;
     return status_of(planner::shortages(plans.front().request, plans.front().plan, limit).empty());
   }
