@@ -88,7 +88,7 @@ class Checker {
       : schedule_(schedule), model_(model), name_(name), limits_(limits), places_(schedule) {}
 
   Verdict run() {
-    if (place() && complete() && causal() && free_of_deadlock() && ascending() && bounded()) return verdict_;
+    if (place(false) && halved_once() && place(true) && complete() && causal() && free_of_deadlock() && ascending() && bounded()) return verdict_;
     verdict_.most.clear();
     return verdict_;
   }
@@ -104,20 +104,32 @@ class Checker {
   int rank_of(int chunk) const { return schedule_.rank_of_chunk[static_cast<std::size_t>(chunk)]; }
   const Action& at(const Step& step) const { return schedule_.ranks[step.first][step.second]; }
 
-  /// Each action once, on the rank of its chunk. Computation comes first: messages follow from it.
-  bool place() {
-    for (const bool messages : {false, true}) {
-      for (std::size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
-        const std::vector<Action>& line = schedule_.ranks[rank];
-        for (std::size_t i = 0; i < line.size(); ++i) {
-          if (is_message(line[i].kind) != messages) continue;
-          if (!lies_well(line[i], static_cast<int>(rank))) return false;
-          if (!computes(line[i].kind) && !messages) continue;  // GATHER and FREE may be there often
-          if (!places_.add(line[i], i)) {
-            return refuse(Fault::twice,
-                          fmt::format("{}: {} of rank {} is there twice", name_, line[i].name(), rank));
-          }
+  /// Each action once, on the rank of its chunk. Computation comes first, because messages follow from it.
+  bool place(bool messages) {
+    for (std::size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
+      const std::vector<Action>& line = schedule_.ranks[rank];
+      for (std::size_t i = 0; i < line.size(); ++i) {
+        if (is_message(line[i].kind) != messages) continue;
+        if (!lies_well(line[i], static_cast<int>(rank))) return false;
+        if (!computes(line[i].kind) && !messages) continue;  // GATHER and FREE may be there often
+        if (!places_.add(line[i], i)) {
+          return refuse(Fault::twice,
+                        fmt::format("{}: {} of rank {} is there twice", name_, line[i].name(), rank));
         }
+      }
+    }
+    return true;
+  }
+  /// No I or W beside a B.
+  bool halved_once() {
+    for (std::size_t pair = 0; pair < places_.pairs(); ++pair) {
+      const Action whole = places_.action(ActionKind::backward, pair);
+      if (!places_.has(whole)) continue;
+      for (const ActionKind kind : {ActionKind::input_gradient, ActionKind::weight_gradient}) {
+        const Action half = places_.action(kind, pair);
+        if (!places_.has(half)) continue;
+        return refuse(Fault::twice, fmt::format("{}: {} of rank {} is there beside {}, which holds both halves", name_,
+                                                half.name(), rank_of(half.chunk), whole.name()));
       }
     }
     return true;
@@ -160,14 +172,8 @@ class Checker {
       const Action whole = named(ActionKind::backward), input = named(ActionKind::input_gradient),
                    weights = named(ActionKind::weight_gradient);
       need(named(ActionKind::forward));
-      if (places_.has(whole)) {
-        for (const Action& half : {input, weights}) {
-          if (!places_.has(half)) continue;
-          return refuse(Fault::twice,
-                        fmt::format("{}: {} of rank {} is there beside {}, which holds both halves", name_,
-                                    half.name(), rank_of(half.chunk), whole.name()));
-        }
-      } else if (places_.has(input) || places_.has(weights)) {
+      if (places_.has(whole)) continue;
+      if (places_.has(input) || places_.has(weights)) {
         need(input);
         need(weights);
       } else {

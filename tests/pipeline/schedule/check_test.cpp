@@ -146,7 +146,7 @@ TEST(ScheduleCheck, SaysWhatIsMissingOrThereTwice) {
   without.ranks[2].pop_back();
   EXPECT_EQ(refusal(without), "schedule.csv lacks 2B3");
   without.ranks[0].pop_back();
-  EXPECT_EQ(refusal(without), "schedule.csv lacks 2B3 and 1 other action");
+  EXPECT_EQ(refusal(without), "schedule.csv lacks 0B3 and 1 other action");
   EXPECT_EQ(refusal("0F0,0F1,0F2,0I0,0W0,0I1,0W1,0W2\n"), "schedule.csv lacks 0I2");
   EXPECT_EQ(refusal("0F0,0F1,0F2,0I0,0W0,0I1,0W1,0I2\n"), "schedule.csv lacks 0W2");
   EXPECT_EQ(refusal("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n"), "schedule.csv lacks 0SEND_F0");

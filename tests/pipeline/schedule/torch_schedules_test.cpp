@@ -1,11 +1,12 @@
 // Orders that torch wrote (scripts/schedule_goldens.py) beside ours.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/text_file.h"
 #include "pipeline/schedule/check.h"
@@ -64,6 +65,25 @@ TEST(TorchSchedules, DifferFromOursInTheBackwardOfBreadthFirst) {
         if (action.kind == ActionKind::backward) action.micro_batch = schedule.micro_batches - 1 - action.micro_batch;
       }
     }
+    expect_equal(ours(schedule), order, path_of(schedule));
+  }
+}
+
+/// The last rank's forward passes in torch's own order of 1F1B (2.15) are one micro-batch too high, so that the
+/// first is missing and there is one too many. The checker refuses such a file.
+TEST(TorchSchedules, NumberTheLastForwardsOf1F1BFromOne) {
+  for (const TorchSchedule& schedule : {TorchSchedule{"1f1b", "1f1b", 2, 3, 1}, TorchSchedule{"1f1b", "1f1b", 4, 8, 1}}) {
+    PipelineSchedule order = torchs(schedule);
+    try {
+      proved(order, MessageModel::channels, "1f1b.csv");
+      ADD_FAILURE() << path_of(schedule);
+    } catch (const ConfigurationError& error) {
+      EXPECT_THAT(error.message(), testing::StartsWith("1f1b.csv lacks 0F" + std::to_string(schedule.micro_batches)));
+    }
+    for (Action& action : order.ranks.back()) {
+      if (action.kind == ActionKind::forward) --action.micro_batch;
+    }
+    order.micro_batches = schedule.micro_batches;
     expect_equal(ours(schedule), order, path_of(schedule));
   }
 }
