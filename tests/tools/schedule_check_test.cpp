@@ -96,12 +96,13 @@ TEST(ScheduleCheckCommand, RefusesWithStatus2) {
               HasSubstr("--model: 'nccl' is no model of messages: the models are async, channels, stream"));
   EXPECT_THAT(refusal({"--buffers", "-1"}), HasSubstr("--buffers is -1, but must be 0 or more"));
   EXPECT_THAT(refusal({"--v", "-1"}), HasSubstr("--v is -1, but must be 1 to 1000000"));
-  EXPECT_THAT(check_schedule({}).errors, HasSubstr("schedule is required"));
+  EXPECT_THAT(check_schedule({}).errors, HasSubstr("schedule is missing; see tranche schedule check --help"));
 }
 
 TEST(ScheduleCheckCommand, TakesNames) {
   const ProgramResult done = check_schedule({"zb-v", "--p", "2", "--m", "3", "--json"});
   EXPECT_EQ(done.status, 0);
+  EXPECT_EQ(done.errors, "");
   const json verdict = json::parse(done.out);
   EXPECT_EQ(verdict.at("accepted"), true);
   EXPECT_EQ(verdict.at("rank_of_chunk"), (std::vector<int>{0, 1, 1, 0}));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pipeline/schedule/check.h"
+#include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/load.h"
 #include "pipeline/schedule/lower.h"
 #include "tranche/core/error.h"
@@ -32,7 +33,7 @@ Checked checked(const ScheduleCheckOptions& options) {
   const PipelineSchedule given = pipeline::load_schedule(options.source, static_cast<int>(options.stages),
                                                          options.micro_batches, static_cast<int>(options.chunks));
   result.schedule = pipeline::with_messages(given);
-  if (result.schedule != given) {
+  if (result.schedule != given && pipeline::find_schedule(options.source) == nullptr) {
     result.notes.push_back(
         fmt::format("{} has no messages; checked is what runs: with a receive in front of each action that reads one, and a "
                     "send behind the one that made it",
