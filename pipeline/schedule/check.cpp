@@ -39,8 +39,8 @@ class Places {
   explicit Places(const PipelineSchedule& schedule) : schedule_(schedule) {
     std::size_t actions = 0;
     for (const std::vector<Action>& line : schedule.ranks) actions += line.size();
-    // A complete schedule has more actions than pairs of chunk and micro-batch. In a file with large numbers in
-    // it some of the first pairs have no forward, so the others need no place.
+    // A complete schedule has more actions than pairs of chunk and micro-batch. In a file with large numbers
+    // in it some of the first pairs have no forward, so the others need no place.
     const auto chunks = static_cast<std::size_t>(schedule.chunks());
     const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
     all_ = micro_batches <= (actions + 1) / chunks;
@@ -88,7 +88,9 @@ class Checker {
       : schedule_(schedule), model_(model), name_(name), limits_(limits), places_(schedule) {}
 
   Verdict run() {
-    if (place(false) && halved_once() && place(true) && complete() && causal() && free_of_deadlock() && ascending() && bounded()) return verdict_;
+    if (place(false) && halved_once() && place(true) && complete() && causal() && free_of_deadlock() &&
+        ascending() && bounded())
+      return verdict_;
     verdict_.most.clear();
     return verdict_;
   }
@@ -128,8 +130,9 @@ class Checker {
       for (const ActionKind kind : {ActionKind::input_gradient, ActionKind::weight_gradient}) {
         const Action half = places_.action(kind, pair);
         if (!places_.has(half)) continue;
-        return refuse(Fault::twice, fmt::format("{}: {} of rank {} is there beside {}, which holds both halves", name_,
-                                                half.name(), rank_of(half.chunk), whole.name()));
+        return refuse(Fault::twice,
+                      fmt::format("{}: {} of rank {} is there beside {}, which holds both halves", name_,
+                                  half.name(), rank_of(half.chunk), whole.name()));
       }
     }
     return true;
@@ -333,16 +336,17 @@ class Checker {
   Channel& channel(const Action& action) {
     const bool residual =
         action.kind == ActionKind::send_residual || action.kind == ActionKind::receive_residual;
-    const bool below = action.kind == ActionKind::receive_residual || action.kind == ActionKind::send_gradient;
+    const bool below =
+        action.kind == ActionKind::receive_residual || action.kind == ActionKind::send_gradient;
     const auto cut = static_cast<std::size_t>(below ? action.chunk - 1 : action.chunk);
     return channels_[residual ? channel_of_[cut].first : channel_of_[cut].second];
   }
 
-  /// From a rank that waits to the ranks that it waits for, until one is there again.
+  /// Goes from a rank that waits to the rank that it waits for, until one is there again.
   bool refuse_cycle(std::size_t start) {
     struct Link {
       Step waits;  ///< where a rank stands
-      Step later;  ///< what the one before it in the cycle waits for, behind it in the same list
+      Step later;  ///< behind it in the same list: the rank before it in the cycle waits for this
     };
     std::vector<Link> links;
     std::vector<std::size_t> seen(schedule_.ranks.size(), std::numeric_limits<std::size_t>::max());
@@ -375,8 +379,8 @@ class Checker {
     for (const auto& link : links) {
       const std::string stands = at(link.waits).name();
       chain += fmt::format("{} waits for {} of rank {}",
-                           chain.empty() ? fmt::format("rank {}", links.back().waits.first) : ", which", stands,
-                           link.waits.first);
+                           chain.empty() ? fmt::format("rank {}", links.back().waits.first) : ", which",
+                           stands, link.waits.first);
       list += fmt::format("{}{} and {} behind it on rank {}", list.empty() ? "" : ", ", stands,
                           at(link.later).name(), link.waits.first);
       for (const Step& step : {link.waits, link.later}) {
@@ -394,10 +398,11 @@ class Checker {
         if (!weighs(action.kind)) continue;
         Action& before = last[static_cast<std::size_t>(action.chunk)];
         if (before.micro_batch > action.micro_batch) {
-          return refuse(Fault::weights,
-                        fmt::format("{}: {} of rank {} stands behind {}: the weight gradients of a chunk have "
-                                    "to be added in ascending micro-batches, so that no schedule changes a bit",
-                                    name_, action.name(), rank, before.name()));
+          return refuse(
+              Fault::weights,
+              fmt::format("{}: {} of rank {} stands behind {}: the weight gradients of a chunk have "
+                          "to be added in ascending micro-batches, so that no schedule changes a bit",
+                          name_, action.name(), rank, before.name()));
         }
         before = action;
       }
@@ -418,13 +423,14 @@ class Checker {
       for (const Action& action : schedule_.ranks[rank]) {
         const auto chunk = static_cast<std::size_t>(action.chunk);
         if (!count(action, gathered, gathers, static_cast<int>(rank), held)) return false;
-        gathered[chunk] = action.kind == ActionKind::gather ||
-                          (gathered[chunk] && action.kind != ActionKind::free);
+        gathered[chunk] =
+            action.kind == ActionKind::gather || (gathered[chunk] && action.kind != ActionKind::free);
         Held& most = verdict_.most[rank];
         most.activations = std::max(most.activations, held.activations);
         most.buffers = std::max(most.buffers, held.buffers);
         most.gathered = std::max(most.gathered, held.gathered);
-        if (!within(limits_.activations, held.activations, "pair", " of chunk and micro-batch", action, rank) ||
+        if (!within(limits_.activations, held.activations, "pair", " of chunk and micro-batch", action,
+                    rank) ||
             !within(limits_.buffers, held.buffers, "message", " received and not read", action, rank) ||
             !within(limits_.gathered, held.gathered, "chunk", " gathered", action, rank)) {
           return false;
@@ -442,10 +448,10 @@ class Checker {
   bool count(const Action& action, const std::vector<bool>& gathered, bool gathers, int rank, Held& held) {
     const bool is_gathered = gathered[static_cast<std::size_t>(action.chunk)];
     const auto wrong = [&](std::string_view why) {
-      return refuse(Fault::gathering, fmt::format("{}: {} of rank {} stands where the weights of chunk {} are "
-                                                  "{}gathered{}",
-                                                  name_, action.name(), rank, action.chunk,
-                                                  is_gathered ? "" : "not ", why));
+      return refuse(Fault::gathering,
+                    fmt::format("{}: {} of rank {} stands where the weights of chunk {} are "
+                                "{}gathered{}",
+                                name_, action.name(), rank, action.chunk, is_gathered ? "" : "not ", why));
     };
     if (receives(action.kind)) ++held.buffers;
     if (action.kind == ActionKind::gather) {
@@ -470,8 +476,9 @@ class Checker {
   bool within(const std::optional<std::int64_t>& limit, std::int64_t held, std::string_view what,
               std::string_view state, const Action& action, std::size_t rank) {
     if (!limit || held <= *limit) return true;
-    return refuse(Fault::limit, fmt::format("{}: rank {} holds {} {}{}{} at {}, and the limit is {}", name_, rank,
-                                            held, what, held == 1 ? "" : "s", state, action.name(), *limit));
+    return refuse(Fault::limit,
+                  fmt::format("{}: rank {} holds {} {}{}{} at {}, and the limit is {}", name_, rank, held,
+                              what, held == 1 ? "" : "s", state, action.name(), *limit));
   }
 
   const PipelineSchedule& schedule_;
@@ -480,8 +487,8 @@ class Checker {
   const Limits& limits_;
   Places places_;
   Verdict verdict_;
-  std::vector<std::size_t> done_;  ///< by rank: actions behind it
-  std::vector<std::pair<std::size_t, std::size_t>> channel_of_;  ///< by cut: of residuals, of gradients
+  std::vector<std::size_t> done_;  ///< the number of actions that each rank has done
+  std::vector<std::pair<std::size_t, std::size_t>> channel_of_;  ///< for each cut, residuals and gradients
   std::vector<Channel> channels_;
 };
 
@@ -510,18 +517,20 @@ Verdict check(const PipelineSchedule& lowered, MessageModel model, std::string_v
   std::vector<bool> holds(lowered.ranks.size());
   for (const int rank : lowered.rank_of_chunk) {
     if (rank < 0 || rank >= lowered.stages()) {
-      throw InvalidArgument(fmt::format("a chunk on rank {} of a pipeline of {} stages", rank, lowered.stages()));
+      throw InvalidArgument(
+          fmt::format("a chunk on rank {} of a pipeline of {} stages", rank, lowered.stages()));
     }
     holds[static_cast<std::size_t>(rank)] = true;
   }
   if (lowered.chunks() == 0 || lowered.micro_batches < 1) {
-    return refused(Fault::missing, fmt::format("{} lacks actions: it has {} chunks and {} micro-batches", name,
-                                               lowered.chunks(), lowered.micro_batches));
+    return refused(Fault::missing, fmt::format("{} lacks actions: it has {} chunks and {} micro-batches",
+                                               name, lowered.chunks(), lowered.micro_batches));
   }
   const auto empty = std::find(holds.begin(), holds.end(), false);
   if (empty != holds.end()) {
-    return refused(Fault::missing, fmt::format("{} lacks actions of rank {}: each rank of a pipeline has a chunk",
-                                               name, empty - holds.begin()));
+    return refused(Fault::missing,
+                   fmt::format("{} lacks actions of rank {}: each rank of a pipeline has a chunk", name,
+                               empty - holds.begin()));
   }
   return Checker(lowered, model, name, limits).run();
 }

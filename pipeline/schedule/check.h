@@ -1,5 +1,6 @@
 #pragma once
-/// Proves of a schedule that every run of it ends with the right gradients: before step 1, from integers alone.
+/// Proves of a schedule that every run of it ends with the right gradients: before step 1, from integers
+/// alone.
 
 #include <cstdint>
 #include <optional>
@@ -11,7 +12,7 @@
 
 namespace tranche::pipeline {
 
-/// What a message between two ranks waits for.
+/// The rule by which messages between ranks wait.
 enum class MessageModel : std::uint8_t {
   async,     ///< a send waits for nothing; a receive waits for its own message
   channels,  ///< a queue for each sender, receiver and kind (residual or gradient), as devices have: messages
@@ -24,7 +25,7 @@ std::string_view name_of(MessageModel model);
 /// The reverse. Throws ConfigurationError, which lists the names.
 MessageModel message_model_named(std::string_view name);
 
-/// What a rank holds at once.
+/// The things that a rank holds at once.
 struct Held {
   std::int64_t activations = 0;  ///< pairs of chunk and micro-batch from F to B, or to W where B is split
   std::int64_t buffers = 0;      ///< messages from their receive to the action that reads them
@@ -56,9 +57,11 @@ struct RankAction {
 
 struct Verdict {
   Fault fault = Fault::none;
-  std::string refusal;            ///< names the schedule and the actions; empty when it is accepted
-  std::vector<RankAction> cycle;  ///< of a deadlock: for each rank in it, what it waits at and what is waited for
-  std::vector<Held> most;         ///< by rank, when it is accepted
+  std::string refusal;  ///< names the schedule and the actions; empty when it is accepted
+  /// The cycle of a deadlock: each rank in it adds the action at which it stands, and a later one of its list
+  /// for which another rank waits.
+  std::vector<RankAction> cycle;
+  std::vector<Held> most;  ///< the peaks of each rank, when it is accepted
   bool accepted() const { return fault == Fault::none; }
 };
 
@@ -77,7 +80,7 @@ struct Verdict {
 Verdict check(const PipelineSchedule& lowered, MessageModel model, std::string_view name = "schedule",
               const Limits& limits = {});
 
-/// What the engine runs: the schedule, with messages where it has none (with_messages()). Throws
+/// Returns the schedule as the engine runs it: with messages where it has none (with_messages()). Throws
 /// ConfigurationError with the refusal of check().
 PipelineSchedule proved(PipelineSchedule schedule, MessageModel model, std::string_view name,
                         const Limits& limits = {});

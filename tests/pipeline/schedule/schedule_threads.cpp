@@ -66,10 +66,11 @@ struct Message {
   auto operator<=>(const Message&) const = default;
 };
 
-/// What the ranks share. A rank waits inside `send` and `receive`, which return nothing when the run is over.
+/// The ranks share this. A rank waits inside `send` and `receive`, which return nothing when the run is over.
 class Mailboxes {
  public:
-  Mailboxes(MessageModel model, int ranks) : model_(model), ranks_(ranks), offers_(static_cast<std::size_t>(ranks)) {}
+  Mailboxes(MessageModel model, int ranks)
+      : model_(model), ranks_(ranks), offers_(static_cast<std::size_t>(ranks)) {}
 
   bool send(int from, int to, const Message& message, Number value) {
     std::unique_lock lock(mutex_);
@@ -127,7 +128,8 @@ class Mailboxes {
   /// When all threads have ended.
   Ending ending() const { return ending_; }
   bool empty() const {
-    return box_.empty() && std::all_of(queues_.begin(), queues_.end(), [](const auto& q) { return q.second.empty(); });
+    return box_.empty() &&
+           std::all_of(queues_.begin(), queues_.end(), [](const auto& q) { return q.second.empty(); });
   }
 
  private:
@@ -142,7 +144,7 @@ class Mailboxes {
     }
     return false;
   }
-  /// Those that wait have to look again.
+  /// Ranks that wait have to look again.
   void changed() {
     ++version_;
     waiting_ = 0;
@@ -168,7 +170,7 @@ class Mailboxes {
   Ending ending_;
   std::multimap<Message, Number> box_;
   std::map<std::tuple<int, int, bool>, std::deque<std::pair<Message, Number>>> queues_;
-  std::vector<std::optional<std::pair<Message, Number>>> offers_;  ///< by sender
+  std::vector<std::optional<std::pair<Message, Number>>> offers_;  ///< one for each sender
 };
 
 class Broken : public std::runtime_error {
@@ -197,8 +199,8 @@ class Rank {
   }
   const std::map<int, Number>& sums() const { return sums_; }
   bool nothing_left() const {
-    return inputs_.empty() && activations_.empty() && outputs_.empty() && gradients_.empty() && halves_.empty() &&
-           input_gradients_.empty() && gathered_.empty();
+    return inputs_.empty() && activations_.empty() && outputs_.empty() && gradients_.empty() &&
+           halves_.empty() && input_gradients_.empty() && gathered_.empty();
   }
 
  private:
@@ -224,7 +226,8 @@ class Rank {
     const Place place{action.chunk, action.micro_batch};
     const int chunk = action.chunk;
     const bool last = chunk + 1 == schedule_.chunks();
-    if (pipeline::computes(action.kind) && gathers_ && gathered_.count(chunk) == 0) throw Broken("not gathered");
+    if (pipeline::computes(action.kind) && gathers_ && gathered_.count(chunk) == 0)
+      throw Broken("not gathered");
     switch (action.kind) {
       case ActionKind::forward: {
         const Number input = take(inputs_, place, "input");
@@ -312,7 +315,8 @@ Ending run_by_threads(const PipelineSchedule& schedule, MessageModel model) {
   for (int rank = 0; rank < schedule.stages(); ++rank) ranks.emplace_back(schedule, rank, gathers, mail);
   {
     std::vector<std::jthread> threads;
-    for (std::size_t rank = 1; rank < ranks.size(); ++rank) threads.emplace_back([&, rank] { ranks[rank].run(); });
+    for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+      threads.emplace_back([&, rank] { ranks[rank].run(); });
     ranks[0].run();
   }
   Ending ending = mail.ending();
@@ -321,7 +325,8 @@ Ending run_by_threads(const PipelineSchedule& schedule, MessageModel model) {
   for (const Rank& rank : ranks) {
     if (!rank.nothing_left()) return {Outcome::broken, "a rank has results that nobody used"};
     for (const auto& [chunk, sum] : rank.sums()) {
-      if (sum != expected[static_cast<std::size_t>(chunk)]) return {Outcome::broken, "other weight gradients"};
+      if (sum != expected[static_cast<std::size_t>(chunk)])
+        return {Outcome::broken, "other weight gradients"};
     }
   }
   std::size_t sums = 0;
