@@ -82,9 +82,10 @@ Result result_of(const ScheduleOptions& options) {
   result.run = pipeline::simulate(result.schedule, result.times);
   result.certificate = pipeline::lower_bounds(result.schedule, result.times);
   if (result.schedule.micro_batches < stages) {
+    const std::int64_t most = result.schedule.micro_batches;
     result.notes.push_back(fmt::format(
-        "{0} micro-batches on {1} stages of a pipeline: at most {0} of {1} stages can work at once",
-        result.schedule.micro_batches, stages));
+        "{0} micro-batch{1} on {2} stages of a pipeline: at most {0} of {2} stages can work at once", most,
+        most == 1 ? "" : "es", stages));
   }
   return result;
 }
