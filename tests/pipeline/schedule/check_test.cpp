@@ -206,13 +206,18 @@ TEST(ScheduleCheck, RefusesAResultThatIsNeededBeforeItIsThere) {
             "schedule.csv: 1SEND_B0 of rank 1 stands before 1B0, whose result it needs");
 }
 
-TEST(ScheduleCheck, RefusesWeightGradientsThatDoNotAscend) {
+TEST(ScheduleCheck, RefusesGradientsThatDoNotAscend) {
+  const std::string ascend =
+      " gradients of a chunk have to be computed in ascending micro-batches, so that no schedule "
+      "changes a bit";
   EXPECT_EQ(refusal("0F0,0F1,0B1,0B0\n"),
-            "schedule.csv: 0B0 of rank 0 stands behind 0B1: the weight gradients of a chunk have to be added "
-            "in ascending "
-            "micro-batches, so that no schedule changes a bit");
-  EXPECT_EQ(refusal("0F0,0F1,0I1,0I0,0W0,0W1\n"), "");
-  EXPECT_THAT(refusal("0F0,0F1,0I0,0B1,0W0\n"), HasSubstr("0W0 of rank 0 stands behind 0B1"));
+            "schedule.csv: 0B0 of rank 0 stands behind 0B1: the weight" + ascend);
+  EXPECT_EQ(refusal("0F0,0F1,0I0,0I1,0W1,0W0\n"),
+            "schedule.csv: 0W0 of rank 0 stands behind 0W1: the weight" + ascend);
+  EXPECT_EQ(refusal("0F0,0F1,0I1,0I0,0W0,0W1\n"),
+            "schedule.csv: 0I0 of rank 0 stands behind 0I1: the input" + ascend);
+  EXPECT_EQ(refusal("0F0,0F1,0I0,0B1,0W0\n"),
+            "schedule.csv: 0W0 of rank 0 stands behind 0B1: the weight" + ascend);
 }
 
 TEST(ScheduleCheck, CountsWhatRanksHold) {
@@ -265,6 +270,9 @@ TEST(ScheduleCheck, RefusesWeightsThatAreUsedWithoutAGather) {
             "schedule.csv: 0GATHER of rank 0 stands where the weights of chunk 0 are gathered already");
   EXPECT_EQ(refusal("0GATHER,0F0,0B0,0FREE,0FREE\n"),
             "schedule.csv: 0FREE of rank 0 stands where the weights of chunk 0 are not gathered");
+  EXPECT_EQ(
+      refusal("0GATHER,0FREE,0GATHER,0F0,0B0,0FREE\n"),
+      "schedule.csv: 0FREE of rank 0 stands where the weights of chunk 0 are gathered and not used yet");
   EXPECT_EQ(refusal("0GATHER,0F0,0B0\n"), "schedule.csv lacks 0FREE at the end of rank 0");
 }
 
@@ -309,7 +317,7 @@ void compare_with_threads(int from, int rounds) {
       if (verdict.fault == Fault::deadlock && !gathers) {
         ASSERT_EQ(ending.outcome, test::Outcome::hung) << story();
       }
-      if (verdict.fault == Fault::weights) {
+      if (verdict.fault == Fault::gradients) {
         ASSERT_EQ(ending.outcome, test::Outcome::broken) << story();
       }
       ++faults[verdict.fault];
@@ -317,7 +325,7 @@ void compare_with_threads(int from, int rounds) {
   }
   if (rounds < 10000 || test::sanitized || test::sweep_part().of > 1) return;
   for (const Fault fault : {Fault::none, Fault::misplaced, Fault::twice, Fault::missing, Fault::order,
-                            Fault::deadlock, Fault::gathering, Fault::weights}) {
+                            Fault::deadlock, Fault::gathering, Fault::gradients}) {
     EXPECT_GT(faults[fault], 100) << "of kind " << static_cast<int>(fault);
   }
 }
