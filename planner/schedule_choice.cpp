@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "engine/pipeline_order.h"
@@ -101,6 +102,25 @@ std::string schedule_choices_text(const std::vector<ScheduleChoice>& choices) {
          "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time; the "
          "shortest "
          "that fits stands first\n";
+}
+
+std::string with_schedules(const std::string& stage_plans_json, const std::vector<ScheduleChoice>& choices) {
+  using nlohmann::ordered_json;
+  ordered_json document = ordered_json::parse(stage_plans_json);
+  ordered_json& schedules = document["schedules"] = ordered_json::array();
+  for (const ScheduleChoice& one : choices) {
+    if (one.refused.empty()) {
+      schedules.push_back({{"schedule", one.name},
+                           {"chunks", one.chunks},
+                           {"length", one.length},
+                           {"idle", one.idle},
+                           {"peak_bytes", one.peak},
+                           {"fits", one.fits}});
+    } else {
+      schedules.push_back({{"schedule", one.name}, {"refused", one.refused}});
+    }
+  }
+  return document.dump(1) + "\n";
 }
 
 }  // namespace tranche::planner

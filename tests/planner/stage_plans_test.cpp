@@ -212,6 +212,12 @@ TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
       HasSubstr(
           "interleaved    not here: tranche.pipeline_schedule: schedule interleaved takes micro-batches "
           "in rounds of 3"));
+  const json schedules =
+      json::parse(with_schedules("{}", schedule_choices(request, plan_stages(request, 0), 0)))["schedules"];
+  EXPECT_EQ(schedules.size(), 6u);
+  EXPECT_EQ(schedules[0]["fits"], true);
+  EXPECT_GT(schedules[0]["peak_bytes"], 0);
+  EXPECT_THAT(schedules[5]["refused"].get<std::string>(), HasSubstr("takes micro-batches in rounds of 3"));
   request.config.mesh = "shard=*";
   EXPECT_TRUE(schedule_choices(request, {}, 0).empty());
   EXPECT_EQ(schedule_choices_text({}), "");

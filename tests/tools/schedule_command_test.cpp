@@ -94,7 +94,7 @@ TEST(ScheduleCommand, JsonHasTheFiguresOfTheChart) {
   EXPECT_EQ(zb_v["lower_bound"], 13.5);
   EXPECT_EQ(zb_v["rank_of_chunk"], json({0, 1, 2, 3, 3, 2, 1, 0}));
   EXPECT_THAT(schedule({"zb-v", "--p", "4", "--m", "4"}).out,
-              HasSubstr("13.5 (by rank 13.5, by path 13.5): the schedule is 11.1 % longer"));
+              HasSubstr("13.5 (by rank 13.5, by path 11.5): the schedule is 11.1 % longer"));
 }
 
 TEST(ScheduleCommand, TimesAreForAllStagesOrEach) {

@@ -32,5 +32,7 @@ std::vector<ScheduleChoice> schedule_choices(const PlanRequest& request, const s
                                              std::int64_t budget);
 /// A table of them; empty where there are none.
 std::string schedule_choices_text(const std::vector<ScheduleChoice>& choices);
+/// The object of stage_plans_json() with the choices as `schedules`.
+std::string with_schedules(const std::string& stage_plans_json, const std::vector<ScheduleChoice>& choices);
 
 }  // namespace tranche::planner
