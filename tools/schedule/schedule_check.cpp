@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/text_file.h"
 #include "pipeline/schedule/check.h"
 #include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/load.h"
@@ -32,7 +33,7 @@ Checked checked(const ScheduleCheckOptions& options) {
   Checked result;
   const PipelineSchedule given =
       pipeline::load_schedule(options.source, static_cast<int>(options.stages), options.micro_batches,
-                              static_cast<int>(options.chunks));
+                              static_cast<int>(options.chunks), detail::Pipes::allowed);
   result.schedule = pipeline::with_messages(given);
   if (result.schedule != given && pipeline::find_schedule(options.source) == nullptr) {
     result.notes.push_back(

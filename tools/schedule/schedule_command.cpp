@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/output_file.h"
+#include "core/text_file.h"
 #include "pipeline/schedule/certificate.h"
 #include "pipeline/schedule/check.h"
 #include "pipeline/schedule/load.h"
@@ -72,8 +73,9 @@ struct Result {
 
 Result result_of(const ScheduleOptions& options) {
   Result result;
-  result.schedule = pipeline::load_schedule(options.source, static_cast<int>(options.stages),
-                                            options.micro_batches, static_cast<int>(options.chunks));
+  result.schedule =
+      pipeline::load_schedule(options.source, static_cast<int>(options.stages), options.micro_batches,
+                              static_cast<int>(options.chunks), detail::Pipes::allowed);
   const int stages = result.schedule.stages();
   result.times = {read_times(options.forward, "--f", stages), read_times(options.input, "--i", stages),
                   read_times(options.weight, "--w", stages)};
