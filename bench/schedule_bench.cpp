@@ -42,8 +42,8 @@ void measure(const Settings& settings) {
     for (const std::vector<Action>& line : schedule.ranks) actions += line.size();
   }
   fmt::print("schedule={} stages={} micro_batches={} model={} actions={} read_ms={:.1f} check_ms={:.1f}\n",
-             settings.schedule, settings.stages, settings.micro_batches, settings.model, actions, median(read_ms),
-             median(check_ms));
+             settings.schedule, settings.stages, settings.micro_batches, settings.model, actions,
+             median(read_ms), median(check_ms));
 }
 
 }  // namespace
@@ -54,10 +54,11 @@ int main(int argc, char** argv) {
   using namespace tranche::bench;
   return run_program("bench_schedule", [&] {
     Settings settings;
-    parse_flags(argc, argv,
-                {text_flag("--schedule", settings.schedule), text_flag("--model", settings.model),
-                 number_flag("--stages", settings.stages), number_flag("--chunks", settings.chunks),
-                 number_flag("--micro-batches", settings.micro_batches), number_flag("--rounds", settings.rounds)});
+    parse_flags(
+        argc, argv,
+        {text_flag("--schedule", settings.schedule), text_flag("--model", settings.model),
+         number_flag("--stages", settings.stages), number_flag("--chunks", settings.chunks),
+         number_flag("--micro-batches", settings.micro_batches), number_flag("--rounds", settings.rounds)});
     measure(settings);
   });
 }

@@ -40,26 +40,6 @@ pipeline::PipelineSchedule load(const Config& config, int stages) {
                            "; the first stage has to hold it, whose actions are in line 1");
 }
 
-/// Throws ConfigurationError for input gradients of a chunk that do not ascend in micro-batches: gradients of
-/// norms and of the head are added along with them.
-void require_ascending(const pipeline::PipelineSchedule& schedule, const std::string& name) {
-  std::vector<std::int64_t> latest(schedule.rank_of_chunk.size(), -1);  // by chunk
-  for (const std::vector<pipeline::Action>& actions : schedule.ranks) {
-    for (const pipeline::Action& action : actions) {
-      if (action.kind != pipeline::ActionKind::backward && action.kind != pipeline::ActionKind::input_gradient)
-        continue;
-      std::int64_t& before = latest[static_cast<std::size_t>(action.chunk)];
-      if (action.micro_batch < before) {
-        throw ConfigurationError(name + ": " + action.name() + " stands behind the backward of micro-batch " +
-                                 std::to_string(before) +
-                                 "; input gradients of a chunk ascend in micro-batches, because gradients of "
-                                 "norms and of the head are added along with them");
-      }
-      before = action.micro_batch;
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<int> stages_of_chunks(const Config& config, int stages) {
@@ -80,7 +60,6 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
       schedule = pipeline::with_gathers(schedule, 1);
     }
     schedule = pipeline::proved(std::move(schedule), pipeline::MessageModel::channels, name);
-    require_ascending(schedule, name);
     return schedule;
   });
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "engine/pipeline_order.h"
@@ -70,13 +71,15 @@ std::vector<ScheduleChoice> schedule_choices(const PlanRequest& request, const s
     try {
       simulate(choice, other);
       take_memory(choice, plan_stages(other, budget), budget);
-    } catch (const ConfigurationError&) {
-      continue;  // its number of micro-batches, chunks or cuts is not that of the request
+    } catch (const ConfigurationError& error) {
+      // Its number of micro-batches, chunks or cuts is not that of the request.
+      choice.refused = error.message();
     }
     choices.push_back(std::move(choice));
   }
   std::stable_sort(choices.begin(), choices.end(), [](const ScheduleChoice& a, const ScheduleChoice& b) {
-    return std::tuple(!a.fits, a.length, a.peak) < std::tuple(!b.fits, b.length, b.peak);
+    return std::tuple(!a.refused.empty(), !a.fits, a.length, a.peak) <
+           std::tuple(!b.refused.empty(), !b.fits, b.length, b.peak);
   });
   return choices;
 }
@@ -85,15 +88,39 @@ std::string schedule_choices_text(const std::vector<ScheduleChoice>& choices) {
   if (choices.empty()) return {};
   std::size_t name = 8;
   for (const ScheduleChoice& one : choices) name = std::max(name, one.name.size());
-  std::string text = fmt::format("\n{:<{}}{:>8}{:>10}{:>8}{:>14}\n", "schedule", name, "chunks", "length", "idle",
-                                 "device peak");
+  std::string text = fmt::format("\n{:<{}}{:>8}{:>10}{:>8}{:>14}\n", "schedule", name, "chunks", "length",
+                                 "idle", "device peak");
   for (const ScheduleChoice& one : choices) {
+    if (!one.refused.empty()) {
+      text += fmt::format("{:<{}}  not here: {}\n", one.name, name, one.refused);
+      continue;
+    }
     text += fmt::format("{:<{}}{:>8}{:>10.2f}{:>6.1f} %{:>14}{}\n", one.name, name, one.chunks, one.length,
                         100 * one.idle, format_bytes(one.peak), one.fits ? "" : "  does not fit");
   }
   return text +
-         "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time; the shortest "
+         "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time; the "
+         "shortest "
          "that fits stands first\n";
+}
+
+std::string with_schedules(const std::string& stage_plans_json, const std::vector<ScheduleChoice>& choices) {
+  using nlohmann::ordered_json;
+  ordered_json document = ordered_json::parse(stage_plans_json);
+  ordered_json& schedules = document["schedules"] = ordered_json::array();
+  for (const ScheduleChoice& one : choices) {
+    if (one.refused.empty()) {
+      schedules.push_back({{"schedule", one.name},
+                           {"chunks", one.chunks},
+                           {"length", one.length},
+                           {"idle", one.idle},
+                           {"peak_bytes", one.peak},
+                           {"fits", one.fits}});
+    } else {
+      schedules.push_back({{"schedule", one.name}, {"refused", one.refused}});
+    }
+  }
+  return document.dump(1) + "\n";
 }
 
 }  // namespace tranche::planner

@@ -1,19 +1,11 @@
 #include "pipeline/schedule/certificate.h"
 
-#include <string>
 #include <vector>
-
-#include "tranche/core/error.h"
 
 namespace tranche::pipeline {
 
 Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& times) {
-  for (const std::vector<double>* list : {&times.forward, &times.input, &times.weight}) {
-    if (list->size() != schedule.ranks.size()) {
-      throw InvalidArgument(std::to_string(list->size()) + " times for " +
-                            std::to_string(schedule.ranks.size()) + " stages");
-    }
-  }
+  times.require(schedule.ranks.size());
   const StageTimes chunk = times.by_chunk(schedule.rank_of_chunk);
   const std::size_t chunks = schedule.rank_of_chunk.size(), ranks = schedule.ranks.size();
   const auto micro_batches = static_cast<double>(schedule.micro_batches);

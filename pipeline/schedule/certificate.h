@@ -21,7 +21,7 @@ struct Certificate {
 };
 
 /// The bounds for schedules that split the backward of the same chunks as `schedule` does. Its order has no
-/// part in them. Throws InvalidArgument for times that are not one for each rank.
+/// part in them. Throws InvalidArgument as StageTimes::require() does.
 Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& times);
 
 }  // namespace tranche::pipeline

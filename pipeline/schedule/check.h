@@ -1,5 +1,6 @@
 #pragma once
-/// Proves of a schedule that every run of it ends with the right gradients: before step 1, from integers alone.
+/// Proves of a schedule that every run of it ends with the right gradients: before step 1, from integers
+/// alone.
 
 #include <cstdint>
 #include <optional>
@@ -7,24 +8,12 @@
 #include <string_view>
 #include <vector>
 
+#include "pipeline/schedule/deadlock.h"
 #include "pipeline/schedule/pipeline_schedule.h"
 
 namespace tranche::pipeline {
 
-/// What a message between two ranks waits for.
-enum class MessageModel : std::uint8_t {
-  async,     ///< a send waits for nothing; a receive waits for its own message
-  channels,  ///< a queue for each sender, receiver and kind (residual or gradient), as devices have: messages
-             ///< are received in the order in which they were sent; a send holds up its own queue alone
-  stream,    ///< one queue for all messages of a rank, in the order of its list: each ends together with its
-             ///< partner on the other rank, and the next one begins then
-};
-/// "async", "channels", "stream".
-std::string_view name_of(MessageModel model);
-/// The reverse. Throws ConfigurationError, which lists the names.
-MessageModel message_model_named(std::string_view name);
-
-/// What a rank holds at once.
+/// The things that a rank holds at once.
 struct Held {
   std::int64_t activations = 0;  ///< pairs of chunk and micro-batch from F to B, or to W where B is split
   std::int64_t buffers = 0;      ///< messages from their receive to the action that reads them
@@ -44,21 +33,16 @@ enum class Fault : std::uint8_t {
   order,      ///< an action stands before another one of its rank whose result it needs
   deadlock,   ///< ranks wait for each other
   gathering,  ///< weights are used, gathered or freed where they cannot be
-  weights,    ///< the weight gradients of a chunk do not ascend in micro-batches: other bits
+  gradients,  ///< gradients of a chunk do not ascend in micro-batches: other bits
   limit,
-};
-
-struct RankAction {
-  int rank = 0;
-  Action action;
-  friend bool operator==(const RankAction&, const RankAction&) = default;
 };
 
 struct Verdict {
   Fault fault = Fault::none;
-  std::string refusal;            ///< names the schedule and the actions; empty when it is accepted
-  std::vector<RankAction> cycle;  ///< of a deadlock: for each rank in it, what it waits at and what is waited for
-  std::vector<Held> most;         ///< by rank, when it is accepted
+  std::string refusal;  ///< names the schedule and the actions; empty when it is accepted
+  /// The cycle of a deadlock (find_cycle()).
+  std::vector<RankAction> cycle;
+  std::vector<Held> most;  ///< the peaks of each rank, when it is accepted
   bool accepted() const { return fault == Fault::none; }
 };
 
@@ -66,10 +50,12 @@ struct Verdict {
 /// - each micro-batch has on each chunk F, and B or both I and W, once; each message has a send and a receive
 ///   once, on the ranks that hold the chunks, and chunks of one rank have none between them;
 /// - each action stands behind what it needs on its rank;
-/// - no ranks wait for each other under `model`. Ranks are fixed lists, so whether a run ends does not depend
-///   on times: one run decides;
-/// - the weight gradients of each chunk ascend in micro-batches, so that all schedules have equal bits;
-/// - where there is a GATHER at all, each chunk is gathered while it computes, and freed at the end;
+/// - no ranks wait for each other under `model`;
+/// - the input gradients and the weight gradients of each chunk ascend in micro-batches, so that all
+/// schedules have
+///   equal bits;
+/// - where there is a GATHER at all, each chunk is gathered while it computes, and computes before it is
+/// freed;
 /// - no rank holds more than `limits`.
 /// The first of these that does not hold is the refusal. Takes time linear in the number of actions, whatever
 /// the numbers in them. `name` is the file or the schedule in texts. Throws InvalidArgument when
@@ -77,7 +63,7 @@ struct Verdict {
 Verdict check(const PipelineSchedule& lowered, MessageModel model, std::string_view name = "schedule",
               const Limits& limits = {});
 
-/// What the engine runs: the schedule, with messages where it has none (with_messages()). Throws
+/// Returns the schedule as the engine runs it: with messages where it has none (with_messages()). Throws
 /// ConfigurationError with the refusal of check().
 PipelineSchedule proved(PipelineSchedule schedule, MessageModel model, std::string_view name,
                         const Limits& limits = {});

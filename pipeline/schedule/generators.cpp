@@ -168,9 +168,13 @@ void check_numbers(const NamedSchedule& schedule, int stages, std::int64_t micro
                     schedule.name, schedule.chunks_per_rank == 1 ? "one chunk" : "two chunks", chunks));
   }
   const std::int64_t kinds = schedule.splits_backward ? 3 : 2;
-  if (micro_batches > most_actions || std::int64_t{stages} * chunks > most_actions / kinds / micro_batches) {
+  // zb_v() makes a list that fills the V before it takes the micro-batches that there are.
+  const std::int64_t made = schedule.placement == ChunkPlacement::v
+                                ? std::max<std::int64_t>(2 * std::int64_t{stages} - 1, micro_batches)
+                                : micro_batches;
+  if (made > most_actions || std::int64_t{stages} * chunks > most_actions / kinds / made) {
     throw ConfigurationError(fmt::format(
-        "schedule {}: {} stages, {} micro-batches and {} chunks on a rank have more than {} actions",
+        "schedule {}: {} stages, {} micro-batches and {} chunks on a rank take more than {} actions",
         schedule.name, stages, micro_batches, chunks, most_actions));
   }
   if (schedule.name == "interleaved" && micro_batches % stages != 0) {

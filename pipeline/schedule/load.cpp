@@ -10,14 +10,14 @@
 namespace tranche::pipeline {
 
 PipelineSchedule load_schedule(const std::string& name_or_file, int stages, std::int64_t micro_batches,
-                               int chunks_per_rank) {
+                               int chunks_per_rank, detail::Pipes pipes) {
   std::error_code ignored;
   const bool path = name_or_file.find_first_of("/.") != std::string::npos;
   if (find_schedule(name_or_file) != nullptr || (!path && !std::filesystem::exists(name_or_file, ignored))) {
     return generate(name_or_file, stages, micro_batches, chunks_per_rank);
   }
   PipelineSchedule schedule =
-      read_schedule(detail::read_text_file(name_or_file, "schedule", detail::Pipes::allowed), name_or_file);
+      read_schedule(detail::read_text_file(name_or_file, "schedule", pipes), name_or_file);
   require_numbers(schedule, name_or_file, stages, micro_batches, chunks_per_rank);
   return schedule;
 }

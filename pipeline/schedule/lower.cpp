@@ -22,9 +22,6 @@ bool has_any(const PipelineSchedule& schedule, Predicate predicate) {
 bool moves_weights(ActionKind kind) {
   return kind == ActionKind::gather || kind == ActionKind::free;
 }
-bool is_receive(ActionKind kind) {
-  return kind == ActionKind::receive_residual || kind == ActionKind::receive_gradient;
-}
 
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
@@ -58,7 +55,7 @@ std::vector<Action> gathered(const std::vector<Action>& line, std::size_t chunks
         std::find_if(held.begin(), held.end(), [&](const Held& one) { return one.chunk == action.chunk; });
     if (own == held.end()) {
       const bool received =
-          !result.empty() && is_receive(result.back().kind) && result.back().chunk == action.chunk;
+          !result.empty() && receives(result.back().kind) && result.back().chunk == action.chunk;
       const auto place = [&] { return result.end() - (received ? 1 : 0); };
       if (held.size() == capacity) {
         const auto furthest = std::max_element(

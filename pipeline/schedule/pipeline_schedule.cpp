@@ -18,13 +18,33 @@ bool computes(ActionKind kind) {
 }
 
 bool is_message(ActionKind kind) {
-  return kind == ActionKind::send_residual || kind == ActionKind::receive_residual ||
-         kind == ActionKind::send_gradient || kind == ActionKind::receive_gradient;
+  return sends(kind) || receives(kind);
+}
+bool sends(ActionKind kind) {
+  return kind == ActionKind::send_residual || kind == ActionKind::send_gradient;
+}
+bool receives(ActionKind kind) {
+  return kind == ActionKind::receive_residual || kind == ActionKind::receive_gradient;
 }
 
 std::string Action::name() const {
   std::string text = std::to_string(chunk) + std::string(letters_of(kind));
   return computes(kind) || is_message(kind) ? text + std::to_string(micro_batch) : text;
+}
+
+Action partner(const Action& message) {
+  switch (message.kind) {
+    case ActionKind::send_residual:
+      return {ActionKind::receive_residual, message.chunk + 1, message.micro_batch};
+    case ActionKind::receive_residual:
+      return {ActionKind::send_residual, message.chunk - 1, message.micro_batch};
+    case ActionKind::send_gradient:
+      return {ActionKind::receive_gradient, message.chunk - 1, message.micro_batch};
+    case ActionKind::receive_gradient:
+      return {ActionKind::send_gradient, message.chunk + 1, message.micro_batch};
+    default:
+      throw InvalidArgument(message.name() + " is no message");
+  }
 }
 
 std::vector<int> ranks_of_chunks(ChunkPlacement placement, int stages, int chunks_per_rank) {

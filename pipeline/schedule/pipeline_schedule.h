@@ -28,6 +28,9 @@ std::string_view letters_of(ActionKind kind);
 /// True for F, B, I and W.
 bool computes(ActionKind kind);
 bool is_message(ActionKind kind);
+/// True for SEND_F and SEND_B; for RECV_F and RECV_B.
+bool sends(ActionKind kind);
+bool receives(ActionKind kind);
 
 /// One action of one rank. A chunk is a run of consecutive units of the model. Chunks are numbered over the
 /// whole model: chunk c takes the output of chunk c - 1.
@@ -39,6 +42,9 @@ struct Action {
   std::string name() const;
   friend auto operator<=>(const Action&, const Action&) = default;
 };
+
+/// The other half of a message: the receive of a send, and the send of a receive.
+Action partner(const Action& message);
 
 /// Which rank of the pipeline holds a chunk.
 enum class ChunkPlacement : std::uint8_t {

@@ -14,19 +14,6 @@ namespace {
 
 constexpr double not_yet = -1;
 
-void check_times(const PipelineSchedule& schedule, const StageTimes& times) {
-  for (const std::vector<double>* list : {&times.forward, &times.input, &times.weight}) {
-    if (list->size() != schedule.ranks.size()) {
-      throw InvalidArgument(std::to_string(list->size()) + " times for " +
-                            std::to_string(schedule.ranks.size()) + " stages");
-    }
-    if (std::any_of(list->begin(), list->end(),
-                    [](double time) { return !(time >= 0) || !std::isfinite(time); })) {
-      throw InvalidArgument("a time of a stage is negative or not finite");
-    }
-  }
-}
-
 /// Runs the lists of all ranks, each until it waits for another.
 class Run {
  public:
@@ -181,6 +168,19 @@ StageTimes StageTimes::equal(int stages, double forward, double input, double we
           std::vector<double>(count, weight)};
 }
 
+void StageTimes::require(std::size_t stages) const {
+  for (const std::vector<double>* list : {&forward, &input, &weight}) {
+    if (list->size() != stages) {
+      throw InvalidArgument(std::to_string(list->size()) + " times for " + std::to_string(stages) +
+                            " stages");
+    }
+    if (std::any_of(list->begin(), list->end(),
+                    [](double time) { return !(time >= 0) || !std::isfinite(time); })) {
+      throw InvalidArgument("a time of a stage is negative or not finite");
+    }
+  }
+}
+
 StageTimes StageTimes::by_chunk(const std::vector<int>& rank_of_chunk) const {
   std::vector<int> chunks(forward.size(), 0);
   for (const int rank : rank_of_chunk) ++chunks.at(static_cast<std::size_t>(rank));
@@ -195,7 +195,7 @@ StageTimes StageTimes::by_chunk(const std::vector<int>& rank_of_chunk) const {
 }
 
 Simulation simulate(const PipelineSchedule& schedule, const StageTimes& times) {
-  check_times(schedule, times);
+  times.require(schedule.ranks.size());
   Run run(schedule, times);
   run.to_the_end();
   Simulation result;

@@ -2,6 +2,7 @@
 /// How long a schedule takes and what it holds, from times alone: the longest path through its actions.
 /// Messages, gathers and frees take no time.
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -15,6 +16,8 @@ namespace tranche::pipeline {
 struct StageTimes {
   std::vector<double> forward, input, weight;
   static StageTimes equal(int stages, double forward = 1, double input = 1, double weight = 1);
+  /// Throws InvalidArgument unless there are times for so many stages, all finite and none below 0.
+  void require(std::size_t stages) const;
   /// The same by chunk of the whole model.
   StageTimes by_chunk(const std::vector<int>& rank_of_chunk) const;
 };

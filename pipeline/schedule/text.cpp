@@ -32,9 +32,10 @@ std::string_view without_spaces(std::string_view text) {
 /// Takes a number of 0 or more from the front of `text`. Empty where there is none, or one that is too large.
 template <typename Number>
 std::optional<Number> take_number(std::string_view& text) {
+  if (text.starts_with('-')) return std::nullopt;
   Number number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || number < 0) return std::nullopt;
+  if (error != std::errc()) return std::nullopt;
   text.remove_prefix(static_cast<std::size_t>(end - text.data()));
   return number;
 }
@@ -63,15 +64,13 @@ std::optional<Action> action_of(std::string_view cell) {
     if (cell.find(word) != std::string_view::npos) {
       throw ConfigurationError(
           fmt::format("{}: '{}' is an action of torch's own lowering; write the schedule's compute actions "
-                      "alone, like 2F0, 1I3, "
-                      "1W3 and 0B1, and the rest is added",
+                      "alone, like 2F0, 1I3, 1W3 and 0B1, and the rest is added",
                       where, shown));
     }
   }
   throw ConfigurationError(
       fmt::format("{}: '{}' is no action; there are 2F0 (forward of micro-batch 0 on chunk 2), and in the "
-                  "same way B, I, W, SEND_F, "
-                  "RECV_F, SEND_B and RECV_B, and 2GATHER and 2FREE",
+                  "same way B, I, W, SEND_F, RECV_F, SEND_B and RECV_B, and 2GATHER and 2FREE",
                   where, shown));
 }
 

@@ -14,7 +14,8 @@ using namespace tranche::pipeline;
 
 void read_schedule_file(std::string_view input) {
   const PipelineSchedule schedule = read_schedule(input, "schedule.csv");
-  require(read_schedule(write_schedule(schedule), "schedule.csv") == schedule, "a schedule changes when it is written");
+  require(read_schedule(write_schedule(schedule), "schedule.csv") == schedule,
+          "a schedule changes when it is written");
   const PipelineSchedule lowered = with_messages(schedule);
   const bool stream = check(lowered, MessageModel::stream).accepted();
   const bool channels = check(lowered, MessageModel::channels).accepted();
@@ -26,7 +27,8 @@ void read_schedule_file(std::string_view input) {
 
 std::vector<std::string> schedule_seeds() {
   const PipelineSchedule messages = with_messages(generate("zb-v", 2, 2));
-  return {write_schedule(generate("1f1b", 2, 2)), write_schedule(messages), write_schedule(with_gathers(messages, 1)),
+  return {write_schedule(generate("1f1b", 2, 2)), write_schedule(messages),
+          write_schedule(with_gathers(messages, 1)),
           write_schedule(with_messages(generate("interleaved", 2, 2, 2))), "0F0,,0B0\r\n,1F0,1I0,1W0,\r\n"};
 }
 

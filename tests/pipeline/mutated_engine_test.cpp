@@ -1,4 +1,5 @@
-// Schedules with damage, given to the engine as files: refused before step 1, or trained with the bits of one rank.
+// Schedules with damage, given to the engine as files: refused before step 1, or trained with the bits of one
+// rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +25,7 @@ namespace {
 constexpr std::int64_t sequence_length = 7;
 constexpr int trained_steps = 2;
 
-/// As many blocks as chunks can be, so that each chunk has work.
+/// A model of as many blocks as there can be chunks, so that each chunk has work.
 std::shared_ptr<const LanguageModel> model_of_blocks() {
   GptConfig config = tiny_gpt();
   config.layers = 12;
@@ -69,7 +70,7 @@ TEST(MutatedSchedules, AreRefusedOrTrainedWithTheBitsOfOneRank) {
   constexpr int each = 10;
   const std::shared_ptr<const LanguageModel> model = model_of_blocks();
   const tools::test::TemporaryFolder folder;
-  std::map<std::int64_t, kernels::Digest> of_one_rank;  // by micro-batches
+  std::map<std::int64_t, kernels::Digest> of_one_rank;  // the key is the number of micro-batches
   int trained = 0, refused = 0;
   for (std::uint64_t seed = 50000; trained < each || refused < each; ++seed) {
     const tranche::test::MutatedSchedule mutated = tranche::test::mutated_schedule(seed);
@@ -77,7 +78,8 @@ TEST(MutatedSchedules, AreRefusedOrTrainedWithTheBitsOfOneRank) {
     const pipeline::Verdict verdict = pipeline::check(schedule, pipeline::MessageModel::channels);
     if ((verdict.accepted() ? trained : refused) == each) continue;
     if (verdict.accepted() && mutated.origin.ends_with("; 0 changes")) continue;
-    Config config = config_of(schedule.micro_batches, pipeline::has_gathers(schedule) ? 3 : static_cast<int>(seed % 4));
+    Config config =
+        config_of(schedule.micro_batches, pipeline::has_gathers(schedule) ? 3 : static_cast<int>(seed % 4));
     const std::string mesh = "pipeline=" + std::to_string(schedule.stages());
     config.mesh = mesh;
     config.pipeline_schedule = folder.write("schedule.csv", pipeline::write_schedule(schedule));
@@ -89,7 +91,9 @@ TEST(MutatedSchedules, AreRefusedOrTrainedWithTheBitsOfOneRank) {
         (void)state_after_training(*model, config, schedule.stages());
         ADD_FAILURE() << story;
       } catch (const ConfigurationError& error) {
-        EXPECT_THAT(error.message(), testing::StartsWith("tranche.pipeline_schedule: " + folder.path("schedule.csv"))) << story;
+        EXPECT_THAT(error.message(),
+                    testing::StartsWith("tranche.pipeline_schedule: " + folder.path("schedule.csv")))
+            << story;
       }
       continue;
     }

@@ -1,5 +1,5 @@
-#include "tranche/planner/schedule_choice.h"
 #include "tranche/planner/stage_plans.h"
+#include "tranche/planner/schedule_choice.h"
 
 #include <gmock/gmock.h>
 
@@ -204,7 +204,7 @@ TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
   const auto names = [&](std::int64_t budget) {
     std::vector<std::string> found;
     for (const ScheduleChoice& one : schedule_choices(request, plan_stages(request, budget), budget)) {
-      found.push_back(one.name + (one.fits ? "" : " does not fit"));
+      found.push_back(one.name + (one.refused.empty() ? "" : " refused") + (one.fits ? "" : " does not fit"));
     }
     return found;
   };
@@ -214,13 +214,29 @@ TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
   EXPECT_GT(by_name.at("afab").peak, by_name.at("1f1b").peak);
   EXPECT_GE(by_name.at("afab").length, by_name.at("1f1b").length);
   EXPECT_LT(by_name.at("zb-h1").length, by_name.at("1f1b").length);
-  for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LE(all[i - 1].length, all[i].length);
-  EXPECT_THAT(schedule_choices_text(all), AllOf(HasSubstr("zb-h1"), HasSubstr(" %"), HasSubstr("device peak")));
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    if (all[i].refused.empty()) {
+      EXPECT_LE(all[i - 1].length, all[i].length);
+    }
+  }
+  EXPECT_THAT(schedule_choices_text(all),
+              AllOf(HasSubstr("zb-h1"), HasSubstr(" %"), HasSubstr("device peak")));
   const std::vector<std::string> within = names(by_name.at("afab").peak - 1);
   EXPECT_THAT(within, testing::Contains("afab does not fit"));
   EXPECT_THAT(within.front(), Not(HasSubstr("does not fit")));
   request.config.accumulation_steps = 4;
-  EXPECT_THAT(names(0), Not(testing::Contains("interleaved"))) << "three stages take multiples of three";
+  EXPECT_EQ(names(0).back(), "interleaved refused") << "three stages take multiples of three";
+  EXPECT_THAT(
+      schedule_choices_text(schedule_choices(request, plan_stages(request, 0), 0)),
+      HasSubstr(
+          "interleaved    not here: tranche.pipeline_schedule: schedule interleaved takes micro-batches "
+          "in rounds of 3"));
+  const json schedules =
+      json::parse(with_schedules("{}", schedule_choices(request, plan_stages(request, 0), 0)))["schedules"];
+  EXPECT_EQ(schedules.size(), 6u);
+  EXPECT_EQ(schedules[0]["fits"], true);
+  EXPECT_GT(schedules[0]["peak_bytes"], 0);
+  EXPECT_THAT(schedules[5]["refused"].get<std::string>(), HasSubstr("takes micro-batches in rounds of 3"));
   request.config.mesh = "shard=*";
   EXPECT_TRUE(schedule_choices(request, {}, 0).empty());
   EXPECT_EQ(schedule_choices_text({}), "");

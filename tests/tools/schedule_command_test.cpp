@@ -74,7 +74,9 @@ TEST(ScheduleCommand, LongChartsAreLinesOfBoundedWidth) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 120u) << line;
   EXPECT_THAT(schedule({"1f1b", "--p", "4", "--m", "1000"}).out,
-              HasSubstr("\n\nno chart: it would have 3009 cells on a rank, which is more than 2000\n"));
+              HasSubstr("\n\nno chart: it would have more than 2000 cells on a rank\n"));
+  EXPECT_THAT(schedule({"1f1b", "--p", "2", "--m", "2", "--f", "1e-3", "--w", "1e9"}).out,
+              HasSubstr("\n\nno chart: "));
   EXPECT_THAT(schedule({"1f1b", "--p", "2", "--m", "2", "--f", "1", "--i", "1.0137", "--w", "0.777"}).out,
               HasSubstr("to which starts and ends are rounded"));
 }
@@ -92,7 +94,7 @@ TEST(ScheduleCommand, JsonHasTheFiguresOfTheChart) {
   EXPECT_EQ(zb_v["lower_bound"], 13.5);
   EXPECT_EQ(zb_v["rank_of_chunk"], json({0, 1, 2, 3, 3, 2, 1, 0}));
   EXPECT_THAT(schedule({"zb-v", "--p", "4", "--m", "4"}).out,
-              HasSubstr("13.5 (by rank 13.5, by path 13.5): the schedule is 11.1 % longer"));
+              HasSubstr("13.5 (by rank 13.5, by path 11.5): the schedule is 11.1 % longer"));
 }
 
 TEST(ScheduleCommand, TimesAreForAllStagesOrEach) {
@@ -116,7 +118,8 @@ TEST(ScheduleCommand, FewMicroBatchesHaveANote) {
   EXPECT_EQ(done.status, 0);
   EXPECT_EQ(done.errors,
             "note: 2 micro-batches on 4 stages of a pipeline: at most 2 of 4 stages can work at once\n");
-  EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "2"})["notes"].size(), 1u);
+  EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "1"})["notes"],
+            json::array({"1 micro-batch on 4 stages of a pipeline: at most 1 of 4 stages can work at once"}));
   EXPECT_EQ(figures({"1f1b", "--p", "4", "--m", "4"})["notes"].size(), 0u);
 }
 

@@ -76,11 +76,10 @@ std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simula
 
 std::string chart_text(const PipelineSchedule& schedule, const Simulation& run) {
   const Cell cell = cell_of(schedule, run);
-  if (cell.time <= 0) return {};
-  if (run.length / cell.time > most_chart_cells) {
-    return fmt::format("no chart: it would have {:.0f} cells on a rank, which is more than {}\n",
-                       run.length / cell.time, most_chart_cells);
+  if (!(run.length <= cell.time * most_chart_cells)) {
+    return fmt::format("no chart: it would have more than {} cells on a rank\n", most_chart_cells);
   }
+  if (cell.time <= 0) return {};  // nothing takes any time
   const auto cells = static_cast<std::size_t>(std::llround(run.length / cell.time));
   std::vector<std::vector<std::string>> lines;
   std::size_t width = 2;

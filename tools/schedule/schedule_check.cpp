@@ -7,7 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "core/text_file.h"
 #include "pipeline/schedule/check.h"
+#include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/load.h"
 #include "pipeline/schedule/lower.h"
 #include "tranche/core/error.h"
@@ -29,17 +31,19 @@ struct Checked {
 
 Checked checked(const ScheduleCheckOptions& options) {
   Checked result;
-  const PipelineSchedule given = pipeline::load_schedule(options.source, static_cast<int>(options.stages),
-                                                         options.micro_batches, static_cast<int>(options.chunks));
+  const PipelineSchedule given =
+      pipeline::load_schedule(options.source, static_cast<int>(options.stages), options.micro_batches,
+                              static_cast<int>(options.chunks), detail::Pipes::allowed);
   result.schedule = pipeline::with_messages(given);
-  if (result.schedule != given) {
+  if (result.schedule != given && pipeline::find_schedule(options.source) == nullptr) {
     result.notes.push_back(
-        fmt::format("{} has no messages; checked is what runs: with a receive in front of each action that reads one, and a "
+        fmt::format("{} has no messages; checked is what runs: with a receive in front of each action that "
+                    "reads one, and a "
                     "send behind the one that made it",
                     options.source));
   }
-  result.verdict = pipeline::check(result.schedule, pipeline::message_model_named(options.model), options.source,
-                                   {options.activations, options.buffers, options.gathered});
+  result.verdict = pipeline::check(result.schedule, pipeline::message_model_named(options.model),
+                                   options.source, {options.activations, options.buffers, options.gathered});
   return result;
 }
 
@@ -50,8 +54,8 @@ std::string accepted_text(const Checked& result, const ScheduleCheckOptions& opt
   std::string text = fmt::format(
       "{}: complete, causal and free of deadlock (model {}); weight gradients ascend\n"
       "{} stages, {} micro-batches, {} chunks, {} actions\n\n{:>6}{:>20}{:>20}{:>20}\n",
-      options.source, options.model, schedule.stages(), schedule.micro_batches, schedule.chunks(), actions, "rank",
-      "peak activations", "received messages", "gathered chunks");
+      options.source, options.model, schedule.stages(), schedule.micro_batches, schedule.chunks(), actions,
+      "rank", "peak activations", "received messages", "gathered chunks");
   for (std::size_t rank = 0; rank < result.verdict.most.size(); ++rank) {
     const Held& most = result.verdict.most[rank];
     text += fmt::format("{:>6}{:>20}{:>20}{:>20}\n", rank, most.activations, most.buffers, most.gathered);
@@ -65,7 +69,9 @@ std::string verdict_json(const Checked& result, const ScheduleCheckOptions& opti
     cycle.push_back({{"rank", one.rank}, {"action", one.action.name()}});
   }
   for (const Held& most : result.verdict.most) {
-    ranks.push_back({{"peak_activations", most.activations}, {"received_messages", most.buffers}, {"gathered_chunks", most.gathered}});
+    ranks.push_back({{"peak_activations", most.activations},
+                     {"received_messages", most.buffers},
+                     {"gathered_chunks", most.gathered}});
   }
   const ordered_json json = {{"schema", schedule_check_schema},
                              {"schedule", options.source},
@@ -95,7 +101,8 @@ int run_schedule_check(const Options& all_options, const Output& output) {
   if (failed != 0) return failed;
   if (launch.rank() == 0) {
     for (const std::string& note : result.notes) output.errors << "note: " << note << "\n";
-    output.out << (options.json ? verdict_json(result, options) : accepted_text(result, options)) << std::flush;
+    output.out << (options.json ? verdict_json(result, options) : accepted_text(result, options))
+               << std::flush;
   }
   return static_cast<int>(result.verdict.accepted() ? ExitStatus::success : ExitStatus::configuration);
 }

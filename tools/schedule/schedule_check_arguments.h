@@ -15,7 +15,7 @@ struct ScheduleCheckOptions {
   bool used = false;
   std::string source;                          ///< a file, or a name
   std::int64_t stages = 0, micro_batches = 0;  ///< 0: as the file says
-  std::int64_t chunks = 0;                     ///< on a rank; 0: as the file says, or the schedule's own number
+  std::int64_t chunks = 0;  ///< on a rank; 0: as the file says, or the schedule's own number
   std::string model = "channels";
   std::optional<std::int64_t> activations, buffers, gathered;  ///< the most that a rank may hold
   bool json = false;

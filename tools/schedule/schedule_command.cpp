@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/output_file.h"
+#include "core/text_file.h"
 #include "pipeline/schedule/certificate.h"
 #include "pipeline/schedule/check.h"
 #include "pipeline/schedule/load.h"
@@ -72,8 +73,9 @@ struct Result {
 
 Result result_of(const ScheduleOptions& options) {
   Result result;
-  result.schedule = pipeline::load_schedule(options.source, static_cast<int>(options.stages),
-                                            options.micro_batches, static_cast<int>(options.chunks));
+  result.schedule =
+      pipeline::load_schedule(options.source, static_cast<int>(options.stages), options.micro_batches,
+                              static_cast<int>(options.chunks), detail::Pipes::allowed);
   const int stages = result.schedule.stages();
   result.times = {read_times(options.forward, "--f", stages), read_times(options.input, "--i", stages),
                   read_times(options.weight, "--w", stages)};
@@ -82,9 +84,10 @@ Result result_of(const ScheduleOptions& options) {
   result.run = pipeline::simulate(result.schedule, result.times);
   result.certificate = pipeline::lower_bounds(result.schedule, result.times);
   if (result.schedule.micro_batches < stages) {
+    const std::int64_t most = result.schedule.micro_batches;
     result.notes.push_back(fmt::format(
-        "{0} micro-batches on {1} stages of a pipeline: at most {0} of {1} stages can work at once",
-        result.schedule.micro_batches, stages));
+        "{0} micro-batch{1} on {2} stages of a pipeline: at most {0} of {2} stages can work at once", most,
+        most == 1 ? "" : "es", stages));
   }
   return result;
 }

@@ -97,8 +97,9 @@ TEST(Generators, Refusals) {
               HasSubstr("0 stages, 8 micro-batches and 1 chunks on a rank: each has to be at least 1"));
   EXPECT_THAT(refusal("afab", 4, 0), HasSubstr("each has to be at least 1"));
   EXPECT_THAT(refusal("breadth-first", 4, 8, -1), HasSubstr("each has to be at least 1"));
-  EXPECT_THAT(refusal("afab", 1 << 20, 1 << 20), HasSubstr("have more than 16777216 actions"));
-  EXPECT_THAT(refusal("afab", 2, std::int64_t{1} << 62), HasSubstr("have more than 16777216 actions"));
+  EXPECT_THAT(refusal("afab", 1 << 20, 1 << 20), HasSubstr("take more than 16777216 actions"));
+  EXPECT_THAT(refusal("zb-v", 1'000'000, 1), HasSubstr("take more than 16777216 actions"));
+  EXPECT_THAT(refusal("afab", 2, std::int64_t{1} << 62), HasSubstr("take more than 16777216 actions"));
 }
 
 }  // namespace

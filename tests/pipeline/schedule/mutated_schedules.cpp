@@ -34,7 +34,9 @@ void change(PipelineSchedule& schedule, Draw& draw) {
   std::vector<Action>& line = schedule.ranks[draw(schedule.ranks.size())];
   if (line.size() < 2) return;
   const std::size_t at = draw(line.size());
-  const auto place = [&](std::vector<Action>& to, std::size_t i) { return to.begin() + static_cast<std::ptrdiff_t>(i); };
+  const auto place = [&](std::vector<Action>& to, std::size_t i) {
+    return to.begin() + static_cast<std::ptrdiff_t>(i);
+  };
   switch (draw(16)) {
     case 0:  // left out
       line.erase(place(line, at));
@@ -45,7 +47,8 @@ void change(PipelineSchedule& schedule, Draw& draw) {
       return;
     }
     case 2:  // another micro-batch
-      line[at].micro_batch = static_cast<std::int64_t>(draw(static_cast<std::size_t>(schedule.micro_batches)));
+      line[at].micro_batch =
+          static_cast<std::int64_t>(draw(static_cast<std::size_t>(schedule.micro_batches)));
       return;
     case 3:  // another chunk
       line[at].chunk = static_cast<int>(draw(static_cast<std::size_t>(schedule.chunks())));
@@ -96,7 +99,8 @@ void change(PipelineSchedule& schedule, Draw& draw) {
 
 MutatedSchedule mutated_schedule(std::uint64_t seed) {
   Draw draw(seed);
-  constexpr std::array<std::string_view, 6> names{"afab", "1f1b", "interleaved", "breadth-first", "zb-h1", "zb-v"};
+  constexpr std::array<std::string_view, 6> names{"afab",          "1f1b",  "interleaved",
+                                                  "breadth-first", "zb-h1", "zb-v"};
   const std::string_view name = names[draw(names.size())];
   const int stages = static_cast<int>(2 + draw(3));
   std::int64_t micro_batches = static_cast<std::int64_t>(1 + draw(5));
@@ -109,9 +113,9 @@ MutatedSchedule mutated_schedule(std::uint64_t seed) {
   if (draw(4) == 0) mutated.schedule = pipeline::with_gathers(std::move(mutated.schedule), 1);
   const std::size_t changes = draw(5);
   for (std::size_t i = 0; i < changes; ++i) change(mutated.schedule, draw);
-  mutated.origin = std::string(name) + ", " + std::to_string(stages) + " stages, " + std::to_string(micro_batches) +
-                   " micro-batches, " + std::to_string(chunks) + " chunks on a rank; " + std::to_string(changes) +
-                   " changes";
+  mutated.origin = std::string(name) + ", " + std::to_string(stages) + " stages, " +
+                   std::to_string(micro_batches) + " micro-batches, " + std::to_string(chunks) +
+                   " chunks on a rank; " + std::to_string(changes) + " changes";
   return mutated;
 }
 

@@ -13,9 +13,9 @@ struct MutatedSchedule {
   pipeline::PipelineSchedule schedule;
 };
 
-/// A named schedule of 2 to 4 stages with its messages, and one in four with gathers and frees, in which up to four actions
-/// were moved, exchanged, left out, doubled, or made others. A function of `seed` alone. Some are as good as
-/// before: actions may change places where nothing depends on it.
+/// A named schedule of 2 to 4 stages with its messages, and one in four with gathers and frees, in which up
+/// to four actions were moved, exchanged, left out, doubled, or made others. A function of `seed` alone. Some
+/// are as good as before: actions may change places where nothing depends on it.
 MutatedSchedule mutated_schedule(std::uint64_t seed);
 
 }  // namespace tranche::test

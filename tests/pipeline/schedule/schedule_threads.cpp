@@ -6,7 +6,6 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <stdexcept>
 #include <thread>
 #include <tuple>
@@ -42,16 +41,23 @@ Number added(Number sum, Number input, Number gradient) {
   return mix(sum, input, gradient);
 }
 
-/// The weight gradients of all chunks on one rank, micro-batch by micro-batch.
-std::vector<Number> serial(int chunks, std::int64_t micro_batches) {
-  std::vector<Number> sums(static_cast<std::size_t>(chunks));
+/// Sums of gradients of a chunk: those of its weights, and those that are added along with input gradients.
+struct Sums {
+  Number weights = 0, beside_inputs = 0;
+  friend bool operator==(const Sums&, const Sums&) = default;
+};
+
+/// The sums of all chunks on one rank, micro-batch by micro-batch.
+std::vector<Sums> serial(int chunks, std::int64_t micro_batches) {
+  std::vector<Sums> sums(static_cast<std::size_t>(chunks));
   for (std::int64_t m = 0; m < micro_batches; ++m) {
     std::vector<Number> inputs{tokens(m)};
     for (int chunk = 0; chunk < chunks; ++chunk) inputs.push_back(forward(chunk, inputs.back()));
     Number gradient = inputs.back();
     for (int chunk = chunks; chunk-- > 0;) {
       const auto c = static_cast<std::size_t>(chunk);
-      sums[c] = added(sums[c], inputs[c], gradient);
+      sums[c].weights = added(sums[c].weights, inputs[c], gradient);
+      sums[c].beside_inputs = added(sums[c].beside_inputs, inputs[c], gradient);
       gradient = input_gradient(chunk, inputs[c], gradient);
     }
   }
@@ -66,10 +72,11 @@ struct Message {
   auto operator<=>(const Message&) const = default;
 };
 
-/// What the ranks share. A rank waits inside `send` and `receive`, which return nothing when the run is over.
+/// The ranks share this. A rank waits inside `send` and `receive`, which return nothing when the run is over.
 class Mailboxes {
  public:
-  Mailboxes(MessageModel model, int ranks) : model_(model), ranks_(ranks), offers_(static_cast<std::size_t>(ranks)) {}
+  Mailboxes(MessageModel model, int ranks)
+      : model_(model), ranks_(ranks), offers_(static_cast<std::size_t>(ranks)) {}
 
   bool send(int from, int to, const Message& message, Number value) {
     std::unique_lock lock(mutex_);
@@ -127,7 +134,8 @@ class Mailboxes {
   /// When all threads have ended.
   Ending ending() const { return ending_; }
   bool empty() const {
-    return box_.empty() && std::all_of(queues_.begin(), queues_.end(), [](const auto& q) { return q.second.empty(); });
+    return box_.empty() &&
+           std::all_of(queues_.begin(), queues_.end(), [](const auto& q) { return q.second.empty(); });
   }
 
  private:
@@ -142,7 +150,7 @@ class Mailboxes {
     }
     return false;
   }
-  /// Those that wait have to look again.
+  /// Ranks that wait have to look again.
   void changed() {
     ++version_;
     waiting_ = 0;
@@ -168,7 +176,7 @@ class Mailboxes {
   Ending ending_;
   std::multimap<Message, Number> box_;
   std::map<std::tuple<int, int, bool>, std::deque<std::pair<Message, Number>>> queues_;
-  std::vector<std::optional<std::pair<Message, Number>>> offers_;  ///< by sender
+  std::vector<std::optional<std::pair<Message, Number>>> offers_;  ///< one for each sender
 };
 
 class Broken : public std::runtime_error {
@@ -195,10 +203,10 @@ class Rank {
     }
     mail_.leave();
   }
-  const std::map<int, Number>& sums() const { return sums_; }
+  const std::map<int, Sums>& sums() const { return sums_; }
   bool nothing_left() const {
-    return inputs_.empty() && activations_.empty() && outputs_.empty() && gradients_.empty() && halves_.empty() &&
-           input_gradients_.empty() && gathered_.empty();
+    return inputs_.empty() && activations_.empty() && outputs_.empty() && gradients_.empty() &&
+           halves_.empty() && input_gradients_.empty() && gathered_.empty();
   }
 
  private:
@@ -224,7 +232,10 @@ class Rank {
     const Place place{action.chunk, action.micro_batch};
     const int chunk = action.chunk;
     const bool last = chunk + 1 == schedule_.chunks();
-    if (pipeline::computes(action.kind) && gathers_ && gathered_.count(chunk) == 0) throw Broken("not gathered");
+    if (pipeline::computes(action.kind) && gathers_) {
+      if (gathered_.count(chunk) == 0) throw Broken("not gathered");
+      gathered_[chunk] = true;
+    }
     switch (action.kind) {
       case ActionKind::forward: {
         const Number input = take(inputs_, place, "input");
@@ -242,20 +253,20 @@ class Rank {
       case ActionKind::backward: {
         const Number gradient = take(gradients_, place, "gradient");
         const Number input = take(activations_, place, "activation");
-        sums_[chunk] = added(sums_[chunk], input, gradient);
-        pass_back(place, input_gradient(chunk, input, gradient));
+        sums_[chunk].weights = added(sums_[chunk].weights, input, gradient);
+        pass_back(place, input, gradient);
         return true;
       }
       case ActionKind::input_gradient: {
         const Number gradient = take(gradients_, place, "gradient");
         if (activations_.count(place) == 0) throw Broken("no activation");
-        pass_back(place, input_gradient(chunk, activations_[place], gradient));
+        pass_back(place, activations_[place], gradient);
         put(halves_, place, gradient);
         return true;
       }
       case ActionKind::weight_gradient: {
         const Number gradient = take(halves_, place, "input gradient before it");
-        sums_[chunk] = added(sums_[chunk], take(activations_, place, "activation"), gradient);
+        sums_[chunk].weights = added(sums_[chunk].weights, take(activations_, place, "activation"), gradient);
         return true;
       }
       case ActionKind::send_residual:
@@ -269,16 +280,21 @@ class Rank {
       case ActionKind::receive_gradient:
         return received(gradients_, place, holder(chunk + 1), {false, chunk, action.micro_batch});
       case ActionKind::gather:
-        if (!gathered_.insert(chunk).second) throw Broken("gathered twice");
+        if (!gathered_.emplace(chunk, false).second) throw Broken("gathered twice");
         return true;
       case ActionKind::free:
-        if (gathered_.erase(chunk) == 0) throw Broken("freed without a gather");
+        if (gathered_.count(chunk) == 0) throw Broken("freed without a gather");
+        if (!gathered_[chunk]) throw Broken("gathered for nothing");
+        gathered_.erase(chunk);
         return true;
     }
     return true;
   }
-  void pass_back(const Place& place, Number gradient) {
+  void pass_back(const Place& place, Number input, Number output_gradient) {
+    Number& sum = sums_[place.first].beside_inputs;
+    sum = added(sum, input, output_gradient);
     if (place.first == 0) return;
+    const Number gradient = input_gradient(place.first, input, output_gradient);
     if (here(place.first - 1)) {
       put(gradients_, {place.first - 1, place.second}, gradient);
     } else {
@@ -296,8 +312,8 @@ class Rank {
   bool gathers_;
   Mailboxes& mail_;
   Numbers inputs_, activations_, outputs_, gradients_, halves_, input_gradients_;
-  std::map<int, Number> sums_;
-  std::set<int> gathered_;
+  std::map<int, Sums> sums_;
+  std::map<int, bool> gathered_;  ///< true: used
 };
 
 }  // namespace
@@ -312,16 +328,18 @@ Ending run_by_threads(const PipelineSchedule& schedule, MessageModel model) {
   for (int rank = 0; rank < schedule.stages(); ++rank) ranks.emplace_back(schedule, rank, gathers, mail);
   {
     std::vector<std::jthread> threads;
-    for (std::size_t rank = 1; rank < ranks.size(); ++rank) threads.emplace_back([&, rank] { ranks[rank].run(); });
+    for (std::size_t rank = 1; rank < ranks.size(); ++rank)
+      threads.emplace_back([&, rank] { ranks[rank].run(); });
     ranks[0].run();
   }
   Ending ending = mail.ending();
   if (ending.outcome != Outcome::trained) return ending;
-  const std::vector<Number> expected = serial(schedule.chunks(), schedule.micro_batches);
+  const std::vector<Sums> expected = serial(schedule.chunks(), schedule.micro_batches);
   for (const Rank& rank : ranks) {
     if (!rank.nothing_left()) return {Outcome::broken, "a rank has results that nobody used"};
     for (const auto& [chunk, sum] : rank.sums()) {
-      if (sum != expected[static_cast<std::size_t>(chunk)]) return {Outcome::broken, "other weight gradients"};
+      if (sum != expected[static_cast<std::size_t>(chunk)])
+        return {Outcome::broken, "other sums of gradients"};
     }
   }
   std::size_t sums = 0;

@@ -54,7 +54,7 @@ TEST(ScheduleText, NamesItsActionsAsTorchDoes) {
 }
 
 TEST(ScheduleText, RefusalsNameLineRankAndCell) {
-  for (const std::string cell : {"0X0", "F0", "0F", "0F-1", "0F0x", "-1F0", "0f0", "0GATHER0",
+  for (const std::string cell : {"0X0", "F0", "0F", "0F-1", "0F0x", "-1F0", "-0F0", "0F-0", "0f0", "0GATHER0",
                                  "99999999999F0", "0F99999999999999999999"}) {
     EXPECT_THAT(
         read_refusal("0F0,0B0\n1F0,," + cell),
@@ -109,6 +109,7 @@ TEST(ScheduleText, NamesAndFilesAreLoadedAlike) {
     return "";
   };
   EXPECT_THAT(refusal_of("1f1d"), HasSubstr("'1f1d' is no schedule (did you mean 1f1b?)"));
+  EXPECT_THAT(refusal_of("/dev/null"), HasSubstr("schedule '/dev/null' cannot be read: "));  // pipes, devices
   EXPECT_THAT(refusal_of("not/there.csv"), HasSubstr("schedule 'not/there.csv' cannot be read"));
 }
 
