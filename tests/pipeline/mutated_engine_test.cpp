@@ -66,13 +66,13 @@ kernels::Digest state_after_training(const LanguageModel& model, const Config& c
   return digest;
 }
 
-TEST(MutatedSchedules, AreRefusedOrTrainedWithTheBitsOfOneRank) {
-  constexpr int each = 10;
+/// Takes so many schedules of each verdict.
+void expect_refused_or_trained(int each, std::uint64_t first_seed) {
   const std::shared_ptr<const LanguageModel> model = model_of_blocks();
   const tools::test::TemporaryFolder folder;
   std::map<std::int64_t, kernels::Digest> of_one_rank;  // the key is the number of micro-batches
   int trained = 0, refused = 0;
-  for (std::uint64_t seed = 50000; trained < each || refused < each; ++seed) {
+  for (std::uint64_t seed = first_seed; trained < each || refused < each; ++seed) {
     const tranche::test::MutatedSchedule mutated = tranche::test::mutated_schedule(seed);
     const pipeline::PipelineSchedule& schedule = mutated.schedule;
     const pipeline::Verdict verdict = pipeline::check(schedule, pipeline::MessageModel::channels);
@@ -102,6 +102,14 @@ TEST(MutatedSchedules, AreRefusedOrTrainedWithTheBitsOfOneRank) {
     if (is_new) one->second = state_after_training(*model, config_of(schedule.micro_batches, 0), 1);
     EXPECT_TRUE(state_after_training(*model, config, schedule.stages()) == one->second) << story;
   }
+}
+
+TEST(MutatedSchedules, AreRefusedOrTrainedWithTheBitsOfOneRank) {
+  expect_refused_or_trained(10, 50000);
+}
+
+TEST(MutatedSchedulesSlow, AreRefusedOrTrainedWithTheBitsOfOneRank) {
+  expect_refused_or_trained(300, 60000);
 }
 
 }  // namespace
