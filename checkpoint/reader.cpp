@@ -218,6 +218,10 @@ void Reader::Impl::run(std::vector<Task> tasks) {
            next.wanted == task.wanted &&
            next.target == task.target + (task.end - task.begin) / size_of(task.stored) * size_of(task.wanted);
   };
+  // In the order of the files, so that a leaf in which several small ranges lie is read once.
+  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
+    return std::pair(a.rank, a.begin) < std::pair(b.rank, b.begin);
+  });
   // Small ones with a leaf in common are read together, which boxes of a tensor are many of.
   const auto shares_leaf = [](const Task& task, const Task& next) {
     const auto small = [](const Task& one) { return one.end - one.begin < least_in_place; };

@@ -32,7 +32,9 @@ std::vector<Entry> entries_of(const std::vector<ExportTensor>& tensors, DataType
   return entries;
 }
 
-/// Runs of entries of at most `largest` bytes each, in order; a file has at least one tensor.
+/// Runs of entries of at most `largest` bytes each; a file has at least one tensor. Within a file tensors are
+/// sorted by name, as safetensors' own writer sorts those of one dtype, so that a folder that is imported and
+/// exported again has the same bytes.
 std::vector<std::vector<Entry>> cut(const std::vector<Entry>& entries, std::int64_t largest) {
   std::vector<std::vector<Entry>> files(1);
   std::int64_t bytes = 0;
@@ -43,6 +45,10 @@ std::vector<std::vector<Entry>> cut(const std::vector<Entry>& entries, std::int6
     }
     bytes += entry.bytes;
     files.back().push_back(entry);
+  }
+  for (std::vector<Entry>& file : files) {
+    std::sort(file.begin(), file.end(),
+              [](const Entry& a, const Entry& b) { return a.tensor->name < b.tensor->name; });
   }
   return files;
 }
@@ -161,7 +167,7 @@ ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const
     }
     require_no_others(storage.files, folder, options);
     Exporter exporter(storage, folder, options);
-    Json map = Json::object();
+    nlohmann::json map = nlohmann::json::object();  // sorted by name over all files
     for (std::size_t f = 0; f < files.size(); ++f) {
       const std::string name =
           files.size() == 1 ? options.stem + ".safetensors"

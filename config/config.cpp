@@ -234,6 +234,25 @@ void read_cuts(const Values& values, Config& config, Problems& problems) {
   }
 }
 
+void read_layout(const Values& values, Config& config, Problems& problems) {
+  const Json* const layout = values.json("tranche.layout");
+  if (layout == nullptr) return;
+  if (!layout->is_object()) {
+    problems.add(fmt::format(
+        "tranche.layout: expected an object such as {{\"vocabulary\": \"whole\"}}, not {}", layout->dump()));
+    return;
+  }
+  // Validation looks at the texts, which a program may have set too.
+  for (const auto& [name, value] : layout->items()) {
+    if (value.is_string()) {
+      config.layout[name] = value.get<std::string>();
+    } else {
+      problems.add(fmt::format("tranche.layout: expected whole or tensor for each dimension, found {} for {}",
+                               value.dump(), name));
+    }
+  }
+}
+
 namespace {
 
 /// Copies of the sharded state, as tranche's keys or one of DeepSpeed's say.
@@ -322,6 +341,19 @@ void read_stages(const Values& values, bool mesh_given, Config& config, Problems
   }
 }
 
+/// The same by DeepSpeed's key for layers on several ranks, which are neighbours: the fastest axis.
+void read_tensor_ranks(const Values& values, bool mesh_given, Config& config, Problems& problems) {
+  constexpr const char* key = "tensor_parallel.autotp_size";
+  config.tensor_ranks = small_integer(values, key, 0, problems);
+  if (config.tensor_ranks < 0) {
+    problems.add(fmt::format("{}: {} is neither a number of ranks nor 0 (off)", key, config.tensor_ranks));
+    config.tensor_ranks = 0;
+  } else if (config.tensor_ranks > 1 && !mesh_given) {
+    config.mesh =
+        fmt::format("{}, tensor={}", config.mesh.empty() ? "shard=*" : config.mesh, config.tensor_ranks);
+  }
+}
+
 /// Combines keys whose values depend on each other, after each has been read by itself.
 void read_together(const Values& values, Config& config, Problems& problems) {
   read_partition(values, config, problems);
@@ -335,6 +367,7 @@ void read_together(const Values& values, Config& config, Problems& problems) {
   const bool mesh_given = !config.mesh.empty();
   read_replicas(values, config, problems);
   read_stages(values, mesh_given, config, problems);
+  read_tensor_ranks(values, mesh_given, config, problems);
   read_offload(values, config, problems);
 }
 
@@ -388,16 +421,19 @@ Config config_from(const Values& values, Problems& problems) {
   return config;
 }
 
-/// The number of ranks that the three figures of the batch are for; where they do not tell it, one for each
-/// stage that DeepSpeed's key asks for. (The figures count data ranks.)
+/// The number of ranks that the three figures of the batch are for. The figures count data ranks, each of
+/// which has as many ranks as DeepSpeed's keys ask for on the axes `pipeline` and `tensor`; where the figures
+/// do not tell a number, there is one data rank.
 int ranks_of_batch(const Config& config) {
-  const int stages = std::max(1, config.pipeline_stages);
+  const std::int64_t asked =
+      std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.tensor_ranks);
+  const int beside = asked <= INT32_MAX ? static_cast<int>(asked) : 1;
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;
-  if (micro < 1 || steps < 1 || config.train_batch_size < 1) return stages;
+  if (micro < 1 || steps < 1 || config.train_batch_size < 1) return beside;
   // Without their product, which may overflow.
   const std::int64_t of_step = config.train_batch_size / steps, ranks = of_step / micro;
   const bool exact = of_step * steps == config.train_batch_size && ranks * micro == of_step;
-  return exact && ranks <= INT32_MAX / stages ? static_cast<int>(ranks) * stages : stages;
+  return exact && ranks <= INT32_MAX / beside ? static_cast<int>(ranks) * beside : beside;
 }
 
 Reading read_config_text(std::string_view text, std::optional<int> ranks,
@@ -472,6 +508,9 @@ std::string_view name_of(TieSum sum) {
 }
 std::string_view name_of(PipelineCuts cuts) {
   return detail::name_in(cuts);
+}
+std::string_view name_of(TensorSums sums) {
+  return detail::name_in(sums);
 }
 std::string_view name_of(GatherFor gather_for) {
   return detail::name_in(gather_for);

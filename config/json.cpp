@@ -157,6 +157,10 @@ Json cuts_json(const Config& config) {
   return name_of(config.pipeline_cuts);
 }
 
+Json layout_json(const Config& config) {
+  return config.layout;
+}
+
 }  // namespace detail
 
 EarlierDefaults earlier_defaults(const Config& config, std::string_view saved) {

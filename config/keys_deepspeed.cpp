@@ -13,6 +13,10 @@ constexpr std::string_view own_queue =
     "files are read and written by Tranche's own engine; see tranche.io_engine";
 constexpr std::string_view whole_units = "units are gathered whole into one buffer each";
 constexpr std::string_view drawn_in_place = "each rank draws just those initial weights that it keeps";
+constexpr std::string_view rows_in_compute =
+    "rows that ranks of the axis tensor share out travel in the compute dtype";
+constexpr std::string_view named_dimensions =
+    "a model names the dimensions of its tensors that are cut; tranche.layout leaves some of them whole";
 constexpr std::string_view in_report =
     "every step's figures are in the report file, and with --metrics in a file as the run goes";
 
@@ -109,9 +113,10 @@ constexpr ConfigKey keys[] = {
     refused("managed_gradient_accumulation", "true", "micro-batches are counted by the engine"),
     refused("sparse_gradients", "false", "gradients are dense"),
     no_meaning("disable_allgather", "weights are always gathered"),
-    no_meaning("seq_parallel_comm_data_type", "there is no sequence parallelism in this version"),
-    no_meaning("seq_parallel_communication_data_type", "there is no sequence parallelism in this version"),
-    refused("sequence_parallel_size", "1", "sequence parallelism is not part of this version"),
+    no_meaning("seq_parallel_comm_data_type", rows_in_compute),
+    no_meaning("seq_parallel_communication_data_type", rows_in_compute),
+    refused("sequence_parallel_size", "1",
+        "attention over parts of a sequence (Ulysses) is not part of this version; the axis tensor shares rows out between layers: tranche.mesh \"tensor=2\""),
     no_meaning("zero_allow_untested_optimizer", "every optimizer works in every stage"),
     no_meaning("zero_force_ds_cpu_optimizer", "the update runs where its state lives"),
     no_meaning("vocabulary_size", "the model's own configuration says it"),
@@ -120,7 +125,7 @@ constexpr ConfigKey keys[] = {
 
     // Activations.
     block_of("activation_checkpointing", "switched on by tranche.activation_checkpointing").quiet(),
-    no_meaning("activation_checkpointing.partition_activations", "ranks of the axis tensor keep their own rows already"),
+    no_meaning("activation_checkpointing.partition_activations", "each rank of the axis tensor keeps rows of its own, whether it is asked for or not"),
     no_meaning("activation_checkpointing.contiguous_memory_optimization", "kept inputs live in the packed arena"),
     no_meaning("activation_checkpointing.number_checkpoints", "set tranche.activation_checkpointing and tranche.checkpoint_every"),
     no_meaning("activation_checkpointing.synchronize_checkpoint_boundary", "order is kept by events"),
@@ -192,7 +197,18 @@ constexpr ConfigKey keys[] = {
     no_meaning("pipeline.use_reentrant", "recomputation is not done by an autograd library"),
     no_meaning("pipeline.pipe_partitioned", "rows between stages are always spread over the axis tensor"),
     no_meaning("pipeline.grad_partitioned", "rows between stages are always spread over the axis tensor"),
-    refused("tensor_parallel", "null", "the mesh says how many ranks cut a layer: tranche.mesh \"tensor=4\""),
+    block_of("tensor_parallel", "layers on several ranks"),
+    own<&Config::tensor_ranks>(automatic("tensor_parallel.autotp_size", integer, "0",
+        "the axis tensor of tranche.mesh: \"shard=*, tensor=SIZE\" where no mesh is given; 0 and 1 are off")),
+    no_meaning("tensor_parallel.dtype", "bf16 and fp16 say in which dtype layers are computed"),
+    no_meaning("tensor_parallel.tp_overlap_comm", "a layer waits for its rows, which are gathered and scattered as one message each"),
+    no_meaning("tensor_parallel.keep_module_on_host", drawn_in_place),
+    no_meaning("tensor_parallel.preset_model", named_dimensions),
+    refused("tensor_parallel.partition_config", "null", named_dimensions),
+    refused("tensor_parallel.injection_policy_tuple", "null", named_dimensions),
+    refused("tensor_parallel.tp", "null", "write tensor_parallel.autotp_size instead"),
+    refused("tensor_parallel.replace_with_kernel_inject", "false", "kernels of other libraries are not put in place of layers"),
+    refused("tensor_parallel.kernel_inject", "false", "kernels of other libraries are not put in place of layers"),
     refused("expert_parallel", "null", "expert parallelism is not part of this version"),
     refused("use_data_before_expert_parallelism", "false", "expert parallelism is not part of this version"),
     refused("hybrid_engine", "null", "generation inside of training is not part of this version"),

@@ -201,8 +201,11 @@ constexpr ConfigKey keys[] = {
         "what a step leaves of the averages whose ratio is reported; in 0..1, 0: each step by itself")
         .written_if(measures_noise).within({.least = 0, .most = below_1, .wrong = "{0} is not at least 0 and below 1"}),
     field<&Config::mesh>("tranche.mesh",
-        "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers) and shard; * takes the rest")
+        "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers), shard and tensor (parts of layers); * takes the rest")
         .otherwise("\"shard=*\""),
+    own<&Config::layout>(honoured("tranche.layout", any, "{}",
+        "by the name of a tensor's dimension, like {\"vocabulary\": \"whole\"}: whole leaves tensors whole along it on every rank of the axis tensor, tensor cuts them"))
+        .read_by(read_layout).written_as(layout_json).written_if_set(),
     field<&Config::replicate>("tranche.replicate",
         "what each replica of the mesh has a copy of: all (HSDP, MiCS), or parameters, where gradients and optimizer state are sharded over all ranks (hpZ; stages 1-3)")
         .quiet(),
@@ -220,6 +223,9 @@ constexpr ConfigKey keys[] = {
     field<&Config::pipeline_chunks>("tranche.pipeline_chunks",
         "runs of units on each rank of a pipeline; 0: as many as the schedule has, which is 2 for interleaved, breadth-first and zb-v, and 1 for others")
         .at_least(0).written_if_set().quiet(),
+    field<&Config::tensor_sums>("tranche.tensor_sums",
+        "how the ranks of the mesh's axis tensor add up their parts of a layer: rank_order (each part by itself), or chain (each rank goes on where the one before "
+        "ended, which has one rank's bits and is slow)").written_if_set(),
     field<&Config::reduction_group>("tranche.reduction_group",
         "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto").may_be_auto().otherwise("ranks on a node").at_least(0),
     field<&Config::depth>("tranche.depth", "units gathered at once in stage 3, the one in use included").may_be_auto().at_least(1).quiet(),

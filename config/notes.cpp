@@ -130,10 +130,17 @@ void note_schedule(const Values& values, Config& config) {
   }
 }
 
-void note_stages(const Values& values, Config& config) {
-  const bool has_axis = config.mesh.find(name_of(MeshAxis::pipeline)) != std::string::npos;
-  if (!values.is_automatic("pipeline.stages") || has_axis) return;
-  config.notes.emplace_back("pipeline.stages: \"auto\" is 1: write the number of stages for a pipeline");
+void note_axes(const Values& values, Config& config) {
+  const auto lacks = [&](const char* path, MeshAxis axis) {
+    return values.is_automatic(path) && config.mesh.find(name_of(axis)) == std::string::npos;
+  };
+  if (lacks("pipeline.stages", MeshAxis::pipeline)) {
+    config.notes.emplace_back("pipeline.stages: \"auto\" is 1: write the number of stages for a pipeline");
+  }
+  if (lacks("tensor_parallel.autotp_size", MeshAxis::tensor)) {
+    config.notes.emplace_back(
+        "tensor_parallel.autotp_size: \"auto\" is 1: write the number of ranks that share layers");
+  }
 }
 
 }  // namespace
@@ -147,7 +154,7 @@ void note_differences(const Values& values, Config& config) {
   note_precision(values, config);
   note_optimizer(values, config);
   note_schedule(values, config);
-  note_stages(values, config);
+  note_axes(values, config);
 }
 
 }  // namespace tranche::detail

@@ -120,10 +120,12 @@ void read_optimizer(const Values& values, Config& config, Problems& problems);
 void read_schedule(const Values& values, Config& config, Problems& problems);
 void read_groups(const Values& values, Config& config, Problems& problems);
 void read_cuts(const Values& values, Config& config, Problems& problems);
+void read_layout(const Values& values, Config& config, Problems& problems);
 Json optimizer_parameters_json(const Config& config);
 Json schedule_parameters_json(const Config& config);
 Json groups_json(const Config& config);
 Json cuts_json(const Config& config);
+Json layout_json(const Config& config);
 
 /// Calls `each` with the name and the field of each key of tranche.parameter_groups[] but its pattern.
 template <typename Rule, typename Each>

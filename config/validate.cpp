@@ -2,8 +2,12 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/device_communicator.h"
 #include "config/keys.h"
@@ -259,38 +263,66 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
          "several micro-batches are open at once; leave it out");
 }
 
+void check_layout(Config& config, const Mesh& mesh, Problems& problems) {
+  for (const auto& [name, place] : config.layout) {
+    if (place == "whole" || place == "tensor") continue;
+    problems.add(fmt::format("tranche.layout: {} is '{}', which is neither whole nor tensor", name, place));
+  }
+  if (!config.layout.empty() && mesh.size(MeshAxis::tensor) == 1) {
+    config.notes.emplace_back("tranche.layout has no effect: the mesh has no axis tensor");
+  }
+}
+
 /// Refuses what the axis `tensor` does not have yet.
-void check_tensor(const Config& config, const Mesh& mesh, Problems& problems) {
-  if (mesh.size(MeshAxis::tensor) == 1) return;
+void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
+  const bool chain = config.tensor_sums == TensorSums::chain;
+  if (mesh.size(MeshAxis::tensor) == 1) {
+    const std::string idle = "tranche.tensor_sums has no effect: the mesh has no axis tensor";
+    const bool told = std::find(config.notes.begin(), config.notes.end(), idle) != config.notes.end();
+    if (chain && !told) config.notes.push_back(idle);
+    return;
+  }
+  if (config.lora.any() && config.lora.dropout > 0 && config.leaves_whole("inner")) {
+    problems.add(
+        "tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get a rank's "
+        "own rows alone, whose masks would be others; set it to 0, or leave inner out of the layout");
+  }
   const auto refuse = [&](bool asked, std::string_view key, std::string_view reason) {
     if (!asked) return;
     problems.add(fmt::format("{}: tranche.mesh \"{}\" with tensor={} cannot be used with it yet: {}", key,
                              config.mesh, mesh.size(MeshAxis::tensor), reason));
   };
-  refuse(config.lora.any() && config.lora.dropout > 0, "tranche.lora.dropout",
-         "a rank has a part of the columns of some layers' inputs, whose masks would be others; set it to 0");
-  refuse(config.world_size_invariant, "tranche.world_size_invariant",
-         "sums over the ranks of tensor depend on their number; leave one of the two out");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "a rank of tensor has a part of each gradient alone; leave it out");
-  refuse(config.quantized_weights, "zero_optimization.zero_quantized_weights",
-         "blocks of int8 would be cut elsewhere than on one rank; leave it out");
-  refuse(config.quantized_gradients, "zero_optimization.zero_quantized_gradients",
-         "blocks of int8 would be cut elsewhere than on one rank; leave it out");
+  const auto whole = std::find_if(config.layout.begin(), config.layout.end(),
+                                  [](const auto& dimension) { return dimension.second == "whole"; });
+  if (chain && whole != config.layout.end()) {
+    problems.add(
+        fmt::format("tranche.tensor_sums: chain with tranche.layout: layers and tables whose {} is whole on "
+                    "every rank are not computed in chains; write rank_order, or leave it out of the layout",
+                    whole->first));
+  }
+  if (chain && config.lora.any()) {
+    problems.add(
+        "tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not computed in "
+        "chains; write rank_order");
+  }
 }
 
 void check_mesh(Config& config, int ranks, Problems& problems) {
   try {
     const Mesh mesh = config.mesh_of(ranks);
     check_pipeline(config, mesh, problems);
+    check_layout(config, mesh, problems);
     check_tensor(config, mesh, problems);
-    const int stages = mesh.size(MeshAxis::pipeline);
-    if (config.pipeline_stages > 0 && config.pipeline_stages != stages) {
-      problems.add(fmt::format(
-          "pipeline.stages: {} with tranche.mesh (--mesh) \"{}\", whose axis pipeline has {}; give "
-          "one of the two",
-          config.pipeline_stages, config.mesh, stages));
-    }
+    const auto check_axis = [&](MeshAxis axis, const char* key, int asked) {
+      if (asked == 0 || asked == mesh.size(axis)) return;
+      problems.add(
+          fmt::format("{}: {} with tranche.mesh (--mesh) \"{}\", whose axis {} has {}; give one of the two",
+                      key, asked, config.mesh, name_of(axis), mesh.size(axis)));
+    };
+    check_axis(MeshAxis::pipeline, "pipeline.stages", config.pipeline_stages);
+    check_axis(MeshAxis::tensor, "tensor_parallel.autotp_size", config.tensor_ranks);
     const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
       problems.add(fmt::format(
@@ -312,7 +344,8 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                     "first; leave it out",
                     config.reduction_group, config.mesh, shards));
   } catch (const ConfigurationError& error) {
-    problems.add((config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+    problems.add(std::string(config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+                 (config.tensor_ranks > 1 ? "tensor_parallel.autotp_size, " : "") +
                  (config.shard_size > 0 ? config.shard_size_key + ", " : "") +
                  "tranche.mesh: " + error.message());
   }
@@ -334,6 +367,16 @@ void check_names(const Config& config, Problems& problems) {
   } catch (const ConfigurationError& error) {
     problems.add(error.message());
   }
+}
+
+/// Leaves out lines that are there before: a configuration is validated by whoever reads it and by each
+/// engine.
+void keep_first_of_each(std::vector<std::string>& notes) {
+  std::vector<std::string> kept;
+  for (std::string& note : notes) {
+    if (std::find(kept.begin(), kept.end(), note) == kept.end()) kept.push_back(std::move(note));
+  }
+  notes = std::move(kept);
 }
 
 /// All of them where the mesh is not one, which check_mesh() tells.
@@ -374,6 +417,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     problems.add(error.message());
   }
   check_schedule(config, problems);
+  keep_first_of_each(config.notes);
 }
 
 }  // namespace tranche::detail

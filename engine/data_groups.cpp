@@ -62,7 +62,8 @@ BufferRanks DataGroups::of(const Placement& placement, int buffer) {
     throw ConfigurationError("tranche.mesh \"" + config_.mesh + "\": tensor " +
                              name_of_tensor(model_, placed.tensors.front()) + " is shared by " +
                              (tied ? "two stages of a pipeline" : "another number of ranks than others") +
-                             ", which tensor cannot be used with yet");
+                             ", which tensor cannot be used with yet" +
+                             (config_.layout.empty() ? "" : "; leave its dimension out of tranche.layout"));
   }
   if (shared && !sharers_) {
     // Every stage makes its group here, whichever holds this buffer.

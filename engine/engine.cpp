@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "engine/chain_checks.h"
 #include "engine/engine_impl.h"
 #include "engine/exchange.h"
 #include "engine/initial_weights.h"
@@ -109,6 +110,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   }
   set_phase("start");
   check_threads(config, runtime.device());
+  check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
   on_all([this] {

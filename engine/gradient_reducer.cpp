@@ -352,7 +352,8 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   if (flat.stages > 1) {
     sum.group_size = reduction_group_ == 0 ? -flat.stages : flat.stages;
   } else if (flat.sharers > 1) {
-    sum.group_size = flat.sharers;  // the parts of one data rank's gradient are added up first
+    // The parts of one data rank's gradient are added up first.
+    sum.group_size = reduction_group_ == 0 ? -flat.sharers : flat.sharers;
   } else if (flat.sums_uses() && reduction_group_ > 0) {
     sum.group_size = 1;
   }

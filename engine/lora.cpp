@@ -86,6 +86,9 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.forward = model.forward;
   result.residual_width = model.residual_width;
   result.tensor_dimensions = model.tensor_dimensions;
+  result.tensor_messages = model.tensor_messages;  // adapters lie within their layers' messages
+  result.chain_sums = model.chain_sums;
+  result.whole_dimensions = model.whole_dimensions;
   result.name = model.name;
   std::vector<bool> matched(lora.targets.size(), false);
   std::uint32_t site = first_site;

@@ -1,5 +1,7 @@
 #include "engine/run_record.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -78,10 +80,23 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
     const ordered_json::json_pointer place(path);
     return saved.is_object() && saved.contains(place) && saved[place] == value;
   };
+  const int saved_tensor_ranks = std::max(1, manifest.layout.axis(MeshAxis::tensor));
+  // Chains have one rank's sums, on however many ranks of the axis tensor.
+  const bool saved_as_one = saved_tensor_ranks == 1 || was("/tranche/tensor_sums", "chain");
+  const bool now_as_one = runtime_.tensor() == nullptr || config_.tensor_sums == TensorSums::chain;
+  const bool other_parts =
+      !(saved_as_one && now_as_one) && saved_tensor_ranks != runtime_.mesh().size(MeshAxis::tensor);
   const bool was_invariant = was("/tranche/world_size_invariant", true);
   if (config_.world_size_invariant) {
     if (was_invariant && was("/train_batch_size", config_.train_batch_size) &&
         was("/train_micro_batch_size_per_gpu", config_.micro_batch_size)) {
+      if (other_parts) {
+        notes.push_back(
+            fmt::format("saved by tensor={}, loaded by tensor={}: with tranche.world_size_invariant the "
+                        "number of data ranks "
+                        "changes no bit, but sums over the ranks of tensor round differently from here on",
+                        saved_tensor_ranks, runtime_.mesh().size(MeshAxis::tensor)));
+      }
       return;
     }
     notes.emplace_back(
@@ -97,10 +112,9 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
     return;
   }
   const int world = manifest.layout.world, ranks = runtime_.size(), data_ranks = runtime_.mesh().data_ranks();
-  const int saved_tensor_ranks = std::max(1, manifest.layout.axis(MeshAxis::tensor));
-  const int saved_data_ranks =
-      world / std::max(1, manifest.layout.axis(MeshAxis::pipeline)) / saved_tensor_ranks;
-  const bool cut = saved_tensor_ranks > 1 || runtime_.tensor() != nullptr;
+  const int saved_stages = std::max(1, manifest.layout.axis(MeshAxis::pipeline));
+  const int saved_data_ranks = world / saved_stages / saved_tensor_ranks;
+  const bool cut = !(saved_as_one && now_as_one) && (saved_tensor_ranks > 1 || runtime_.tensor() != nullptr);
   if (saved_data_ranks == data_ranks && runtime_.replicas() == nullptr && config_.reduction_group == 0) {
     // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
     reducer_.set_reduction_group(manifest.reduction_group);
@@ -112,10 +126,12 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
             : " (" + runtime_.mesh().to_string() + ")";
     notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) + on +
                     ": state is equal to the bit" +
-                    (saved_data_ranks == data_ranks && !cut
+                    (saved_data_ranks != data_ranks || cut
+                         ? ", sums over ranks round differently from here on"
+                     : saved_stages > 1 || runtime_.pipeline() != nullptr
                          ? "; the bits from here on are those of a run that adds the gradients of tied "
                            "tensors by use (tranche.tie_sum), as a pipeline does"
-                         : ", sums over ranks round differently from here on"));
+                         : ", and sums over the axis tensor are chains, which have one rank's bits"));
   } else if (reducer_.reduction_group() != manifest.reduction_group) {
     notes.push_back("tranche.reduction_group is " + std::to_string(reducer_.reduction_group()) + ", was " +
                     std::to_string(manifest.reduction_group) + ": sums over ranks round differently");

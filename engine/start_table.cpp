@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "engine/offloaded_state.h"
 #include "tranche/kernels/matmul.h"
@@ -227,6 +228,33 @@ void StartTable::add_traffic() {
   if (runtime_.pipeline() != nullptr) text += " + " + along(MeshAxis::pipeline) + " to other stages";
   if (runtime_.tensor() != nullptr) text += " + " + along(MeshAxis::tensor) + " over the axis tensor";
   row("traffic per step, rank", text);
+  add_messages_between_nodes();
+}
+
+void StartTable::add_messages_between_nodes() {
+  const Communicator* const tensor = runtime_.tensor();
+  if (tensor == nullptr) return;
+  const Mesh& mesh = runtime_.mesh();
+  const int size = tensor->size(), per_node = std::max(1, runtime_.all().local_size());
+  // Nodes have consecutive ranks. The ranks of every group are as far apart as those of the first.
+  const std::vector<int> first = mesh.group({MeshAxis::tensor}, 0);
+  const int stride = first[1] - first[0];
+  int elsewhere = size - tensor->local_size();
+  for (int rank = 0; rank < mesh.ranks(); ++rank) {
+    const int begin = rank - mesh.coordinate(MeshAxis::tensor, rank) * stride;
+    int beside = 0;
+    for (int i = 0; i < size; ++i) beside += (begin + i * stride) / per_node == rank / per_node ? 1 : 0;
+    elsewhere = std::max(elsewhere, size - beside);
+  }
+  if (elsewhere == 0) return;
+  const std::int64_t bytes = traffic_.of_rows().bytes;
+  row("note",
+      fmt::format(
+          "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that a rank sends "
+          "the others a step, of which {} go to other nodes",
+          mesh.to_string(), bytes > 0 ? format_bytes(bytes) : "what",
+          bytes > 0 ? format_bytes(bytes / (size - 1) * elsewhere)
+                    : fmt::format("{} of {} parts", elsewhere, size - 1)));
 }
 
 void StartTable::add_notes(const std::vector<std::string>& notes, bool verbose) {

@@ -32,6 +32,8 @@ class StartTable {
   void add_resident();
   void add_activations();
   void add_traffic();
+  /// Tells what the layers of a group of the axis `tensor` send between nodes.
+  void add_messages_between_nodes();
   void add_notes(const std::vector<std::string>& notes, bool verbose);
   /// The bytes that a rank sends of so many elements of a group's buffers, and of others as int8 blocks.
   std::string sent(std::int64_t elements, DataType dtype, std::int64_t as_blocks) const;

@@ -161,9 +161,14 @@ void StateDigest::add_copies(FlatBuffer& flat) {
     if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_ends);
     if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_ends);
   }
-  if (flat.sharers > 1 && flat.sharers == mesh_.size(MeshAxis::tensor)) {
-    if (residency.whole_parameters(flat)) add_parameters(flat, whole, weights_of_tensor);
-    if (flat.trainable && residency.whole_optimizer(flat)) add_state(flat, whole, state_of_tensor);
+  if (flat.sharers > 1) {
+    const bool all = flat.sharers == mesh_.size(MeshAxis::tensor);
+    if (residency.whole_parameters(flat)) {
+      add_parameters(flat, whole, all ? weights_of_tensor : weights_of_sharers);
+    }
+    if (flat.trainable && residency.whole_optimizer(flat)) {
+      add_state(flat, whole, all ? state_of_tensor : state_of_sharers);
+    }
   }
   if (residency.whole_parameters(flat)) {
     add_parameters(flat, whole, weights_of_all);
@@ -178,9 +183,18 @@ void StateDigest::add_copies(FlatBuffer& flat) {
   }
 }
 
+int StateDigest::sharers_of_slices() const {
+  for (const Placement::Buffer& buffer : store_.placement().buffers()) {
+    if (!buffer.empty() && buffer.sharers > 1 && buffer.parts() > 1) return buffer.sharers;
+  }
+  return 1;
+}
+
 void StateDigest::compare_copies(const std::vector<Sums>& all) const {
   std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the buffers that it holds
-  std::map<std::array<int, 3>, int> first_parts;  // the lowest rank of each group of the axis tensor
+  // The lowest rank of each group of the axis tensor, and of each that shares slices.
+  std::map<std::array<int, 4>, int> first_parts;
+  const int parts = mesh_.size(MeshAxis::tensor), sharers = sharers_of_slices();
   const std::vector<int> ends = mesh_.group({MeshAxis::tensor}, 0);  // of the first stage, as rank 0 is
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
@@ -196,14 +210,19 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
     compare(state_of_all, alike, "optimizer state");
     compare(weights_of_shard, holder, "weights");
     compare(state_of_shard, holder, "optimizer state");
-    const int first_of_tensor = first_parts
-                                    .try_emplace({mesh_.coordinate(MeshAxis::replicate, rank),
-                                                  mesh_.coordinate(MeshAxis::pipeline, rank),
-                                                  mesh_.coordinate(MeshAxis::shard, rank)},
-                                                 rank)
-                                    .first->second;
-    compare(weights_of_tensor, first_of_tensor, "weights");
-    compare(state_of_tensor, first_of_tensor, "optimizer state");
+    const auto first_of_neighbours = [&](int neighbours) {
+      const int group = mesh_.coordinate(MeshAxis::tensor, rank) / neighbours;
+      return first_parts
+          .try_emplace({mesh_.coordinate(MeshAxis::replicate, rank),
+                        mesh_.coordinate(MeshAxis::pipeline, rank), mesh_.coordinate(MeshAxis::shard, rank),
+                        neighbours == parts ? -1 : group},
+                       rank)
+          .first->second;
+    };
+    compare(weights_of_tensor, first_of_neighbours(parts), "weights");
+    compare(state_of_tensor, first_of_neighbours(parts), "optimizer state");
+    compare(weights_of_sharers, first_of_neighbours(sharers), "weights");
+    compare(state_of_sharers, first_of_neighbours(sharers), "optimizer state");
     const int stage = mesh_.coordinate(MeshAxis::pipeline, rank);
     if (stage != 0 && stage + 1 != mesh_.size(MeshAxis::pipeline)) continue;
     const int first_end = ends[static_cast<std::size_t>(mesh_.coordinate(MeshAxis::tensor, rank))];

@@ -26,8 +26,8 @@ class StateDigest {
 
  private:
   /// Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
-  /// shard that its replicas keep alike; and of what both ends of a pipeline, or all ranks of the axis
-  /// `tensor`, keep alike.
+  /// shard that its replicas keep alike; and of what both ends of a pipeline, all ranks of the axis `tensor`,
+  /// or the neighbours on it that share a slice, keep alike.
   enum Sum {
     own_elements,
     weights_of_all,
@@ -38,6 +38,8 @@ class StateDigest {
     state_of_ends,
     weights_of_tensor,
     state_of_tensor,
+    weights_of_sharers,
+    state_of_sharers,
     sum_count
   };
   using Sums = std::array<kernels::Digest, sum_count>;
@@ -55,6 +57,9 @@ class StateDigest {
   /// Adds the elements that other ranks hold copies of.
   void add_copies(FlatBuffer& flat);
   void compare_copies(const std::vector<Sums>& all) const;
+  /// The number of neighbours on the axis `tensor` that share slices; 1 where each slice has one rank. All such
+  /// slices of a model have the same number (DataGroups).
+  int sharers_of_slices() const;
 
   StateStore& store_;
   const Config& config_;

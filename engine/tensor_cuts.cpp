@@ -51,30 +51,99 @@ std::string sizes_of(const std::vector<NamedGrains>& dimensions) {
   return text;
 }
 
+using Names = std::vector<std::string>;
+
+bool is_among(const Names& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// "heads, inner and vocabulary"; "none" without names.
+std::string list_of(const Names& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::string title_of(const ModelSpec& model) {
+  return model.name.empty() ? "the model" : model.name;
+}
+
+/// Names of all dimensions of the model's tensors, in order of first appearance.
+Names dimensions_of(const ModelSpec& model) {
+  Names names;
+  for (const UnitSpec& unit : model.units()) {
+    for (const TensorSpec& tensor : unit.tensors) {
+      for (const Dimension& one : tensor.dimensions) {
+        if (!one.name.empty() && !is_among(names, one.name)) names.push_back(one.name);
+      }
+    }
+  }
+  return names;
+}
+
+/// The names of the dimensions that are cut: the model's, with what the layout changes.
+Names names_to_cut(const ModelSpec& model, const Config& config) {
+  Names cut = model.tensor_dimensions;
+  if (config.layout.empty()) return cut;
+  const Names known = dimensions_of(model);
+  for (const auto& [name, place] : config.layout) {
+    if (!is_among(known, name)) {
+      throw ConfigurationError(fmt::format("tranche.layout: {} has no dimension '{}'; its dimensions are: {}",
+                                           title_of(model), name, list_of(known)));
+    }
+    if (place == "tensor") {
+      if (!is_among(cut, name)) cut.push_back(name);
+    } else if (is_among(model.tensor_dimensions, name)) {
+      if (!is_among(model.whole_dimensions, name)) {
+        throw ConfigurationError(
+            fmt::format("tranche.layout: {} cannot compute with {} whole on every rank of tensor; dimensions "
+                        "that can be whole are: {}",
+                        title_of(model), name, list_of(model.whole_dimensions)));
+      }
+      std::erase(cut, name);
+    }
+  }
+  return cut;
+}
+
+/// Refuses a dimension that the layout gives to the axis, and of which the model does not compute parts.
+void require_computed(const ModelSpec& model, const Names& cut) {
+  for (const std::string& name : cut) {
+    if (is_among(model.tensor_dimensions, name)) continue;
+    throw ConfigurationError(
+        fmt::format("tranche.layout: {} computes no parts of {}; dimensions that tensor can cut are: {}",
+                    title_of(model), name, list_of(model.tensor_dimensions)));
+  }
+}
+
 }  // namespace
 
 std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config, int ranks) {
+  const Names names = names_to_cut(model, config);
   if (ranks == 1) return {};
   const std::string mesh = fmt::format("tranche.mesh \"{}\": ", config.mesh);
-  const auto is_cut = [&](const Dimension& one) {
-    return !one.name.empty() && std::find(model.tensor_dimensions.begin(), model.tensor_dimensions.end(),
-                                          one.name) != model.tensor_dimensions.end();
-  };
+  const auto is_cut = [&](const Dimension& one) { return !one.name.empty() && is_among(names, one.name); };
   std::vector<TensorCut> cuts;
-  std::vector<NamedGrains> dimensions;
+  std::vector<NamedGrains> dimensions;  // that are cut, or whose work ranks share where they are left whole
+  bool any_cut = false;
   for (const UnitSpec& unit : model.units()) {
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut& cut = cuts.emplace_back();
       for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
         const Dimension& one = tensor.dimensions[d];
-        if (!is_cut(one)) continue;
-        if (!cut.whole()) {
+        const bool left_whole = !is_cut(one) && is_among(model.tensor_dimensions, one.name);
+        if (!is_cut(one) && !left_whole) continue;
+        if (!left_whole && !cut.whole()) {
           throw ConfigurationError(fmt::format(
               "{}tensor {} has two dimensions that tensor cuts, {} and {}; a tensor can be cut along one",
               mesh, tensor.name, tensor.dimensions[static_cast<std::size_t>(cut.axis)].name, one.name));
         }
-        cut = {static_cast<int>(d), one.blocks, one.grain};
-        const NamedGrains named{one.name, grains_of(tensor.shape, cut)};
+        const TensorCut along{static_cast<int>(d), one.blocks, one.grain};
+        if (!left_whole) cut = along;
+        any_cut = any_cut || !left_whole;
+        const NamedGrains named{one.name, grains_of(tensor.shape, along)};
         if (std::none_of(dimensions.begin(), dimensions.end(), [&](const NamedGrains& other) {
               return other.name == named.name && other.grains == named.grains;
             })) {
@@ -83,7 +152,14 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
       }
     }
   }
-  const std::string name = model.name.empty() ? "the model" : model.name;
+  require_computed(model, names);
+  const std::string name = title_of(model);
+  if (!any_cut && !dimensions.empty()) {
+    throw ConfigurationError(
+        fmt::format("{}tranche.layout leaves all dimensions of {} whole that tensor cuts, so all {} ranks "
+                    "would compute the same; leave one of {} out of the layout",
+                    mesh, name, ranks, list_of(model.whole_dimensions)));
+  }
   if (dimensions.empty()) {
     throw ConfigurationError(
         fmt::format("{}{} names no dimension that tensor cuts (ModelSpec::tensor_dimensions), so all {} "

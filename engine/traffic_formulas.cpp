@@ -1,8 +1,10 @@
 #include "engine/traffic_formulas.h"
 
+#include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -51,11 +53,14 @@ std::int64_t TrafficFormulas::summed_elements(const FlatBuffer& flat) const {
 TrafficCount TrafficFormulas::of_rows() const {
   TrafficCount sent;
   const int parts = runtime_.mesh().size(MeshAxis::tensor);
-  if (parts == 1 || !model_.tensor_messages) return sent;
+  if (parts == 1 || !model_.tensor_messages || config_.tensor_sums == TensorSums::chain) return sent;
+  const auto frozen = [this](std::string_view name) {
+    return store_.tensors()[static_cast<std::size_t>(store_.find_tensor(name))].frozen;
+  };
   TensorMessages messages;
   for (const int chunk : stages_.chunks_of(stage())) {
     const TensorMessages of_chunk =
-        model_.tensor_messages(config_, stages_.begin(chunk), stages_.end(model_, chunk));
+        model_.tensor_messages(config_, stages_.begin(chunk), stages_.end(model_, chunk), frozen);
     messages.rows += of_chunk.rows;
     messages.numbers += of_chunk.numbers;
   }

@@ -38,6 +38,8 @@ class TrafficFormulas {
   TrafficCount along(MeshAxis axis) const;
   /// The sum over the axes.
   TrafficCount all() const;
+  /// The messages of rows between the ranks of the axis `tensor`, by what the model says of them.
+  TrafficCount of_rows() const;
   /// JSON text of the report's `traffic` object: the last step's by its meters, beside the formula.
   std::string report(const StepTraffic& traffic, const DataGroups& groups) const;
 
@@ -49,8 +51,6 @@ class TrafficFormulas {
   std::int64_t sent_reductions(const FlatBuffer& flat) const;
 
  private:
-  /// The messages of rows between the ranks of the axis `tensor`, by what the model says of them.
-  TrafficCount of_rows() const;
   TrafficCount over_replicas() const;
   /// Along another axis than that of the replicas, of the buffers that groups of so many ranks share; 0: of
   /// all.

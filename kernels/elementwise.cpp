@@ -25,6 +25,25 @@ void check_first_element(std::string_view kernel, std::int64_t first_element) {
   if (first_element < 0) refuse(kernel, fmt::format("first_element is {}, wanted at least 0", first_element));
 }
 
+/// Refuses columns that are no part of dropout's rows.
+void check_columns(std::string_view kernel, const DropoutOptions& options, const Shape& x) {
+  const std::int64_t blocks = options.column_blocks, columns = x[x.rank() - 1];
+  const auto samples = static_cast<std::int64_t>(options.samples.size());
+  if (options.first_element != 0 || options.sample_elements != 0) {
+    refuse(kernel, "a part of the columns and a part of the samples were given; give one of the two");
+  }
+  if (blocks < 1 || options.row_elements % blocks != 0 || columns % blocks != 0 || options.first_column < 0 ||
+      options.first_column + columns / blocks > options.row_elements / blocks) {
+    refuse(kernel,
+           fmt::format("{} columns from column {} on, in {} blocks, are no part of rows of {} elements",
+                       columns, options.first_column, blocks, options.row_elements));
+  }
+  if (samples > 0 && columns > 0 && x.elements() / columns % samples != 0) {
+    refuse(kernel,
+           fmt::format("`x` has {} rows, which {} samples do not divide", x.elements() / columns, samples));
+  }
+}
+
 }  // namespace
 
 void cast(Stream& stream, const ConstTensorView& from, const TensorView& to) {
@@ -206,6 +225,13 @@ void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorVie
       refuse(name, fmt::format("`x` has {} elements, which {} samples do not divide", x.elements(), samples));
     }
     if (samples > 0) part.per_sample = x.elements() / samples;
+  }
+  if (options.row_elements != 0) {
+    check_columns(name, options, x.shape);
+    part.columns = x.shape[x.shape.rank() - 1];
+    part.row_elements = options.row_elements;
+    part.first_column = options.first_column;
+    part.column_blocks = options.column_blocks;
   }
   dispatch(
       stream, name, meta::elementwise(1, y, x),

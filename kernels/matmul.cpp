@@ -62,7 +62,24 @@ cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOpt
           b.data,
           c.data,
           workspace,
-          stream.threads()};
+          stream.threads(),
+          options.continues};
+}
+
+/// Refuses sums that cannot go on in the order of one product.
+void check_continues(const MatmulOptions& options, const cpu::MatmulCall& call, DeviceKind device) {
+  const SumOrder order = matmul_sum_order(device, call.dtype);
+  if (!order.ascending) {
+    refuse("matmul", fmt::format("sums cannot go on: {} does not add up in ascending order",
+                                 matmul_path(device, call.dtype)));
+  }
+  if (call.c_dtype != DataType::float32 || options.accumulate) {
+    refuse("matmul", "sums that go on are in an fp32 `c`, and are not accumulated beside");
+  }
+  if (call.k % order.step != 0 && options.transpose_b) {
+    refuse("matmul",
+           fmt::format("sums go on by {} values of k at a time, which do not divide {}", order.step, call.k));
+  }
 }
 
 /// The fused kernels have one dtype throughout.
@@ -84,7 +101,9 @@ void matmul(Stream& stream, const MatmulOptions& options, const ConstTensorView&
     check_dtype("matmul", "c", c.dtype, {a.dtype, DataType::float32});
   }
   const cpu::MatmulCall call = checked("matmul", stream, options, a, b, c, workspace);
-  meta::Cost cost = meta::matmul_cost(call.m, call.n, call.k, a.dtype, c.dtype, options.accumulate);
+  if (options.continues) check_continues(options, call, stream.kind());
+  meta::Cost cost =
+      meta::matmul_cost(call.m, call.n, call.k, a.dtype, c.dtype, options.accumulate || options.continues);
   cost.gemm.transpose_a = options.transpose_a;
   cost.gemm.transpose_b = options.transpose_b;
   dispatch(
@@ -150,6 +169,11 @@ std::string_view matmul_path(DeviceKind device, DataType dtype) {
       break;
   }
   return with_cuda([&] { return cuda::matmul_path(dtype); });
+}
+
+SumOrder matmul_sum_order(DeviceKind device, DataType dtype) {
+  if (device == DeviceKind::meta) return {.ascending = true};
+  return device == DeviceKind::cpu ? cpu::sum_order(dtype) : SumOrder{};
 }
 
 std::string matmul_libraries(DeviceKind device) {

@@ -52,7 +52,6 @@ void quantized_sum(Stream& stream, const void* pieces, int ranks, int group_size
   constexpr std::string_view name = "quantized_sum";
   check_blocks(name, "out", out, pieces);
   if (ranks < 1) refuse(name, fmt::format("ranks is {}, wanted at least 1", ranks));
-  if (group_size < 0) refuse(name, fmt::format("group_size is {}, wanted at least 0", group_size));
   dispatch(
       stream, name, meta::quantized_sum(ranks, accumulate, out),
       [threads = stream.threads(), pieces, ranks, group_size, accumulate, out] {

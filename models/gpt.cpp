@@ -3,7 +3,9 @@
 
 #include <fmt/core.h>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/models/key_value_cache.h"
@@ -93,13 +95,33 @@ void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const Co
                             const TensorView& out) const {
   Stream& stream = pass.engine.compute_stream();
   PartialRows partial(pass, out);
-  kernels::embedding_forward(stream, tokens, unit.tensor(token_table), unit.tensor(position_table),
+  kernels::embedding_forward(stream, tokens, pass.own_tokens(unit.tensor(token_table)),
+                             unit.tensor(position_table),
                              partial.view().reshaped({pass.batch, pass.time, config_.width}),
                              pass.positions.value_or(ConstTensorView{}), pass.first_token());
   partial.scatter(unit.spec().name);
   const auto options = pass.row_dropout(config_.embedding_dropout, 0);
   if (options.probability > 0) kernels::dropout(stream, options, out, out);
 }
+
+namespace {
+
+/// In a chain the axis's first rank gives the gradient of the positions alone, as one rank adds it up.
+void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients,
+                                const ConstTensorView& tokens, const ConstTensorView& rows) {
+  Stream& stream = pass.engine.compute_stream();
+  const ConstTensorView d_out = rows.reshaped({pass.batch, pass.time, pass.shape.width});
+  kernels::embedding_backward(stream, tokens, d_out, gradients.tensor(token_table), {}, pass.first_token());
+  const StepTensors scratch(pass.engine, Category::activations, "position gradients",
+                            {{DataType::int32, tokens.shape}, {DataType::float32, {1, pass.shape.width}}});
+  if (pass.tensor_rank() != 0) return;
+  // All tokens are those of a table of one row.
+  kernels::fill_zero(stream, scratch[0]);
+  kernels::fill_zero(stream, scratch[1]);
+  kernels::embedding_backward(stream, scratch[0], d_out, scratch[1], gradients.tensor(position_table), 0);
+}
+
+}  // namespace
 
 void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, const ConstTensorView& tokens,
                              const TensorView& gradient) const {
@@ -108,9 +130,10 @@ void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, c
   if (options.probability > 0) kernels::dropout(stream, options, gradient, gradient);
   if (!gradients.wanted(token_table) && !gradients.wanted(position_table)) return;
   const GatheredRows rows(pass, gradients.spec().name, gradient);
+  if (pass.chained()) return chained_embedding_backward(pass, gradients, tokens, rows.view());
   kernels::embedding_backward(stream, tokens, rows.view().reshaped({pass.batch, pass.time, config_.width}),
-                              gradients.tensor(token_table), gradients.tensor(position_table),
-                              pass.first_token());
+                              pass.own_tokens(gradients.tensor(token_table)),
+                              gradients.tensor(position_table), pass.first_token());
 }
 
 void Gpt::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,
@@ -123,9 +146,8 @@ void Gpt::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const C
 void Gpt::final_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
                               const TensorView& d_normed, const ConstTensorView& x, const FinalNorm& norm,
                               const TensorView& d_x) const {
-  kernels::layer_norm_backward(pass.engine.compute_stream(), d_normed, x, unit.tensor(ln_f_weight), norm.mean,
-                               norm.rstd, false, d_x, gradients.tensor(ln_f_weight),
-                               gradients.tensor(ln_f_bias), pass.engine.workspace());
+  norm_backward(pass, unit, gradients, {ln_f_weight, ln_f_bias}, d_normed, x, norm.mean, norm.rstd, false,
+                d_x);
 }
 
 }  // namespace tranche::models

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
@@ -63,7 +64,7 @@ struct LocalSizes {
   LocalSizes(const Pass& pass, const GptConfig& config)
       : heads(pass.part_of(config.heads)),
         heads_width(heads.count * (config.width / config.heads)),
-        inner(pass.part_of(config.inner_width()).count) {}
+        inner(pass.of_layers("inner").part_of(config.inner_width()).count) {}
 };
 
 }  // namespace
@@ -122,7 +123,7 @@ StepTensors Gpt::acquire_block_activations(const Pass& pass) const {
            {DataType::float32, {local}},
            {DataType::float32, {local}},
            {dtype, {local, width}},
-           {dtype, {pass.rows(), sizes.inner}}}};
+           {dtype, {pass.of_layers("inner").rows(), sizes.inner}}}};
 }
 
 void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -156,14 +157,15 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
   kernels::residual_layer_norm_forward(
       stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
       config.layer_norm_epsilon, saved[attention_residual], saved[normed_2], saved[mean_2], saved[rstd_2]);
-  linear_forward(pass, unit, {mlp_weight, mlp_bias}, GatheredRows(pass, name, saved[normed_2]).view(),
+  const Pass mlp = pass.of_layers("inner");
+  linear_forward(mlp, unit, {mlp_weight, mlp_bias}, GatheredRows(mlp, name, saved[normed_2]).view(),
                  saved[hidden]);
   if (output == nullptr) return;
   {
     const StepTensors activated(engine, Category::activations, "MLP forward",
                                 {{pass.dtype(), saved[hidden].shape}});
     kernels::gelu_forward(stream, saved[hidden], activated[0]);
-    row_linear_forward(pass, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
+    row_linear_forward(mlp, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
   }
   const auto mlp_dropout = pass.row_dropout(config.residual_dropout, dropout_site(block, after_mlp));
   if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);
@@ -192,34 +194,34 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
   };
 
   // The input was not kept whole, so that it is gathered again.
-  const auto column_backward = [&](const Linear& linear, const ConstTensorView& local_x,
+  const auto column_backward = [&](const Pass& layer, const Linear& linear, const ConstTensorView& local_x,
                                    const ConstTensorView& d_out, const TensorView& d_x) {
-    GatheredRows x(pass, name, local_x);
+    GatheredRows x(layer, name, local_x);
     linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
     weights.keep(x.take());
-    PartialRows partial(pass, d_x);
-    linear_input_gradient(engine, unit, linear, d_out, partial.view());
+    PartialRows partial(layer, d_x);
+    column_linear_input_gradient(layer, unit, linear, d_out, partial);
     partial.scatter(name);
   };
 
   {
+    const Pass mlp = pass.of_layers("inner");
     StepTensors scratch(
         engine, Category::activations, "MLP backward",
-        {{dtype, {local, config.width}}, {dtype, {rows, sizes.inner}}, {dtype, {rows, sizes.inner}}});
+        {{dtype, {local, config.width}}, {dtype, saved[hidden].shape}, {dtype, saved[hidden].shape}});
     const TensorView narrow_scratch = scratch[0], d_hidden = scratch[1], activated = scratch[2];
     const ConstTensorView local_d_out = through_dropout(after_mlp, narrow_scratch);
-    GatheredRows d_out(pass, name, local_d_out);
+    GatheredRows d_out(mlp, name, local_d_out);
     linear_input_gradient(engine, unit, {mlp_projection_weight}, d_out.view(), d_hidden);
     // GELU's output is recomputed, not saved: that is a quarter of the block's activations, and its gradient
     // needs the same input.
     kernels::gelu_forward_backward(stream, saved[hidden], d_hidden, activated, d_hidden);
-    row_linear_parameter_gradients(pass, unit, weights, {mlp_projection_weight, mlp_projection_bias},
+    row_linear_parameter_gradients(mlp, unit, weights, {mlp_projection_weight, mlp_projection_bias},
                                    activated, d_out.view(), local_d_out);
     weights.keep(d_out.take());
-    column_backward({mlp_weight, mlp_bias}, saved[normed_2], d_hidden, narrow_scratch);
-    kernels::layer_norm_backward(stream, narrow_scratch, saved[attention_residual], unit.tensor(ln_2_weight),
-                                 saved[mean_2], saved[rstd_2], true, gradient, gradients.tensor(ln_2_weight),
-                                 gradients.tensor(ln_2_bias), engine.workspace());
+    column_backward(mlp, {mlp_weight, mlp_bias}, saved[normed_2], d_hidden, narrow_scratch);
+    norm_backward(pass, unit, gradients, {ln_2_weight, ln_2_bias}, narrow_scratch, saved[attention_residual],
+                  saved[mean_2], saved[rstd_2], true, gradient);
     weights.keep(std::move(scratch));
   }
   {
@@ -246,11 +248,10 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
                                 saved[attended], saved[log_sum_exp], {d_query_key_value},
                                 {d_query_key_value, width}, {d_query_key_value, 2 * width},
                                 engine.workspace());
-    column_backward({attn_weight, attn_bias}, saved[normed_1], d_query_key_value.reshaped({rows, 3 * width}),
-                    narrow_scratch);
-    kernels::layer_norm_backward(stream, narrow_scratch, input, unit.tensor(ln_1_weight), saved[mean_1],
-                                 saved[rstd_1], true, gradient, gradients.tensor(ln_1_weight),
-                                 gradients.tensor(ln_1_bias), engine.workspace());
+    column_backward(pass, {attn_weight, attn_bias}, saved[normed_1],
+                    d_query_key_value.reshaped({rows, 3 * width}), narrow_scratch);
+    norm_backward(pass, unit, gradients, {ln_1_weight, ln_1_bias}, narrow_scratch, input, saved[mean_1],
+                  saved[rstd_1], true, gradient);
     weights.keep(std::move(scratch));
   }
 }

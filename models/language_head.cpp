@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "models/chained_sums.h"
 #include "models/low_rank.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/cross_entropy.h"
@@ -81,11 +82,35 @@ FinalNorm final_norm(const StepTensors& memory) {
   return {memory[0], memory[1], memory[2]};
 }
 
+/// The head's rows of a [vocabulary, width] that this rank computes.
+ConstTensorView head_weight(const Pass& pass, const GatheredUnit& unit) {
+  return pass.own_tokens(unit.tensor(pass.shape.head_weight));
+}
+
+/// The head's adapter, with this rank's rows of B.
+std::optional<LowRank> head_adapter(const Pass& pass, const GatheredUnit& unit) {
+  std::optional<LowRank> low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight);
+  if (low_rank) low_rank->set_b(pass.own_tokens(low_rank->b()));
+  return low_rank;
+}
+
+/// The gradient of this rank's rows of a tensor of the vocabulary. Where every rank has the whole tensor, the
+/// other rows get nothing from this rank.
+GradientTarget target_of_own(const Pass& pass, const UnitGradients& gradients, int tensor) {
+  if (pass.tensor == nullptr || !pass.engine.config().leaves_whole("vocabulary")) {
+    return gradients.target(tensor);
+  }
+  return {pass.own_tokens(gradients.tensor(tensor)), true};
+}
+
 }  // namespace
 
 void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                    const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,
                    const TensorView& loss_sum, const TensorView& token_count, const TensorView* d_x) {
+  if (pass.chained()) {
+    return chained_language_head(model, pass, unit, gradients, x, targets, loss_sum, token_count, d_x);
+  }
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const std::int64_t rows = pass.rows(), width = pass.shape.width;
@@ -93,7 +118,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   const int weight = pass.shape.head_weight;
   const DimensionPart vocabulary = pass.part_of(pass.shape.vocabulary);
   const Blocks blocks(vocabulary.count, engine.config().vocabulary_chunk);
-  const ConstTensorView labels = targets.reshaped({rows});
+  const ConstTensorView labels = targets.reshaped({rows}), table = head_weight(pass, unit);
   const std::string& name = unit.spec().name;
 
   const StepTensors norm_memory = acquire_final_norm(pass, pass.local_rows());
@@ -116,7 +141,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     return part_of(logits_memory[0], blocks.place(block), block);
   };
   // An adapter of the head: its narrow product is one for all blocks, each of which has rows of B.
-  const std::optional<LowRank> low_rank = LowRank::of(engine, unit, weight);
+  const std::optional<LowRank> low_rank = head_adapter(pass, unit);
   StepTensors inner;
   if (low_rank) {
     inner = StepTensors(engine, Category::activations, "adapter", {{dtype, {rows, low_rank->rank()}}});
@@ -124,8 +149,8 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   }
   const auto compute_logits = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
-    kernels::matmul(stream, {.transpose_b = true}, normed, rows_of(unit.tensor(weight), first, columns),
-                    logits_of(block), engine.workspace());
+    kernels::matmul(stream, {.transpose_b = true}, normed, rows_of(table, first, columns), logits_of(block),
+                    engine.workspace());
     if (!low_rank) return;
     kernels::matmul(stream, {.transpose_b = true, .accumulate = true}, inner[0],
                     rows_of(low_rank->b(), first, columns), logits_of(block), engine.workspace());
@@ -158,7 +183,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   const TensorView summed = several && !in_place ? scratch[1] : d_normed;
   // Every block writes rows of its own.
   const bool wanted = gradients->wanted(weight);
-  const GradientTarget d_table = wanted ? gradients->target(weight) : GradientTarget{};
+  const GradientTarget d_table = wanted ? target_of_own(pass, *gradients, weight) : GradientTarget{};
   StepTensors inner_backward;  // the sum over blocks in fp32, and it in the compute dtype
   GradientTarget d_b;
   if (low_rank) {
@@ -166,7 +191,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     inner_backward =
         StepTensors(engine, Category::activations, "adapter backward",
                     {{DataType::float32, narrow_rows}, {dtype, {in_place ? 0 : rows, low_rank->rank()}}});
-    d_b = gradients->target(low_rank->adapter().b);
+    d_b = target_of_own(pass, *gradients, low_rank->adapter().b);
   }
   const auto backward = [&](std::int64_t block) {
     const std::int64_t first = blocks.first(block), columns = blocks.columns(block);
@@ -178,7 +203,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
                       rows_of(d_table.view, first, columns), engine.workspace());
     }
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
-                    rows_of(unit.tensor(weight), first, columns), summed, engine.workspace());
+                    rows_of(table, first, columns), summed, engine.workspace());
     if (!low_rank) return;
     kernels::matmul(stream, {.transpose_a = true, .accumulate = d_b.accumulate}, d_logits, inner[0],
                     rows_of(d_b.view, first, columns), engine.workspace());
@@ -211,9 +236,9 @@ void language_logits(const LanguageModel& model, const Pass& pass, const Gathere
   const StepTensors norm_memory = acquire_final_norm(pass, count);
   const FinalNorm norm = final_norm(norm_memory);
   model.final_norm_forward(pass, unit, rows_of(x, first, count), norm);
-  kernels::matmul_rows(pass.engine.compute_stream(), true, norm.normed, unit.tensor(pass.shape.head_weight),
-                       {}, logits, pass.engine.workspace());
-  if (const auto low_rank = LowRank::of(pass.engine, unit, pass.shape.head_weight)) {
+  kernels::matmul_rows(pass.engine.compute_stream(), true, norm.normed, head_weight(pass, unit), {}, logits,
+                       pass.engine.workspace());
+  if (const auto low_rank = head_adapter(pass, unit)) {
     low_rank->forward(norm.normed, logits, true);
   }
 }

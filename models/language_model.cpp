@@ -4,8 +4,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "models/language_stage.h"
 #include "tranche/core/error.h"
@@ -121,21 +125,32 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.residual_width = shape().width;
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
+  spec.chain_sums = chain_sums();
+  spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
-    spec.tensor_messages = [layers](const Config& training, int begin, int end) {
+    std::vector<std::string> tables;  // whose gradients take the rows of the residual's
+    const UnitSpec embedding_spec = embedding_unit();
+    for (const TensorSpec& tensor : embedding_spec.tensors) {
+      if (tensor.read_by(embedding_use)) tables.push_back(tensor.name);
+    }
+    spec.tensor_messages = [layers, tables](const Config& training, int begin, int end,
+                                            const std::function<bool(std::string_view)>& frozen) {
       TensorMessages sent;
-      if (begin == 0) sent.rows += 2;  // the embedding
+      // The embedding, whose backward sends nothing where it is frozen.
+      if (begin == 0) sent.rows += std::all_of(tables.begin(), tables.end(), frozen) ? 1 : 2;
       if (end == layers + 2) {
         sent.rows += 2;
         sent.numbers += 3;  // of the softmax: largest logit, sum, the target's logit
       }
       const std::int64_t every = std::max(training.checkpoint_every, 1);
       const std::int64_t first = std::max(begin - 1, 0), behind = std::min<std::int64_t>(end - 1, layers);
+      const bool whole_mlp = training.leaves_whole("inner");
       for (std::int64_t block = first; block < behind; ++block) {
-        sent.rows += 10;
+        sent.rows += whole_mlp ? 5 : 10;  // of attention and the MLP alike
+        if (!training.activation_checkpointing) continue;
         // The last block of a group is computed again without its output.
         const bool ends_group = (block + 1) % every == 0 || block + 1 == behind;
-        if (training.activation_checkpointing) sent.rows += ends_group ? 3 : 4;
+        sent.rows += whole_mlp ? 2 : ends_group ? 3 : 4;
       }
       return sent;
     };

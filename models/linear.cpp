@@ -1,7 +1,12 @@
 #include "tranche/models/linear.h"
 
+#include <cstddef>
+#include <initializer_list>
+#include <string>
 #include <utility>
+#include <vector>
 
+#include "models/chained_sums.h"
 #include "models/low_rank.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"
@@ -119,9 +124,52 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
                         const ConstTensorView& x, const TensorView& out) {
   if (pass.tensor == nullptr) return linear_forward(pass, unit, linear, x, out);
   PartialRows partial(pass, out);
-  linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
-  partial.scatter(unit.spec().name);
+  const std::string& name = unit.spec().name;
+  // Tokens that are appended to a cache are multiplied row by row, whose sums are in another order.
+  if (pass.chained() && (pass.cache == nullptr || pass.cache->from_start)) {
+    const ChainedPart part{x, unit.tensor(linear.weight)};
+    chained_product(pass, name, {&part, 1}, linear.layout == Linear::Layout::out_in, false, partial.view());
+    partial.mark_complete();
+  } else {
+    linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
+  }
+  partial.scatter(name);
   if (linear.bias >= 0) kernels::add_bias(pass.engine.compute_stream(), out, unit.tensor(linear.bias));
+}
+
+void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
+                                  const ConstTensorView& d_out, PartialRows& d_x, bool accumulate) {
+  Engine& engine = pass.engine;
+  if (!pass.chained()) {
+    return linear_input_gradient(engine, unit, linear, d_out, d_x.view(), accumulate);
+  }
+  d_x.mark_complete();
+  const bool in_out = linear.layout == Linear::Layout::in_out;
+  const ConstTensorView weight = unit.tensor(linear.weight);
+  const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
+  const int blocks = dimensions[in_out ? 1 : 0].blocks;
+  const std::int64_t rows = d_out.shape[0], columns = d_out.shape[1] / blocks,
+                     in = weight.shape[in_out ? 0 : 1];
+  std::vector<ChainedPart> parts;
+  std::vector<StepTensors> memory;
+  for (int block = 0; block < blocks; ++block) {
+    if (blocks == 1) {
+      parts.push_back({d_out, weight});
+      continue;
+    }
+    // One rank goes through a block of all ranks before it comes to the next block.
+    memory.emplace_back(engine, Category::activations, "blocks of a fused layer",
+                        std::initializer_list<TensorRequest>{{d_out.dtype, {rows, columns}},
+                                                             {weight.dtype, {in_out ? in : 0, columns}}});
+    const StepTensors& own = memory.back();
+    Stream& stream = engine.compute_stream();
+    copy_columns(stream, d_out, block * columns, own[0], 0, columns);
+    if (in_out) copy_columns(stream, weight, block * columns, own[1], 0, columns);
+    parts.push_back({own[0], in_out
+                                 ? ConstTensorView(own[1])
+                                 : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});
+  }
+  chained_product(pass, unit.spec().name, parts, in_out, accumulate, d_x.view());
 }
 
 void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
@@ -133,6 +181,12 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
                              d_out);
   const UnitGradients& gradients = weights.unit();
   if (linear.bias < 0 || !gradients.wanted(linear.bias)) return;
+  if (pass.chained()) {  // one rank's sum over all rows, which the axis's first rank gives alone
+    if (pass.tensor_rank() != 0) return;
+    return weights.add([&engine, &gradients, bias = linear.bias, d_out] {
+      kernels::bias_gradient(engine.compute_stream(), d_out, gradients.tensor(bias), engine.workspace());
+    });
+  }
   weights.add([&engine, &gradients, bias = linear.bias, local_d_out] {
     kernels::bias_gradient(engine.compute_stream(), local_d_out, gradients.tensor(bias), engine.workspace());
   });

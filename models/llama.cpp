@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
@@ -109,9 +110,9 @@ StepTensors Llama::acquire_tables(const Pass& pass) const {
 void Llama::embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                               const TensorView& out) const {
   PartialRows partial(pass, out);
-  kernels::embedding_forward(pass.engine.compute_stream(), tokens, unit.tensor(embedding_table), {},
-                             partial.view().reshaped({pass.batch, pass.time, config_.width}), {},
-                             pass.first_token());
+  kernels::embedding_forward(
+      pass.engine.compute_stream(), tokens, pass.own_tokens(unit.tensor(embedding_table)), {},
+      partial.view().reshaped({pass.batch, pass.time, config_.width}), {}, pass.first_token());
   partial.scatter(unit.spec().name);
 }
 
@@ -121,7 +122,7 @@ void Llama::embedding_backward(const Pass& pass, const UnitGradients& gradients,
   const GatheredRows rows(pass, gradients.spec().name, gradient);
   kernels::embedding_backward(pass.engine.compute_stream(), tokens,
                               rows.view().reshaped({pass.batch, pass.time, config_.width}),
-                              gradients.tensor(embedding_table), {}, pass.first_token());
+                              pass.own_tokens(gradients.tensor(embedding_table)), {}, pass.first_token());
 }
 
 void Llama::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,
@@ -133,9 +134,7 @@ void Llama::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const
 void Llama::final_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
                                 const TensorView& d_normed, const ConstTensorView& x, const FinalNorm& norm,
                                 const TensorView& d_x) const {
-  const int index = final_norm_index(config_);
-  kernels::rms_norm_backward(pass.engine.compute_stream(), d_normed, x, unit.tensor(index), norm.rstd, false,
-                             d_x, gradients.tensor(index), pass.engine.workspace());
+  norm_backward(pass, unit, gradients, {final_norm_index(config_)}, d_normed, x, {}, norm.rstd, false, d_x);
 }
 
 }  // namespace tranche::models

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "models/chained_sums.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/elementwise.h"
@@ -108,7 +109,7 @@ struct LlamaSizes {
         key_value_heads(pass.part_of(config.key_value_heads)),
         queries(heads.count * config.head_dim),
         keys(key_value_heads.count * config.head_dim),
-        inner(pass.part_of(config.inner).count) {}
+        inner(pass.of_layers("inner").part_of(config.inner).count) {}
 };
 
 /// A step of a block: the sizes, and the kernels that forward and backward call alike.
@@ -196,8 +197,8 @@ StepTensors Llama::acquire_block_activations(const Pass& pass) const {
            {dtype, {local, config_.width}},
            {DataType::float32, {local}},
            {dtype, {local, config_.width}},
-           {dtype, {rows, sizes.inner}},
-           {dtype, {rows, sizes.inner}}}};
+           {dtype, {pass.of_layers("inner").rows(), sizes.inner}},
+           {dtype, {pass.of_layers("inner").rows(), sizes.inner}}}};
 }
 
 void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -228,16 +229,17 @@ void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUn
   kernels::residual_rms_norm_forward(stream, input, saved[attention_residual], unit.tensor(at.norm_2),
                                      config_.norm_epsilon, saved[attention_residual], saved[normed_2],
                                      saved[rstd_2]);
+  const Pass mlp = pass.of_layers("inner");
   {
-    const GatheredRows normed(pass, name, saved[normed_2]);
-    linear_forward(pass, unit, at.gate, normed.view(), saved[gate]);
-    linear_forward(pass, unit, at.up, normed.view(), saved[up]);
+    const GatheredRows normed(mlp, name, saved[normed_2]);
+    linear_forward(mlp, unit, at.gate, normed.view(), saved[gate]);
+    linear_forward(mlp, unit, at.up, normed.view(), saved[up]);
   }
   if (output == nullptr) return;
   const StepTensors activated(engine, Category::activations, "MLP forward",
                               {{pass.dtype(), saved[gate].shape}});
   kernels::swiglu_forward(stream, saved[gate], saved[up], activated[0]);
-  row_linear_forward(pass, unit, at.down, activated[0], *output);
+  row_linear_forward(mlp, unit, at.down, activated[0], *output);
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
 
@@ -251,17 +253,19 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   const LlamaBlockIndices& at = step.at;
   const auto dtype = pass.dtype();
   const std::int64_t rows = pass.rows(), width = config_.width, local = pass.local_rows(),
-                     inner = step.sizes.inner, queries = step.sizes.queries, keys = step.sizes.keys;
+                     queries = step.sizes.queries, keys = step.sizes.keys;
   const std::string& name = unit.spec().name;
   // The input of layers side by side was not kept whole, so that it is gathered again; the gradients of the
   // layers' inputs are one sum over the ranks.
-  const auto column_backward = [&](const ConstTensorView& local_x, const TensorView& d_x,
+  const auto column_backward = [&](const Pass& of_layers, const ConstTensorView& local_x,
+                                   const TensorView& d_x,
                                    std::initializer_list<std::pair<Linear, ConstTensorView>> layers) {
-    GatheredRows x(pass, name, local_x);
-    PartialRows partial(pass, d_x);
+    GatheredRows x(of_layers, name, local_x);
+    PartialRows partial(of_layers, d_x);
     bool accumulate = false;
     for (const auto& [linear, d_out] : layers) {
-      linear_backward(engine, unit, weights, linear, x.view(), d_out, &partial.view(), accumulate);
+      linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
+      column_linear_input_gradient(of_layers, unit, linear, d_out, partial, accumulate);
       accumulate = true;
     }
     weights.keep(x.take());
@@ -269,22 +273,22 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   };
 
   {
+    const Pass mlp = pass.of_layers("inner");
     StepTensors scratch(engine, Category::activations, "MLP backward",
-                        {{dtype, {local, width}}, {dtype, {rows, inner}}});
+                        {{dtype, {local, width}}, {dtype, saved[gate].shape}});
     const TensorView d_normed = scratch[0], activated = scratch[1];
     const ConstTensorView local_d_out = weights.lasting(engine, gradient);
-    GatheredRows d_out(pass, name, local_d_out);
+    GatheredRows d_out(mlp, name, local_d_out);
     linear_input_gradient(engine, unit, at.down, d_out.view(), activated);
     // SwiGLU's output is recomputed, not saved: its gradient needs the same inputs. It takes the place of its
     // gradient, and the gradients of gate and up take theirs.
     kernels::swiglu_forward_backward(stream, saved[gate], saved[up], activated, activated, saved[gate],
                                      saved[up]);
-    row_linear_parameter_gradients(pass, unit, weights, at.down, activated, d_out.view(), local_d_out);
+    row_linear_parameter_gradients(mlp, unit, weights, at.down, activated, d_out.view(), local_d_out);
     weights.keep(d_out.take());
-    column_backward(saved[normed_2], d_normed, {{at.gate, saved[gate]}, {at.up, saved[up]}});
-    kernels::rms_norm_backward(stream, d_normed, saved[attention_residual], unit.tensor(at.norm_2),
-                               saved[rstd_2], true, gradient, gradients.tensor(at.norm_2),
-                               engine.workspace());
+    column_backward(mlp, saved[normed_2], d_normed, {{at.gate, saved[gate]}, {at.up, saved[up]}});
+    norm_backward(pass, unit, gradients, {at.norm_2}, d_normed, saved[attention_residual], {}, saved[rstd_2],
+                  true, gradient);
     weights.keep(std::move(scratch));
   }
   StepTensors scratch(engine, Category::activations, "attention backward",
@@ -313,21 +317,22 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
                               {step.by_sequence(d_value)}, engine.workspace());
   step.rotate(true, d);
   if (config_.query_key_norm()) {
-    const auto norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x, std::int64_t heads,
-                                   int norm, const TensorView& rstd, const TensorView& d_x) {
+    const auto head_norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x,
+                                        std::int64_t heads, int norm, const TensorView& rstd,
+                                        const TensorView& d_x) {
       kernels::rms_norm_backward(stream, step.by_head(d_normed_heads, heads), step.by_head(x, heads),
                                  unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
                                  gradients.tensor(norm), engine.workspace());
     };
-    norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
-                  rotated.query);
-    norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
-                  rotated.key);
+    head_norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
+                       rotated.query);
+    head_norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
+                       rotated.key);
     d = rotated;
   }
-  column_backward(saved[normed_1], d_normed, {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});
-  kernels::rms_norm_backward(stream, d_normed, input, unit.tensor(at.norm_1), saved[rstd_1], true, gradient,
-                             gradients.tensor(at.norm_1), engine.workspace());
+  column_backward(pass, saved[normed_1], d_normed,
+                  {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});
+  norm_backward(pass, unit, gradients, {at.norm_1}, d_normed, input, {}, saved[rstd_1], true, gradient);
   weights.keep(std::move(scratch));
   weights.keep(std::move(again));
 }

@@ -9,26 +9,42 @@ namespace tranche::models {
 
 namespace {
 
-/// The adapter's dropout, of probability 0 where nothing is trained.
-kernels::DropoutOptions dropout_of(const Engine& engine, const LowRankAdapter& adapter) {
+/// The dropout of `columns` inputs of the adapter's layer, all of them or this rank's part; of probability 0
+/// where nothing is trained.
+kernels::DropoutOptions dropout_of(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter,
+                                   std::int64_t columns) {
   if (adapter.dropout == 0 || engine.evaluating()) return {};
   if (engine.micro_batch_samples().empty()) {
     throw InvalidArgument(
         "tranche.lora.dropout is keyed by samples, and Engine::begin_micro_batch() was given none; give it "
         "the global index of each sequence");
   }
-  return {.probability = adapter.dropout,
-          .seed = engine.config().seed,
-          .step = static_cast<std::uint64_t>(engine.steps()),
-          .site = adapter.site,
-          .samples = engine.micro_batch_samples()};
+  kernels::DropoutOptions options{.probability = adapter.dropout,
+                                  .seed = engine.config().seed,
+                                  .step = static_cast<std::uint64_t>(engine.steps()),
+                                  .site = adapter.site,
+                                  .samples = engine.micro_batch_samples()};
+  // A row layer's inputs are cut as the columns of A are, and keep the masks of the whole layer.
+  const TensorSpec& a = unit.tensors[static_cast<std::size_t>(adapter.a)];
+  const std::int64_t whole = a.shape[1];
+  if (columns == whole) return options;
+  const Dimension& inputs = a.dimensions[1];
+  const Runtime& runtime = engine.runtime();
+  const std::int64_t ranks = runtime.mesh().size(MeshAxis::tensor),
+                     rank = runtime.mesh().coordinate(MeshAxis::tensor, runtime.rank());
+  const std::int64_t grains = whole / inputs.blocks / inputs.grain;
+  options.row_elements = whole;
+  options.column_blocks = inputs.blocks;
+  options.first_column = grains * rank / ranks * inputs.grain;
+  return options;
 }
 
 /// dropout(x), in memory of its own where there is any.
 class Dropped {
  public:
-  Dropped(Engine& engine, const LowRankAdapter& adapter, const ConstTensorView& x) : view_(x) {
-    const kernels::DropoutOptions options = dropout_of(engine, adapter);
+  Dropped(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter, const ConstTensorView& x)
+      : view_(x) {
+    const kernels::DropoutOptions options = dropout_of(engine, unit, adapter, x.shape[1]);
     if (options.probability == 0) return;
     memory_ = StepTensors(engine, Category::activations, "adapter's dropout", {{x.dtype, x.shape}});
     kernels::dropout(engine.compute_stream(), options, x, memory_[0]);
@@ -63,7 +79,7 @@ std::optional<LowRank> LowRank::of(Engine& engine, const GatheredUnit& unit, int
 }
 
 void LowRank::inner(const ConstTensorView& x, const TensorView& inner) const {
-  const Dropped dropped(*engine_, *adapter_, x);
+  const Dropped dropped(*engine_, *unit_, *adapter_, x);
   kernels::matmul(engine_->compute_stream(), {.transpose_b = true}, dropped.view(), a_, inner,
                   engine_->workspace());
   multiply_by(*engine_, adapter_->scale, inner);
@@ -94,7 +110,7 @@ void LowRank::inner_gradient(const ConstTensorView& d_out, const TensorView& d_i
 
 void LowRank::input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const {
   Stream& stream = engine_->compute_stream();
-  const kernels::DropoutOptions options = dropout_of(*engine_, *adapter_);
+  const kernels::DropoutOptions options = dropout_of(*engine_, *unit_, *adapter_, d_x.shape[1]);
   if (options.probability == 0) {
     kernels::matmul(stream, {.accumulate = true}, d_inner, a_, d_x, engine_->workspace());
     return;
@@ -108,7 +124,7 @@ void LowRank::input_gradient(const ConstTensorView& d_inner, const TensorView& d
 void add_a_gradient(Engine& engine, const UnitGradients& gradients, const LowRankAdapter& adapter,
                     const ConstTensorView& x, const ConstTensorView& d_inner) {
   if (!gradients.wanted(adapter.a)) return;
-  const Dropped dropped(engine, adapter, x);
+  const Dropped dropped(engine, gradients.spec(), adapter, x);
   add_product(engine, gradients, adapter.a, d_inner, dropped.view());
 }
 

@@ -18,6 +18,8 @@ class LowRank {
 
   const LowRankAdapter& adapter() const { return *adapter_; }
   const ConstTensorView& b() const { return b_; }
+  /// Computes with some rows of B, [out, rank], alone: some of the layer's outputs.
+  void set_b(const ConstTensorView& rows) { b_ = rows; }
   std::int64_t rank() const { return a_.shape[0]; }
   DataType dtype() const { return a_.dtype; }
 
@@ -33,9 +35,14 @@ class LowRank {
  private:
   void forward_by_rows(const ConstTensorView& x, const TensorView& out) const;
   LowRank(Engine& engine, const GatheredUnit& unit, const LowRankAdapter& adapter)
-      : engine_(&engine), adapter_(&adapter), a_(unit.tensor(adapter.a)), b_(unit.tensor(adapter.b)) {}
+      : engine_(&engine),
+        unit_(&unit.spec()),
+        adapter_(&adapter),
+        a_(unit.tensor(adapter.a)),
+        b_(unit.tensor(adapter.b)) {}
 
   Engine* engine_;
+  const UnitSpec* unit_;
   const LowRankAdapter* adapter_;
   ConstTensorView a_, b_;
 };

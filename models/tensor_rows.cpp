@@ -53,6 +53,10 @@ int Pass::tensor_rank() const {
   return tensor == nullptr ? 0 : tensor->rank();
 }
 
+bool Pass::chained() const {
+  return tensor != nullptr && engine.config().tensor_sums == TensorSums::chain;
+}
+
 std::int64_t Pass::local_rows() const {
   return divide_round_up(rows(), tensor_ranks());
 }
@@ -61,6 +65,18 @@ DimensionPart Pass::part_of(std::int64_t count) const {
   const std::int64_t ranks = tensor_ranks(), rank = tensor_rank();
   const std::int64_t first = count * rank / ranks;
   return {first, std::max<std::int64_t>(count * (rank + 1) / ranks - first, 1)};
+}
+
+Pass Pass::of_layers(std::string_view dimension) const {
+  const bool whole = tensor != nullptr && engine.config().leaves_whole(dimension);
+  return {.engine = engine,
+          .shape = shape,
+          .batch = whole ? local_rows() : batch,
+          .time = whole ? 1 : time,
+          .samples = samples,
+          .training = training,
+          .cache = cache,
+          .tensor = whole ? nullptr : tensor};
 }
 
 std::int64_t Pass::first_token() const {
@@ -89,6 +105,13 @@ void gather_from_ranks(const Pass& pass, std::string_view what, const void* own,
   wait(pass, pass.tensor->all_gather(own, all, count, dtype, 0, ready, label.label()));
 }
 
+void broadcast_from_rank(const Pass& pass, std::string_view what, int rank, const TensorView& values) {
+  const RowsLabel label(pass, what);
+  const std::array<Event, 1> ready{pass.engine.compute_stream().record()};
+  wait(pass,
+       pass.tensor->broadcast(values.data, values.elements(), values.dtype, rank, ready, label.label()));
+}
+
 GatheredRows::GatheredRows(const Pass& pass, std::string_view unit, const ConstTensorView& local)
     : view_(local) {
   if (pass.tensor == nullptr) return;
@@ -111,6 +134,10 @@ void PartialRows::scatter(std::string_view unit) {
   const TensorView& all = memory_[0];
   const std::int64_t padding = all.elements() - view_.elements();
   if (padding > 0) kernels::fill_zero(stream, all.slice(view_.elements(), padding));
+  if (complete_) {
+    kernels::copy(stream, all.slice(pass_.tensor_rank() * sum_.elements(), sum_.elements()), sum_);
+    return memory_.release();
+  }
   const RowsLabel label(pass_, rows_of(unit));
   const std::array<Event, 1> ready{stream.record()};
   wait(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, sum_.data, sum_.dtype, sum_.elements(), {},

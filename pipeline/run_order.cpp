@@ -52,30 +52,63 @@ std::vector<Index> last_actions(const std::vector<Action>& actions, std::int64_t
   return last;
 }
 
-/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none.
+using Places = std::vector<std::map<Action, std::size_t>>;
+/// By rank: the place of each message.
+Places places_of_messages(const PipelineSchedule& schedule) {
+  Places places(schedule.ranks.size());
+  for (std::size_t r = 0; r < places.size(); ++r) {
+    for (std::size_t i = 0; i < schedule.ranks[r].size(); ++i) {
+      if (is_message(schedule.ranks[r][i].kind)) places[r].emplace(schedule.ranks[r][i], i);
+    }
+  }
+  return places;
+}
+
+/// True where memory of a gradient that was sent may be asked for at once.
+bool frees_at_once(const PipelineSchedule& schedule) {
+  return schedule.chunks() == schedule.stages();
+}
+
+/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none. The
+/// send of a gradient may wait for its memory until the receiver has come to its receive.
 std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int needed) {
   const std::size_t ranks = schedule.ranks.size();
-  std::vector<Index> result(actions_of(schedule, of).size(), -1), so_far(ranks, -1);
-  std::vector<std::size_t> next(ranks);
-  std::map<Action, Index> sent;  // by receive
+  const Places places = places_of_messages(schedule);
+  std::vector<std::vector<Index>> result(ranks);  // of the actions so far
+  std::map<Action, Index> sent;                   // by receive
+  const auto before = [&](std::size_t rank, std::size_t action) {
+    return action == 0 ? Index{-1} : result[rank][action - 1];
+  };
   for (bool moved = true; moved;) {
     moved = false;
     for (std::size_t r = 0; r < ranks; ++r) {
-      for (; next[r] < schedule.ranks[r].size(); ++next[r]) {
-        const Action& action = schedule.ranks[r][next[r]];
-        if (receives(action)) {
-          const auto found = sent.find(action);
+      const std::vector<Action>& actions = schedule.ranks[r];
+      for (std::size_t i = result[r].size(); i < actions.size(); ++i) {
+        Index last = before(r, i);
+        if (receives(actions[i])) {
+          const auto found = sent.find(actions[i]);
           if (found == sent.end()) break;
-          so_far[r] = std::max(so_far[r], found->second);
+          last = std::max(last, found->second);
         }
-        if (static_cast<int>(r) == needed) so_far[r] = static_cast<Index>(next[r]);
-        if (sends(action)) sent[other_half(action)] = so_far[r];
-        if (static_cast<int>(r) == of) result[next[r]] = so_far[r];
+        if (static_cast<int>(r) == needed) last = static_cast<Index>(i);
+        if (sends(actions[i])) sent[other_half(actions[i])] = last;
+        if (actions[i].kind == ActionKind::send_gradient && frees_at_once(schedule)) {
+          const auto peer = static_cast<std::size_t>(peer_of(schedule, actions[i]));
+          const std::size_t receive = places[peer].at(other_half(actions[i]));
+          if (result[peer].size() < receive) break;
+          // The receiver has to have begun the receive: all that it waits for before is over.
+          last = std::max(last, static_cast<int>(peer) == needed ? static_cast<Index>(receive)
+                                                                 : before(peer, receive));
+        }
+        result[r].push_back(last);
         moved = true;
       }
     }
   }
-  return result;
+  if (result[static_cast<std::size_t>(of)].size() < actions_of(schedule, of).size()) {
+    throw LogicError("the schedule does not come to its end");
+  }
+  return result[static_cast<std::size_t>(of)];
 }
 
 /// Behind which action of the rank each micro-batch ends: ascending, and behind its last action.
@@ -112,12 +145,7 @@ void find_ends(RunOrder& order, const PipelineSchedule& schedule, int rank) {
 
 void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
   const std::vector<Action>& own = actions_of(schedule, rank);
-  std::vector<std::map<Action, std::size_t>> place(schedule.ranks.size());  // of messages, by rank
-  for (std::size_t r = 0; r < place.size(); ++r) {
-    for (std::size_t i = 0; i < schedule.ranks[r].size(); ++i) {
-      if (is_message(schedule.ranks[r][i].kind)) place[r].emplace(schedule.ranks[r][i], i);
-    }
-  }
+  const Places place = places_of_messages(schedule);
   std::vector<std::vector<std::size_t>> waiting(schedule.ranks.size());  // own sends, by receiver
   for (std::size_t i = 0; i < own.size(); ++i) {
     if (!is_message(own[i].kind)) continue;
@@ -150,7 +178,7 @@ RunOrder run_order(const PipelineSchedule& schedule, int rank) {
     }
   }
   find_ends(order, schedule, rank);
-  if (schedule.chunks() > schedule.stages()) find_taken(order, schedule, rank);
+  if (!frees_at_once(schedule)) find_taken(order, schedule, rank);
   return order;
 }
 

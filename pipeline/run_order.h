@@ -16,7 +16,7 @@ struct RunOrder {
   /// micro-batch. But the ranks of the first and of the last chunk add tied gradients up there, and the memory
   /// of such a sum comes back once both have come to it. So each of them ends a micro-batch no sooner than
   /// behind the last action of its own which the other one needs to come to its end: whoever waits for the
-  /// memory then keeps nobody from the sum.
+  /// memory then keeps nobody from the sum. A wait for the memory of a gradient that was sent counts as need.
   std::vector<std::vector<std::int64_t>> ends;
   /// By action: the rank's own actions that sent a gradient which its receiver has taken when this action, a
   /// receive, is done. Empty with one chunk on each rank, where memory of a gradient may be asked for again at

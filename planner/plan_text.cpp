@@ -584,6 +584,7 @@ std::string plan_json(const PlanRequest& request, const PlanResult& result, std:
 std::string fit_json(const FitRequest& request, const FitResult& result) {
   PlanRequest chosen = request.plan;
   chosen.config = result.config;
+  chosen.rank = result.rank;
   ordered_json document = plan_object(chosen, result.plan, request.budget);
   document["missing_bytes"] = result.missing;
   document["cost_model"] = rates_json(request.rates);

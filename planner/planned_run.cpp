@@ -4,9 +4,12 @@
 
 #include <algorithm>
 
+#include "engine/state_layout.h"
+#include "partition/placement.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
+#include "tranche/engine/lora.h"
 #include "tranche/kernels/matmul.h"
 
 namespace tranche::planner {
@@ -27,14 +30,63 @@ void check(const PlanRequest& request) {
   }
 }
 
+/// True when two ranks of a stage hold parts of equal sizes, so that their plans are equal.
+bool alike(const detail::Placement& placement, int rank, int other) {
+  for (int buffer = 0; buffer < static_cast<int>(placement.buffers().size()); ++buffer) {
+    if (placement.buffer(buffer).empty() || !placement.holds(buffer, rank)) continue;
+    const detail::FlatLayout &one = placement.layout(buffer, rank), &two = placement.layout(buffer, other);
+    if (one.shard_elements() != two.shard_elements()) return false;
+    for (int tensor = 0; tensor < one.tensors(); ++tensor) {
+      if (one.tensor_elements(tensor) != two.tensor_elements(tensor)) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
+
+ModelSpec planned_spec(const PlanRequest& request) {
+  return with_adapters(request.model.spec(request.model.sequence_or_longest(request.sequence)),
+                       request.config.lora);
+}
+
+bool in_chains(const Config& config, int ranks) {
+  return config.tensor_sums == TensorSums::chain && config.mesh_of(ranks).size(MeshAxis::tensor) > 1;
+}
 
 Config checked_config(const PlanRequest& request) {
   check(request);
   Config config = request.config;
   validate_config(config, request.ranks);
+  if (in_chains(config, request.ranks) && request.device == DeviceKind::cuda) {
+    throw ConfigurationError(
+        "tranche.tensor_sums: chain: products on GPUs do not add up in ascending order, so that no chain has "
+        "the "
+        "bits of one rank; write rank_order");
+  }
   if (config.workspace_bytes == 0) config.workspace_bytes = kernels::default_workspace_bytes(request.device);
   return config;
+}
+
+std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std::vector<int>& ranks) {
+  const Config config = checked_config(request);
+  std::vector<std::vector<int>> classes;
+  if (ranks.size() == 1) return {{0}};
+  const detail::Placement placement = detail::place(planned_spec(request), config, request.ranks);
+  // Where a layout leaves tensors whole, their sizes do not tell how much of them a rank computes.
+  const bool comparable = config.layout.empty();
+  for (int coordinate = 0; coordinate < static_cast<int>(ranks.size()); ++coordinate) {
+    const int rank = ranks[static_cast<std::size_t>(coordinate)];
+    const auto found = std::find_if(classes.begin(), classes.end(), [&](const std::vector<int>& one) {
+      return comparable && alike(placement, ranks[static_cast<std::size_t>(one.front())], rank);
+    });
+    if (found == classes.end()) {
+      classes.push_back({coordinate});
+    } else {
+      found->push_back(coordinate);
+    }
+  }
+  return classes;
 }
 
 RuntimeOptions meta_options(const Config& config, DeviceKind device) {

@@ -23,6 +23,17 @@ inline constexpr int settling_rounds = 2;
 /// The request's configuration with every size filled in. Throws ConfigurationError for what a run would
 /// refuse.
 Config checked_config(const PlanRequest& request);
+/// The configuration asks for chains of sums, on a mesh that has some.
+bool in_chains(const Config& config, int ranks);
+
+/// The model as the engine has it, with adapters.
+ModelSpec planned_spec(const PlanRequest& request);
+
+/// Positions in `ranks`, which differ in the axis `tensor` alone, in classes of ranks whose plans are equal:
+/// they hold parts of equal sizes. With a Config::layout each rank is in a class of its own, because the
+/// sizes of whole tensors do not tell how much of them a rank computes. Throws as checked_config() and
+/// tensor_cuts().
+std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std::vector<int>& ranks);
 
 /// Without limits, as the whole need is wanted and not where it ends.
 RuntimeOptions meta_options(const Config& config, DeviceKind device);
@@ -37,7 +48,7 @@ class PlannedRun {
   /// Steps, and micro-batches of an evaluation, after which all that follow take memory as before.
   int steps() const;
   int evaluations() const;
-  /// Those of one step.
+  /// Runs the micro-batches of one step.
   void micro_batches();
   void evaluate();
 

@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <tuple>
 #include <vector>
 
 #include "engine/stages.h"
 #include "engine/state_layout.h"
-#include "engine/tensor_cuts.h"
 #include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "tranche/partition/mesh.h"
@@ -82,27 +83,48 @@ WorkCount difference(const WorkCount& after, const WorkCount& before) {
 }
 
 /// The elements of the buffers that engines of this configuration have.
-void take_placement(PlanResult& result, const ModelSpec& model, const Config& config, int ranks) {
+void take_placement(PlanResult& result, const ModelSpec& model, const Config& config,
+                    const PlanRequest& request) {
   const ParameterGroups groups(config.group_rules, config.frozen);
   const detail::StateClasses classes = detail::classify(model, groups, *make_optimizer(config));
-  const Mesh mesh = config.mesh_of(ranks);
-  detail::Stages cut;
-  cut.cuts = detail::tensor_cuts(model, config, mesh.size(MeshAxis::tensor));
-  const detail::Placement placement = detail::place(model, classes, mesh, cut);
-  for (const detail::StateClass& one : classes.classes) {
+  const Mesh mesh = config.mesh_of(request.ranks);
+  const detail::Placement placement = detail::place(
+      model, classes, mesh,
+      detail::divide(model, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
+  result.padded_elements = placement.padded_elements();
+  const auto bytes_of_class = [&](int which) {
     double bytes = 0;
-    for (const OptimizerStateTensor& state : one.states) {
+    for (const OptimizerStateTensor& state : classes.classes[static_cast<std::size_t>(which)].states) {
       bytes += static_cast<double>(bytes_of(state.dtype, detail::shard_multiple_elements)) /
                detail::shard_multiple_elements;
     }
-    result.placed.push_back({0, bytes, false});
-  }
-  result.placed.push_back({0, 0, true});
-  for (const detail::Placement::Buffer& buffer : placement.buffers()) {
+    return bytes;
+  };
+  std::map<std::tuple<int, int, int>, PlacedState> placed;  // frozen tensors last
+  for (int number = 0; number < static_cast<int>(placement.buffers().size()); ++number) {
+    const detail::Placement::Buffer& buffer = placement.buffer(number);
+    if (buffer.empty() || !placement.holds(number, request.rank)) continue;
+    const detail::FlatLayout& layout = placement.layout(number, request.rank);
     const int kind = buffer.frozen ? placement.state_classes() : buffer.state_class;
-    result.placed[static_cast<std::size_t>(kind)].elements += buffer.padded_elements();
+    const int holders = buffer.sharers * std::max(1, static_cast<int>(buffer.stages.size()));
+    PlacedState& state = placed[{kind, layout.ranks(), holders}];
+    state.elements += layout.padded_elements();
+    state.state_bytes = buffer.frozen ? 0 : bytes_of_class(buffer.state_class);
+    state.frozen = buffer.frozen;
+    state.group = layout.ranks();
+    state.holders = holders;
   }
-  result.padded_elements = placement.padded_elements();
+  for (const auto& [key, state] : placed) result.placed.push_back(state);
+}
+
+/// True when fewer heads of keys and values than ranks of the axis `tensor` are shared by some of these
+/// ranks, which have a group for their sums then.
+bool has_shared_heads(const PlanRequest& request, const Config& config) {
+  if (config.mesh_of(request.ranks).size(MeshAxis::tensor) == 1) return false;
+  const detail::Placement placement = detail::place(planned_spec(request), config, request.ranks);
+  return std::any_of(placement.buffers().begin(), placement.buffers().end(), [](const auto& buffer) {
+    return !buffer.empty() && buffer.sharers > 1 && buffer.parts() > 1;
+  });
 }
 
 }  // namespace
@@ -132,6 +154,9 @@ PlanResult plan_run(const PlanRequest& request) {
       if (group == nullptr || group == &runtime.all() || group->size() == 1) continue;
       if (std::find(counted.begin(), counted.end(), group) != counted.end()) continue;
       counted.push_back(group);
+    }
+    const std::size_t groups = counted.size() + (has_shared_heads(request, config) ? 1 : 0);
+    for (std::size_t group = 0; group < groups; ++group) {
       group_staging.emplace_back(runtime.memory(Tier::device), config.staging_bytes, Category::communication,
                                  "staging buffer");
     }
@@ -159,6 +184,12 @@ PlanResult plan_run(const PlanRequest& request) {
   result.model = engine.model_report();
   result.state = engine.state_bytes();
   result.notes = notes_of(engine.summary(request.verbose));
+  if (in_chains(config, request.ranks)) {
+    result.notes.emplace_back(
+        "tranche.tensor_sums chain is refused at the start where the machine's products do not add up in "
+        "ascending "
+        "order, or a part of a tensor begins at an odd element; the plan does not know the machine");
+  }
   const auto traffic = nlohmann::json::parse(result.traffic);
   result.data = counts_of(traffic);
   result.control = counts_of(traffic["control"]);
@@ -177,7 +208,7 @@ PlanResult plan_run(const PlanRequest& request) {
           (result.units.empty() ? "" : ", ") + engine.model().name_of_uses(chunk.begin, chunk.end);
     }
   }
-  take_placement(result, engine.model(), config, request.ranks);
+  take_placement(result, engine.model(), config, request);
   return result;
 }
 

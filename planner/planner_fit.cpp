@@ -17,7 +17,6 @@
 #include "planner/planned_run.h"
 #include "tranche/core/error.h"
 #include "tranche/core/shape.h"
-#include "tranche/engine/lora.h"
 #include "tranche/kernels/quantization.h"
 #include "tranche/partition/mesh.h"
 #include "tranche/planner/planner.h"
@@ -100,6 +99,23 @@ Again again_of(const models::LanguageModel& model, const Config& config, std::in
         2 * static_cast<double>(shape.vocabulary) * static_cast<double>(shape.width) * (chunks - 1) / chunks;
   }
   return again;
+}
+
+int tensor_ranks_of(const PlanRequest& request, const Config& config) {
+  return config.mesh_of(request.ranks).size(MeshAxis::tensor);
+}
+
+/// Seconds of a micro-batch in which layers wait for the rows of the axis `tensor`.
+double seconds_of_rows(const PlanRequest& request, const Config& config, const ModelSpec& spec,
+                       const CostModel& rates) {
+  const int ranks = tensor_ranks_of(request, config);
+  if (ranks == 1 || !spec.tensor_messages) return 0;
+  const TensorMessages sent = spec.tensor_messages(config, 0, static_cast<int>(spec.forward.size()), [](std::string_view) { return false; });
+  const std::int64_t tokens = config.micro_batch_size * spec.tokens_per_sample;
+  const std::int64_t rows = divide_round_up(tokens, ranks) * spec.residual_width * sent.rows;
+  const std::int64_t bytes =
+      rows * size_of(config.precision.compute) + tokens * sent.numbers * size_of(DataType::float32);
+  return static_cast<double>((ranks - 1) * bytes) / rates.network;
 }
 
 /// The work of a micro-batch that offloading can hide behind, unit by unit.
@@ -203,6 +219,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
                          detail::state_bytes_of_element(*optimizer);
   if (optimizer->sums({}) > 0) schedule.passes = 2;  // those of the sums, and of the update
   schedule.visits = visits_of(request, config, spec);
+  for (UnitVisit& visit : schedule.visits) visit.operations /= tensor_ranks_of(request, config);
   if (config.gather_for == GatherFor::step) {
     std::set<int> gathered;
     for (UnitVisit& visit : schedule.visits) {
@@ -218,16 +235,17 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   return offload_cost(schedule, config, tokens, rates);
 }
 
-StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec, const Sizes& sizes,
-                 const CostModel& rates) {
+StepCost cost_without_rows(const PlanRequest& request, const Config& config, const ModelSpec& spec,
+                           const Sizes& sizes, const CostModel& rates) {
   const auto micro_batches = static_cast<double>(config.accumulation_steps);
   const double tokens = static_cast<double>(config.micro_batch_size * spec.tokens_per_sample) * micro_batches;
   StepCost cost;
-  cost.compute = tokens * spec.flops_per_token / rates.operations;
+  const double operations = rates.operations * tensor_ranks_of(request, config);  // of all ranks of `tensor`
+  cost.compute = tokens * spec.flops_per_token / operations;
   double gathered = sizes.gathered_a_pass;
   if (request.model.language) {
     const Again again = again_of(*request.model.language, config, spec.tokens_per_sample);
-    cost.recompute = tokens * (again.blocks + again.head) / rates.operations;
+    cost.recompute = tokens * (again.blocks + again.head) / operations;
     // Only blocks are gathered more than twice.
     if (config.activation_checkpointing) {
       for (const int gathers : spec.gathers_per_micro_batch(config))
@@ -288,6 +306,14 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
   return cost;
 }
 
+StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec, const Sizes& sizes,
+                 const CostModel& rates) {
+  StepCost cost = cost_without_rows(request, config, spec, sizes, rates);
+  cost.exposed +=
+      static_cast<double>(config.accumulation_steps) * seconds_of_rows(request, config, spec, rates);
+  return cost;
+}
+
 /// Everything that is searched but the micro-batch.
 struct Levers {
   int stage = 0;
@@ -298,12 +324,6 @@ struct Levers {
   bool activations = false;
 };
 
-/// The model as the engine has it, with adapters.
-ModelSpec spec_of(const PlanRequest& request) {
-  return with_adapters(request.model.spec(request.model.sequence_or_longest(request.sequence)),
-                       request.config.lora);
-}
-
 /// Bytes of a rank at their peaks.
 struct Peaks {
   std::int64_t device = 0, host = 0, nvme = 0;
@@ -312,9 +332,15 @@ struct Peaks {
 class Search {
  public:
   explicit Search(const FitRequest& request)
-      : request_(request), base_(request.plan.config), spec_(spec_of(request.plan)) {
+      : request_(request), base_(request.plan.config), spec_(planned_spec(request.plan)) {
     validate_config(base_, request.plan.ranks);
     shards_ = shards_of(base_, request.plan.ranks);
+    // Ranks of the axis `tensor` may hold parts of different sizes, all of which have to fit.
+    const std::vector<int> parts =
+        base_.mesh_of(request.plan.ranks).group({MeshAxis::tensor}, request.plan.rank);
+    for (const std::vector<int>& alike : equal_ranks(request.plan, parts)) {
+      ranks_.push_back(parts[static_cast<std::size_t>(alike.front())]);
+    }
     sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), base_, request.plan.ranks);
     if (request.keep_micro_batch || base_.world_size_invariant) {
       micro_batches_.push_back(base_.micro_batch_size);
@@ -359,7 +385,7 @@ class Search {
       result.chosen = best_of(result.ladder);
       FitTrial& chosen = result.ladder[result.chosen];
       result.config = config_of(levers_of(chosen), chosen.micro_batch);
-      result.plan = plan(result.config, std::numeric_limits<std::int64_t>::max());
+      std::tie(result.plan, result.rank) = plan(result.config, std::numeric_limits<std::int64_t>::max());
       const Peaks peaks = peaks_of(result.plan);
       result.fits = chosen.fits && within(peaks);
       result.missing = std::max<std::int64_t>(0, peaks.device - request_.budget);
@@ -419,7 +445,9 @@ class Search {
 
   /// The values of each lever that are worth a trial, simplest first.
   std::vector<Levers> all_levers() const {
-    const bool several = owners_of(base_, request_.plan.ranks) > 1;
+    // Ranks of the axis `tensor` share the state of tensors that it does not cut.
+    const bool several =
+        owners_of(base_, request_.plan.ranks) > 1 || tensor_ranks_of(request_.plan, base_) > 1;
     // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
     const bool shared =
         shards_ < base_.data_ranks(request_.plan.ranks) && base_.replicate == Replicate::parameters;
@@ -513,10 +541,24 @@ class Search {
     return (offloads ? seconds_of(levers, largest) : least).total() < seconds;
   }
 
-  /// With at most so many micro-batches to a step.
-  PlanResult plan(const Config& config, std::int64_t micro_batches) const {
+  /// The plan of the rank that is furthest beyond the budgets or has most device memory, and its rank; with
+  /// at most so many micro-batches to a step.
+  std::pair<PlanResult, int> plan(const Config& config, std::int64_t micro_batches) const {
+    std::pair<PlanResult, int> most;
+    for (const int rank : ranks_) {
+      PlanResult plan = plan_of(rank, config, micro_batches);
+      const auto key = [&](const PlanResult& of) {
+        return std::pair(excess(peaks_of(of)), of.tier(Tier::device).peak);
+      };
+      if (rank == ranks_.front() || key(most.first) < key(plan)) most = {std::move(plan), rank};
+    }
+    return most;
+  }
+
+  PlanResult plan_of(int rank, const Config& config, std::int64_t micro_batches) const {
     if (request_.give_up && request_.give_up()) throw Error("the search was given up");
     PlanRequest request = request_.plan;
+    request.rank = rank;
     request.rates = request_.rates;
     request.config = config;
     if (config.accumulation_steps > micro_batches) {
@@ -530,8 +572,9 @@ class Search {
   /// Bytes that are held whatever a step does; less where tensors are frozen.
   std::int64_t least_bytes(const Levers& levers) const {
     const Config config = config_of(levers, 1);
+    // Tensors that the axis `tensor` does not cut are sharded over more ranks than the others.
     const auto held = [&](bool whole, int among) {
-      return whole || among == 1 ? sizes_.padded : sizes_.padded / among;
+      return whole ? sizes_.padded : sizes_.shard * shards_ / among;
     };
     const int owners = owners_of(config, request_.plan.ranks);
     const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
@@ -575,7 +618,7 @@ class Search {
       trial.cost = cost(config);
     };
     const auto peaks_at = [&](std::int64_t micro_batch, std::int64_t micro_batches) {
-      return peaks_of(plan(config_of(levers, micro_batch), micro_batches));
+      return peaks_of(plan(config_of(levers, micro_batch), micro_batches).first);
     };
     if (const std::int64_t least = least_bytes(levers); least > request_.budget) {
       trial.state_alone = true;
@@ -612,9 +655,10 @@ class Search {
   Config base_;
   ModelSpec spec_;
   int shards_ = 1;
+  std::vector<int> ranks_;  ///< one of each class with equal plans
   Sizes sizes_;
   std::vector<std::int64_t> micro_batches_;  ///< ascending
-  /// By stage, policy, checkpointing and head: FitRequest::seconds with all on the device.
+  /// FitRequest::seconds with all on the device, by stage, policy, checkpointing and head.
   std::map<std::tuple<int, ReductionPolicy, int, std::int64_t>, StepCost> resident_seconds_;
 };
 
@@ -623,7 +667,7 @@ class Search {
 StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
-  const ModelSpec spec = spec_of(request);
+  const ModelSpec spec = planned_spec(request);
   return cost_of(request, config, spec,
                  sizes_of(spec, request.model.covers_activations(), config, request.ranks), rates);
 }
@@ -631,18 +675,14 @@ StepCost step_cost(const PlanRequest& request, const CostModel& rates) {
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates) {
   Config config = request.config;
   validate_config(config, request.ranks);
-  const ModelSpec spec = spec_of(request);
+  const ModelSpec spec = planned_spec(request);
   return offload_cost_of(request, config, spec, rates);
 }
 
 FitResult find_fit(const FitRequest& request) {
   if (const Mesh mesh = request.plan.config.mesh_of(request.plan.ranks); mesh.size(MeshAxis::pipeline) > 1) {
-    throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" +
+    throw ConfigurationError("--fit searches on replicate, shard and tensor; tranche.mesh \"" +
                              request.plan.config.mesh + "\" has a pipeline: plan its stages with --rank");
-  }
-  if (const Mesh mesh = request.plan.config.mesh_of(request.plan.ranks); mesh.size(MeshAxis::tensor) > 1) {
-    throw ConfigurationError("--fit searches on replicate and shard; tranche.mesh \"" +
-                             request.plan.config.mesh + "\" has the axis tensor: plan its ranks with --rank");
   }
   if (request.budget < 1) throw InvalidArgument("a budget of " + std::to_string(request.budget) + " bytes");
   return Search(request).run();

@@ -8,14 +8,9 @@ namespace tranche::planner {
 std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps) {
   Config config = checked_config(request);
   if (config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1) {
-    throw ConfigurationError("--machine projects meshes of replicate and shard; tranche.mesh \"" +
+    throw ConfigurationError("--machine projects meshes of replicate, shard and tensor; tranche.mesh \"" +
                              config.mesh +
                              "\" has a pipeline, whose messages it does not know: leave --machine out");
-  }
-  if (config.mesh_of(request.ranks).size(MeshAxis::tensor) > 1) {
-    throw ConfigurationError(
-        "--machine projects meshes of replicate and shard; tranche.mesh \"" + config.mesh +
-        "\" has the axis tensor, for whose messages computation waits: leave --machine out");
   }
   config.debug.poison_memory = false;
   const std::shared_ptr<detail::WorkRecorder> recorder =

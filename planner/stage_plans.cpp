@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "planner/planned_run.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/version.h"
 
@@ -52,17 +53,28 @@ TrafficCount StagePlan::messages() const {
 std::string StagePlan::name() const {
   const bool stages = plan.mesh.size(MeshAxis::pipeline) > 1, parts = plan.mesh.size(MeshAxis::tensor) > 1;
   return (stages || !parts ? fmt::format("stage {}", stage) : "") + (stages && parts ? ", " : "") +
-         (parts ? fmt::format("tensor {}", tensor) : "");
+         (parts ? "tensor " + tensor_text() : "");
+}
+
+std::string StagePlan::tensor_text() const {
+  std::string text;
+  for (std::size_t begin = 0, end = 0; begin < tensors.size(); begin = end) {
+    for (end = begin + 1; end < tensors.size() && tensors[end] == tensors[end - 1] + 1;) ++end;
+    text += (begin > 0 ? ", " : "") + std::to_string(tensors[begin]);
+    if (end > begin + 1) text += "-" + std::to_string(tensors[end - 1]);
+  }
+  return text;
 }
 
 std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget, bool other_gathering) {
   const Mesh mesh = request.config.mesh_of(request.ranks);
   std::vector<StagePlan> plans;
   for (int stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
-    for (const int rank : mesh.group({MeshAxis::tensor},
-                                     mesh.group({MeshAxis::pipeline}, 0)[static_cast<std::size_t>(stage)])) {
-      StagePlan one{stage, mesh.coordinate(MeshAxis::tensor, rank), request, {}};
-      one.request.rank = rank;
+    const std::vector<int> ranks =
+        mesh.group({MeshAxis::tensor}, mesh.group({MeshAxis::pipeline}, 0)[static_cast<std::size_t>(stage)]);
+    for (const std::vector<int>& alike : equal_ranks(request, ranks)) {
+      StagePlan one{stage, alike, request, {}};
+      one.request.rank = ranks[static_cast<std::size_t>(alike.front())];
       one.plan = plan_run(one.request);
       if (other_gathering) one.plan.other_gathering = plan_other_gathering(one.request, one.plan);
       plans.push_back(std::move(one));
@@ -90,8 +102,8 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
   text += heading("mesh", fmt::format("{}; one rank of each {}, the largest first (--rank N has all of one)",
                                       largest.plan.mesh.to_string(),
                                       parts == 1    ? "stage"
-                                      : stages == 1 ? "coordinate on tensor"
-                                                    : "stage and coordinate on tensor"));
+                                      : stages == 1 ? "class of coordinates on tensor"
+                                                    : "stage and class of coordinates on tensor"));
   if (stages > 1) {
     text += heading("pipeline", fmt::format("{}, schedule {}", count_of(stages, "stage"),
                                             config.pipeline_schedule));
@@ -120,8 +132,8 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
     const TrafficCount sent = one.messages();
     const auto over_tensor = one.plan.axes.find(MeshAxis::tensor);
     text += fmt::format(
-        "{:>5}{}{:>7}  {:<{}}{:>13}{:>13}{:>13}{:>13}{:>13}{:>10}{:>13}{}\n", one.stage, cell(one.tensor),
-        one.request.rank, one.plan.units.empty() ? "all" : one.plan.units, units,
+        "{:>5}{}{:>7}  {:<{}}{:>13}{:>13}{:>13}{:>13}{:>13}{:>10}{:>13}{}\n", one.stage,
+        cell(one.tensor_text()), one.request.rank, one.plan.units.empty() ? "all" : one.plan.units, units,
         format_bytes(peak_of(one, Tier::device)), format_bytes(peak_of(one, Tier::host)),
         format_bytes(peak_of(one, Tier::nvme)), format_bytes(one.state_bytes()),
         covered ? format_bytes(activations_of(one)) : std::string("not covered"), sent.calls,
@@ -174,7 +186,10 @@ std::string stage_plans_json(const std::vector<StagePlan>& plans, std::int64_t b
          {"activations_bytes", activations_of(one)},
          {"messages", {{"calls", sent.calls}, {"elements", sent.elements}, {"bytes", sent.bytes}}},
          {"plan", ordered_json::parse(plan_json(one.request, one.plan, budget))}});
-    if (largest.plan.mesh.size(MeshAxis::tensor) > 1) stages.back()["tensor"] = one.tensor;
+    if (largest.plan.mesh.size(MeshAxis::tensor) > 1) {
+      stages.back()["tensor"] = one.tensors.front();
+      stages.back()["tensors"] = one.tensors;
+    }
   }
   return document.dump(1) + "\n";
 }

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Kills training runs on replicate=2,pipeline=2,shard=2 and starts each again on another mesh, which has to load what was saved last.
+"""Kills training runs on a mesh and starts each again on another mesh, which has to load what was saved last.
 
-usage: kill_meshes.py PROGRAM [--kills 50] [--equal-kills 20] [--seed N] [--folder DIR] [--verbose]
+usage: kill_meshes.py PROGRAM [--mesh MESH] [--kills 50] [--equal-kills 20] [--seed N] [--folder DIR] [--verbose]
 
 PROGRAM is build/release/bin/tranche. As in kill_test.py a tiny model is trained with a save after every step and --resume latest, and SIGKILL ends
 one rank, or mpirun, at a time drawn over start-up, loading, training and saving. ZeRO stages are drawn anew at each start.
-  --kills        Runs on the mesh of eight ranks are killed. The next start is on another mesh, has other bits, and ends by itself after a step or
+  --mesh         replicate=2,pipeline=2,shard=2 (the default), or shard=2,tensor=2.
+  --kills        Runs on the mesh are killed. The next start is on another mesh, has other bits, and ends by itself after a step or
                  two. Both have to load the newest complete checkpoint of the folder, with the digests of weights and optimizer state that the run
                  that saved it wrote to its metrics before the save (--digest-every 1).
-  --equal-kills  Runs on any of the meshes that have the bits of the eight ranks are killed, and the last one is let run to its end. Each has to
+  --equal-kills  Runs on any of the meshes that have the bits of the mesh are killed, and the last one is let run to its end. Each has to
                  load the newest complete checkpoint with the digests that an undisturbed run has after that step; the last one ends with the
                  undisturbed run's digest.
 TRANCHE_TEST_PART=k/n takes a share of the kills.
@@ -33,11 +34,21 @@ from kill_test import (COMPLETE, HEADER, MODEL, RESUMED, START_LIMIT, STARTED, S
                        what_was_hit)
 from sweep_part import part_of_count  # noqa: E402
 
-KILLED = "replicate=2,pipeline=2,shard=2"
-OTHERS = ["", "shard=2", "shard=3", "pipeline=2", "pipeline=3", "pipeline=4", "replicate=2,shard=1", "replicate=2,shard=2", "replicate=2,pipeline=2",
-          "pipeline=2,shard=2", "shard=2,pipeline=2", "shard=2,pipeline=3", "pipeline=2,shard=3", "pipeline=2,shard=4", "pipeline=4,replicate=2"]
-# All of these have four data ranks, whose gradients are added in pairs; the uses of the tied table are added apart.
-EQUAL = [KILLED, "pipeline=2,replicate=2,shard=2", "replicate=2,shard=2,pipeline=2", "replicate=2,shard=2", "shard=4", "pipeline=2,shard=4"]
+# By the mesh that is killed: meshes of other bits, and those of equal bits with the settings that give them these.
+OTHERS = {
+    "replicate=2,pipeline=2,shard=2": [
+        "", "shard=2", "shard=3", "pipeline=2", "pipeline=3", "pipeline=4", "replicate=2,shard=1", "replicate=2,shard=2", "replicate=2,pipeline=2",
+        "pipeline=2,shard=2", "shard=2,pipeline=2", "shard=2,pipeline=3", "pipeline=2,shard=3", "pipeline=2,shard=4", "pipeline=4,replicate=2"],
+    "shard=2,tensor=2": [
+        "", "shard=2", "shard=3", "pipeline=2", "tensor=2", "tensor=4", "shard=3,tensor=2", "tensor=2,shard=3", "replicate=2,tensor=2",
+        "pipeline=2,tensor=2", "tensor=2,pipeline=3", "pipeline=2,shard=2,tensor=2", "replicate=2,shard=2", "replicate=2,tensor=3"],
+}
+# All of these have as many data ranks, whose gradients are added in pairs; the uses of the tied table are added apart.
+EQUAL = {
+    "replicate=2,pipeline=2,shard=2": ["replicate=2,pipeline=2,shard=2", "pipeline=2,replicate=2,shard=2", "replicate=2,shard=2,pipeline=2",
+                                       "replicate=2,shard=2", "shard=4", "pipeline=2,shard=4"],
+    "shard=2,tensor=2": ["shard=2,tensor=2", "tensor=2,shard=2", "replicate=2,tensor=2", "pipeline=2,shard=2,tensor=2"],
+}
 STEP = re.compile(r"^ *step +\d+/", re.M)
 BATCH = 12  # samples of a step, on any number of data ranks: 1, 2, 3, 4 and 6
 MOST_STEPS, KILL_WINDOW = 4, 0.3  # a run is killed so many seconds at most after it has begun one of so many steps
@@ -179,38 +190,38 @@ def restarts_on_other_meshes(options, draw, folder):
     """Does what --kills says. The meshes have different bits, so that only the digests written before each save are known."""
     runs, kills, same, restarts, met = Runs(options, draw, folder, "other"), 0, 0, 0, set()
     while kills < options.kills:
-        loaded, killed = runs.life(KILLED, 100000, True)
+        loaded, killed = runs.life(options.mesh, 100000, True)
         kills += killed
         same += bool(loaded)
-        others = [mesh for mesh in OTHERS if mesh not in met] or OTHERS
+        others = [mesh for mesh in OTHERS[options.mesh] if mesh not in met] or OTHERS[options.mesh]
         mesh = draw.choice(others)
         met.add(mesh)
         loaded, _ = runs.life(mesh, newest_complete(runs.checkpoints) + draw.randrange(1, 3), False)
         restarts += loaded > 0
-    print(f"{kills} kills of {KILLED}: {restarts} restarts on {len(met)} other meshes, and {same} on the same, loaded the newest complete checkpoint "
+    print(f"{kills} kills of {options.mesh}: {restarts} restarts on {len(met)} other meshes, and {same} on the same, loaded the newest complete checkpoint "
           "with the digests that were written before it was saved", flush=True)
     return runs.hits
 
 
 def by_equal_bits(mesh):
-    """Settings that give a mesh the bits of KILLED."""
-    return ["--set", "tranche.tie_sum=by_use"] + ([] if "replicate" in mesh else ["--set", "tranche.reduction_group=2"])
+    """Settings that give a mesh of EQUAL the bits of the first."""
+    return ["--set", "tranche.tie_sum=by_use"] + (["--set", "tranche.reduction_group=2"] if "shard=4" in mesh else [])
 
 
 def restarts_on_equal_meshes(options, draw, folder):
     """Does what --equal-kills says: every run has the bits of one that nothing disturbs, from its first step to the end of the last one."""
     steps = max(20, 8 * options.equal_kills)
     undisturbed, runs = Runs(options, draw, folder, "undisturbed"), Runs(options, draw, folder, "equal")
-    undisturbed.life(KILLED, steps, False, by_equal_bits(KILLED))
+    undisturbed.life(options.mesh, steps, False, by_equal_bits(options.mesh))
     runs.digests, runs.undisturbed = undisturbed.digests, True
-    kills, met = 0, collections.Counter()
+    kills, met, equal = 0, collections.Counter(), EQUAL[options.mesh]
     while kills < options.equal_kills:
         if newest_complete(runs.checkpoints) + 1 >= steps:
             runs.fail(f"{steps} steps were over after {kills} kills: raise their number")
-        mesh = draw.choice([mesh for mesh in EQUAL if met[mesh] == min(met[other] for other in EQUAL)])
+        mesh = draw.choice([mesh for mesh in equal if met[mesh] == min(met[other] for other in equal)])
         met[mesh] += 1
         kills += runs.life(mesh, steps, True, by_equal_bits(mesh))[1]
-    mesh = draw.choice(EQUAL)
+    mesh = draw.choice(equal)
     loaded, _ = runs.life(mesh, steps, False, by_equal_bits(mesh))
     with open(runs.report, encoding="utf-8") as file:
         end = json.load(file)["state_digest"]
@@ -230,7 +241,7 @@ def run(options):
     with open(os.path.join(folder, "text.txt"), "wb") as file:
         file.write(TEXT)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump(MODEL, file)
+        json.dump({**MODEL, "n_head": 12, "n_embd": 48}, file)  # which 2, 3 and 4 ranks of the axis tensor can share
     print(f"seed {options.seed}; folder {folder}", flush=True)
     begin, hits = time.time(), collections.Counter()
     try:
@@ -251,6 +262,7 @@ def run(options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
+    parser.add_argument("--mesh", choices=sorted(OTHERS), default="replicate=2,pipeline=2,shard=2")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--equal-kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))

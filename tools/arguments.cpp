@@ -147,7 +147,7 @@ void add_plan_flags(CLI::App& app, Options& options) {
   add_number(app, "--ranks", options.ranks, "ranks of the run, 1 to 65536")->capture_default_str();
   add_number(app, "--ranks-per-node", options.ranks_per_node, "ranks of a node (default 0: all on one)");
   add_number(app, "--rank", options.rank,
-             "the rank that is planned (default: 0; with a pipeline the first of each stage)");
+             "the rank that is planned (default: 0; with a pipeline or the axis tensor one of each kind)");
   heading(app, "Search");
   add(app, "--fit", options.fit, "SIZE",
       "search the cheapest configuration that takes at most this device memory, like 80GiB; "

@@ -280,6 +280,8 @@ ModelSpec spec_of(const Source& source) {
   spec.forward = drawn.forward;
   spec.residual_width = drawn.residual_width;
   spec.tensor_dimensions = drawn.tensor_dimensions;
+  spec.whole_dimensions = drawn.whole_dimensions;
+  spec.chain_sums = drawn.chain_sums;
   spec.name = drawn.name;
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {

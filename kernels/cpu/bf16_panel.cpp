@@ -80,14 +80,27 @@ template <int Rows>
   }
 }
 
+/// The sums of a vector of columns that an earlier call has begun in c.
+__m512 begun_sums(const Bf16Panels& p, std::int64_t row, std::int64_t column, __mmask16 part) {
+  return _mm512_maskz_loadu_ps(part, static_cast<const float*>(p.c) + row * p.stride_c + column);
+}
+
 /// `Rows` rows of one panel, whose sums stay in registers over the whole depth of the call.
 template <int Rows>
 void block(const Bf16Panels& p, std::int64_t row, std::int64_t column) {
   __m512 sum[Rows][vectors];
   float* sums = p.sums + row * p.stride_sums + column;
+  const std::int64_t columns = p.columns - column;
+  const std::uint64_t mask = columns >= panel_columns ? ~std::uint64_t{0} : (std::uint64_t{1} << columns) - 1;
   for (int r = 0; r < Rows; ++r) {
     for (int v = 0; v < vectors; ++v) {
-      sum[r][v] = p.first ? _mm512_setzero_ps() : _mm512_loadu_ps(sums + r * p.stride_sums + lanes * v);
+      if (!p.first) {
+        sum[r][v] = _mm512_loadu_ps(sums + r * p.stride_sums + lanes * v);
+      } else if (p.continues) {
+        sum[r][v] = begun_sums(p, row + r, column + lanes * v, static_cast<__mmask16>(mask >> (lanes * v)));
+      } else {
+        sum[r][v] = _mm512_setzero_ps();
+      }
     }
   }
   int left[Rows];
@@ -110,8 +123,6 @@ void block(const Bf16Panels& p, std::int64_t row, std::int64_t column) {
     }
     return;
   }
-  const std::int64_t columns = p.columns - column;
-  const std::uint64_t mask = columns >= panel_columns ? ~std::uint64_t{0} : (std::uint64_t{1} << columns) - 1;
   for (int r = 0; r < Rows; ++r) finish_row(p, row + r, column, sum[r], mask);
 }
 

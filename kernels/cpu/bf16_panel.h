@@ -28,6 +28,7 @@ struct Bf16Panels {
   std::int64_t stride_c = 0;
   bool wide = false;        ///< c is fp32
   bool accumulate = false;  ///< c += sums
+  bool continues = false;   ///< the sums begin as c, which is wide
   const bfloat16* bias = nullptr;
 };
 void multiply(const Bf16Panels& panels);

@@ -67,18 +67,47 @@ void DropoutMask::factors(std::int64_t sample, std::int64_t first_element, std::
   }
 }
 
+namespace {
+
+constexpr std::int64_t factors_at_once = 1024;
+
+/// The part is some columns of all rows.
+void dropout_of_columns(int threads, const DropoutMask& mask, std::span<const std::int64_t> samples,
+                        const DropoutPart& part, const ConstTensorView& x, const TensorView& y) {
+  const std::int64_t rows = x.elements() / part.columns, run = part.columns / part.column_blocks,
+                     apart = part.row_elements / part.column_blocks,
+                     rows_per_sample = rows / static_cast<std::int64_t>(samples.size());
+  const std::int64_t rows_at_once = std::max<std::int64_t>(8 * factors_at_once / part.columns, 1);
+  parallel_ranges(threads, rows, rows_at_once, [&](std::int64_t first, std::int64_t count) {
+    float factors[factors_at_once];
+    for (std::int64_t row = first; row < first + count; ++row) {
+      const std::int64_t sample = row / rows_per_sample, in_sample = row % rows_per_sample;
+      for (std::int64_t at = 0; at < part.columns;) {
+        const std::int64_t in_run = at % run, now = std::min(factors_at_once, run - in_run);
+        mask.factors(samples[static_cast<std::size_t>(sample)],
+                     in_sample * part.row_elements + at / run * apart + part.first_column + in_run, now,
+                     factors);
+        HWY_DYNAMIC_DISPATCH(apply_factors)(factors, x, y, row * part.columns + at, now);
+        at += now;
+      }
+    }
+  });
+}
+
+}  // namespace
+
 void dropout(int threads, const DropoutMask& mask, std::span<const std::int64_t> samples,
              const DropoutPart& part, const ConstTensorView& x, const TensorView& y) {
-  constexpr std::int64_t block = 1024;
   const std::int64_t elements = x.elements();
   if (elements == 0) return;
+  if (part.columns > 0) return dropout_of_columns(threads, mask, samples, part, x, y);
   const std::int64_t per_sample = part.per_sample, last = static_cast<std::int64_t>(samples.size());
-  parallel_ranges(threads, elements, 8 * block, [&](std::int64_t first, std::int64_t count) {
-    float factors[block];
+  parallel_ranges(threads, elements, 8 * factors_at_once, [&](std::int64_t first, std::int64_t count) {
+    float factors[factors_at_once];
     const std::int64_t end = first + count;
     while (first < end) {
       const std::int64_t element = part.first + first, sample = element / per_sample;
-      std::int64_t now = std::min(block, end - first);
+      std::int64_t now = std::min(factors_at_once, end - first);
       if (sample < last) {
         now = std::min(now, (sample + 1) * per_sample - element);
         mask.factors(samples[static_cast<std::size_t>(sample)], element - sample * per_sample, now, factors);

@@ -67,7 +67,7 @@ void matmul_fp32(const MatmulCall& call) {
     gemm.a = a + (call.transpose_a ? row : row * call.k);
     gemm.b = b + (call.transpose_b ? column * call.k : column);
     gemm.c = c + row * call.n + column;
-    gemm.beta = call.accumulate ? 1.0f : 0.0f;
+    gemm.beta = call.accumulate || call.continues ? 1.0f : 0.0f;
     sgemm(gemm);
   });
 }
@@ -85,7 +85,7 @@ void widened_tile(const MatmulCall& call, const TileSize& size, std::int64_t row
   gemm.n = std::min(size.columns, call.n - column);
   gemm.a = a;
   gemm.b = b;
-  gemm.beta = call.accumulate ? 1.0f : 0.0f;
+  gemm.beta = call.accumulate || call.continues ? 1.0f : 0.0f;
   const bool direct = call.c_dtype == DataType::float32;
   void* out = element_at(call.c_dtype, call.c, row * call.n + column);
   gemm.c = direct ? static_cast<float*>(out) : tile;
@@ -138,7 +138,7 @@ void matmul(const MatmulCall& call) {
   if (call.m == 0 || call.n == 0) return;
   if (call.k == 0) {
     const std::int64_t bytes = call.m * call.n * size_of(call.c_dtype);
-    if (!call.accumulate) std::memset(call.c, 0, static_cast<std::size_t>(bytes));
+    if (!call.accumulate && !call.continues) std::memset(call.c, 0, static_cast<std::size_t>(bytes));
     return;
   }
   if (call.dtype == DataType::float32) return matmul_fp32(call);
@@ -162,6 +162,12 @@ std::string_view matmul_path(DataType dtype) {
   if (sgemm_path() == "oneDNN sgemm") return "widened to fp32, oneDNN sgemm";
   return sgemm_path() == "OpenBLAS sgemm" ? "widened to fp32, OpenBLAS sgemm"
                                           : "widened to fp32, plain loops";
+}
+
+SumOrder sum_order(DataType dtype) {
+  if (dtype == DataType::bfloat16 && bf16_tiles_are_fast()) return {.ascending = true, .step = 2};
+  const bool plain = sgemm_path() == "plain loops" && !(dtype == DataType::bfloat16 && onednn_bf16_is_fast());
+  return {.ascending = plain, .begins_with_c = plain};
 }
 
 std::string matmul_libraries() {

@@ -5,6 +5,7 @@
 
 #include "tranche/core/dtype.h"
 #include "tranche/core/tensor_view.h"
+#include "tranche/kernels/matmul.h"
 #include "tranche/kernels/workspace.h"
 
 namespace tranche::kernels::cpu {
@@ -20,6 +21,7 @@ struct MatmulCall {
   void* c = nullptr;
   Workspace workspace;  ///< at least minimum_workspace_bytes when dtype is 16-bit
   int threads = 1;
+  bool continues = false;  ///< MatmulOptions::continues
 };
 
 void matmul(const MatmulCall& call);
@@ -28,6 +30,7 @@ void matmul(const MatmulCall& call);
 void matmul_bias(const MatmulCall& call, const TensorView& out, const ConstTensorView& bias);
 
 std::string_view matmul_path(DataType dtype);
+SumOrder sum_order(DataType dtype);
 std::string matmul_libraries();
 
 }  // namespace tranche::kernels::cpu

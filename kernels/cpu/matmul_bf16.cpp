@@ -58,6 +58,7 @@ Bf16Panels panels_of(const MatmulCall& call, const bfloat16* bias, std::int64_t 
   panels.stride_c = call.n;
   panels.wide = call.c_dtype == DataType::float32;
   panels.accumulate = call.accumulate;
+  panels.continues = call.continues;
   panels.bias = bias == nullptr ? nullptr : bias + column;
   return panels;
 }

@@ -1,5 +1,6 @@
 #include "kernels/cpu/quantization.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/block_codes.h"
@@ -89,26 +90,21 @@ HWY_INLINE void sum_block(const std::int8_t* block, std::int64_t stride, int ran
                           bool accumulate, Out* out) {
   const F d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const bool folds = group_size == 0 && accumulate;
-  const int group = group_size == 0 ? ranks : group_size;
+  const bool folds = group_size <= 0 && accumulate;
+  const int group = group_size > 0 ? group_size : std::max(-group_size, 1);
   for (std::int64_t i = 0; i < quantized_block; i += lanes) {
     const auto piece = [&](int rank) HWY_ATTR {
       const std::int8_t* of_rank = block + rank * stride;
       return block_values(d, of_rank + i, hn::Set(d, scale_of(of_rank)));
     };
-    auto total = hn::Zero(d);
-    if (folds) {
-      total = load(d, out + i);
-      for (int rank = 0; rank < ranks; ++rank) total = hn::Add(total, piece(rank));
-    } else {
-      for (int first = 0; first < ranks; first += group) {
-        const int end = ranks - first < group ? ranks : first + group;
-        auto partial = piece(first);
-        for (int rank = first + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
-        total = first == 0 ? partial : hn::Add(total, partial);
-      }
-      if (accumulate) total = hn::Add(load(d, out + i), total);
+    auto total = folds ? load(d, out + i) : hn::Zero(d);
+    for (int first = 0; first < ranks; first += group) {
+      const int end = ranks - first < group ? ranks : first + group;
+      auto partial = piece(first);
+      for (int rank = first + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
+      total = first == 0 && !folds ? partial : hn::Add(total, partial);
     }
+    if (accumulate && !folds) total = hn::Add(load(d, out + i), total);
     store(d, total, out + i);
   }
 }

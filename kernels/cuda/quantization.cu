@@ -103,7 +103,8 @@ __global__ void __launch_bounds__(threads)
     quantized_sum_kernel(const unsigned char* pieces, const int ranks, const int group_size,
                          const bool accumulate, const Out out, const std::int64_t count) {
   const std::int64_t stride = count * quantized_block_bytes;
-  const bool folds = group_size == 0 && accumulate;
+  const bool folds = group_size <= 0 && accumulate;
+  const int group = group_size > 0 ? group_size : max(-group_size, 1);
   for_each_block(count, [&](std::int64_t b) {
 #pragma unroll
     for (int half = 0; half < halves; ++half) {
@@ -114,9 +115,9 @@ __global__ void __launch_bounds__(threads)
       int in_group = 0;
       bool first_group = true;
       if (folds) {
-        in_group = 1;
+        first_group = false;
 #pragma unroll
-        for (int k = 0; k < each; ++k) partial[k] = held[k];
+        for (int k = 0; k < each; ++k) total[k] = held[k];
       }
       for (int rank = 0; rank < ranks; ++rank) {
         const unsigned char* const block = pieces + rank * stride + b * quantized_block_bytes;
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(threads)
         block_values(block, half, scale_of(block), read);
 #pragma unroll
         for (int k = 0; k < each; ++k) partial[k] = in_group == 0 ? read[k] : partial[k] + read[k];
-        if (++in_group == group_size || rank + 1 == ranks) {
+        if (++in_group == group || rank + 1 == ranks) {
 #pragma unroll
           for (int k = 0; k < each; ++k) total[k] = first_group ? partial[k] : total[k] + partial[k];
           first_group = false;

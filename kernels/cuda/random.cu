@@ -174,6 +174,78 @@ void launch_dropout(Stream& stream, const DropoutOptions& options, const X& x, c
   }
 }
 
+/// Some columns of all rows of a matrix (DropoutOptions::row_elements).
+struct ColumnPart {
+  std::int64_t columns, run, apart, first_column, row_elements, rows_per_sample;
+};
+
+template <class X, class Y>
+struct MaskedColumns {
+  template <int n>
+  using Loaded = typename X::template Loaded<n>;
+  X x;
+  Y y;
+  DropoutDraws draws;
+  RandomKey key;
+  ColumnPart part;
+  std::int64_t first_row;  ///< of the sample
+
+  template <int n>
+  __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
+    return x.template load<n>(first_row * part.columns + i);
+  }
+  template <int n>
+  __device__ __forceinline__ void finish(std::int64_t i, const Loaded<n>& loaded) const {
+    static_assert(n == 1, "neighbouring elements of a part may lie apart in the whole");
+    const std::int64_t row = i / part.columns, column = i % part.columns;
+    const std::int64_t element =
+        row * part.row_elements + column / part.run * part.apart + part.first_column + column % part.run;
+    std::uint32_t drawn[n];
+    float values[n];
+    draw<n>(key, element, drawn);
+    X::template widen<n>(loaded, values);
+    values[0] = draws.keeps(drawn[0]) ? values[0] * draws.scale : 0.0f;
+    y.template store<n>(first_row * part.columns + i, values);
+  }
+};
+
+/// Bytes per element: size(x) + size(y). Block row y takes sample y of the list.
+template <class X, class Y>
+__global__ void __launch_bounds__(vector_loop_threads)
+    dropout_columns_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
+                           const std::int64_t first_sample, const ColumnPart part, const VectorRange range) {
+  const MaskedColumns<X, Y> operation{x,     y,
+                                      draws, draws.key(list.samples[blockIdx.y]),
+                                      part,  (first_sample + blockIdx.y) * part.rows_per_sample};
+  for_vector_range<1, 2>(operation, range, blockIdx.x, gridDim.x);
+}
+
+void dropout_columns(Stream& stream, const DropoutOptions& options, const ConstTensorView& x,
+                     const TensorView& y) {
+  const std::int64_t columns = x.shape[x.shape.rank() - 1];
+  const std::size_t samples = options.samples.size();
+  const ColumnPart part{columns,
+                        columns / options.column_blocks,
+                        options.row_elements / options.column_blocks,
+                        options.first_column,
+                        options.row_elements,
+                        x.elements() / columns / static_cast<std::int64_t>(samples)};
+  const DropoutDraws draws = dropout_draws(options);
+  const std::int64_t per_sample = part.rows_per_sample * columns;
+  const VectorRange range{per_sample, per_sample, 1, 0};
+  for (std::size_t first = 0; first < samples; first += sample_capacity) {
+    const std::size_t count = std::min<std::size_t>(sample_capacity, samples - first);
+    SampleList list{};
+    std::copy_n(options.samples.begin() + static_cast<std::ptrdiff_t>(first), count, list.samples);
+    LaunchShape shape = vector_loop_shape(range, 2);
+    shape.grid.y = static_cast<unsigned>(count);
+    const auto from = any_elements_of(x);
+    const auto to = any_elements_of(y);
+    launch(stream, "dropout", dropout_columns_kernel<decltype(from), decltype(to)>, shape, from, to, draws,
+           list, static_cast<std::int64_t>(first), part, range);
+  }
+}
+
 /// x holds equal ranges of all samples, from options.first_element of each on.
 template <int width, class X, class Y>
 void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y,
@@ -221,6 +293,7 @@ void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, s
 
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {
   if (x.elements() == 0) return;
+  if (options.row_elements != 0) return dropout_columns(stream, options, x, y);
   if (options.sample_elements == 0) return dropout_samples(stream, options, x, y);
   // The end of one sample, whole samples, the beginning of another, and what lies behind the last.
   const std::int64_t each = options.sample_elements, last = static_cast<std::int64_t>(options.samples.size());

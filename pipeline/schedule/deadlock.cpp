@@ -29,7 +29,7 @@ class Rehearsal {
       const int from = schedule.rank_of_chunk[chunk], to = schedule.rank_of_chunk[chunk + 1];
       const auto residual = numbers.try_emplace({from, to, true}, numbers.size()).first->second;
       const auto gradient = numbers.try_emplace({to, from, false}, numbers.size()).first->second;
-      channel_of_.push_back({residual, gradient});
+      channel_of_.emplace_back(residual, gradient);
     }
     channels_.resize(numbers.size());
   }

@@ -2,7 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <bit>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
 
 #include "../offload/test_folder.h"
 #include "sample.h"
@@ -56,6 +60,14 @@ TEST_F(SafetensorsTest, WhatIsExportedIsImported) {
       EXPECT_EQ(summary.files.front(), largest > 3000               ? "model.safetensors"
                                        : dtype == DataType::float32 ? "model-00001-of-00005.safetensors"
                                                                     : "model-00001-of-00003.safetensors");
+      if (summary.files.size() > 2) {  // the index is sorted over all files, as transformers' is
+        const auto index = nlohmann::ordered_json::parse(
+            files.read_file(target + "/model.safetensors.index.json"));
+        std::vector<std::string> names;
+        for (const auto& [name, file] : index["weight_map"].items()) names.push_back(name);
+        EXPECT_EQ(names.size(), 8u);
+        EXPECT_TRUE(std::is_sorted(names.begin(), names.end()));
+      }
       const SafetensorsFolder back(files, target);
       EXPECT_EQ(back.config(), "{}\n");
       EXPECT_EQ(back.tensors().size(), 8u);

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <functional>
@@ -605,6 +606,81 @@ TEST(Config, OverridesReachEveryKeyBeforeAnythingIsChecked) {
   EXPECT_TRUE(config.debug.poison_memory);
   EXPECT_THAT(config.frozen, ElementsAre("a", "b"));
   EXPECT_EQ(config.train_batch_size, 6);
+}
+
+TEST(Config, TheAxisTensorByDeepSpeedsBlock) {
+  const auto block = [](const std::string& keys) { return R"({"tensor_parallel": {)" + keys + "}}"; };
+  const std::string two = block(R"("autotp_size": 2)");
+  EXPECT_EQ(parse_config(two, 8).mesh, "shard=*, tensor=2");
+  EXPECT_EQ(parse_config(two, 8, {"pipeline.stages=2"}).mesh, "pipeline=2, shard=*, tensor=2");
+  EXPECT_EQ(parse_config(two, 8, {"zero_optimization.mics_shard_size=2"}).mesh,
+            "replicate=*, shard=2, tensor=2");
+  EXPECT_EQ(parse_config(two, 8, {"tranche.mesh=\"tensor=2, shard=*\""}).mesh, "tensor=2, shard=*");
+  for (const char* off : {"0", "1"}) {
+    EXPECT_EQ(parse_config(block(std::string("\"autotp_size\": ") + off), 8).mesh, "") << off;
+  }
+  EXPECT_EQ(parse_config(block(R"("autotp_size": 0)"), 8, {"tranche.mesh=\"shard=*, tensor=4\""})
+                .mesh_of(8)
+                .size(MeshAxis::tensor),
+            4);
+  const Config automatic = parse_config(block(R"("autotp_size": "auto")"), 8);
+  EXPECT_EQ(automatic.mesh, "");
+  EXPECT_THAT(automatic.notes,
+              Contains("tensor_parallel.autotp_size: \"auto\" is 1: write the number of ranks "
+                       "that share layers"));
+  EXPECT_EQ(problems(two, 8, {"tranche.mesh=\"shard=*, tensor=4\""}),
+            "configuration: tensor_parallel.autotp_size: 2 with tranche.mesh (--mesh) \"shard=*, tensor=4\", "
+            "whose axis tensor has 4; give one of the two");
+  EXPECT_EQ(problems(block(R"("autotp_size": 1)"), 8, {"tranche.mesh=\"shard=*, tensor=4\""}),
+            "configuration: tensor_parallel.autotp_size: 1 with tranche.mesh (--mesh) \"shard=*, tensor=4\", "
+            "whose axis tensor has 4; give one of the two");
+  EXPECT_EQ(
+      problems(two, 3),
+      "configuration: tensor_parallel.autotp_size, tranche.mesh: mesh \"shard=*, tensor=2\": tensor 2 does "
+      "not divide the 3 ranks, so shard cannot take the rest");
+  EXPECT_EQ(problems(block(R"("autotp_size": -1)"), 8),
+            "configuration: tensor_parallel.autotp_size: -1 is neither a number of ranks nor 0 (off)");
+  EXPECT_THAT(problems(block(R"("tp": {"tp_size": 2})"), 8),
+              HasSubstr("tensor_parallel.tp: {\"tp_size\":2} cannot be honoured: write "
+                        "tensor_parallel.autotp_size instead"));
+  // The figures of a batch count data ranks, each of which has six ranks here.
+  const std::string six = R"({"pipeline": {"stages": 3}, "tensor_parallel": {"autotp_size": 2})";
+  EXPECT_EQ(check_config(six + "}").ranks, 6);
+  EXPECT_EQ(check_config(six + R"(, "train_batch_size": 8, "gradient_accumulation_steps": 2,
+                                  "train_micro_batch_size_per_gpu": 2})")
+                .ranks,
+            12);
+}
+
+TEST(Config, ALayoutNamesDimensions) {
+  const auto layout = [](const std::string& json) { return R"({"tranche": {"layout": )" + json + "}}"; };
+  const std::string two = R"({"vocabulary": "whole", "inner": "tensor"})";
+  const Config config = parse_config(layout(two), 2, {"tranche.mesh=tensor=2"});
+  EXPECT_TRUE(config.leaves_whole("vocabulary"));
+  EXPECT_FALSE(config.leaves_whole("inner"));
+  EXPECT_FALSE(config.leaves_whole("heads"));
+  EXPECT_THAT(config.notes, Not(Contains(HasSubstr("tranche.layout"))));
+  EXPECT_EQ(parse_config(config.to_json(), 2).layout, config.layout);
+  Config idle = parse_config(layout(two), 2);
+  validate_config(idle, 2);
+  EXPECT_EQ(std::count(idle.notes.begin(), idle.notes.end(),
+                       "tranche.layout has no effect: the mesh has no axis tensor"),
+            1)
+      << "however often it is validated";
+  EXPECT_TRUE(
+      parse_config("{}", 2, {"tranche.mesh=tensor=2", "tranche.layout.inner=whole"}).leaves_whole("inner"));
+  EXPECT_EQ(problems(layout(R"({"vocabulary": "all", "inner": 2})"), 2),
+            "configuration has 2 problems:\n"
+            "  tranche.layout: expected whole or tensor for each dimension, found 2 for inner\n"
+            "  tranche.layout: vocabulary is 'all', which is neither whole nor tensor");
+  EXPECT_EQ(problems(layout(R"(["vocabulary"])"), 2),
+            "configuration: tranche.layout: expected an object such as {\"vocabulary\": \"whole\"}, not "
+            "[\"vocabulary\"]");
+  EXPECT_THAT(
+      problems(layout(R"({"inner": "whole"})"), 2,
+               {"tranche.mesh=tensor=2", "tranche.lora.rank=2", "tranche.lora.dropout=0.1"}),
+      HasSubstr("tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get "
+                "a rank's own rows alone, whose masks would be others"));
 }
 
 TEST(Config, APipelineByDeepSpeedsBlock) {

@@ -23,11 +23,12 @@ struct Part {
   int sharers = 1;
 };
 
-Part part_of(const TensorSpec& tensor, const ModelSpec& model, int rank, int ranks) {
+Part part_of(const TensorSpec& tensor, const ModelSpec& model, const Config& config, int rank, int ranks) {
   for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
     const Dimension& one = tensor.dimensions[d];
-    if (std::find(model.tensor_dimensions.begin(), model.tensor_dimensions.end(), one.name) ==
-        model.tensor_dimensions.end()) {
+    if (config.leaves_whole(one.name) ||
+        std::find(model.tensor_dimensions.begin(), model.tensor_dimensions.end(), one.name) ==
+            model.tensor_dimensions.end()) {
       continue;
     }
     const detail::TensorCut cut{static_cast<int>(d), one.blocks, one.grain};
@@ -50,6 +51,7 @@ ModelSpec cut_model() {
   });
   ModelSpec model;
   model.tensor_dimensions = {"vocabulary", "heads", "key_value_heads", "inner"};
+  model.whole_dimensions = {"inner", "vocabulary"};
   model.add_unit(
       {"embedding",
        {{.name = "wte", .shape = {13, 6}, .initializer = normal, .dimensions = {vocabulary, width}},
@@ -105,11 +107,11 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
       for (std::size_t t = 0; t < tensors.size(); ++t) {
         if (!tensors[t].read_by(use)) continue;
         const float share = unit == 0 && tensors[t].uses.empty() ? 0.5f : 1.0f;
-        const Part part = part_of(tensors[t], model, tensor_rank, tensor_ranks);
+        const Part part = part_of(tensors[t], model, config, tensor_rank, tensor_ranks);
         EXPECT_EQ(weights.tensor(static_cast<int>(t)).shape, detail::shape_of(part.box)) << tensors[t].name;
         const TensorView view = gradients.tensor(static_cast<int>(t));
         EXPECT_EQ(view.shape, detail::shape_of(part.box)) << tensors[t].name;
-        if (tensors[t].frozen) continue;
+        if (engine.frozen(tensors[t].name)) continue;
         const Shape whole = tensors[t].shape;
         const bool is_bad = tensors[t].name == bad;
         engine.compute_stream().enqueue("gradient", [=, number = unit * 16 + static_cast<std::int64_t>(t)] {
@@ -145,6 +147,7 @@ void on_cut_ranks(const CutRun& run, const std::function<void(Engine&, Runtime&)
     Config config;
     config.stage = run.stage;
     config.mesh = run.mesh;
+    for (const std::string& dimension : run.whole) config.layout[dimension] = "whole";
     config.train_batch_size = cut_samples;
     config.micro_batch_size = 2;
     config.accumulation_steps = 0;  // what the rest leaves

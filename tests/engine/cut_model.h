@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "tranche/comm/backends.h"
 #include "tranche/engine/engine.h"
@@ -25,6 +26,7 @@ struct CutRun {
   bool stochastic_rounding = false;
   OffloadConfig offload = {};
   double clipping = 1;
+  std::vector<std::string> whole = {};  ///< dimensions that tranche.layout leaves whole
 };
 
 inline constexpr std::int64_t cut_samples = 8;  ///< of a step

@@ -3,24 +3,34 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "cut_model.h"
 #include "saving_fixture.h"
 #include "tests/core/error_text.h"
+#include "tests/core/sweep.h"
 #include "tranche/core/error.h"
+#include "tranche/core/random.h"
+#include "tranche/engine/check_gradients.h"
+#include "tranche/kernels/matmul.h"
 
 namespace tranche::test {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 /// All that is equal on every mesh.
 struct Outcome {
@@ -120,6 +130,47 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   compare(away);
 }
 
+TEST(TensorAxis, ALayoutThatLeavesTensorsWholeHasTheBitsOfOneRank) {
+  CutRun run;
+  const Outcome expected = train(run);
+  for (const auto& [ranks, mesh] : {std::pair(2, "tensor=2"), std::pair(4, "shard=2, tensor=2")}) {
+    run.ranks = ranks;
+    run.mesh = mesh;
+    run.whole = {"vocabulary", "inner"};
+    for (const int stage : {0, 2, 3}) {
+      run.stage = stage;
+      expect_same(expected, train(run), run.mesh + " at stage " + std::to_string(stage));
+    }
+  }
+}
+
+TEST(TensorAxis, AShareOfTheStateOffTheDeviceHasTheBitsOfOneRank) {
+  CutRun run;
+  const Outcome expected = train(run);
+  // Parts of unequal sizes, and tensors that the ends of a pipeline share: ranks decide for themselves which
+  // units move, and each stage has other units than the next.
+  for (const auto& [ranks, mesh] : {std::pair(2, "tensor=2"), std::pair(4, "tensor=4"),
+                                    std::pair(2, "pipeline=2"), std::pair(4, "pipeline=2, tensor=2")}) {
+    for (const auto& [ratio, stage] : {std::pair(0.2, 1), std::pair(0.5, 3), std::pair(0.8, 2)}) {
+      run.ranks = ranks;
+      run.mesh = mesh;
+      run.stage = stage;
+      run.offload.optimizer = OffloadTier::cpu;
+      run.offload.ratio = ratio;
+      expect_same(expected, train(run), run.mesh + " with ratio " + std::to_string(ratio));
+    }
+  }
+}
+
+TEST(TensorAxis, GradientsAreNotCheckedOnIt) {
+  on_cut_ranks({2, "tensor=2"}, [](Engine& engine, Runtime&) {
+    EXPECT_THAT(
+        message_of<ConfigurationError>([&] { (void)check_gradients(engine, [] {}); }),
+        HasSubstr("check_gradients() on a mesh with the axis tensor (tensor=2), whose ranks have parts of "
+                  "each tensor: check on one rank"));
+  });
+}
+
 TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
   for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(2, "tensor=2"), std::pair(4, "tensor=4")}) {
     on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
@@ -191,6 +242,127 @@ TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
   }
 }
 
+/// Values of drawn sizes, of which neither sums nor sums of squares are exact in any order.
+std::vector<float> drawn_gradient(const std::string& name, std::int64_t elements) {
+  const RandomKey key{.seed = std::hash<std::string>()(name)};
+  std::vector<float> values;
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const auto counter = static_cast<std::uint64_t>(3 * i);
+    const float size = std::exp2(static_cast<float>(random_bits(key, counter) % 24) - 18);
+    values.push_back((random_uniform(key, counter + 1) - 0.5f) * size);
+  }
+  return values;
+}
+
+/// A layout of at most eight ranks, its axes in any order.
+CutRun draw_layout(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 14};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::size_t n) -> std::size_t { return random_bits(key, counter++) % n; };
+  int sizes[4] = {};
+  do {
+    sizes[0] = 1 << (number == 0 ? 0 : pick(3));
+    for (int axis = 1; axis < 4; ++axis) sizes[axis] = 1 << pick(2);
+  } while (sizes[0] * sizes[1] * sizes[2] * sizes[3] > 8);
+  const char* const names[] = {"tensor=", "shard=", "replicate=", "pipeline="};
+  std::vector<std::string> axes;
+  for (int axis = 0; axis < 4; ++axis) {
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(axes.size() + 1)),
+                names[axis] + std::to_string(sizes[axis]));
+  }
+  CutRun run{sizes[0] * sizes[1] * sizes[2] * sizes[3],
+             axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3], static_cast<int>(pick(4))};
+  if (pick(3) == 0) run.offload.optimizer = OffloadTier::cpu;
+  run.clipping = 0.5;
+  return run;
+}
+
+// Sliced, shared, whole, tied and frozen tensors: each element is counted once, and the sum is exact.
+TEST(TensorAxis, OneNormOnDrawnLayouts) {
+  const auto outcome = [](const CutRun& run, std::size_t bucket) {
+    StepResult result;
+    kernels::Digest digest;
+    std::mutex mutex;
+    on_cut_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          cut_step(engine, runtime, 0);
+          for (const UnitSpec& unit : engine.model().units()) {
+            for (const TensorSpec& tensor : unit.tensors) {
+              if (engine.frozen(tensor.name)) continue;
+              engine.write_gradient(tensor.name, drawn_gradient(tensor.name, tensor.shape.elements()));
+            }
+          }
+          const StepResult mine = engine.step();
+          const kernels::Digest state = engine.state_digest();
+          const std::lock_guard lock(mutex);
+          if (runtime.rank() == 0) result = mine, digest = state;
+        },
+        [&](Config& config) {
+          config.frozen = {"projection.bias", "up"};
+          config.reduce_bucket_elements = static_cast<std::int64_t>(bucket);
+        });
+    return std::tuple(result.gradient_norm, result.clip_coefficient, digest);
+  };
+  const auto expected = outcome({.clipping = 0.5}, 1'000'000);
+  EXPECT_GT(std::get<0>(expected), 0.5) << "it is clipped";
+  const Sweep cases = sweep({0, 20});
+  AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const CutRun run = draw_layout(number);
+    axes.meet("parts", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::tensor));
+    axes.meet("stages", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::pipeline));
+    axes.meet("shards", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::shard));
+    axes.meet("replicas", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::replicate));
+    axes.meet("stage", run.stage);
+  }
+  axes.expect("parts", {1, 2, 4});
+  for (const char* axis : {"stages", "shards", "replicas"}) axes.expect(axis, {1, 2});
+  axes.expect("stage", {0, 1, 2, 3});
+  for (const std::uint64_t number : rounds(cases)) {
+    const CutRun run = draw_layout(number);
+    EXPECT_TRUE(outcome(run, number % 2 == 0 ? 40 : 1'000'000) == expected)
+        << "draw " << number << ": " << run.mesh << " at stage " << run.stage;
+  }
+}
+
+/// The error of all ranks after `write` has changed weights of some of them.
+std::string told_of_copies(const CutRun& run, const std::function<void(Engine&, Runtime&)>& write) {
+  std::vector<std::string> told(static_cast<std::size_t>(run.ranks));
+  on_cut_ranks(run, [&](Engine& engine, Runtime& runtime) {
+    write(engine, runtime);
+    told[static_cast<std::size_t>(runtime.rank())] =
+        message_of<CommunicationError>([&] { (void)engine.weights_digest(); });
+  });
+  EXPECT_THAT(told, ::testing::Each(told[0])) << run.mesh;
+  return told[0];
+}
+
+TEST(TensorAxis, TheRankWhoseCopyDiffersIsNamed) {
+  // Each rank writes values of its own, which all should have alike.
+  const auto writes = [](const char* tensor, int first) {
+    return [tensor, first](Engine& engine, Runtime& runtime) {
+      std::vector<float> values = engine.read_weight(tensor);
+      if (runtime.rank() >= first) values.back() += 1;
+      engine.write_weight(tensor, values);
+    };
+  };
+  for (const int stage : {0, 1, 3}) {
+    EXPECT_THAT(told_of_copies({2, "tensor=2", stage}, writes("norm", 1)),
+                HasSubstr("replicas differ: rank 1 holds other weights than rank 0"))
+        << stage;
+    // Two heads of keys and values on four ranks: the second is that of ranks 2 and 3.
+    EXPECT_THAT(told_of_copies({4, "tensor=4", stage}, writes("key", 3)),
+                HasSubstr("replicas differ: rank 3 holds other weights than rank 2"))
+        << stage;
+    EXPECT_THAT(told_of_copies({8, "replicate=2, tensor=4", stage}, writes("key", 7)),
+                HasSubstr("replicas differ: rank 7 (replicate 1, tensor 3) holds other weights than rank "))
+        << stage;
+  }
+  // Slices that one rank has differ by intent.
+  on_cut_ranks({4, "tensor=4"}, [&](Engine& engine, Runtime&) { (void)engine.weights_digest(); });
+}
+
 using TensorAxisSaving = Saving;
 
 TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
@@ -209,6 +381,58 @@ TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
       EXPECT_EQ(loaded.initial, saved.state) << where;
       EXPECT_EQ(loaded.state, expected.state) << where;
     }
+  }
+}
+
+TEST_F(TensorAxisSaving, NotesSayWhatAnotherSizeOfTheAxisChanges) {
+  ModelSpec model;
+  model.chain_sums = true;
+  model.tensor_dimensions = {"inner"};
+  model.add_unit(
+      {"u", {{.name = "w", .shape = {4, 8}, .initializer = {}, .dimensions = {{"width"}, {"inner"}}}}, 1});
+  const auto notes_of = [&](const CutRun& run, const std::function<void(Config&)>& adjust) {
+    std::vector<std::string> notes;
+    std::mutex mutex;
+    std::filesystem::remove_all(path());
+    on_cut_ranks(
+        {1}, [&](Engine& engine, Runtime&) { engine.save(path(), {.wait = true}); }, adjust, model);
+    on_cut_ranks(
+        run,
+        [&](Engine& engine, Runtime& runtime) {
+          const LoadResult result = engine.load(path());
+          const std::lock_guard lock(mutex);
+          if (runtime.rank() == 0) notes = result.notes;
+        },
+        adjust, model);
+    return notes;
+  };
+  const auto invariant = [](Config& config) {
+    config.world_size_invariant = true;
+    config.accumulation_steps = 0;
+  };
+  EXPECT_THAT(
+      notes_of({2, "tensor=2"}, invariant),
+      ElementsAre("saved by tensor=1, loaded by tensor=2: with tranche.world_size_invariant the number "
+                  "of data ranks changes no bit, but sums over the ranks of tensor round differently "
+                  "from here on"));
+  EXPECT_THAT(notes_of({2, "shard=2"}, invariant), IsEmpty());
+  EXPECT_THAT(notes_of({2, "tensor=2"}, {}),
+              ElementsAre(HasSubstr("state is equal to the bit, sums over ranks round differently")));
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    if (!kernels::matmul_sum_order(DeviceKind::cpu, dtype).ascending) continue;
+    const auto chain = [dtype](Config& config) {
+      config.tensor_sums = TensorSums::chain;
+      config.precision.compute = config.precision.communication = dtype;
+    };
+    EXPECT_THAT(notes_of({2, "tensor=2"}, chain),
+                ElementsAre(HasSubstr("state is equal to the bit, and sums over the axis tensor are chains, "
+                                      "which have one rank's bits")));
+    EXPECT_THAT(notes_of({2, "tensor=2"},
+                         [&](Config& config) {
+                           chain(config);
+                           invariant(config);
+                         }),
+                IsEmpty());
   }
 }
 
@@ -242,6 +466,42 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
       text_of({2, "tensor=2"}, {}, twice),
       HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width; a tensor can be cut "
                 "along one"));
+  const auto with_layout = [&](std::map<std::string, std::string> layout, int ranks = 2,
+                               const ModelSpec& model = cut_model()) {
+    return text_of(
+        {ranks, ranks == 1 ? "" : "tensor=" + std::to_string(ranks)}, [&](Config& c) { c.layout = layout; },
+        model);
+  };
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT(
+        with_layout({{"vocab", "whole"}}, ranks),
+        HasSubstr("tranche.layout: the model has no dimension 'vocab'; its dimensions are: vocabulary, "
+                  "width, heads, key_value_heads and inner"));
+  }
+  EXPECT_THAT(with_layout({{"heads", "whole"}}),
+              HasSubstr("tranche.layout: the model cannot compute with heads whole on every rank of tensor; "
+                        "dimensions that can be whole are: inner and vocabulary"));
+  EXPECT_THAT(with_layout({{"width", "tensor"}}),
+              HasSubstr("tensor wte has two dimensions that tensor cuts, vocabulary and width"));
+  ModelSpec unused;
+  unused.tensor_dimensions = unused.whole_dimensions = {"inner"};
+  unused.add_unit({"u",
+                   {{.name = "w", .shape = {4}, .initializer = {}, .dimensions = {{"inner"}}},
+                    {.name = "v", .shape = {4}, .initializer = {}, .dimensions = {{"width"}}}},
+                   1});
+  EXPECT_THAT(
+      with_layout({{"width", "tensor"}}, 2, unused),
+      HasSubstr("tranche.layout: the model computes no parts of width; dimensions that tensor can cut are: "
+                "inner"));
+  EXPECT_THAT(
+      with_layout({{"inner", "whole"}}, 2, unused),
+      HasSubstr("tranche.mesh \"tensor=2\": tranche.layout leaves all dimensions of the model whole that "
+                "tensor cuts, so all 2 ranks would compute the same; leave one of inner out of the "
+                "layout"));
+  EXPECT_THAT(
+      text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.layout["vocabulary"] = "whole"; }),
+      HasSubstr("tranche.mesh \"pipeline=2, tensor=2\": tensor wte is shared by two stages of a pipeline, "
+                "which tensor cannot be used with yet"));
   ModelSpec shared;
   shared.tensor_dimensions = {"heads", "key_value_heads"};
   shared.add_unit({"u",
@@ -268,18 +528,24 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
           "tranche.gradient_noise_scale: tranche.mesh \"tensor=2\" with tensor=2 cannot be used with it "
           "yet: a rank of tensor has a part of each gradient alone; leave it out"));
   EXPECT_THAT(
-      with([](Config& c) { c.world_size_invariant = true; }),
-      HasSubstr("tranche.world_size_invariant: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_weights = true; }),
-              HasSubstr("zero_quantized_weights: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) { c.quantized_gradients = true; }),
-              HasSubstr("zero_quantized_gradients: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
-  EXPECT_THAT(with([](Config& c) {
-                c.lora.rank = 2;
-                c.lora.targets = {"qkv"};
-                c.lora.dropout = 0.1;
-              }),
-              HasSubstr("tranche.lora.dropout: tranche.mesh \"tensor=2\" with tensor=2 cannot be used"));
+      with([](Config& c) {
+        c.tensor_sums = TensorSums::chain;
+        c.lora.rank = 2;
+        c.lora.targets = {"qkv"};
+      }),
+      HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
+                "computed in chains; write rank_order"));
+  EXPECT_THAT(
+      with([](Config& c) {
+        c.tensor_sums = TensorSums::chain;
+        c.layout["vocabulary"] = "whole";
+      }),
+      HasSubstr("tranche.tensor_sums: chain with tranche.layout: layers and tables whose vocabulary is "
+                "whole on every rank are not computed in chains; write rank_order, or leave it out of the "
+                "layout"));
+  EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
+              HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
+                        "(ModelSpec::chain_sums); write rank_order"));
   ModelSpec columns;
   columns.tensor_dimensions = {"inner"};
   columns.add_unit(

@@ -128,6 +128,61 @@ TEST(Dropout, APartThatIsNoneIsRefused) {
       "part begins behind the first element");
 }
 
+TEST(Dropout, SomeColumnsHaveTheMasksOfTheWholeRows) {
+  // Ranks' columns of two blocks of a row: an odd number, so that no run begins at a whole block of draws.
+  constexpr std::int64_t rows_per_sample = 3, of_block = 1301, row_elements = 2 * of_block;
+  const std::vector<std::int64_t> samples{11, 5, 13};
+  const std::int64_t rows = rows_per_sample * static_cast<std::int64_t>(samples.size());
+  for (const auto& set : tested_instruction_sets()) {
+    const cpu::InstructionSetForTest use(set);
+    for (const DataType type : floating_types()) {
+      Guarded x(type, rows * row_elements);
+      fill_random(x, 1);
+      Guarded whole = dropped(options_of(0.3f, samples), x);
+      for (const auto& [first, run] :
+           {std::pair<std::int64_t, std::int64_t>{0, of_block}, {0, 5}, {7, 1100}}) {
+        Guarded mine(type, rows * 2 * run), wanted(type, rows * 2 * run), out(type, rows * 2 * run);
+        for (std::int64_t row = 0; row < rows; ++row) {
+          for (std::int64_t column = 0; column < 2 * run; ++column) {
+            const std::int64_t at = row * row_elements + column / run * of_block + first + column % run;
+            mine.set(row * 2 * run + column, x.get(at));
+            wanted.set(row * 2 * run + column, whole.get(at));
+          }
+        }
+        DropoutOptions options = options_of(0.3f, samples);
+        options.row_elements = row_elements;
+        options.first_column = first;
+        options.column_blocks = 2;
+        TestStream stream(2);
+        dropout(stream, options, mine.view().reshaped({rows, 2 * run}), out.view().reshaped({rows, 2 * run}));
+        EXPECT_TRUE(out.bits() == wanted.bits()) << set << " " << name_of(type) << " from column " << first;
+      }
+    }
+  }
+}
+
+TEST(Dropout, ColumnsThatAreNoPartAreRefused) {
+  const std::int64_t samples[] = {0, 1};
+  Guarded x(DataType::float32, 24);
+  TestStream stream;
+  const auto refused = [&](std::int64_t first, std::int64_t blocks, const Shape& shape,
+                           std::int64_t element) {
+    DropoutOptions options = options_of(0.5f, samples);
+    options.row_elements = 12;
+    options.first_column = first;
+    options.column_blocks = blocks;
+    options.first_element = options.sample_elements = element;
+    return refusal([&] { dropout(stream, options, x.view().reshaped(shape), x.view().reshaped(shape)); });
+  };
+  EXPECT_EQ(refused(7, 1, {4, 6}, 0),
+            "dropout: 6 columns from column 7 on, in 1 blocks, are no part of rows of 12 elements");
+  EXPECT_EQ(refused(0, 5, {4, 6}, 0),
+            "dropout: 6 columns from column 0 on, in 5 blocks, are no part of rows of 12 elements");
+  EXPECT_EQ(refused(0, 1, {3, 8}, 0), "dropout: `x` has 3 rows, which 2 samples do not divide");
+  EXPECT_EQ(refused(0, 1, {4, 6}, 12),
+            "dropout: a part of the columns and a part of the samples were given; give one of the two");
+}
+
 TEST(Dropout, ThreadsChangeNoBit) {
   const std::vector<std::int64_t> samples{1, 2, 3};
   Guarded x(DataType::float32, 3 * 27001);

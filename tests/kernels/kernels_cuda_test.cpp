@@ -348,6 +348,30 @@ TEST(CpuAndGpu, DrawsAreEqual) {
   }
 }
 
+TEST(CpuAndGpu, DropoutOfSomeColumnsHasEqualBits) {
+  Cases cases(29);
+  for (int round = 0; round < rounds(); ++round) {
+    cases.draw_shifts(round % 2 == 0);
+    const std::int64_t count = round == 3 ? 300 : cases.random().integer(1, 4), blocks = 1 + round % 3,
+                       of_block = cases.random().integer(1, 70), run = cases.random().integer(1, of_block),
+                       rows = count * cases.random().integer(1, 3);
+    std::vector<std::int64_t> samples(static_cast<std::size_t>(count));
+    for (auto& sample : samples) sample = cases.random().integer(0, 1 << 30);
+    DropoutOptions options{0.3f, test_seed(), 17, 3, samples};
+    options.row_elements = blocks * of_block;
+    options.column_blocks = blocks;
+    options.first_column = cases.random().integer(0, of_block - run);
+    const Shape shape{rows, blocks * run};
+    const DataType dtype = dtypes[round % 3], other = dtypes[round / 3 % 3];
+    expect_equal_bits(
+        {cases.numbers(dtype, shape.elements()), cases.poisoned(other, shape.elements())},
+        [&](Stream& stream, const auto& v, const Workspace&) {
+          dropout(stream, options, v[0].reshaped(shape), v[1].reshaped(shape));
+        },
+        std::to_string(run) + " of " + std::to_string(of_block) + " columns in blocks");
+  }
+}
+
 /// fp64 logarithm, sine and cosine differ in their last bit between libraries, so the fp32 number behind them
 /// may differ by one unit in its last place, which the multiply and add that follow carry on.
 TEST(CpuAndGpu, NormalNumbersAreWithinOneUnit) {

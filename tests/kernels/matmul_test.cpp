@@ -403,5 +403,95 @@ TEST(MatmulGemm, DenseOperandsHaveTheirStoredWidthsAsStrides) {
   }
 }
 
+/// Columns [first, first + count) of a matrix.
+HostTensor columns_of(const HostTensor& from, std::int64_t rows, std::int64_t columns, std::int64_t first,
+                      std::int64_t count) {
+  const std::vector<double> all = from.values();
+  std::vector<double> some;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const auto begin = all.begin() + row * columns + first;
+    some.insert(some.end(), begin, begin + count);
+  }
+  return {from.dtype(), {rows, count}, some};
+}
+
+TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
+  int ascending = 0;
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+    const SumOrder order = matmul_sum_order(DeviceKind::cpu, dtype);
+    if (!order.ascending) continue;
+    ++ascending;
+    Random random(7);
+    Machine machine(2);
+    for (const Problem& p : {Problem{5, 3, 6}, Problem{13, 70, 4102}, Problem{61, 129, 387}}) {
+      for (const bool transpose_b : {false, true}) {
+        if (transpose_b && p.k % order.step != 0) continue;
+        HostTensor a = random.tensor(dtype, {p.m, p.k}),
+                   b = random.tensor(dtype, stored(transpose_b, p.k, p.n));
+        HostTensor whole(DataType::float32, {p.m, p.n});
+        HostTensor sums(DataType::float32, {p.m, p.n},
+                        std::vector<double>(static_cast<std::size_t>(p.m * p.n), 0.0));
+        matmul(machine.stream(), {.transpose_b = transpose_b}, a.view(), b.view(), whole.view(),
+               machine.workspace());
+        const std::int64_t ends[] = {p.k / 4 / 2 * 2, p.k / 4 / 2 * 2, p.k / 3 * 2, p.k};
+        std::int64_t begin = 0;
+        for (const std::int64_t end : ends) {
+          HostTensor of_a = columns_of(a, p.m, p.k, begin, end - begin);
+          HostTensor of_b = transpose_b ? columns_of(b, p.n, p.k, begin, end - begin)
+                                        : columns_of({dtype, {1, p.k * p.n}, b.values()}, 1, p.k * p.n,
+                                                     begin * p.n, (end - begin) * p.n);
+          matmul(machine.stream(), {.transpose_b = transpose_b, .continues = true}, of_a.view(),
+                 of_b.view().reshaped(stored(transpose_b, end - begin, p.n)), sums.view(),
+                 machine.workspace());
+          begin = end;
+        }
+        EXPECT_TRUE(sums.bytes() == whole.bytes())
+            << name_of(dtype) << " " << p.m << " x " << p.n << " x " << p.k << " " << transpose_b;
+        EXPECT_TRUE(sums.guard_intact());
+        // Where sums accumulate, they begin with c or end with it.
+        HostTensor before = random.tensor(DataType::float32, {p.m, p.n}), accumulated = before;
+        matmul(machine.stream(), {.transpose_b = transpose_b, .accumulate = true}, a.view(), b.view(),
+               accumulated.view(), machine.workspace());
+        if (order.begins_with_c) {
+          matmul(machine.stream(), {.transpose_b = transpose_b, .continues = true}, a.view(), b.view(),
+                 before.view(), machine.workspace());
+        } else {
+          accumulate(machine.stream(), whole.view(), before.view());
+        }
+        EXPECT_TRUE(accumulated.bytes() == before.bytes())
+            << name_of(dtype) << " " << p.k << " " << transpose_b;
+      }
+    }
+  }
+  if (ascending == 0) GTEST_SKIP() << "no path of this machine and build adds up in ascending order";
+}
+
+TEST(Matmul, SumsThatCannotGoOnAreRefused) {
+  Machine machine(1);
+  const auto refused = [&](DataType dtype, DataType c_dtype, std::int64_t k, bool transpose_b,
+                           bool accumulate) {
+    HostTensor a(dtype, {2, k}), b(dtype, stored(transpose_b, k, 2)), c(c_dtype, {2, 2});
+    return refusal([&] {
+      matmul(machine.stream(), {.transpose_b = transpose_b, .accumulate = accumulate, .continues = true},
+             a.view(), b.view(), c.view(), machine.workspace());
+    });
+  };
+  const auto bf16 = DataType::bfloat16, fp32 = DataType::float32;
+  if (!matmul_sum_order(DeviceKind::cpu, fp32).ascending) {
+    EXPECT_EQ(refused(fp32, fp32, 2, false, false),
+              "matmul: sums cannot go on: " + std::string(matmul_path(DeviceKind::cpu, fp32)) +
+                  " does not add up in ascending order");
+  }
+  const SumOrder order = matmul_sum_order(DeviceKind::cpu, bf16);
+  if (!order.ascending) return;
+  EXPECT_EQ(refused(bf16, bf16, 2, false, false),
+            "matmul: sums that go on are in an fp32 `c`, and are not accumulated beside");
+  EXPECT_EQ(refused(bf16, fp32, 2, false, true),
+            "matmul: sums that go on are in an fp32 `c`, and are not accumulated beside");
+  if (order.step == 1) return;
+  EXPECT_EQ(refused(bf16, fp32, 3, true, false),
+            "matmul: sums go on by 2 values of k at a time, which do not divide 3");
+}
+
 }  // namespace
 }  // namespace tranche::kernels

@@ -175,7 +175,7 @@ TEST(Quantization, SumsAreThoseOfTheValuesReadBack) {
         dequantize(stream, place, pieces.back().view());
       }
       for (auto& piece : pieces) pointers.push_back(piece.view().data);
-      for (int group = 0; group <= 10; ++group) {
+      for (int group = -4; group <= 10; ++group) {
         for (const DataType out : floating_types()) {
           for (const bool accumulate : {false, true}) {
             Guarded got(out, count);
@@ -203,9 +203,6 @@ TEST(Quantization, RefusesWhatIsNoBlock) {
   EXPECT_THAT(
       test::message_of<InvalidArgument>([&] { quantized_sum(stream, data, 0, 1, false, whole.view()); }),
       HasSubstr("ranks is 0, wanted at least 1"));
-  EXPECT_THAT(
-      test::message_of<InvalidArgument>([&] { quantized_sum(stream, data, 1, -1, false, whole.view()); }),
-      HasSubstr("group_size is -1, wanted at least 0"));
 }
 
 TEST(Quantization, CountsItsWork) {

@@ -104,6 +104,10 @@ std::vector<CombinationAxis> combination_axes() {
     c.pipeline = 2;
     c.config.tie_sum = TieSum::by_use;
   }));
+  axes.push_back(of_two("tensor", true, "tensor", [](Combination& c) {
+    c.tensor = 2;
+    if (c.pipeline > 1) c.ranks *= 2;  // two data ranks, as with either
+  }));
   axes.push_back(of_two("nodes", false, "nodes", [](Combination& c) { c.config.debug.ranks_per_host = 2; }));
   axes.push_back(of_two("reduction group", true, "reduction-group",
                         [](Combination& c) { c.config.reduction_group = data_ranks_of(c) - 1; }));
@@ -282,6 +286,14 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
+  // Refused: parts of matrices and of blocks.
+  if (are("tensor", "muon") || are("tensor", "moments-block8")) return false;
+  // Two parts of two data ranks take four here.
+  if (with("tensor", [](const std::string&, const CombinationAxis& axis, int at) {
+        return axis.name == "ranks" && at != 3;
+      })) {
+    return false;
+  }
   // Two stages of two ranks take four here.
   if (with("pipeline", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 3;
@@ -325,10 +337,12 @@ Combination start() {
 
 /// Sets the fields that follow from several values.
 void complete(Combination& c) {
-  if (c.pipeline > 1) {
-    const std::string stages = "pipeline=" + std::to_string(c.pipeline);
+  if (c.pipeline * c.tensor > 1) {
     // Copies of two sharded ranks are copies of one here.
-    c.config.mesh = c.config.mesh.empty() ? stages + ", shard=*" : "replicate=2, " + stages + ", shard=*";
+    c.config.mesh = c.config.mesh.empty() ? "" : "replicate=2, ";
+    if (c.pipeline > 1) c.config.mesh += "pipeline=" + std::to_string(c.pipeline) + ", ";
+    c.config.mesh += "shard=*";
+    if (c.tensor > 1) c.config.mesh += ", tensor=" + std::to_string(c.tensor);
   }
   if (c.config.world_size_invariant) {
     // The last round is short on three ranks, and on four where nothing is accumulated.
@@ -355,14 +369,15 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   for (std::size_t i = 0; i < axes.size(); ++i) {
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
-  // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart.
-  c.ranks = data_ranks_of(c);
+  // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart. Parts of
+  // layers are added in an order of their own.
+  c.ranks = data_ranks_of(c) * c.tensor;
   c.pipeline = 1;
   complete(c);
   c.config.overlap = false;
   c.config.debug.plan_memory = false;
   if (c.config.world_size_invariant) {
-    c.ranks = 1;
+    c.ranks = c.tensor;
     return c;
   }
   // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.
@@ -375,7 +390,7 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
 }
 
 int data_ranks_of(const Combination& c) {
-  return c.ranks / c.pipeline;
+  return c.ranks / (c.pipeline * c.tensor);
 }
 
 int ranks_of_a_copy(const Combination& c) {

@@ -34,6 +34,7 @@ std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
   LlamaConfig model = tiny_llama(c.architecture == Architecture::llama ? LlamaKind::llama : LlamaKind::qwen3);
   model.layers = 3;
   if (c.wide) model.inner = 173;
+  if (c.architecture == Architecture::llama) model.key_value_heads = 1;  // which ranks of a layer share
   model.attention_dropout = c.dropout;
   return std::make_unique<Llama>(model);
 }
@@ -58,6 +59,9 @@ ModelSpec spec_of(const Combination& c) {
   spec.forward = drawn.forward;
   spec.residual_width = drawn.residual_width;
   spec.tensor_dimensions = drawn.tensor_dimensions;
+  spec.whole_dimensions = drawn.whole_dimensions;
+  spec.chain_sums = drawn.chain_sums;
+  spec.tensor_messages = drawn.tensor_messages;
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";
   for (UnitSpec unit : drawn.units()) {
@@ -84,9 +88,9 @@ class Halving final : public Schedule {
 /// The engine that goes on where another one saved. `plain` keeps what changes no bit as plain as it was.
 Combination continued_from(const Combination& before, bool plain) {
   Combination c = before;
-  if (c.continued == Continued::by_other_ranks) {  // and without the stages of a pipeline
+  if (c.continued == Continued::by_other_ranks) {  // and without stages of a pipeline and parts of layers
     c.ranks = data_ranks_of(before) == 3 ? 2 : 3;
-    c.pipeline = 1;
+    c.pipeline = c.tensor = 1;
     if (!c.config.world_size_invariant) {
       c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
     }
@@ -107,7 +111,9 @@ Combination continued_from(const Combination& before, bool plain) {
     c.config.reduction_group = ranks_of_a_copy(before);  // copies are saved, one sharded model goes on
   }
   if (before.pipeline > 1) c.config.tie_sum = TieSum::by_use;
-  c.config.mesh = c.pipeline > 1 ? "shard=*, pipeline=" + std::to_string(c.pipeline) : "";
+  c.config.mesh = c.pipeline * c.tensor == 1 ? "" : "shard=*";
+  if (c.pipeline > 1) c.config.mesh += ", pipeline=" + std::to_string(c.pipeline);
+  if (c.tensor > 1) c.config.mesh += ", tensor=" + std::to_string(c.tensor);
   if (plain) return c;
   c.config.stage = (before.config.stage + 1 + static_cast<int>(c.continued)) % 4;
   OffloadConfig& offload = c.config.offload;

@@ -31,6 +31,7 @@ struct Combination {
   bool lengths = false;    ///< of micro-batches, which change
   int ranks = 2;
   int pipeline = 1;  ///< stages; each takes as many of the ranks
+  int tensor = 1;    ///< parts of each layer, on neighbouring ranks
   Config config;
   float dropout = 0;
   bool wide = false;  ///< matrices of more than 4096 elements, as block8 asks for

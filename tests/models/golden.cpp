@@ -141,7 +141,7 @@ int generation_differences(const Llama& model, Engine& engine, const Floats& wan
 
 }  // namespace
 
-GoldenDifferences compare_with_golden(const std::string& folder, int stages) {
+GoldenDifferences compare_with_golden(const std::string& folder, const std::string& mesh, int ranks) {
   const checkpoint::SafetensorsFolder weights(detail::posix_file_system(), folder + "/model.safetensors");
   const Llama model(LlamaConfig::from_json(weights.config(), folder + "/config.json"));
   const Golden golden(folder + "/golden.safetensors");
@@ -152,20 +152,21 @@ GoldenDifferences compare_with_golden(const std::string& folder, int stages) {
   config.optimizer.learning_rate = 1e-3;
   config.optimizer.parameters["weight_decay"] = 0.1;
   config.lora = adapters_in(folder);
-  if (stages > 1) config.mesh = "pipeline=" + std::to_string(stages);
-  on_ranks(stages, model.spec(batches.time), config, [&](Engine& engine) {
+  config.mesh = mesh;
+  on_ranks(ranks, model.spec(batches.time), config, [&](Engine& engine) {
+    const bool root = engine.runtime().rank() == 0;  // every rank has the same numbers
     load_weights(engine, folder + "/model.safetensors");
     if (config.lora.any()) load_adapters(engine, folder + "/adapter_model.safetensors");
-    if (stages == 1) {
-      result.logits = logits_difference(model, engine, batches, golden["logits"], nullptr);
+    if (engine.runtime().pipeline() == nullptr) {
+      const double logits = logits_difference(model, engine, batches, golden["logits"], nullptr);
       KeyValueCache cache(engine, model, 1, batches.time);
-      result.cached = logits_difference(model, engine, batches, golden["logits"], &cache);
-      result.generated = generation_differences(model, engine, golden["generated"]);
+      const double cached = logits_difference(model, engine, batches, golden["logits"], &cache);
+      const int generated = generation_differences(model, engine, golden["generated"]);
+      if (root) result.logits = logits, result.cached = cached, result.generated = generated;
     }
     const Floats losses = golden["losses"];
     for (std::int64_t step = 0; step < batches.steps; ++step) {
       train_step(model, engine, [&](std::int64_t) { return batches.of(step); });
-      const bool root = engine.runtime().rank() == 0;  // every rank has the same numbers
       for (const auto& unit : engine.model().units()) {
         for (const auto& tensor : unit.tensors) {
           if (step > 0 || engine.frozen(tensor.name)) continue;

@@ -13,62 +13,13 @@
 
 #include "memory_checks.h"
 #include "own_schedule.h"
-#include "tiny_llama.h"
-#include "training_fixture.h"
+#include "tensor_models.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/llama.h"
 
 namespace tranche::models {
 namespace {
-
-/// 5 samples of 11 tokens: rows that neither two, three nor four ranks share evenly.
-constexpr std::int64_t time_steps = 11, batch = 5;
-
-/// Six heads, and an inner width and a vocabulary that three ranks do not share evenly.
-GptConfig six_heads() {
-  GptConfig model = tiny_gpt();
-  model.heads = 6;
-  model.inner = 50;
-  return model;
-}
-
-GptConfig with_dropout(GptConfig model) {
-  model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.1f;
-  return model;
-}
-
-LlamaConfig eight_heads(LlamaKind kind) {
-  LlamaConfig model = tiny_llama(kind);
-  model.heads = 8;
-  model.key_value_heads = 2;
-  model.attention_dropout = 0.1f;
-  return model;
-}
-
-/// Decay and clipping on; `data_ranks` share out 5 samples (or 10).
-Config config_of(int tensor, int data_ranks = 1, int stage = 0) {
-  Config config = plain_config(batch * data_ranks, data_ranks);
-  config.gradient_clipping = 0.5;
-  config.optimizer.learning_rate = 2e-3;
-  config.optimizer.parameters["weight_decay"] = 0.1;
-  config.stage = stage;
-  if (tensor > 1) config.mesh = (data_ranks > 1 ? "shard=2,tensor=" : "tensor=") + std::to_string(tensor);
-  return config;
-}
-
-double largest_relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  double largest = a.size() == b.size() ? 0 : 1e9;
-  for (std::size_t i = 0; i < b.size() && i < a.size(); ++i) {
-    largest = std::max(largest, std::abs(a[i] - b[i]) / std::abs(b[i]));
-  }
-  return largest;
-}
-
-void expect_equal_runs(const GptRun& actual, const GptRun& wanted) {
-  EXPECT_LE(largest_relative_difference(actual.losses, wanted.losses), 1e-5);
-  EXPECT_LE(largest_relative_difference(actual.norms, wanted.norms), 1e-5);
-}
 
 TEST(TensorParallelGpt, TwentyStepsHaveTheLossesOfOneRank) {
   const Gpt model(with_dropout(six_heads()));
@@ -196,6 +147,79 @@ TEST(TensorParallelGpt, AdaptersHaveTheLossesOfOneRank) {
   }
 }
 
+/// The configuration with dimensions that tranche.layout leaves whole.
+Config with_whole(Config config, const std::vector<std::string>& dimensions) {
+  for (const std::string& dimension : dimensions) config.layout[dimension] = "whole";
+  return config;
+}
+
+TEST(TensorParallelLayout, WholeDimensionsHaveTheLossesOfOneRank) {
+  const Gpt gpt(with_dropout(six_heads()));
+  const auto of_gpt = train_model(1, gpt, config_of(1), 5, time_steps, true);
+  const Llama llama(eight_heads(LlamaKind::llama));
+  const auto of_llama = train_model(1, llama, config_of(1), 5, time_steps, true);
+  for (const std::vector<std::string>& whole :
+       {std::vector<std::string>{"vocabulary"}, {"inner"}, {"inner", "vocabulary"}}) {
+    SCOPED_TRACE(whole.front() + " and " + whole.back());
+    for (const int tensor : {2, 3}) {
+      expect_equal_runs(train_model(tensor, gpt, with_whole(config_of(tensor), whole), 5, time_steps, true),
+                        of_gpt);
+    }
+    expect_equal_runs(train_model(4, llama, with_whole(config_of(4), whole), 5, time_steps, true), of_llama);
+  }
+}
+
+TEST(TensorParallelLayout, WholeDimensionsGoWithStagesRecomputationChunksAndAdapters) {
+  GptConfig config = with_dropout(six_heads());
+  config.vocabulary = 9000;  // three blocks of the head, two on each rank
+  const Gpt model(config);
+  const auto variant = [](Config of, bool adapters, int stage) {
+    of.activation_checkpointing = stage == 3;
+    of.vocabulary_chunk = stage == 2 ? 4096 : 0;
+    if (adapters) of.lora = {.rank = 3, .alpha = 7, .targets = {"all-linear", "lm_head"}};
+    return of;
+  };
+  for (const bool adapters : {false, true}) {
+    auto of_one = variant(config_of(1), adapters, 0);
+    of_one.train_batch_size = of_one.micro_batch_size = 2 * batch;
+    const auto one = train_model(1, model, of_one, 3, time_steps, true);
+    for (const int stage : {0, 2, 3}) {
+      SCOPED_TRACE(stage);
+      const Config cut =
+          with_whole(variant(config_of(2, 2, stage), adapters, stage), {"inner", "vocabulary"});
+      expect_equal_runs(train_model(4, model, cut, 3, time_steps, true), one);
+    }
+  }
+}
+
+TEST(TensorParallelLayout, RanksHoldAndSendWhatTheLayoutSays) {
+  const Gpt model(six_heads());
+  const auto measured = [&](const std::vector<std::string>& whole, bool recompute) {
+    std::pair<std::int64_t, std::int64_t> elements;  // of the table's part, and sent in a micro-batch
+    Config config = with_whole(config_of(2), whole);
+    config.activation_checkpointing = recompute;
+    on_ranks(2, model.spec(time_steps), config, [&](Engine& engine) {
+      TokenData data(time_steps, model.shape().vocabulary, true);
+      data.draw(0, batch);
+      const auto now = [&] { return engine.runtime().tensor()->meter().total(Traffic::data).elements; };
+      const std::int64_t before = now();
+      model.forward_backward(engine, data.batch());
+      const std::int64_t sent = now() - before;
+      (void)engine.step();
+      const InferenceScope scope(engine);
+      const std::int64_t held = engine.gather({0}).tensor(0).elements();
+      if (engine.runtime().rank() == 0) elements = {held, sent};
+    });
+    return elements;
+  };
+  const std::int64_t rows = divide_round_up(batch * time_steps, std::int64_t{2}), width = 24,
+                     table = 61 * width, part = 30 * width, numbers = 3 * batch * time_steps;
+  const auto of_blocks = [&](std::int64_t messages) { return (2 * messages + 4) * rows * width + numbers; };
+  EXPECT_EQ(measured({"vocabulary"}, false), std::pair(table, of_blocks(10)));
+  EXPECT_EQ(measured({"inner"}, false), std::pair(part, of_blocks(5)));
+  EXPECT_EQ(measured({"inner"}, true), std::pair(part, of_blocks(7)));
+}
+
 TEST(TensorParallelLlama, StagesOfAPipelineMakeTheirOwnGroupsOfSharedHeads) {
   const Llama model(eight_heads(LlamaKind::llama));
   const auto losses = [&](int ranks, const std::string& mesh) {
@@ -254,10 +278,10 @@ struct Answers {
   std::vector<std::int32_t> greedy;
 };
 
-Answers answers(int tensor, const LanguageModel& model) {
+Answers answers(int tensor, const LanguageModel& model, const std::vector<std::string>& whole = {}) {
   Answers result;
   std::mutex mutex;
-  on_ranks(tensor, model.spec(time_steps), config_of(tensor), [&](Engine& engine) {
+  on_ranks(tensor, model.spec(time_steps), with_whole(config_of(tensor), whole), [&](Engine& engine) {
     Answers mine;
     TokenData data(time_steps, model.shape().vocabulary, true);
     engine.begin_evaluation();
@@ -286,8 +310,9 @@ Answers answers(int tensor, const LanguageModel& model) {
   return result;
 }
 
-void expect_equal_answers(int tensor, const LanguageModel& model, const Answers& one) {
-  const Answers cut = answers(tensor, model);
+void expect_equal_answers(int tensor, const LanguageModel& model, const Answers& one,
+                          const std::vector<std::string>& whole = {}) {
+  const Answers cut = answers(tensor, model, whole);
   EXPECT_NEAR(cut.loss, one.loss, 1e-5 * one.loss) << tensor;
   ASSERT_EQ(cut.logits.size(), one.logits.size());
   for (std::size_t i = 0; i < one.logits.size(); ++i) EXPECT_NEAR(cut.logits[i], one.logits[i], 1e-5);
@@ -298,6 +323,13 @@ TEST(TensorParallelGpt, EvaluationsLogitsAndGreedyTokensAreThoseOfOneRank) {
   const Gpt model(six_heads());
   const Answers one = answers(1, model);
   for (const int tensor : {2, 3, 6}) expect_equal_answers(tensor, model, one);
+}
+
+TEST(TensorParallelLayout, EvaluationsLogitsAndGreedyTokensAreThoseOfOneRank) {
+  const Gpt gpt(six_heads());
+  expect_equal_answers(3, gpt, answers(1, gpt), {"inner", "vocabulary"});
+  const Llama llama(eight_heads(LlamaKind::qwen2));
+  expect_equal_answers(4, llama, answers(1, llama), {"inner", "vocabulary"});
 }
 
 TEST(TensorParallelLlama, TwentyStepsHaveTheLossesOfOneRank) {
@@ -352,6 +384,25 @@ TEST(TensorParallelRefusals, SayWhichNumbersOfRanksCanShareTheHeads) {
       "tensor can be 1, 2, 4 or 12");
 }
 
+TEST(TensorParallelRefusals, AVocabularyThatIsSmallerThanTheRanks) {
+  GptConfig config = six_heads();
+  config.vocabulary = 5;
+  const Gpt model(config);
+  // Ranks share the work of a table that is left whole, too.
+  for (const std::vector<std::string>& whole : {std::vector<std::string>{}, {"vocabulary"}}) {
+    std::string refusal = "accepted";
+    try {
+      on_ranks(6, model.spec(time_steps), with_whole(config_of(6), whole), [](Engine&) {});
+    } catch (const ConfigurationError& error) {
+      refusal = error.message();
+    }
+    EXPECT_EQ(
+        refusal,
+        "tranche.mesh \"tensor=6\": GPT2LMHeadModel has a dimension vocabulary of 5, which 6 ranks cannot "
+        "share; tensor can be 1, 2 or 3");
+  }
+}
+
 TEST(TensorParallelMemory, PlansHoldToTheByteOnEveryRank) {
   // Uneven vocabulary and inner width, so that ranks hold different amounts.
   const auto gpt = [](const std::string& mesh, int ranks, int stage) {
@@ -369,6 +420,8 @@ TEST(TensorParallelMemory, PlansHoldToTheByteOnEveryRank) {
   cases.back().llama = eight_heads(LlamaKind::llama);
   cases.push_back(gpt("tensor=4", 4, 1));
   cases.back().llama = eight_heads(LlamaKind::qwen3);
+  cases.push_back(gpt("shard=2,tensor=3", 6, 2));
+  cases.back().config = with_whole(cases.back().config, {"inner", "vocabulary"});
   for (MemoryCase& drawn : cases) {
     const std::vector<MemoryRun> runs = measure_case(drawn, 3, 2);
     for (drawn.rank = 0; drawn.rank < drawn.ranks; ++drawn.rank) {

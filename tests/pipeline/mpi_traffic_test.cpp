@@ -1,5 +1,6 @@
 // Drawn meshes under mpirun: what leaves the process for each rank, counted by an independent layer of MPI's
-// profiling interface, is the formula of each axis and what the library's meter says.
+// profiling interface, is the formula of each axis and what the library's meter says. Rows with the axis `tensor`
+// have the bits of thread ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,9 +8,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "pipeline/schedule/pipeline_schedule.h"
@@ -30,6 +33,84 @@ struct Drawn {
   std::shared_ptr<const LanguageModel> model;
   Config config;
 };
+
+std::vector<int> divisors_of(int number) {
+  std::vector<int> divisors;
+  for (int n = 1; n <= number; ++n) {
+    if (number % n == 0) divisors.push_back(n);
+  }
+  return divisors;
+}
+
+/// A mesh of `ranks` with the axis tensor, its axes in any order, and what else decides over traffic. Neither
+/// inner width nor vocabulary divides, and the Llama has two heads of keys and values.
+Drawn draw_cut(std::uint64_t number, int ranks) {
+  const RandomKey key{97, RandomPurpose::test, 12};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::size_t n) { return random_bits(key, counter++) % n; };
+  Drawn drawn;
+  if (pick(2) == 0 || ranks % 2 != 0) {
+    GptConfig gpt = tiny_gpt();
+    gpt.layers = 4;
+    gpt.heads = 12;
+    gpt.inner = 50;
+    gpt.attention_dropout = gpt.residual_dropout = 0.1f;
+    drawn.model = std::make_shared<Gpt>(gpt);
+  } else {
+    LlamaConfig llama = LlamaConfig::preset("qwen3-nano");
+    llama.tied = pick(2) == 0;
+    llama.layers = 4;
+    llama.heads = 8;
+    llama.vocabulary = 61;
+    llama.inner = 37;
+    llama.positions = 16;
+    drawn.model = std::make_shared<Llama>(llama);
+  }
+  const bool gpt = drawn.model->architecture() == "GPT2LMHeadModel";
+  std::vector<int> parts;
+  for (const int n : divisors_of(ranks)) {
+    if (n > 1 && (gpt ? 12 % n == 0 : 8 % n == 0)) parts.push_back(n);
+  }
+  const int tensor = parts[pick(parts.size())];
+  const std::vector<int> stages = divisors_of(ranks / tensor);
+  const int pipeline = stages[pick(stages.size())];
+  const std::vector<int> copies = divisors_of(ranks / tensor / pipeline);
+  const int replicas = pick(2) == 0 ? 1 : copies[pick(copies.size())];
+  std::vector<std::string> axes{"tensor=" + std::to_string(tensor)};
+  const auto insert = [&](const char* name, int size) {
+    axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(axes.size() + 1)),
+                name + std::to_string(size));
+  };
+  insert("pipeline=", pipeline);
+  insert("shard=", ranks / tensor / pipeline / replicas);
+  insert("replicate=", replicas);
+  Config& config = drawn.config;
+  config = plain_config(1);
+  config.mesh = axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3];
+  config.train_batch_size = 0;
+  config.micro_batch_size = 1 + static_cast<std::int64_t>(pick(3));
+  config.accumulation_steps = 1 + static_cast<std::int64_t>(pick(3));
+  config.stage = static_cast<int>(number % 4);  // each as often as the others
+  config.reduction = pick(2) == 0 ? ReductionPolicy::boundary : ReductionPolicy::micro_batch;
+  config.gather_for = pick(3) == 0 ? GatherFor::step : GatherFor::use;
+  config.gradient_clipping = 0.5;
+  config.precision.compute = config.precision.communication =
+      pick(2) == 0 ? DataType::float32 : DataType::bfloat16;
+  if (replicas > 1 && config.stage > 0 && pick(2) == 0) config.replicate = Replicate::parameters;
+  if (replicas > 1 && pick(2) == 0) config.replica_sum = ReplicaSum::step;
+  config.optimizer.type = pick(3) == 0 ? "Lamb" : "AdamW";
+  config.activation_checkpointing = pick(2) == 0;
+  config.checkpoint_every = 1 + static_cast<int>(pick(2));
+  config.vocabulary_chunk = pick(2) == 0 ? 20 : 0;
+  const std::size_t trained = pick(4);
+  if (trained == 0) config.frozen = {gpt ? "transformer.w?e.weight" : "model.embed_tokens.weight"};
+  if (trained == 1) config.lora = {.rank = 2, .alpha = 4, .dropout = 0.1};
+  config.quantized_gradients = pick(5) == 0;
+  config.quantized_weights = pick(5) == 0;
+  config.overlap = false;
+  config.collectives = "messages";
+  return drawn;
+}
 
 /// A mesh of `ranks` with a pipeline, its axes in any order, and what else decides over traffic.
 Drawn draw(std::uint64_t number, int ranks) {
@@ -54,10 +135,7 @@ Drawn draw(std::uint64_t number, int ranks) {
     if (ranks % n == 0) stages.push_back(n);
   }
   const int pipeline = stages[pick(stages.size())], data_ranks = ranks / pipeline;
-  std::vector<int> divisors;
-  for (int n = 1; n <= data_ranks; ++n) {
-    if (data_ranks % n == 0) divisors.push_back(n);
-  }
+  const std::vector<int> divisors = divisors_of(data_ranks);
   const int replicas = divisors[pick(divisors.size())];
   std::vector<std::string> axes{"pipeline=" + std::to_string(pipeline)};
   axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(2)),
@@ -112,6 +190,30 @@ void add_to(std::vector<std::int64_t>& bytes, const std::vector<int>& group, int
   }
 }
 
+/// The bytes of rows that this rank sends to each other rank of the axis tensor in a step, by the table of
+/// docs/guides/tensor.md: 8 of a block, 2 for inputs that are gathered again, 3 or 4 where it is recomputed, 2
+/// of the embedding unless it is frozen, 2 of the head and its numbers of the softmax.
+std::int64_t bytes_of_rows(const Engine& engine) {
+  const Config& config = engine.config();
+  const ModelSpec& model = engine.model();
+  const auto blocks = static_cast<int>(model.forward.size()) - 2;
+  const Engine::StageUses stage = engine.stage();
+  const int begin = stage.stages > 1 ? stage.begin : 0, end = stage.stages > 1 ? stage.end : blocks + 2;
+  const std::int64_t tokens = config.micro_batch_size * time_steps;
+  const std::int64_t rows = divide_round_up(tokens, engine.runtime().mesh().size(MeshAxis::tensor));
+  const bool frozen = engine.frozen(model.units().front().tensors.front().name);
+  std::int64_t messages = (begin > 0 ? 0 : frozen ? 1 : 2) + (end == blocks + 2 ? 2 : 0);
+  const int last = std::min(end - 1, blocks) - 1;
+  for (int block = std::max(begin - 1, 0); block <= last; ++block) {
+    messages += 8 + 2;
+    if (!config.activation_checkpointing) continue;
+    messages += (block + 1) % config.checkpoint_every == 0 || block == last ? 3 : 4;
+  }
+  const std::int64_t numbers = end == blocks + 2 ? 3 * tokens : 0;
+  return config.accumulation_steps * (messages * rows * model.residual_width * size_of(config.precision.compute) +
+                                      numbers * size_of(DataType::float32));
+}
+
 /// The bytes that the formula has for each rank. The ranks of a group get equal parts, except for messages to
 /// neighbouring stages; how Muon's matrices are divided among the ranks of a stage is not known here.
 std::vector<std::int64_t> expected_bytes(const Engine& engine) {
@@ -125,8 +227,9 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
          along(engine, MeshAxis::replicate).formula_bytes);
   // One message for each cut between chunks of different ranks, direction and micro-batch: rows of the residual in the compute dtype.
   const Config& config = engine.config();
-  const std::int64_t message = config.micro_batch_size * time_steps * engine.model().residual_width *
-                               size_of(config.precision.compute);
+  const int parts = mesh.size(MeshAxis::tensor);
+  const std::int64_t message = divide_round_up(config.micro_batch_size * time_steps, parts) *
+                               engine.model().residual_width * size_of(config.precision.compute);
   const std::vector<int> line = mesh.group({MeshAxis::pipeline}, rank);
   std::int64_t ends = along(engine, MeshAxis::pipeline).formula_bytes;
   const pipeline::PipelineSchedule& schedule = engine.pipeline_schedule();
@@ -140,6 +243,12 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
     if (!schedule.crosses(chunk)) continue;
     if (schedule.rank_of_chunk[static_cast<std::size_t>(chunk)] == stage) sends_to(chunk + 1);
     if (schedule.rank_of_chunk[static_cast<std::size_t>(chunk) + 1] == stage) sends_to(chunk);
+  }
+  if (parts > 1) {  // rows, and sums of whole tensors
+    const std::int64_t rows = bytes_of_rows(engine);
+    add_to(bytes, mesh.group({MeshAxis::tensor}, rank), rank, (parts - 1) * rows);
+    add_to(bytes, mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank), rank,
+           along(engine, MeshAxis::tensor).formula_bytes - (parts - 1) * rows);
   }
   // The rest is of tensors that both ends read, which the shards of both ends share.
   std::vector<int> both;
@@ -155,10 +264,14 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   return bytes;
 }
 
-void expect_what_mpi_sends(std::uint64_t number) {
+/// Whether neighbouring ranks of the axis tensor share heads of keys and values.
+bool shares_heads(const LanguageModel& model, const Mesh& mesh) {
+  return model.architecture() != "GPT2LMHeadModel" && mesh.size(MeshAxis::tensor) > 2;
+}
+
+void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
   Communicator& comm = test::world();
   const int ranks = comm.size(), rank = comm.rank();
-  Drawn drawn = draw(number, ranks);
   Config& config = drawn.config;
   validate_config(config, ranks);
   const std::string line =
@@ -188,14 +301,17 @@ void expect_what_mpi_sends(std::uint64_t number) {
     const std::int64_t control_of_peer = (control() - agreed) / (ranks - 1);
     EXPECT_EQ(test::profiled_collectives(), collectives) << line;
     std::int64_t elements = 0, bytes = 0;
-    for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard}) {
+    for (const MeshAxis axis :
+         {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor}) {
       const Along sent = along(engine, axis);
       EXPECT_EQ(sent.elements, sent.formula_elements) << name_of(axis) << " " << line;
       EXPECT_EQ(sent.bytes, sent.formula_bytes) << name_of(axis) << " " << line;
       elements += sent.elements;
       bytes += sent.bytes;
     }
-    EXPECT_GT(along(engine, MeshAxis::pipeline).elements, 0) << line;
+    for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::tensor}) {
+      EXPECT_EQ(along(engine, axis).elements > 0, mesh.size(axis) > 1) << name_of(axis) << " " << line;
+    }
     std::vector<std::int64_t> counted;
     for (int peer = 0; peer < ranks; ++peer) {
       const std::int64_t sent = test::profiled_bytes_sent_to(peer) - before[static_cast<std::size_t>(peer)];
@@ -210,6 +326,13 @@ void expect_what_mpi_sends(std::uint64_t number) {
     std::vector<std::int64_t> expected = expected_bytes(engine);
     if (whole) {  // matrices go to their owners, which are ranks of this stage: its other peers are compared
       for (const int peer : mesh.group({MeshAxis::replicate, MeshAxis::shard}, rank)) {
+        counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
+      }
+    }
+    // The sums of shared heads go to fewer ranks than those of whole tensors, and the formula has both in one
+    // figure: among the ranks of tensor x shard only the total above is compared then.
+    if (shares_heads(*drawn.model, mesh)) {
+      for (const int peer : mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank)) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
       }
     }
@@ -243,7 +366,112 @@ TEST(MpiTraffic, AlongEachAxisOfDrawnMeshesIsTheFormula) {
     axes.expect("compute", {DataType::float32, DataType::bfloat16});
     axes.expect<std::string>("optimizer", {"AdamW", "Muon"});
   }
-  for (const std::uint64_t number : test::rounds(cases)) expect_what_mpi_sends(number);
+  for (const std::uint64_t number : test::rounds(cases)) expect_what_mpi_sends(number, draw(number, ranks));
+}
+
+// 40 more, whose layers are cut.
+TEST(MpiTraffic, AlongTheAxisTensorOfDrawnMeshesIsTheFormula) {
+  const int ranks = test::world().size();
+  const std::uint64_t count = ranks == 3 ? 4 : 12, first = static_cast<std::uint64_t>(ranks) * 100;
+  const test::Sweep cases = test::sweep({first, count});
+  test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const Drawn drawn = draw_cut(number, ranks);
+    const Mesh mesh = drawn.config.mesh_of(ranks);
+    axes.meet("parts", mesh.size(MeshAxis::tensor));
+    axes.meet("stages", mesh.size(MeshAxis::pipeline));
+    axes.meet("shards", mesh.size(MeshAxis::shard));
+    axes.meet("stage", drawn.config.stage);
+    axes.meet("recomputation", drawn.config.activation_checkpointing);
+    axes.meet("adapters", drawn.config.lora.any());
+    axes.meet("frozen", !drawn.config.frozen.empty());
+    axes.meet("model", drawn.model->architecture());
+    axes.meet("shared heads", shares_heads(*drawn.model, mesh));
+  }
+  if (ranks == 8) {
+    axes.expect("parts", {2, 4, 8});
+    axes.expect("stages", {1, 2});
+    axes.expect("shards", {1, 2});
+    axes.expect("stage", {0, 1, 2, 3});
+    for (const char* axis : {"recomputation", "adapters", "frozen"}) axes.expect(axis, {false, true});
+    axes.expect("shared heads", {false, true});
+    axes.expect<std::string>("model", {"GPT2LMHeadModel", "Qwen3ForCausalLM"});
+  }
+  for (const std::uint64_t number : test::rounds(cases)) {
+    expect_what_mpi_sends(number, draw_cut(number, ranks));
+  }
+}
+
+/// The bits of a training, of an evaluation and of a text.
+struct Bits {
+  kernels::Digest state, weights;
+  std::vector<double> losses, norms;
+  std::vector<float> logits;
+  friend bool operator==(const Bits&, const Bits&) = default;
+};
+
+Bits bits_of(Engine& engine, const LanguageModel& model) {
+  const Config& config = engine.config();
+  const Mesh& mesh = engine.runtime().mesh();
+  const std::int64_t data_rank = mesh.data_rank(engine.runtime().rank());
+  std::vector<TokenData> places(static_cast<std::size_t>(config.accumulation_steps),
+                                TokenData(time_steps, model.shape().vocabulary, true));
+  Bits bits;
+  for (int step = 0; step < steps; ++step) {
+    train_step(model, engine, [&](std::int64_t m) {
+      TokenData& data = places[static_cast<std::size_t>(m)];
+      data.draw(((step * config.accumulation_steps + m) * mesh.data_ranks() + data_rank) *
+                    config.micro_batch_size,
+                config.micro_batch_size);
+      return data.batch();
+    });
+    const StepResult result = engine.step();
+    bits.losses.push_back(result.loss);
+    bits.norms.push_back(result.gradient_norm);
+  }
+  engine.begin_evaluation();
+  places[0].draw(1000 + data_rank, 1);
+  model.evaluate(engine, places[0].batch());
+  bits.losses.push_back(engine.end_evaluation().loss);
+  bits.logits = model.next_token_logits(engine, std::vector<std::int32_t>{5, 60, 0, 17});
+  bits.state = engine.state_digest();
+  bits.weights = engine.weights_digest();
+  return bits;
+}
+
+// 24 rows over the numbers of ranks that this program is run with.
+TEST(MpiRows, WithTheAxisTensorHaveTheBitsOfThreadRanks) {
+  Communicator& world = test::world();
+  const int ranks = world.size();
+  const test::Sweep cases = test::sweep({static_cast<std::uint64_t>(ranks) * 100 + 50, 6});
+  for (const std::uint64_t number : test::rounds(cases)) {
+    Drawn drawn = draw_cut(number, ranks);
+    Config& config = drawn.config;
+    const std::string line =
+        "draw " + std::to_string(number) + ": " + drawn.model->architecture() + ", " + config.to_json();
+    Bits expected;
+    if (world.rank() == 0) {
+      std::mutex mutex;
+      on_ranks(ranks, drawn.model->spec(time_steps), config, [&](Engine& engine) {
+        Bits bits = bits_of(engine, *drawn.model);
+        const std::lock_guard lock(mutex);
+        if (engine.runtime().rank() == 0) expected = std::move(bits);
+      });
+    }
+    world.barrier({"", "thread ranks", Traffic::control}).wait();
+    validate_config(config, ranks);
+    config.overlap = number % 2 == 0;
+    config.collectives = number % 3 == 0 ? "messages" : "auto";
+    Runtime runtime(RuntimeOptions::from(config),
+                    [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });
+    Engine engine(runtime, drawn.model->spec(time_steps), config);
+    const Bits found = bits_of(engine, *drawn.model);
+    if (world.rank() == 0) {
+      EXPECT_TRUE(found == expected) << line;
+      EXPECT_EQ(found.losses, expected.losses) << line;
+      EXPECT_EQ(found.norms, expected.norms) << line;
+    }
+  }
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// Pipelines on GPUs, or on emulated ones: the bits of one GPU, what a step takes and waits for, and failures.
-// Ranks are threads. Where each has a GPU of its own, their messages go by NCCL; otherwise ranks share one
-// and read each other's memory. Through host memory they go in both cases.
+// Pipelines and the axis `tensor` on GPUs, or on emulated ones: the bits or losses of one GPU, what a step
+// takes and waits for, and failures. Ranks are threads. Where each has a GPU of its own, their messages go by
+// NCCL; otherwise ranks share one and read each other's memory. Through host memory they go in both cases.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +11,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "core/clock.h"
@@ -36,6 +37,8 @@ class GpuPipeline : public ::testing::Test {
     const detail::CudaProbe probe = detail::probe_cuda();
     if (probe.devices.empty()) GTEST_SKIP() << probe.problem;
   }
+
+ public:
   /// Returns whether the transport "auto" is NCCL for so many ranks.
   static bool by_nccl(int ranks) {
     return nccl_version() != "not compiled" && ranks <= static_cast<int>(detail::probe_cuda().devices.size());
@@ -46,7 +49,7 @@ const Gpt& narrow_gpt() {
   static const Gpt model = [] {
     GptConfig config = tiny_gpt();
     config.layers = 3;  // with embedding and head five units, for up to five stages
-    config.heads = 1;
+    config.heads = 2;   // for two ranks of the axis `tensor`
     config.width = 8;
     config.vocabulary = 29;
     config.positions = 8;
@@ -192,48 +195,95 @@ TEST_F(GpuPipeline, WaitsOnceAStepForTheGpu) {
   }
 }
 
-// Each rank takes what its plan says, messages included, and sends as many elements.
+/// Trains four steps and compares what each rank takes with its plan, messages included.
+void expect_memory_of_plan(const Config& config, int ranks, const std::string& what) {
+  on_ranks(
+      ranks, narrow_gpt().spec(time_steps), config,
+      [&](Engine& engine) {
+        Trainer trainer(engine);
+        const int rank = engine.runtime().rank();
+        for (int step = 0; step < 4; ++step) {
+          const std::int64_t calls = engine.runtime().memory_calls();
+          (void)trainer.step();
+          if (step == 3) {
+            EXPECT_EQ(engine.runtime().memory_calls(), calls) << "rank " << rank << ", " << what;
+          }
+        }
+        planner::PlanRequest request;
+        request.model.name = "narrow";
+        request.model.language = std::shared_ptr<const LanguageModel>(
+            std::shared_ptr<void>(), static_cast<const LanguageModel*>(&narrow_gpt()));
+        request.config = config;
+        request.sequence = time_steps;
+        request.ranks = ranks;
+        request.rank = rank;
+        request.device = DeviceKind::cuda;
+        const planner::PlanResult plan = planner::plan_run(request);
+        const TierAccount& account = engine.runtime().ledger().account(Tier::device);
+        const bool by_nccl = GpuPipeline::by_nccl(ranks) && config.device_transport == "auto";
+        for (const Category category : all_categories) {
+          // The plan's batches are those of the program, and its staging buffers NCCL's.
+          if (category == Category::other) continue;
+          if (category == Category::communication && !by_nccl) continue;
+          EXPECT_EQ(account.category_peak[category], plan.tier(Tier::device).category_peak[category])
+              << name_of(category) << ", rank " << rank << ", " << what;
+        }
+      },
+      DeviceKind::cuda);
+}
+
 TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
-  constexpr int stages = 3;
   for (const char* const schedule : {"1f1b", "afab"}) {
     for (const char* transport : {"auto", "staged"}) {
       Config config = base_config(3, 5);
       config.mesh = "pipeline=3";
       config.pipeline_schedule = schedule;
       config.device_transport = transport;
-      on_ranks(
-          stages, narrow_gpt().spec(time_steps), config,
-          [&](Engine& engine) {
-            Trainer trainer(engine);
-            const int rank = engine.runtime().rank();
-            for (int step = 0; step < 4; ++step) {
-              const std::int64_t calls = engine.runtime().memory_calls();
-              (void)trainer.step();
-              if (step == 3) {
-                EXPECT_EQ(engine.runtime().memory_calls(), calls) << "rank " << rank;
-              }
-            }
-            planner::PlanRequest request;
-            request.model.name = "narrow";
-            request.model.language = std::shared_ptr<const LanguageModel>(
-                std::shared_ptr<void>(), static_cast<const LanguageModel*>(&narrow_gpt()));
-            request.config = config;
-            request.sequence = time_steps;
-            request.ranks = stages;
-            request.rank = rank;
-            request.device = DeviceKind::cuda;
-            const planner::PlanResult plan = planner::plan_run(request);
-            const TierAccount& account = engine.runtime().ledger().account(Tier::device);
-            for (const Category category : all_categories) {
-              // The plan's batches are those of the program, and its staging buffers NCCL's.
-              if (category == Category::other) continue;
-              if (category == Category::communication && !(by_nccl(stages) && transport[0] == 'a')) continue;
-              EXPECT_EQ(account.category_peak[category], plan.tier(Tier::device).category_peak[category])
-                  << name_of(category) << ", rank " << rank << ", " << schedule << ", " << transport;
-            }
-          },
-          DeviceKind::cuda);
+      expect_memory_of_plan(config, 3, std::string(schedule) + ", " + transport);
     }
+  }
+}
+
+using GpuTensor = GpuPipeline;
+
+TEST_F(GpuTensor, HasTheLossesOfOneGpuAndOneSetOfBits) {
+  Config config = base_config(0, 2);
+  config.precision.compute = config.precision.communication = DataType::float32;
+  const Bits one = trained(config, "", 1, 3).front();
+  std::vector<Bits> first;
+  for (const char* transport : {"auto", "staged"}) {
+    for (const int zero : {0, 3}) {
+      config.device_transport = transport;
+      config.stage = zero;
+      for (const Bits& rank : trained(config, "tensor=2", 2, 3)) {
+        if (first.empty()) first.push_back(rank);
+        EXPECT_TRUE(rank == first.front()) << "ZeRO stage " << zero << ", transport " << transport;
+      }
+    }
+  }
+  for (std::size_t step = 0; step < one.losses.size(); ++step) {
+    EXPECT_NEAR(first.front().losses[step], one.losses[step], 1e-5 * one.losses[step]);
+    EXPECT_NEAR(first.front().norms[step], one.norms[step], 1e-5 * one.norms[step]);
+  }
+  EXPECT_NEAR(first.front().evaluated, one.evaluated, 1e-5 * one.evaluated);
+}
+
+// The transport is "auto" alone: with "staged" four ranks of one GPU have more streams than it has queues.
+TEST_F(GpuTensor, DoesNotHangBesideShardsAndStages) {
+  for (const char* mesh : {"shard=2, tensor=2", "pipeline=2, tensor=2"}) {
+    const std::vector<Bits> ranks = trained(base_config(3, 2), mesh, 4);
+    EXPECT_THAT(ranks, Each(ranks.front())) << mesh;
+  }
+}
+
+TEST_F(GpuTensor, TakesTheMemoryOfItsPlan) {
+  for (const auto& [ranks, mesh, transport] :
+       {std::tuple(2, "tensor=2", "auto"), std::tuple(2, "tensor=2", "staged"),
+        std::tuple(4, "shard=2, tensor=2", "auto")}) {
+    Config config = base_config(3, 2);
+    config.mesh = mesh;
+    config.device_transport = transport;
+    expect_memory_of_plan(config, ranks, std::string(mesh) + ", " + transport);
   }
 }
 

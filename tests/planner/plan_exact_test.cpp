@@ -201,11 +201,12 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
     EXPECT_EQ(planned.at_peak.bytes, measured.at_peak.bytes) << line;
     EXPECT_EQ(planned.peak_phase, measured.peak_phase) << line;
   }
-  // A report has the maximum over ranks, which are alike unless they begin at different lengths, or some own
-  // matrices that they update whole.
+  // A report has the maximum over ranks, which are alike unless they begin at different lengths, some own
+  // matrices that they update whole, or they have different parts of the model.
   const bool whole = find_rule(request.config.optimizer.type)->rule->whole_matrices;
-  const bool stages = request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
-  if (request.lengths.empty() && !whole && !stages) {
+  const Mesh mesh = request.config.mesh_of(request.ranks);
+  const bool alike = mesh.size(MeshAxis::pipeline) == 1 && mesh.size(MeshAxis::tensor) == 1;
+  if (request.lengths.empty() && !whole && alike) {
     EXPECT_EQ(plan.memory, run.memory) << line;
   }
   EXPECT_EQ(plan.state.parameters, run.state.parameters) << line;
@@ -326,6 +327,81 @@ TEST(PlanIsMeasured, EveryRankOfAPipeline) {
   }
 }
 
+/// The draw on a mesh with the axis tensor, without what that refuses.
+PlanRequest draw_parts(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 13};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
+  PlanRequest request = draw(3000 + number);
+  Config& config = request.config;
+  int parts = 1, stages = 1, shards = 1, replicas = 1;
+  if (pick(2) == 0) {
+    models::GptConfig gpt = models::GptConfig::preset("gpt-nano");
+    gpt.heads = 12;
+    gpt.width = 36;
+    gpt.layers = 1 + pick(4);
+    gpt.vocabulary = 31 + pick(60);
+    gpt.positions = 9;
+    gpt.inner = 11 + pick(30);
+    gpt.residual_dropout = gpt.attention_dropout = pick(2) == 0 ? 0.0f : 0.1f;
+    request.model.language = std::make_shared<models::Gpt>(gpt);
+    if (!config.frozen.empty()) {
+      config.frozen = pick(2) == 0 ? std::vector<std::string>{"*c_attn*", "*ln_1*"}
+                                   : std::vector<std::string>{"transformer.w?e.weight"};
+    }
+    parts = std::array{2, 3, 4, 6}[static_cast<std::size_t>(pick(4))];
+  } else {
+    models::LlamaConfig llama = models::LlamaConfig::preset("qwen3-nano");
+    llama.layers = 1 + pick(4);
+    llama.heads = 8;
+    llama.key_value_heads = 2;
+    llama.tied = pick(2) == 0;
+    llama.vocabulary = 31 + pick(60);
+    llama.inner = 11 + pick(30);
+    llama.positions = 9;
+    request.model.language = std::make_shared<models::Llama>(llama);
+    if (!config.frozen.empty()) {
+      config.frozen = pick(2) == 0 ? std::vector<std::string>{"*k_proj*", "*layernorm*"}
+                                   : std::vector<std::string>{"model.embed_tokens.weight"};
+    }
+    parts = std::array{2, 4, 8}[static_cast<std::size_t>(pick(3))];
+  }
+  const int most = static_cast<int>(request.model.language->shape().layers) + 2;
+  do {
+    stages = 1 + pick(2), shards = 1 + pick(3), replicas = 1 + pick(2);
+  } while (parts * stages * shards * replicas > 8 || stages > most);
+  request.ranks = parts * stages * shards * replicas;
+  request.rank = 0;
+  request.ranks_per_node = 0;
+  std::vector<std::string> axes{"tensor=" + std::to_string(parts)};
+  const auto insert = [&](const char* name, int size) {
+    axes.insert(axes.begin() + pick(static_cast<std::uint32_t>(axes.size()) + 1), name + std::to_string(size));
+  };
+  insert("shard=", shards);
+  insert("pipeline=", stages);
+  insert("replicate=", replicas);
+  config.mesh = axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3];
+  config.replicate =
+      replicas > 1 && config.stage > 0 && pick(2) == 0 ? Replicate::parameters : Replicate::all;
+  config.replica_sum = replicas > 1 && config.precision.accumulation == DataType::float32 && pick(2) == 0
+                           ? ReplicaSum::step
+                           : ReplicaSum::micro_batch;
+  if (config.stage == 3 && pick(2) == 0) {
+    config.offload.parameters = pick(2) == 0 ? OffloadTier::cpu : OffloadTier::nvme;
+  }
+  if (stages > 1) config.offload.activations = false;
+  if (stages > 1 || config.replicate == Replicate::parameters) config.offload.parameters = OffloadTier::none;
+  if (config.precision.moments == DataType::block8) config.precision.moments = DataType::bfloat16;
+  if (config.frozen.empty() && pick(3) == 0) {
+    config.lora = {.rank = 1 + pick(4), .alpha = 4, .dropout = pick(2) == 0 ? 0 : 0.1};
+  }
+  if (config.precision.compute != DataType::float16 && config.precision.communication != DataType::float16) {
+    config.quantized_gradients = pick(4) == 0;
+    config.quantized_weights = pick(4) == 0;
+  }
+  return request;
+}
+
 /// The draw on a mesh with a pipeline under any schedule, with several chunks on a rank where it has them.
 PlanRequest draw_schedule(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 11};
@@ -349,6 +425,39 @@ PlanRequest draw_schedule(std::uint64_t number) {
     config.pipeline_chunks = 1 + pick(3);
   }
   return request;
+}
+
+TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsLayers) {
+  const tranche::test::Sweep cases = tranche::test::sweep({0, 40});
+  tranche::test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const PlanRequest request = draw_parts(number);
+    const Mesh mesh = request.config.mesh_of(request.ranks);
+    axes.meet("parts", mesh.size(MeshAxis::tensor));
+    axes.meet("stages", mesh.size(MeshAxis::pipeline));
+    axes.meet("shards", mesh.size(MeshAxis::shard));
+    axes.meet("replicas", mesh.size(MeshAxis::replicate));
+    axes.meet("stage", request.config.stage);
+    axes.meet("parameters", request.config.offload.parameters);
+    axes.meet("frozen", !request.config.frozen.empty());
+    axes.meet("adapters", request.config.lora.any());
+  }
+  axes.expect("parts", {2, 3, 4, 6, 8});
+  axes.expect("stages", {1, 2});
+  axes.expect("shards", {1, 2, 3});
+  axes.expect("replicas", {1, 2});
+  axes.expect("stage", {0, 1, 2, 3});
+  axes.expect("parameters", {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});
+  axes.expect("frozen", {false, true});
+  axes.expect("adapters", {false, true});
+  for (const std::uint64_t number : tranche::test::rounds(cases)) {
+    PlanRequest request = draw_parts(number);
+    const std::vector<Measured> runs = measure(request);
+    for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+      expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
 }
 
 TEST(PlanIsMeasured, EveryRankUnderEverySchedule) {

@@ -16,6 +16,7 @@
 
 #include "tests/tools/program_fixture.h"
 #include "tranche/models/gpt.h"
+#include "tranche/models/llama.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::planner {
@@ -142,7 +143,7 @@ TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
   request.config.mesh = "";
   const double one_copy = step_cost(request, {}).exposed;
   EXPECT_GT(copies, one_copy) << "their sums over replicas";
-  // Of a quarter of the elements, half goes to the other copy: fp32 sums, and the fp32 main gradient back.
+  // Half of a quarter of the elements goes to the other copy: fp32 sums, and the fp32 main gradient back.
   const PlanResult plan = plan_run(request);
   const double sent = static_cast<double>(plan.padded_elements) / 4 / 2 * 8;
   EXPECT_NEAR(copies - one_copy, sent / CostModel().network, 0.02 * sent / CostModel().network)
@@ -204,6 +205,104 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
   EXPECT_EQ(staged("pipeline=2, shard=2"), 3 * (3 << 20)) << "and that of the stage";
   EXPECT_EQ(staged("replicate=2, pipeline=2"), 4 * (3 << 20))
       << "replicas', and the stage's over all replicas";
+  EXPECT_EQ(staged("tensor=4"), 3 * (3 << 20)) << "all ranks', that of rows, and that of whole tensors' sums";
+  EXPECT_EQ(staged("shard=2, tensor=2"), 4 * (3 << 20)) << "and the shard's";
+  models::LlamaConfig llama = models::LlamaConfig::preset("llama-mini");
+  llama.key_value_heads = 2;
+  request.model.language = std::make_shared<models::Llama>(llama);
+  EXPECT_EQ(staged("tensor=2, shard=2"), 4 * (3 << 20)) << "each rank of tensor has a head of its own";
+  EXPECT_EQ(staged("tensor=4"), 4 * (3 << 20)) << "two ranks each share a head of keys and values";
+}
+
+TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
+  PlanRequest request = gpt_on(4);
+  request.ranks_per_node = 2;
+  const auto notes = [&](const char* mesh) {
+    request.config.mesh = mesh;
+    return plan_run(request).notes;
+  };
+  EXPECT_THAT(notes("shard=2, tensor=2"),
+              testing::Not(testing::Contains(HasSubstr("ranks of tensor are on several nodes"))));
+  const auto between = [&](const char* mesh, std::int64_t ranks, std::int64_t elsewhere) {
+    const models::GptConfig model = models::GptConfig::preset("gpt-mini");
+    // To each other rank: messages of a rank's rows (10 a block, 2 each of embedding and head), and 3 numbers
+    // a token.
+    const std::int64_t to_each =
+        (10 * model.layers + 4) * 128 / ranks * model.width * size_of(request.config.precision.compute) +
+        3 * 128 * 4;
+    return fmt::format(
+        "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that a rank "
+        "sends the others a step, of which {} go to other nodes",
+        mesh, format_bytes(to_each * (ranks - 1)), format_bytes(to_each * elsewhere));
+  };
+  EXPECT_THAT(notes("tensor=4"), testing::Contains(between("tensor=4", 4, 2)));
+  EXPECT_THAT(notes("tensor=2, shard=2"), testing::Contains(between("tensor=2, shard=2", 2, 1)));
+  request.ranks_per_node = 3;  // ranks 0 and 1 are on one node, and ranks 2 and 3 are not
+  EXPECT_THAT(notes("shard=2, tensor=2"), testing::Contains(between("shard=2, tensor=2", 2, 1)));
+}
+
+TEST(PlanOfAMesh, SearchesForAllRanksOfTheAxisTensor) {
+  PlanRequest request = gpt_on(2);
+  models::GptConfig model = models::GptConfig::preset("gpt-mini");
+  model.vocabulary = 8193;  // the second rank has a token more than the first
+  request.model.language = std::make_shared<models::Gpt>(model);
+  request.config.micro_batch_size = 4;
+  request.config.mesh = "tensor=2";
+  const auto peak = [&](const Config& config, int rank) {
+    PlanRequest one = request;
+    one.config = config;
+    one.rank = rank;
+    return plan_run(one).tier(Tier::device).peak;
+  };
+  FitRequest fit;
+  fit.plan = request;
+  fit.keep_optimizer_tier = fit.keep_parameters_tier = true;
+  fit.budget = peak(request.config, 1);
+  for (int round = 0; round < 3; ++round) {
+    const FitResult result = find_fit(fit);
+    ASSERT_TRUE(result.fits) << round;
+    EXPECT_EQ(result.rank, 1);
+    EXPECT_EQ(result.plan.tier(Tier::device).peak, peak(result.config, 1));
+    EXPECT_LE(peak(result.config, 0), peak(result.config, 1));
+    EXPECT_LE(peak(result.config, 1), fit.budget);
+    fit.budget = peak(result.config, 1) - 1;
+  }
+
+  // Ranks of tensor share the operations, and wait for the rows that the others send.
+  CostModel rates;
+  rates.network = 1e9;
+  const StepCost cut = step_cost(request, rates);
+  request.ranks = 1;
+  request.config.mesh.clear();
+  const StepCost whole = step_cost(request, rates);
+  EXPECT_DOUBLE_EQ(cut.compute, whole.compute / 2);
+  EXPECT_EQ(whole.exposed, 0);
+  const std::int64_t tokens = 4 * 128, messages = 10 * model.layers + 4;
+  EXPECT_DOUBLE_EQ(cut.exposed, static_cast<double>(messages * tokens / 2 * model.width *
+                                                        size_of(request.config.precision.compute) +
+                                                    3 * tokens * 4) /
+                                    rates.network);
+}
+
+TEST(PlanMesh, ChainsAreRefusedOnGpusAndNotedElsewhere) {
+  PlanRequest request = gpt_on(2);
+  request.config.mesh = "tensor=2";
+  request.config.tensor_sums = TensorSums::chain;
+  EXPECT_THAT(
+      plan_run(request).notes,
+      testing::Contains(HasSubstr("tranche.tensor_sums chain is refused at the start where the machine's "
+                                  "products do not add up in ascending order")));
+  request.device = DeviceKind::cuda;
+  std::string text = "accepted";
+  try {
+    (void)plan_run(request);
+  } catch (const ConfigurationError& error) {
+    text = error.message();
+  }
+  EXPECT_EQ(
+      text,
+      "tranche.tensor_sums: chain: products on GPUs do not add up in ascending order, so that no chain has "
+      "the bits of one rank; write rank_order");
 }
 
 }  // namespace

@@ -616,22 +616,11 @@ TEST(PlanCommand, Refusals) {
     return refused(more);
   };
   EXPECT_THAT(of_stages({"--fit", "1GiB"}),
-              HasSubstr("--fit searches on replicate and shard; tranche.mesh "
+              HasSubstr("--fit searches on replicate, shard and tensor; tranche.mesh "
                         "\"pipeline=2\" has a pipeline: plan its stages with --rank"));
-  EXPECT_THAT(of_stages({"--device", "cuda", "--machine", "dgx-h100"}),
-              HasSubstr("--machine projects meshes of replicate and shard; tranche.mesh \"pipeline=2\""));
-  const std::vector<std::string> cut{"--ranks", "2", "--mesh", "tensor=2"};
-  const auto of_tensor = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), cut.begin(), cut.end());
-    return refused(more);
-  };
-  EXPECT_THAT(of_tensor({"--fit", "1GiB"}),
-              HasSubstr("--fit searches on replicate and shard; tranche.mesh "
-                        "\"tensor=2\" has the axis tensor: plan its ranks with --rank"));
   EXPECT_THAT(
-      of_tensor({"--device", "cuda", "--machine", "dgx-h100"}),
-      HasSubstr("--machine projects meshes of replicate and shard; tranche.mesh \"tensor=2\" has the axis "
-                "tensor"));
+      of_stages({"--device", "cuda", "--machine", "dgx-h100"}),
+      HasSubstr("--machine projects meshes of replicate, shard and tensor; tranche.mesh \"pipeline=2\""));
   EXPECT_THAT(refused({"--rnks", "2"}), HasSubstr("did you mean --ranks?"));
   EXPECT_THAT(refused({"--data", "x"}), HasSubstr("unknown flag --data"));
   EXPECT_THAT(refused({"--stage", "4"}), HasSubstr("stage is 0 to 3"));

@@ -321,7 +321,7 @@ TEST(Projected, NodesSendTheInt8GradientsThatARunSends) {
 }
 
 TEST(Projected, CopiesInANodeEachGatherInsideOfIt) {
-  // Of the collectives at stage 3, only the sums over the two copies cross the network.
+  // At stage 3 only the sums over the two copies cross the network.
   Machine machine = machine_of(1e-4);
   const auto exposed = [&](const char* mesh) {
     PlanRequest request = request_of(4, 3, false);  // nothing hides
@@ -341,6 +341,28 @@ TEST(Projected, EfficiencyIsAgainstARankWithTheSameShareOfItsNode) {
   // At stage 0 a rank alone does much the same work; with collectives of no time it is no faster, and would
   // be twice as fast on both cores.
   EXPECT_NEAR(projected(request_of(2, 0, true), machine_of(1e-9)).efficiency, 1, 0.1);
+}
+
+TEST(Projected, LayersWaitForTheRowsOfTheAxisTensor) {
+  constexpr double message = 0.25;
+  PlanRequest request = request_of(2, 0, true);
+  request.config = parse_config(
+      R"({"tensor_parallel": {"autotp_size": 2}, "zero_optimization": {"stage": 0, "mics_shard_size": 1},
+          "train_micro_batch_size_per_gpu": 2, "train_batch_size": 2})",
+      2);
+  const Projection cut = projected(request, machine_of(message));
+  request.ranks = 1;
+  request.config = parse_config(R"({"train_batch_size": 2})", 1);
+  const Projection one = projected(request, machine_of(message));
+  EXPECT_LT(cut.step.compute, 0.7 * one.step.compute);
+  EXPECT_GT(cut.step.compute, 0.4 * one.step.compute);
+  // 10 messages for each of four blocks, 2 for the embedding, and 3 for the head with its statistics. Whole
+  // tensors are reduced and gathered beside and behind them.
+  const double waited = cut.step.exposed_gather + cut.step.exposed_reduce;
+  EXPECT_GE(waited, 45 * message);
+  EXPECT_LT(waited, 60 * message);
+  EXPECT_NEAR(cut.efficiency, one.step.total() / cut.step.total() / 2, 0.01 * cut.efficiency);
+  EXPECT_DOUBLE_EQ(cut.tokens_per_second, 2 * 16 / cut.step.total());
 }
 
 TEST(Projected, RefusesWhatItHasNoFiguresFor) {

@@ -75,10 +75,15 @@ TEST(StagePlans, AreThePlansOfOneRankOfEachStageTheLargestFirst) {
                     Not(HasSubstr("(rank " + std::to_string(plans[1].request.rank) + ") does not fit"))));
 }
 
-TEST(StagePlans, HaveALineForEachCoordinateOnTensor) {
+TEST(StagePlans, HaveALineForEachClassOfCoordinatesOnTensor) {
   PlanRequest request = three_stages();
-  request.ranks = 4;
-  request.config.mesh = "shard=2, tensor=2";
+  request.ranks = 8;
+  request.config.mesh = "shard=2, tensor=4";
+  models::GptConfig model = models::GptConfig::preset("gpt-mini");
+  ASSERT_EQ(model.vocabulary % 4, 0);
+  EXPECT_EQ(plan_stages(request, 0).size(), 1u) << "all parts have equal sizes";
+  model.vocabulary += 3;
+  request.model.language = std::make_shared<models::Gpt>(model);
   const std::vector<StagePlan> plans = plan_stages(request, 0);
   ASSERT_EQ(plans.size(), 2u);
   PlanRequest one_rank = request;
@@ -87,19 +92,33 @@ TEST(StagePlans, HaveALineForEachCoordinateOnTensor) {
   const PlanResult whole = plan_run(one_rank);
   const std::int64_t whole_state = whole.state.parameters + whole.state.gradients + whole.state.optimizer;
   for (const StagePlan& one : plans) {
-    EXPECT_EQ(one.request.rank, one.tensor) << "neighbours differ on tensor";
-    EXPECT_EQ(one.name(), "tensor " + std::to_string(one.tensor));
-    EXPECT_LT(one.state_bytes(), whole_state * 6 / 10)
-        << "half of the cut tensors, and whole norms and positions";
-    EXPECT_GT(one.state_bytes(), whole_state / 2);
+    const bool fewer = one.tensors.front() == 0;  // its part of the vocabulary has a token less
+    EXPECT_EQ(one.tensors, (fewer ? std::vector<int>{0} : std::vector<int>{1, 2, 3}));
+    EXPECT_EQ(one.name(), fewer ? "tensor 0" : "tensor 1-3");
+    for (const int coordinate : one.tensors) {
+      PlanRequest alone = request;
+      alone.rank = coordinate;  // neighbours differ on tensor
+      const PlanResult plan = plan_run(alone);
+      EXPECT_EQ(plan.tier(Tier::device).peak, one.plan.tier(Tier::device).peak) << coordinate;
+      EXPECT_EQ(plan.axes.at(MeshAxis::tensor).bytes, one.plan.axes.at(MeshAxis::tensor).bytes);
+    }
+    EXPECT_LT(one.state_bytes(), whole_state * 3 / 10)
+        << "a quarter of the cut tensors, and whole norms and positions";
+    EXPECT_GT(one.state_bytes(), whole_state / 4);
     EXPECT_GT(one.plan.axes.at(MeshAxis::tensor).bytes, 0);
   }
-  EXPECT_THAT(stage_plans_text(plans, 0),
-              AllOf(HasSubstr("shard=2, tensor=2; one rank of each coordinate on tensor, the largest first"),
-                    HasSubstr("over tensor"), Not(HasSubstr("schedule"))));
+  EXPECT_THAT(
+      stage_plans_text(plans, 0),
+      AllOf(
+          HasSubstr("shard=2, tensor=4; one rank of each class of coordinates on tensor, the largest first"),
+          HasSubstr("over tensor"), HasSubstr("          1-3      1  all"), Not(HasSubstr("schedule"))));
   const json document = json::parse(stage_plans_json(plans, 0));
-  EXPECT_EQ(document["stages"][1]["tensor"], plans[1].tensor);
-  EXPECT_EQ(document["stages"][1]["plan"]["coordinate"]["tensor"], plans[1].tensor);
+  EXPECT_EQ(document["stages"][1]["tensor"], plans[1].tensors.front());
+  EXPECT_EQ(document["stages"][1]["tensors"], plans[1].tensors);
+  EXPECT_EQ(document["stages"][1]["plan"]["coordinate"]["tensor"], plans[1].tensors.front());
+  // The sizes of tensors that are whole do not tell the parts that ranks compute.
+  request.config.layout["vocabulary"] = "whole";
+  EXPECT_EQ(plan_stages(request, 0).size(), 4u);
 }
 
 /// A stage without the largest device memory that lacks host memory comes first all the same.

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """checkpoint_test.py PROGRAM SUITE: the tranche program saves, resumes and is asked to stop, in processes of its own.
 
-Suites: resume, mixture, stop, disk. Every failed check prints the command that shows it.
+Suites: resume, mixture, adapters, stop, disk. Every failed check prints the command that shows it.
 """
 
+import filecmp
 import json
 import os
 import resource
 import shlex
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -128,6 +130,50 @@ def suite_resume():
                   "tensor transformer.h.2.ln_1.weight of " + path("kept", "step-00000004") + ": passed over"])
     expect(len(part["resumed"].get("differences", [])) == 12, "each tensor of the third layer is passed over")
     expect([step["step"] for step in part["steps"]] == [5], "a partial load goes on with the next step")
+
+
+def tensors_of(file):
+    """The fp32 tensors of a file of safetensors, by name."""
+    with open(file, "rb") as opened:
+        content = opened.read()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8:8 + length])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        expect(entry["dtype"] == "F32", f"{name} is fp32")
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        tensors[name] = struct.unpack(f"<{(end - begin) // 4}f", content[begin:end])
+    return tensors
+
+
+def suite_adapters():
+    """Adapters whose layers the axis tensor cuts: PEFT's files are those of one rank."""
+    base = path("base")
+    train(["--dtype", "fp32", "--micro-batch", "6", "--steps", "1", "--checkpoint-dir", base], 0)
+    flags = ["--dtype", "fp32", "--micro-batch", "6", "--resume-weights-only", base, "--set", "tranche.lora.rank=3", "--set",
+             "tranche.lora.dropout=0.2", "--set", 'tranche.lora.targets=["all-linear", "lm_head"]']
+
+    def exported(name, ranks, more):
+        mesh = ["--mesh", "tensor=3"] if ranks else []
+        report = train(flags + mesh + more + ["--checkpoint-dir", path(name)], ranks)
+        run(["checkpoint", "export", path(name), "--to", path(name + "-peft"), "--peft"], 0)
+        return losses(report), path(name + "-peft", "adapter_model.safetensors")
+
+    # Without a rate the adapters are those that were drawn.
+    still = ["--steps", "1", "--lr", "0"]
+    (_, one), (_, cut) = exported("still", 0, still), exported("still-cut", 3, still)
+    expect(filecmp.cmp(one, cut, shallow=False), "adapters that were drawn are exported to the same file")
+    trained = ["--steps", "5", "--lr", "0.02"]
+    (losses_of_one, one), (losses_of_cut, cut) = exported("trained", 0, trained), exported("trained-cut", 3, trained)
+    worst = max((abs(a - b) for a, b in zip(losses_of_one, losses_of_cut)), default=1)
+    expect(worst < 1e-5 and len(losses_of_cut) == 5, f"losses differ by {worst}")
+    ours, theirs = tensors_of(one), tensors_of(cut)
+    expect(ours.keys() == theirs.keys() and len(ours) == 26, "two tensors of each of 13 layers")
+    largest = max(abs(value) for values in ours.values() for value in values)
+    worst = max(abs(a - b) for name, values in ours.items() for a, b in zip(values, theirs[name]))
+    expect(worst < 1e-4 * largest, f"exported adapters differ by {worst}")
+    expect(not filecmp.cmp(one, path("still-peft", "adapter_model.safetensors"), shallow=False), "training has an effect")
 
 
 def token_file(name, documents):
@@ -350,6 +396,6 @@ def suite_disk():
 
 
 begin = time.time()
-{"resume": suite_resume, "mixture": suite_mixture, "stop": suite_stop, "disk": suite_disk}[SUITE]()
+{"resume": suite_resume, "mixture": suite_mixture, "adapters": suite_adapters, "stop": suite_stop, "disk": suite_disk}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

@@ -9,10 +9,12 @@
 
 #include "checkpoint/reader.h"
 #include "checkpoint/safetensors.h"
+#include "tests/models/training_fixture.h"
 #include "tests/tools/gpt_checkpoint.h"
 #include "tests/tools/program_fixture.h"
 #include "tools/checkpoint/hugging_face.h"
 #include "tranche/core/error.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::tools {
 namespace {
@@ -286,6 +288,33 @@ TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromSh
     }
   }
   EXPECT_EQ(number, 18);
+}
+
+// A folder that transformers wrote, by way of four ranks that have a part of each layer.
+TEST_F(HuggingFace, ComesBackFromAMeshThatCutsLayersAsTheFileThatItWas) {
+  for (const std::string kind : {"llama", "mistral", "qwen2", "qwen3"}) {
+    const std::string golden = std::string(TRANCHE_GOLDEN) + "/" + kind, run = folder_.path(kind + "-run"),
+                      cut = folder_.path(kind + "-cut"), out = folder_.path(kind + "-out"), given = folder_.path(kind);
+    std::filesystem::create_directory(given);  // without the golden vectors, which are no weights
+    for (const char* file : {"config.json", "model.safetensors"}) {
+      std::filesystem::copy_file(golden + "/" + file, given + "/" + file);
+    }
+    const ProgramResult imported = checkpoint_command({"import", given, "--to", run});
+    ASSERT_EQ(imported.status, 0) << imported.errors;
+    const models::Llama model(
+        models::LlamaConfig::from_json(test::read_file(given + "/config.json"), kind + "/config.json"));
+    Config config = models::plain_config(1);
+    config.mesh = "tensor=4";
+    config.stage = 1;
+    models::on_ranks(4, model.spec(8), config, [&](Engine& engine) {
+      const LoadResult loaded = engine.load(run, {.weights_only = true});
+      (void)engine.save(cut, {.user = loaded.user, .wait = true});
+    });
+    const ProgramResult exported = checkpoint_command({"export", cut, "--to", out});
+    ASSERT_EQ(exported.status, 0) << exported.errors;
+    EXPECT_TRUE(test::read_file(out + "/model.safetensors") == test::read_file(given + "/model.safetensors"))
+        << kind;
+  }
 }
 
 TEST_F(HuggingFace, ImportNamesBothSidesOfWhatDoesNotFit) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """program_test.py PROGRAM SUITE: the tranche program in processes of its own, alone and under mpirun.
 
-Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, pipeline, pipeline_rows, any_ranks, memory, offload, plan, report. Every failed check prints the command that shows it.
+Suites: alone, agreement, configurations, data, errors, statuses, failures, hosts, digests, pipeline, pipeline_rows, tensor, any_ranks, memory, offload, plan, report. Every failed check prints the command that shows it.
 """
 
 import concurrent.futures
@@ -511,6 +511,43 @@ def suite_pipeline_rows():
             print(f"equal to '{plain or 'one rank'}': {model}, {mesh}, ZeRO stage {stage}, {schedule}, {dtype}, {reduction}: {found[0]}")
 
 
+def suite_tensor():
+    """Ranks that cut layers have the losses, the evaluation and the greedy text of one rank, and a rank that fails is named with its coordinates,
+    the layer and the micro-batch."""
+    one, seen, checkpoint = None, {}, path("cut")
+    for ranks, mesh in ((0, []), (3, ["--mesh", "tensor=3"]), (6, ["--mesh", "shard=2, tensor=3", "--stage", "3"])):
+        report = trained(mesh + ["--dtype", "fp32", "--micro-batch", "2" if ranks == 6 else "4", "--set", "gradient_clipping=0.5"] +
+                         (["--checkpoint-dir", checkpoint] if ranks == 3 else []), ranks)
+        if report is None:
+            continue
+        figures = [step["loss"] for step in report["steps"]] + [step["grad_norm"] for step in report["steps"]] + [report["validation_loss"]]
+        one = one or figures
+        seen[ranks] = report
+        apart = max(abs(a - b) / abs(b) for a, b in zip(figures, one))
+        if len(figures) != len(one) or apart > 1e-5:
+            failures.append(f"losses of {mesh}")
+            print(f"FAILED: losses, norms and evaluation of one rank to 1e-5 with {mesh}, not {apart}\n  {one}\n  {figures}")
+        for axis in report["traffic"]["by_axis"]:
+            if axis["elements"] != axis["formula_elements"] or (axis["axis"] == "tensor" and axis["elements"] == 0):
+                failures.append(f"traffic of {axis}")
+                print(f"FAILED: traffic is the formula's with {mesh}: {axis}")
+    resumed = expect(TINY + ["--dtype", "fp32", "--micro-batch", "4", "--resume", checkpoint, "--steps", "4"], 0, 0)
+    check(seen[3]["state_digest"] in resumed[1], "one rank loads the state that three have saved", ["--resume"], 0, resumed)
+    text = ["generate", "--from", checkpoint, "--prompt", "the cat", "--tokens", "30", "--json", "--threads", "1", "--greedy", "--dtype", "fp32"]
+    said = [[line for line in expect(text + mesh, ranks, 0)[1].split("\n") if line.startswith("{")] for ranks, mesh in ((0, []), (3, ["--mesh", "tensor=3"]))]
+    if not said[0] or said[0] != said[1]:
+        failures.append("text of a mesh that cuts layers")
+        print(f"FAILED: the greedy text of one rank on three\n  {said}")
+    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100", "--accumulate", "2"]
+    cut, both = TINY + timeout + ["--mesh", "tensor=3"], TINY + timeout + ["--mesh", "shard=2, tensor=3"]
+    side_by_side(2, [
+        (expect, cut + ["--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rows of embedding", "micro-batch 1", "no data from rank 1 after 3.0 s"], None, 25),
+        (expect, both + ["--debug-hang", "4:2"], 6, 5, ["rows of embedding", "micro-batch 1", "rank 4 (shard 1, tensor 1)"], None, 30),
+        (expect, cut + ["--debug-fail", "1:2"], 3, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rows of embedding", "rank 1 failed"],
+         None, 20),
+        (killed, ["--mesh", "tensor=3"], 3)])
+
+
 def suite_any_ranks():
     """One result for every number of ranks, of runs that end and of one that is killed and goes on with others."""
     steps, first, second = 24, 4, 10  # first and second: the checkpoints behind which a rank is killed
@@ -785,6 +822,6 @@ def resident(process):
 begin = time.time()
 {"alone": suite_alone, "agreement": suite_agreement, "configurations": suite_configurations, "data": suite_data, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
  "any_ranks": suite_any_ranks,
- "memory": suite_memory, "pipeline": suite_pipeline, "pipeline_rows": suite_pipeline_rows, "offload": suite_offload, "plan": suite_plan, "report": suite_report}[SUITE]()
+ "memory": suite_memory, "pipeline": suite_pipeline, "pipeline_rows": suite_pipeline_rows, "offload": suite_offload, "plan": suite_plan, "report": suite_report, "tensor": suite_tensor}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")
 sys.exit(1 if failures else 0)

@@ -6,11 +6,13 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "tests/tools/temporary.h"
 #include "tools/scale/scale.h"
 #include "tranche/core/error.h"
+#include "tranche/models/llama.h"
 
 namespace tranche::tools {
 namespace {
@@ -40,6 +42,43 @@ json report() {
          "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.0, "cpu_seconds": 2.0},
         {"tokens": 7, "positions": 50, "seconds": 0.5, "between_seconds": 0.25, "update_seconds": 0.0, "exposed_gather_seconds": 0.125,
          "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.125, "cpu_seconds": 1.0}]})");
+}
+
+TEST(ScaleFormula, IsTheStateThatAPlanHoldsOnEveryMesh) {
+  planner::PlanRequest request;
+  request.model.name = "llama-mini";
+  models::LlamaConfig model = models::LlamaConfig::preset("llama-mini");
+  model.key_value_heads = 2;
+  model.vocabulary += 1;  // so that ranks of tensor have unequal parts
+  request.model.language = std::make_shared<models::Llama>(model);
+  request.sequence = 16;
+  request.ranks = 8;
+  request.config.workspace_bytes = 8 << 20;
+  request.config.accumulation_steps = 2;
+  for (const char* mesh : {"", "replicate=2, shard=4", "shard=4, tensor=2", "shard=2, tensor=4",
+                           "pipeline=2, shard=4", "pipeline=2, shard=2, tensor=2", "replicate=4, tensor=2"}) {
+    for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        if (replicate == Replicate::parameters &&
+            (stage == 0 || std::string(mesh).find("replicate") == std::string::npos)) {
+          continue;
+        }
+        request.config.mesh = mesh;
+        request.config.stage = stage;
+        request.config.replicate = replicate;
+        request.rank = 7;
+        Config config = request.config;
+        validate_config(config, request.ranks);
+        const planner::PlanResult plan = planner::plan_run(request);
+        const CategoryBytes& held = plan.tier(Tier::device).persistent;
+        const std::int64_t state =
+            held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
+        EXPECT_NEAR(static_cast<double>(formula_state(plan, config)), static_cast<double>(state),
+                    1e-3 * static_cast<double>(state))
+            << mesh << ", stage " << stage << ", replicate " << name_of(replicate);
+      }
+    }
+  }
 }
 
 TEST(ScaleFigures, LeaveWarmUpOutAndAddUp) {

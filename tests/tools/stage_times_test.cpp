@@ -34,9 +34,13 @@ TEST(StageTimes, AreSumsOverTheRanksOfAStage) {
     EXPECT_EQ(stages[0].seconds, 16);
     EXPECT_EQ(stages[1].idle_share(), 0.0625);
     EXPECT_EQ(
-        idle_line(stages),
+        idle_line(stages, mesh),
         "waiting for messages of other stages: 6.2% of a step on stage 1, the slowest, to 25.0% on stage 0, "
         "the fastest\n");
+    // A stage waits for the rows of its own layers too.
+    EXPECT_THAT(idle_line(stages, Mesh::parse("pipeline=2, tensor=2", 4)),
+                testing::StartsWith("waiting for messages of other stages and of ranks of tensor: 6.2% of a "
+                                    "step on stage 1, the slowest"));
     EXPECT_TRUE(times.by_stage(*ranks, Mesh(4)).empty());
   });
 }

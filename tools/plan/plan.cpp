@@ -259,6 +259,7 @@ int run_plan(const Options& options, const Output& output) {
   const planner::FitResult result = planner::find_fit(fit);
   planner::PlanRequest chosen = request;
   chosen.config = result.config;
+  chosen.rank = result.rank;
   if (projection) projection->plan = chosen;
   const std::optional<Projected> step = projected(options, projection);
   if (options.json) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -131,6 +132,28 @@ double state_bytes_per_parameter(int stage, bool boundary, int ranks, int comput
   const double gradients = stage == 0 || boundary ? accumulation : accumulation / n;
   const double optimizer = stage == 0 ? master + moments : (master + moments) / n;
   return parameters + gradients + optimizer;
+}
+
+std::int64_t formula_state(const planner::PlanResult& plan, const Config& config) {
+  const bool shared = config.replicate == Replicate::parameters && config.stage > 0;
+  const int replicas = shared ? plan.mesh.size(MeshAxis::replicate) : 1;
+  const int compute = static_cast<int>(size_of(config.precision.compute));
+  const bool has_master = compute != 4 && config.precision.master != MasterFormat::none;
+  const double master = !has_master ? 0 : config.precision.master == MasterFormat::split ? 2 : 4;
+  double bytes = 0;
+  for (const planner::PlacedState& placed : plan.placed) {
+    const int owners = placed.group * replicas;  // of gradients and optimizer state
+    const bool shards_weights = config.stage == 3 && placed.holders == 1;
+    double each = shards_weights ? static_cast<double>(compute) / placed.group : compute;
+    if (!placed.frozen) {
+      const bool boundary = config.effective_reduction(owners / placed.holders) == ReductionPolicy::boundary;
+      each += state_bytes_per_parameter(config.stage, boundary, owners, 0,
+                                        static_cast<int>(size_of(config.precision.accumulation)), master,
+                                        placed.state_bytes);
+    }
+    bytes += each * static_cast<double>(placed.elements);
+  }
+  return std::llround(bytes);
 }
 
 Spread spread_of(std::vector<double> values) {

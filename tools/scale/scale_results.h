@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "tools/node.h"
+#include "tranche/config/config.h"
 #include "tranche/device/ledger.h"
+#include "tranche/planner/planner.h"
 
 namespace tranche::tools {
 
@@ -63,7 +65,7 @@ struct PointPlan {
   std::int64_t bytes = 0;  ///< that rank 0 sends in a step
   std::array<std::int64_t, tier_count> peak{};
   std::int64_t state = 0;          ///< on the device, as the plan says
-  std::int64_t formula_state = 0;  ///< by state_bytes_per_parameter()
+  std::int64_t formula_state = 0;  ///< by formula_state()
 };
 
 struct PointKey {
@@ -84,9 +86,9 @@ struct StudyFacts {
   std::vector<int> ranks, stages;
   std::vector<std::string> meshes{""};  ///< as ScaleOptions has them
   std::map<PointKey, PointPlan> plans;
-  /// By stage and mesh, also between the ranks that run: what the plots draw as curves.
+  /// The curves of the plots, by stage and mesh, also between the ranks that run.
   std::map<std::pair<int, std::string>, std::vector<PointPlan>> curves;
-  /// By ranks, then stage, then mesh, each as the study names them.
+  /// Plans by ranks, then stage, then mesh, each as the study names them.
   std::vector<std::pair<PointKey, PointPlan>> plans_in_order() const;
 };
 
@@ -95,6 +97,10 @@ struct StudyFacts {
 /// none in fp32 training) and `moments` bytes of moments.
 double state_bytes_per_parameter(int stage, bool boundary, int ranks, int compute, int accumulation,
                                  double master, double moments);
+
+/// Bytes of model state that the planned rank keeps, by state_bytes_per_parameter() and the number of ranks
+/// that share each buffer. `config` is the plan's, validated, without offload.
+std::int64_t formula_state(const planner::PlanResult& plan, const Config& config);
 
 /// A run that did not end well.
 struct RunFailure {

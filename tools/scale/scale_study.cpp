@@ -63,16 +63,6 @@ double load_average() {
   return ::getloadavg(&minute, 1) == 1 ? minute : 0;
 }
 
-/// True when so many ranks can have this mesh.
-bool is_mesh_of(const std::string& mesh, int ranks) {
-  try {
-    (void)Mesh::parse(mesh, ranks);
-    return true;
-  } catch (const ConfigurationError&) {
-    return false;
-  }
-}
-
 /// A line for each setting that two studies do not share.
 std::vector<std::string> differing(const ordered_json& saved, const ordered_json& present) {
   std::vector<std::string> lines;
@@ -260,26 +250,7 @@ void ScaleStudy::plan_points() {
     for (const Tier tier : all_tiers) point.peak[static_cast<std::size_t>(tier)] = result.tier(tier).peak;
     const CategoryBytes& held = result.tier(Tier::device).persistent;
     point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
-    const int shards = result.mesh.size(MeshAxis::shard);
-    const bool shared = config.replicate == Replicate::parameters && stage > 0;
-    const int owners = shared ? ranks : shards;  // of gradients and optimizer state
-    const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
-    const int compute = static_cast<int>(size_of(config.precision.compute));
-    const double more_weights = stage == 3 ? compute * (1.0 / shards - 1.0 / owners) : 0;
-    const bool master = compute != 4 && config.precision.master != MasterFormat::none;
-    const double master_bytes = !master ? 0 : config.precision.master == MasterFormat::split ? 2 : 4;
-    double state = 0;
-    for (const planner::PlacedState& placed : result.placed) {
-      const double weights = more_weights + (stage == 3 ? static_cast<double>(compute) / owners : compute);
-      const double each = placed.frozen
-                              ? weights
-                              : more_weights + state_bytes_per_parameter(
-                                                   stage, boundary, owners, compute,
-                                                   static_cast<int>(size_of(config.precision.accumulation)),
-                                                   master_bytes, placed.state_bytes);
-      state += each * static_cast<double>(placed.elements);
-    }
-    point.formula_state = std::llround(state);
+    point.formula_state = formula_state(result, config);
     facts_.any_offload |= config.offload.any();
     facts_.dtype = name_of(config.precision.compute);
     facts_.sequence = request.sequence;
@@ -297,10 +268,14 @@ void ScaleStudy::plan_points() {
     for (const std::string& mesh : facts_.meshes) {
       for (const int ranks : along) {
         const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
-        if (!runs && !is_mesh_of(mesh, ranks)) continue;
-        const PointPlan point = plan(ranks, stage, mesh);
-        facts_.curves[{stage, mesh}].push_back(point);
-        if (runs) facts_.plans[{ranks, stage, mesh}] = point;
+        try {
+          const PointPlan point = plan(ranks, stage, mesh);
+          facts_.curves[{stage, mesh}].push_back(point);
+          if (runs) facts_.plans[{ranks, stage, mesh}] = point;
+        } catch (const ConfigurationError&) {
+          // A curve leaves out what no run is of, where the mesh or the model cannot have so many ranks.
+          if (runs) throw;
+        }
       }
     }
   }

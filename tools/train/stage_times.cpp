@@ -41,14 +41,14 @@ std::vector<StageTime> StageTimes::by_stage(Communicator& ranks, const Mesh& mes
   return stages;
 }
 
-std::string idle_line(const std::vector<StageTime>& stages) {
+std::string idle_line(const std::vector<StageTime>& stages, const Mesh& mesh) {
   const auto [slowest, fastest] = std::minmax_element(stages.begin(), stages.end(), waits_less);
   return fmt::format(
-      "waiting for messages of other stages: {:.1f}% of a step on stage {}, the slowest, to {:.1f}% on stage "
-      "{}, "
-      "the fastest\n",
-      100 * slowest->idle_share(), slowest - stages.begin(), 100 * fastest->idle_share(),
-      fastest - stages.begin());
+      "waiting for messages of other stages{}: {:.1f}% of a step on stage {}, the slowest, to {:.1f}% on "
+      "stage "
+      "{}, the fastest\n",
+      mesh.size(MeshAxis::tensor) > 1 ? " and of ranks of tensor" : "", 100 * slowest->idle_share(),
+      slowest - stages.begin(), 100 * fastest->idle_share(), fastest - stages.begin());
 }
 
 }  // namespace tranche::tools

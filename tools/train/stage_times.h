@@ -13,7 +13,8 @@ namespace tranche::tools {
 
 /// Sums over the ranks of a stage.
 struct StageTime {
-  double waited = 0;   ///< seconds in which compute waited for messages of other stages
+  double waited =
+      0;  ///< seconds in which compute waited for other stages, and for ranks of the axis `tensor`
   double seconds = 0;  ///< of the same steps
   double idle_share() const { return seconds > 0 ? waited / seconds : 0; }
 };
@@ -32,7 +33,8 @@ class StageTimes {
 };
 
 /// "waiting for messages of other stages: 4.0% of a step on stage 2, the slowest, to 31.0% on stage 0, the
-/// fastest". The slowest stage waits least.
-std::string idle_line(const std::vector<StageTime>& stages);
+/// fastest". The slowest stage waits least. Where the mesh has the axis `tensor`, the line says that a
+/// stage's own layers wait as well.
+std::string idle_line(const std::vector<StageTime>& stages, const Mesh& mesh);
 
 }  // namespace tranche::tools

@@ -171,7 +171,7 @@ class Training {
   static std::string of_set(const training::Evaluation& evaluation) {
     return evaluation.set.empty() ? "" : " of " + evaluation.set;
   }
-  /// As checkpoints name them.
+  /// The names that checkpoints have for them.
   std::vector<training::Evaluation> keyed(std::vector<training::Evaluation> evaluations) const {
     for (std::size_t i = 0; i < evaluations.size(); ++i) evaluations[i].set = run_.data.validation[i].key();
     return evaluations;
@@ -427,7 +427,7 @@ class Training {
     }
     if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which says it all at its end
     out << traffic_line(run_.engine->traffic_report());
-    if (!stages.empty() && trained > 0) out << idle_line(stages);
+    if (!stages.empty() && trained > 0) out << idle_line(stages, run_.runtime->mesh());
     if (run_.settings.config.offload.any()) out << offload_lines();
     if (!sample.empty()) {
       report.set_sample(sample);

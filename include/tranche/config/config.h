@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -48,6 +49,12 @@ std::string_view name_of(TieSum sum);
 /// of the parameters, as many units a stage (equal), or Config::pipeline_begins (listed).
 enum class PipelineCuts : std::uint8_t { balanced, equal, parameters, listed };
 std::string_view name_of(PipelineCuts cuts);
+
+/// How sums over the ranks of a mesh's axis `tensor` are taken. rank_order: each rank's part by itself, and
+/// the parts are added in fp32, in the order of the ranks. chain: each rank goes on adding, in fp32, where
+/// the one before it ended, which has the bits of one rank, and takes as long as one.
+enum class TensorSums : std::uint8_t { rank_order, chain };
+std::string_view name_of(TensorSums sums);
 
 /// How long stage 3 keeps a unit gathered. use: until its handles are released; the next use gathers it
 /// again. step: from its first use in a training step until the step's gradients are complete, so that a step
@@ -121,6 +128,14 @@ struct Config {
   /// The mesh of so many ranks, and how many of them see different samples. Throw as Mesh::parse() does.
   Mesh mesh_of(int ranks) const { return Mesh::parse(mesh, ranks); }
   int data_ranks(int ranks) const { return mesh_of(ranks).data_ranks(); }
+  /// `tranche.layout`, by the name of a dimension (TensorSpec::dimensions): "whole" leaves tensors whole
+  /// along it on every rank of the axis `tensor`, "tensor" cuts them. Other dimensions are as the model has
+  /// them.
+  std::map<std::string, std::string> layout;
+  bool leaves_whole(std::string_view dimension) const {
+    const auto found = layout.find(std::string(dimension));
+    return found != layout.end() && found->second == "whole";
+  }
   Replicate replicate = Replicate::all;  ///< stages 1 to 3
   ReplicaSum replica_sum = ReplicaSum::micro_batch;
   TieSum tie_sum = TieSum::together;  ///< validate_config() sets by_use where the mesh has a pipeline
@@ -131,7 +146,9 @@ struct Config {
   /// with a schedule, which every rank reads.
   std::string pipeline_schedule = "1f1b";
   int pipeline_chunks = 0;  ///< `tranche.pipeline_chunks`, on a rank; 0: as many as the schedule has
+  TensorSums tensor_sums = TensorSums::rank_order;
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
+  int tensor_ranks = 0;     ///< the same of tensor_parallel.autotp_size
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;
   int shard_size = 0;

@@ -59,9 +59,9 @@ struct GradientCheck {
 /// `micro_batches` makes all micro-batches of one step, begin_micro_batch() to end_micro_batch(), without
 /// step(). It is called some hundred times for each tensor, on all ranks, and must compute the same each
 /// time: the same batch, and dropout from the same seeds and samples. Any stage, reduction and number of
-/// micro-batches will do, and any mesh without a pipeline; a tied tensor is checked once, as it is one. Take
-/// a small model, and weights as they are in training: biases of zero or a head of zeros hide faults behind
-/// them (Engine::write_weight()).
+/// micro-batches will do, and any mesh without a pipeline or the axis tensor; a tied tensor is checked once,
+/// as it is one. Take a small model, and weights as they are in training: biases of zero or a head of zeros
+/// hide faults behind them (Engine::write_weight()).
 ///
 /// Afterwards weights and optimizer state are as before, to the bit. steps() and samples() have counted the
 /// passes, and the gradient hook is removed. If `micro_batches` throws, the step that it left open is given
@@ -69,8 +69,8 @@ struct GradientCheck {
 /// then keep the step of a difference: write or load the weights first.
 ///
 /// Throws ConfigurationError unless everything is fp32 (compute, communication, accumulation, no int8
-/// blocks), on a mesh with a pipeline, and on the meta device, which computes nothing; LogicError if
-/// `micro_batches` called step(), left a step unfinished, or gave another loss the second time;
+/// blocks), on a mesh with a pipeline or the axis tensor, and on the meta device, which computes nothing;
+/// LogicError if `micro_batches` called step(), left a step unfinished, or gave another loss the second time;
 /// NumericalError for a loss or gradient that is not finite.
 GradientCheck check_gradients(Engine& engine, const std::function<void()>& micro_batches,
                               const GradientCheckOptions& options = {});

@@ -144,9 +144,17 @@ class ModelSpec {
   /// Names of dimensions that the axis `tensor` of a mesh cuts, which the model then computes in parts.
   /// Empty: the model cannot be cut so.
   std::vector<std::string> tensor_dimensions;
-  /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic. Empty:
-  /// it is not known.
-  std::function<TensorMessages(const Config& config, int begin, int end)> tensor_messages;
+  /// Names among them that Config::layout may leave whole: the model then computes with whole tensors so that
+  /// the sum of the ranks' gradients is still the whole gradient.
+  std::vector<std::string> whole_dimensions = {};
+  /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
+  /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
+  bool chain_sums = false;
+  /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
+  /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
+  std::function<TensorMessages(const Config& config, int begin, int end,
+                               const std::function<bool(std::string_view)>& frozen)>
+      tensor_messages;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,

@@ -38,7 +38,8 @@ struct StepResult {
   double exposed_gather_seconds = 0;   ///< compute waited for parameters
   double exposed_reduce_seconds = 0;   ///< step waited for gradients
   double exposed_offload_seconds = 0;  ///< compute or step waited for copies, host updates or the disk
-  double exposed_message_seconds = 0;  ///< compute waited for messages of other stages of a pipeline
+  double exposed_message_seconds =
+      0;  ///< compute waited for other stages of a pipeline and for rows of the axis `tensor`
   double update_seconds = 0;   ///< norm, agreement of the ranks and update, from when gradients were there
   double between_seconds = 0;  ///< from the end of the step before to the first begin_micro_batch()
   OffloadSeconds offload;      ///< time of offloading's parts in this step; they overlap

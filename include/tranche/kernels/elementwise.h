@@ -68,6 +68,12 @@ struct DropoutOptions {
   /// a sample. Attention takes no part.
   std::int64_t first_element = 0;
   std::int64_t sample_elements = 0;  ///< 0: x holds all elements of the samples
+  /// For a part of the columns (a rank's part of a layer's inputs): x is [rows, columns], and its columns are
+  /// column_blocks equal runs. Run k is at first_column of the k-th of as many equal blocks of a row of
+  /// row_elements. Rows are whole samples: first_element and sample_elements are 0 then.
+  std::int64_t row_elements = 0;  ///< 0: x holds all columns
+  std::int64_t first_column = 0;
+  std::int64_t column_blocks = 1;
 };
 /// y[b, :] = dropout(x[b, :]) where x has samples.size() * elements_per_sample elements, or the part of them
 /// that the options name, with the masks of the whole; elements of y behind the last sample become 0. In

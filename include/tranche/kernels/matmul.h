@@ -13,7 +13,23 @@ struct MatmulOptions {
   bool transpose_a = false;  ///< a is stored [k, m] instead of [m, k]
   bool transpose_b = false;  ///< b is stored [n, k] instead of [k, n]
   bool accumulate = false;   ///< c += a b instead of c = a b
+  /// c (fp32) holds the sums over the values of k before these, which go on: pieces of k, one after the
+  /// other, give the bits of one product that does not accumulate. Only where matmul_sum_order() is ascending
+  /// and each piece but the last is a multiple of its step.
+  bool continues = false;
 };
+
+/// How a matmul adds up over k.
+struct SumOrder {
+  /// Each element is one fp32 sum over ascending k, whatever the other sizes are: MatmulOptions::continues
+  /// works.
+  bool ascending = false;
+  std::int64_t step = 1;  ///< values of k that are added at once
+  bool begins_with_c =
+      false;  ///< where it accumulates the sum begins with c; otherwise c is added at its end
+};
+/// The order of a device for the dtype of a and b. A plan (meta) takes every sum for ascending.
+SumOrder matmul_sum_order(DeviceKind device, DataType dtype);
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that
 /// dtype or fp32. cpu, fp32: oneDNN's sgemm with AVX-512, else OpenBLAS. cpu, bf16: oneDNN with AMX,

@@ -27,7 +27,9 @@ class Gpt final : public LanguageModel {
   double block_operations(std::int64_t sequence) const override;
   double skipped_operations() const override;
 
+  bool chain_sums() const override { return true; }
   std::vector<std::string> tensor_dimensions() const override { return {"heads", "inner", "vocabulary"}; }
+  std::vector<std::string> whole_dimensions() const override { return {"inner", "vocabulary"}; }
   UnitSpec embedding_unit() const override;
   UnitSpec block_unit(std::int64_t block) const override;
   void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,

@@ -77,7 +77,7 @@ struct Pass {
   bool training = false;                  ///< dropout on
   std::optional<ConstTensorView> document_begin = {}, positions = {};
   StepTensors tables = {};  ///< LanguageModel::acquire_tables()
-  /// Of a pass that generates: keys and values of tokens before (models::attend()). `positions` are given
+  /// In a pass that generates, keys and values of tokens before (models::attend()). `positions` are given
   /// then.
   const CachePlace* cache = nullptr;
   /// The ranks of the mesh's axis `tensor`, which share out rows of the residual and layers' dimensions
@@ -88,6 +88,8 @@ struct Pass {
   /// Ranks of the axis `tensor`, and which of them this is.
   int tensor_ranks() const;
   int tensor_rank() const;
+  /// True where sums over the axis go from rank to rank (Config::tensor_sums chain).
+  bool chained() const;
   /// Rows of the residual that this rank holds, padding included: all of them without the axis.
   std::int64_t local_rows() const;
   /// This rank's part of `count` elements that the axis shares out, as the engine cuts tensors. Where there
@@ -95,6 +97,18 @@ struct Pass {
   DimensionPart part_of(std::int64_t count) const;
   /// The first token of this rank's rows of a [vocabulary, width], as kernels::embedding_forward() takes it.
   std::int64_t first_token() const;
+  /// This rank's rows of a [vocabulary, width] or of its gradient, which tranche.layout may leave whole.
+  template <typename View>
+  View own_tokens(const View& table) const {
+    if (tensor == nullptr || table.shape[0] != shape.vocabulary) return table;
+    const DimensionPart part = part_of(shape.vocabulary);
+    const std::int64_t columns = table.shape[1];
+    return table.slice(part.first * columns, part.count * columns).reshaped({part.count, columns});
+  }
+  /// The pass of layers that are cut along `dimension`. Where tranche.layout leaves it whole, they compute
+  /// this rank's rows alone, as a micro-batch of its own without the axis `tensor`. It has no tables,
+  /// positions or documents.
+  Pass of_layers(std::string_view dimension) const;
   DataType dtype() const;  ///< of activations and of gathered weights
   /// Dropout at a site, which keys its random numbers; probability 0 when not training.
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
@@ -197,6 +211,11 @@ class LanguageModel {
   /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the
   /// passes below compute by Pass::part_of(). None: the model cannot be cut by it.
   virtual std::vector<std::string> tensor_dimensions() const { return {}; }
+  /// True when the passes below compute with Config::tensor_sums chain (ModelSpec::chain_sums).
+  virtual bool chain_sums() const { return false; }
+  /// Names among them that Config::layout may leave whole: "vocabulary", whose parts a rank then takes out of
+  /// the whole tables by Pass::own_tokens(), and dimensions of layers that compute with Pass::of_layers().
+  virtual std::vector<std::string> whole_dimensions() const { return {}; }
   virtual UnitSpec embedding_unit() const = 0;
   virtual UnitSpec block_unit(std::int64_t block) const = 0;
   /// Only where the head is not tied.
@@ -207,7 +226,7 @@ class LanguageModel {
   /// True when the model can use TokenBatch::document_begin and TokenBatch::positions; else a batch with
   /// them is refused.
   virtual bool takes_documents() const { return false; }
-  /// What a block keeps of a token, for models whose block_forward attends through models::attend() and whose
+  /// The keys and values that a block keeps of a token, for models whose block_forward attends through models::attend() and whose
   /// embedding and tables honour Pass::positions; nothing: there is no cache.
   virtual std::optional<CacheHeads> cache_heads() const;
   /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch.

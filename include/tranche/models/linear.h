@@ -12,6 +12,7 @@ class UnitGradients;
 
 namespace models {
 
+class PartialRows;
 class WeightGradients;
 struct Pass;
 
@@ -57,9 +58,13 @@ void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& 
 /// ranks of x[rows, inner] W[inner, columns], plus b; linear_forward() without the axis. The bias is whole on
 /// every rank. Collective over the axis. A column layer, whose outputs are cut, is linear_forward() of
 /// GatheredRows; its backward is linear_parameter_gradients() of the same rows, gathered again, and
-/// linear_input_gradient() into PartialRows, which are then scattered (tensor_rows.h).
+/// column_linear_input_gradient() into PartialRows, which are then scattered (tensor_rows.h).
 void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
                         const ConstTensorView& x, const TensorView& out);
+/// d_x = the gradient of a column layer's inputs, or += when `accumulate`: linear_input_gradient() into this
+/// rank's addends, which are then scattered. In a chain (Pass::chained()) collective over the axis.
+void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
+                                  const ConstTensorView& d_out, PartialRows& d_x, bool accumulate = false);
 /// Adds the gradients of a row layer: of weight and adapter from x and the gathered rows of d_out, of the
 /// bias from this rank's own rows `local_d_out`, so that the sum over the ranks is whole.
 void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,

@@ -25,9 +25,12 @@ class Llama final : public LanguageModel {
   double block_operations(std::int64_t sequence) const override;
   double skipped_operations() const override;
 
+  /// The gradients of query and key norms are sums over heads, which are taken by rank.
+  bool chain_sums() const override { return !config_.query_key_norm(); }
   std::vector<std::string> tensor_dimensions() const override {
     return {"heads", "key_value_heads", "inner", "vocabulary"};
   }
+  std::vector<std::string> whole_dimensions() const override { return {"inner", "vocabulary"}; }
   UnitSpec embedding_unit() const override;
   UnitSpec block_unit(std::int64_t block) const override;
   UnitSpec head_unit() const override;

@@ -27,6 +27,10 @@ namespace tranche::models {
 void gather_from_ranks(const Pass& pass, std::string_view what, const void* own, void* all,
                        std::int64_t count, DataType dtype, Tier tier = Tier::device);
 
+/// `values` of rank `rank` of the axis on all its ranks. The compute stream waits for them. `what` names the
+/// message in errors and traces. Collective over the axis, which there is.
+void broadcast_from_rank(const Pass& pass, std::string_view what, int rank, const TensorView& values);
+
 /// All rows of a tensor of which each rank of the axis holds R. Collective over the axis: made by all its
 /// ranks in one order. Move-only.
 class GatheredRows {
@@ -52,6 +56,9 @@ class PartialRows {
   PartialRows(const Pass& pass, const TensorView& sum);
   /// [rows, width], to be written whole; `sum` itself without the axis.
   const TensorView& view() const noexcept { return view_; }
+  /// The view holds the sum over the ranks already, as a chain leaves it on all of them: scatter() sends
+  /// nothing then.
+  void mark_complete() noexcept { complete_ = true; }
   /// sum = this rank's rows of the sum over the ranks: in fp32 and rank order, rounded once to the dtype.
   /// Releases the memory. Collective over the axis. Throws CommunicationError.
   void scatter(std::string_view unit);
@@ -60,6 +67,7 @@ class PartialRows {
   const Pass& pass_;
   TensorView sum_, view_;
   StepTensors memory_;
+  bool complete_ = false;
 };
 
 }  // namespace tranche::models

@@ -61,11 +61,14 @@ struct AxisTraffic {
   std::int64_t bytes_to_other_nodes() const { return group > 1 ? bytes / (group - 1) * elsewhere : 0; }
 };
 
-/// The flat buffers of all units whose tensors have the same optimizer states.
+/// The flat buffers of the planned rank whose tensors have the same optimizer states, and which as many ranks
+/// share.
 struct PlacedState {
   std::int64_t elements = 0;  ///< of whole buffers, padding included
   double state_bytes = 0;     ///< of an element in all states, without master weights
   bool frozen = false;        ///< weights alone
+  int group = 1;              ///< ranks over which a buffer is sharded
+  int holders = 1;  ///< ranks of each data rank that hold equal values; above 1 stage 3 keeps weights whole
 };
 
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
@@ -163,12 +166,14 @@ struct FitResult {
   std::size_t chosen = 0;        ///< index in the ladder: the cheapest that fits, else the smallest
   Config config;                 ///< of the chosen
   PlanResult plan;               ///< of the chosen
+  int rank = 0;                  ///< that was planned: of the axis `tensor` the one with most memory
   std::int64_t missing = 0;      ///< bytes of device memory beyond the budget when nothing fits
 };
 
 /// Searches stage, reduction policy (where the configuration leaves it to `auto`), activation checkpointing,
 /// the chunked head, where optimizer state and parameters live (on nvme only where the configuration has a
-/// path) and the micro-batch for the least step_cost() that fits. Deterministic.
+/// path) and the micro-batch for the least step_cost() that fits, on all ranks of the axis `tensor` too.
+/// Throws ConfigurationError on a mesh with a pipeline. Deterministic.
 FitResult find_fit(const FitRequest& request);
 
 }  // namespace tranche::planner

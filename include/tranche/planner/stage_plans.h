@@ -1,6 +1,6 @@
 #pragma once
 /// Plans of all ranks that differ in what they compute of a sample: one rank of each stage of a pipeline and
-/// of each coordinate on the axis `tensor`.
+/// of each class of coordinates on the axis `tensor`, whose ranks have parts of equal sizes.
 
 #include <cstdint>
 #include <string>
@@ -14,12 +14,14 @@ namespace tranche::planner {
 inline constexpr const char* stage_plans_schema = "tranche-stage-plans-1";
 
 struct StagePlan {
-  int stage = 0;        ///< its number on the mesh's axis `pipeline`
-  int tensor = 0;       ///< its coordinate on the mesh's axis `tensor`
-  PlanRequest request;  ///< whose rank is the first of these coordinates
+  int stage = 0;             ///< its number on the mesh's axis `pipeline`
+  std::vector<int> tensors;  ///< coordinates on the mesh's axis `tensor` whose ranks hold and do the same
+  PlanRequest request;       ///< whose rank is the first of these coordinates
   PlanResult plan;
-  /// "stage 1", "tensor 1" or "stage 1, tensor 0", as the mesh has these axes.
+  /// "stage 1", "tensor 1" or "stage 1, tensor 0-2", as the mesh has these axes.
   std::string name() const;
+  /// "1", "0-2" or "0, 2-3": the coordinates on `tensor`.
+  std::string tensor_text() const;
   std::int64_t state_bytes() const {
     return plan.state.parameters + plan.state.gradients + plan.state.optimizer;
   }
@@ -28,8 +30,8 @@ struct StagePlan {
   TrafficCount messages() const;
 };
 
-/// Plans the first rank of each stage and each coordinate on `tensor` of the request's mesh, which may hold
-/// parts of different sizes; the request's own rank plays no part. The one with the most device memory at its
+/// Plans the first rank of each stage and each class of coordinates on `tensor` of the request's mesh; the
+/// request's own rank plays no part. The one with the most device memory at its
 /// peak comes first, but one that does not fit (shortages()) before those that do. `other_gathering` adds
 /// plan_other_gathering() to each. Throws ConfigurationError as plan_run().
 std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget,

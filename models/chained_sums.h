@@ -1,0 +1,51 @@
+#pragma once
+/// Sums over the ranks of the axis `tensor` in the order of one rank (Config::tensor_sums chain), for the
+/// models of this folder. Everything here is collective over the axis.
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "tranche/engine/handles.h"
+#include "tranche/models/language_model.h"
+#include "tranche/models/linear.h"
+#include "tranche/models/tensor_rows.h"
+
+namespace tranche::models {
+
+/// Columns [from_column, from_column + count) of `from` to columns [to_column, ...) of `to`; matrices of as
+/// many rows and of one dtype, in host memory, where all chains are.
+void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
+                  std::int64_t to_column, std::int64_t count);
+
+/// A part of a product: a[rows, k] times b[k, n] (or its transpose), where k is this rank's.
+struct ChainedPart {
+  ConstTensorView a, b;
+};
+
+/// c[rows, n] = the sum over parts, and within a part over ranks, of their products, on every rank; with
+/// `accumulate` that is added to c. All ranks have as many parts; one whose k is 0 adds nothing. The bits are
+/// those of one product (kernels::matmul) whose k runs through the parts and ranks in that order.
+void chained_product(const Pass& pass, std::string_view unit, std::span<const ChainedPart> parts,
+                     bool transpose_b, bool accumulate, const TensorView& c);
+
+/// Adds the gradients of a norm's weight and bias (negative: there is none, and the norm is an RMSNorm), and
+/// writes d_x, or adds to it when `accumulate`, from this rank's rows of d_y and x with their statistics. In
+/// a chain the rows are gathered and the axis's first rank gives the parameters' gradients alone, as one
+/// rank's kernel computes them.
+struct NormTensors {
+  int weight = -1, bias = -1;
+};
+void norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
+                   const NormTensors& norm, const ConstTensorView& d_y, const ConstTensorView& x,
+                   const ConstTensorView& mean, const ConstTensorView& rstd, bool accumulate,
+                   const TensorView& d_x);
+
+/// language_head() in a chain: the blocks of columns are those of one rank, and each passes through all
+/// ranks, one after the other. Logits exist for one block at a time, and are computed twice.
+void chained_language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
+                           const UnitGradients* gradients, const ConstTensorView& x,
+                           const ConstTensorView& targets, const TensorView& loss_sum,
+                           const TensorView& token_count, const TensorView* d_x);
+
+}  // namespace tranche::models

@@ -1,0 +1,350 @@
+// Sums over the axis `tensor` as chains (tranche.tensor_sums), which have the bits of one rank; and what else
+// is equal to the bit on meshes with the axis.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory_checks.h"
+#include "tensor_models.h"
+#include "tests/core/rounds.h"
+#include "tranche/engine/check_gradients.h"
+#include "tranche/kernels/matmul.h"
+#include "tranche/models/key_value_cache.h"
+#include "tranche/models/llama.h"
+
+namespace tranche::models {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// The bits of a run: of all state at its end, of each step, and of answers between steps.
+struct Bits {
+  kernels::Digest state;
+  std::vector<double> losses, norms;
+  double evaluated = 0;
+  std::vector<float> logits;
+  std::vector<std::int32_t> greedy;
+  std::int64_t sent = 0, formula = 0;  ///< bytes
+};
+
+void expect_same(const Bits& actual, const Bits& expected) {
+  EXPECT_EQ(actual.losses, expected.losses);
+  EXPECT_EQ(actual.norms, expected.norms);
+  EXPECT_EQ(actual.state, expected.state);
+  EXPECT_EQ(actual.evaluated, expected.evaluated);
+  EXPECT_EQ(actual.logits, expected.logits);
+  EXPECT_EQ(actual.greedy, expected.greedy);
+}
+
+/// Trains `steps` steps on the micro-batches of any number of data ranks, evaluates, and goes on with a text.
+Bits trained(int ranks, const LanguageModel& model, const Config& config, int steps) {
+  Bits bits;
+  std::mutex mutex;
+  on_ranks(ranks, model.spec(time_steps), config, [&](Engine& engine) {
+    const Mesh& mesh = engine.runtime().mesh();
+    const int data_rank = mesh.data_rank(engine.runtime().rank());
+    const std::int64_t size = engine.config().micro_batch_size;
+    const auto rounds = static_cast<std::size_t>(engine.config().accumulation_steps);
+    std::vector<TokenData> data(rounds, TokenData(time_steps, model.shape().vocabulary, true));
+    Bits mine;
+    for (int step = 0; step < steps; ++step) {
+      const std::int64_t first = engine.samples();
+      train_step(model, engine, [&](std::int64_t m) {
+        TokenData& place = data[static_cast<std::size_t>(m)];
+        place.draw(first + (m * mesh.data_ranks() + data_rank) * size, size);
+        return place.batch();
+      });
+      const StepResult result = engine.step();
+      mine.losses.push_back(result.loss);
+      mine.norms.push_back(result.gradient_norm);
+    }
+    const auto report = nlohmann::json::parse(engine.traffic_report());
+    for (const auto& axis : report["by_axis"]) {
+      mine.sent += axis["bytes"].get<std::int64_t>();
+      mine.formula += axis["formula_bytes"].get<std::int64_t>();
+    }
+    mine.state = engine.state_digest();
+    if (mesh.size(MeshAxis::pipeline) == 1) {
+      engine.begin_evaluation();
+      for (std::int64_t sample = 0; sample < 12; sample += mesh.data_ranks()) {
+        data[0].draw(1000 + sample + data_rank, 1);
+        model.evaluate(engine, data[0].batch());
+      }
+      mine.evaluated = engine.end_evaluation().loss;
+    }
+    std::vector<std::int32_t> text{5, 17, 0, 23};
+    for (int token = 0; token < 4; ++token) {
+      mine.logits = model.next_token_logits(engine, text);
+      const auto best = std::max_element(mine.logits.begin(), mine.logits.end()) - mine.logits.begin();
+      text.push_back(static_cast<std::int32_t>(best));
+    }
+    KeyValueCache cache(engine, model, 1, 11);
+    mine.logits = model.prefill(engine, cache, 0, text);
+    mine.greedy = text;
+    const std::lock_guard lock(mutex);
+    if (engine.runtime().rank() == 0) bits = std::move(mine);
+  });
+  return bits;
+}
+
+/// Sizes that 2, 3 or 4 ranks cut between pairs of elements, in part unevenly.
+GptConfig even_gpt(std::int64_t heads) {
+  GptConfig model = with_dropout(six_heads());
+  model.heads = heads;
+  model.inner = heads == 6 ? 60 : 56;
+  model.vocabulary = heads == 6 ? 61 : 64;
+  return model;
+}
+
+Config chained(Config config, DataType dtype = DataType::float32) {
+  config.tensor_sums = TensorSums::chain;
+  config.precision.compute = config.precision.communication = dtype;
+  return config;
+}
+
+/// fp32 and bf16, as far as their products add up in ascending order here.
+std::vector<DataType> ascending_types() {
+  std::vector<DataType> types;
+  for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
+    if (kernels::matmul_sum_order(DeviceKind::cpu, dtype).ascending) types.push_back(dtype);
+  }
+  return types;
+}
+
+/// One rank's bits on 2 and more ranks of the axis, alone and beside data ranks.
+void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<int> sizes, int steps) {
+  const std::vector<DataType> types = ascending_types();
+  if (types.empty()) {
+    GTEST_SKIP() << "products run by " << kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16) << " and "
+                 << kernels::matmul_path(DeviceKind::cpu, DataType::float32)
+                 << ", which do not add up in ascending order";
+  }
+  for (const DataType dtype : types) {
+    if (test::sanitized && dtype != types.front()) continue;
+    Config alone = config_of(1);
+    alone.precision.compute = alone.precision.communication = dtype;
+    const Bits one = trained(1, model, alone, steps);
+    EXPECT_NE(one.losses.back(), one.losses.front());
+    for (const int tensor : sizes) {
+      for (const int stage : {0, 3}) {
+        if (test::sanitized && (stage != 3 || tensor != *sizes.begin())) continue;
+        SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) +
+                     ", tensor=" + std::to_string(tensor) + ", stage " + std::to_string(stage));
+        Config cut = chained(config_of(tensor, 1, stage), dtype);
+        cut.activation_checkpointing = stage == 3;
+        expect_same(trained(tensor, model, cut, steps), one);
+      }
+    }
+  }
+}
+
+TEST(TensorChain, GptHasTheBitsOfOneRank) {
+  expect_bits_of_one_rank(Gpt(even_gpt(4)), {2, 4}, test::fewer(5));
+  if (IsSkipped()) return;
+  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, test::fewer(5));
+}
+
+TEST(TensorChain, BlocksOfALargeVocabularyAreThoseOfOneRank) {
+  if (test::sanitized) GTEST_SKIP() << "the bits of a second block are no matter of memory and threads";
+  GptConfig model = even_gpt(4);
+  model.vocabulary = 4168;  // a block of 4096 columns, which lies across the parts of ranks, and another one
+  expect_bits_of_one_rank(Gpt(model), {4}, 2);
+}
+
+TEST(TensorChain, LlamaHasTheBitsOfOneRank) {
+  for (const LlamaKind kind : {LlamaKind::llama, LlamaKind::mistral}) {
+    LlamaConfig model = eight_heads(kind);
+    model.key_value_heads = 4;
+    model.inner = 40;
+    model.vocabulary = 64;
+    expect_bits_of_one_rank(Llama(model), {2, 4}, test::fewer(5));
+    if (IsSkipped()) return;
+  }
+}
+
+TEST(TensorChain, DataRanksMicroBatchesAndPipelinesDoNotMatter) {
+  const std::vector<DataType> types = ascending_types();
+  if (types.empty()) GTEST_SKIP() << "no products here add up in ascending order";
+  const Gpt model(even_gpt(4));
+  for (const DataType dtype : types) {
+    Config of_one = chained(config_of(1), dtype);
+    of_one.world_size_invariant = true;
+    of_one.train_batch_size = 6;
+    of_one.micro_batch_size = 1;
+    of_one.accumulation_steps = 0;
+    of_one.tie_sum = TieSum::by_use;  // as a pipeline adds up
+    const Bits one = trained(1, model, of_one, 4);
+    for (const auto& [ranks, mesh] :
+         {std::pair(2, "tensor=2"), std::pair(4, "shard=2,tensor=2"), std::pair(6, "shard=3,tensor=2"),
+          std::pair(8, "shard=2,tensor=4"), std::pair(4, "pipeline=2,tensor=2")}) {
+      Config cut = of_one;
+      cut.mesh = mesh;
+      cut.stage = ranks % 4;
+      SCOPED_TRACE(std::string(name_of(dtype)) + " " + mesh);
+      Bits found = trained(ranks, model, cut, 4);
+      if (cut.mesh.starts_with("pipeline")) found.evaluated = one.evaluated;
+      expect_same(found, one);
+    }
+  }
+}
+
+TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
+  const std::vector<DataType> types = ascending_types();
+  if (types.empty()) GTEST_SKIP() << "no products here add up in ascending order";
+  for (const auto& [ranks, stage] : {std::pair(2, 0), std::pair(4, 3)}) {
+    MemoryCase made{.model = even_gpt(4), .sequence = time_steps, .ranks = ranks, .config = {}};
+    made.config.mesh = "tensor=" + std::to_string(ranks);
+    made.config.tensor_sums = TensorSums::chain;
+    made.config.precision.compute = made.config.precision.communication = types.back();
+    made.config.micro_batch_size = 5;
+    made.config.accumulation_steps = 2;
+    made.config.stage = stage;
+    made.config.activation_checkpointing = stage == 3;
+    if (stage == 3) {
+      made.llama = eight_heads(LlamaKind::llama);
+      made.llama->key_value_heads = 4;
+      made.llama->inner = 40;
+      made.llama->vocabulary = 64;
+    }
+    const std::vector<MemoryRun> runs = measure_case(made, 3, 2);
+    for (made.rank = 0; made.rank < ranks; ++made.rank) {
+      SCOPED_TRACE(made.to_string());
+      const MemoryRun planned = plan_case(made, 3, 2);
+      const MemoryRun& measured = runs[static_cast<std::size_t>(made.rank)];
+      for (std::size_t tier = 0; tier < tier_count; ++tier) {
+        expect_equal(planned.tiers[tier], measured.tiers[tier]);
+      }
+      EXPECT_EQ(planned.traffic, measured.traffic);
+      EXPECT_EQ(planned.step.block, measured.step.block);
+    }
+  }
+}
+
+TEST(TensorInvariance, TheNumberOfDataRanksChangesNoBit) {
+  const Gpt gpt(with_dropout(six_heads()));
+  const Llama llama(eight_heads(LlamaKind::llama));  // whose key and value heads four ranks share
+  const auto compare = [](const LanguageModel& model, int tensor, bool blocks) {
+    Config config = config_of(1);
+    config.world_size_invariant = true;
+    config.train_batch_size = 6;
+    config.micro_batch_size = 1;
+    config.accumulation_steps = 0;
+    config.quantized_gradients = config.quantized_weights = blocks;
+    if (blocks) config.stage = 1;
+    std::vector<Bits> found;
+    for (const int data_ranks : {1, 2, 3, 4}) {
+      Config cut = config;
+      cut.mesh = "shard=" + std::to_string(data_ranks) + ",tensor=" + std::to_string(tensor);
+      if (!blocks) cut.stage = data_ranks - 1;
+      if (cut.stage == 0 && blocks) cut.stage = 1;
+      found.push_back(trained(data_ranks * tensor, model, cut, 3));
+      SCOPED_TRACE(cut.mesh);
+      expect_same(found.back(), found.front());
+      EXPECT_EQ(found.back().sent, found.back().formula);
+    }
+  };
+  for (const bool blocks : {false, true}) {
+    compare(gpt, 2, blocks);
+    compare(llama, 4, blocks);
+  }
+}
+
+TEST(TensorInt8, StagesAndBucketsHaveEqualBitsAndTheFormulasTraffic) {
+  const Gpt gpt(with_dropout(six_heads()));
+  const Llama llama(eight_heads(LlamaKind::qwen3));
+  const auto compare = [](const LanguageModel& model, int tensor) {
+    const auto config_at = [&](int stage, bool blocks) {
+      Config config = config_of(tensor, 2, stage);
+      config.precision.compute = config.precision.communication = DataType::bfloat16;
+      config.quantized_gradients = config.quantized_weights = blocks;
+      return config;
+    };
+    const Bits first = trained(2 * tensor, model, config_at(1, true), 5);
+    const Bits whole = trained(2 * tensor, model, config_at(1, false), 5);
+    EXPECT_NE(first.state, whole.state) << "blocks have an effect";
+    EXPECT_LT(first.sent, whole.sent) << "messages are shorter";
+    EXPECT_LE(largest_relative_difference(first.losses, whole.losses), 0.02);
+    for (const int stage : {1, 2, 3}) {
+      for (const bool small_buckets : {false, true}) {
+        Config config = config_at(stage, true);
+        if (small_buckets) config.reduce_bucket_elements = config.allgather_bucket_elements = 600;
+        SCOPED_TRACE(model.describe() + " stage " + std::to_string(stage) + (small_buckets ? " small" : ""));
+        const Bits found = trained(2 * tensor, model, config, 5);
+        expect_same(found, first);
+        EXPECT_EQ(found.sent, found.formula);
+      }
+    }
+  };
+  compare(gpt, 2);
+  compare(llama, 4);
+}
+
+std::string refusal(int ranks, const LanguageModel& model, const Config& config) {
+  try {
+    on_ranks(ranks, model.spec(time_steps), config, [](Engine&) {});
+  } catch (const ConfigurationError& error) {
+    return error.message();
+  }
+  return "accepted";
+}
+
+TEST(TensorChainRefusals, SayWhy) {
+  const DataType fp32 = DataType::float32, bf16 = DataType::bfloat16;
+  if (!kernels::matmul_sum_order(DeviceKind::cpu, fp32).ascending) {
+    EXPECT_EQ(refusal(2, Gpt(even_gpt(4)), chained(config_of(2))),
+              "tranche.tensor_sums: chain: products of fp32 run by \"" +
+                  std::string(kernels::matmul_path(DeviceKind::cpu, fp32)) +
+                  "\" here, which does not add up in ascending order, so that no chain has the bits of one "
+                  "rank; write rank_order");
+  }
+  EXPECT_EQ(refusal(2, Llama(eight_heads(LlamaKind::qwen3)), chained(config_of(2))),
+            "tranche.tensor_sums: chain: Qwen3ForCausalLM does not compute in chains "
+            "(ModelSpec::chain_sums); write rank_order");
+  const kernels::SumOrder order = kernels::matmul_sum_order(DeviceKind::cpu, bf16);
+  if (!order.ascending) return;
+  LlamaConfig shared = eight_heads(LlamaKind::llama);
+  shared.inner = 40;
+  shared.vocabulary = 64;
+  EXPECT_EQ(refusal(4, Llama(shared), chained(config_of(4), bf16)),
+            "tranche.tensor_sums: chain: 4 ranks of the axis tensor share the 2 heads of "
+            "model.layers.0.self_attn.k_proj.weight, whose gradients are then sums that no chain has; write "
+            "rank_order, or at most tensor=2");
+  if (order.step == 1) return;
+  GptConfig odd = even_gpt(4);
+  odd.inner = 50;
+  EXPECT_EQ(
+      refusal(2, Gpt(odd), chained(config_of(2), bf16)),
+      "tranche.tensor_sums: chain: products run by \"own bf16 panels (avx512_bf16)\" here, which adds 2 "
+      "elements at once, but tensor=2 cuts transformer.h.0.mlp.c_fc.weight at element 25; write "
+      "rank_order, or another size of tensor");
+  odd.inner = 61;
+  EXPECT_THAT(refusal(2, Gpt(odd), chained(config_of(2), bf16)), HasSubstr("mlp.c_fc.weight at element 61"));
+}
+
+TEST(TensorChainRefusals, CheckGradientsIsForOneRank) {
+  const Gpt model(six_heads());
+  std::string text = "accepted";
+  std::mutex mutex;
+  on_ranks(2, model.spec(time_steps), config_of(2), [&](Engine& engine) {
+    TokenData data(time_steps, model.shape().vocabulary, true);
+    data.draw(0, batch);
+    try {
+      (void)check_gradients(engine, [&] { model.forward_backward(engine, data.batch()); });
+    } catch (const ConfigurationError& error) {
+      const std::lock_guard lock(mutex);
+      text = error.message();
+    }
+  });
+  EXPECT_EQ(text,
+            "check_gradients() on a mesh with the axis tensor (tensor=2), whose ranks have parts of each "
+            "tensor: check on one rank");
+}
+
+}  // namespace
+}  // namespace tranche::models

@@ -1,0 +1,150 @@
+// The axis `tensor` over shards, ZeRO stages and reduction policies: losses and norms of one rank in fp32,
+// and in bf16 as near to it as bf16 is to fp32; one digest for each size.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tensor_models.h"
+#include "tests/core/rounds.h"
+#include "tranche/models/llama.h"
+
+namespace tranche::models {
+namespace {
+
+constexpr int steps = test::fewer(20);
+
+/// A point of the sweep.
+struct Point {
+  int tensor = 1, shards = 1, stage = 0;
+  ReductionPolicy policy = ReductionPolicy::boundary;
+  bool lora = false;
+  std::string text() const {
+    return "tensor=" + std::to_string(tensor) + ", shard=" + std::to_string(shards) + ", stage " +
+           std::to_string(stage) + ", " + std::string(name_of(policy)) + (lora ? ", adapters" : "");
+  }
+};
+
+/// Twelve samples a step in four micro-batches, which one or two data ranks share out.
+Config config_at(const Point& point, DataType dtype) {
+  Config config = config_of(1);
+  config.train_batch_size = 12;
+  config.micro_batch_size = 3;
+  config.accumulation_steps = 4 / point.shards;
+  config.stage = point.stage;
+  config.reduction = point.policy;
+  config.mesh = "shard=" + std::to_string(point.shards) + ",tensor=" + std::to_string(point.tensor);
+  config.precision.compute = config.precision.communication = dtype;
+  if (point.lora) {
+    config.lora = {.rank = 3, .alpha = 7, .dropout = 0.1, .targets = {"all-linear", "lm_head"}};
+    config.optimizer.learning_rate = 1e-2;
+  }
+  return config;
+}
+
+GptRun run_at(const LanguageModel& model, const Point& point, DataType dtype) {
+  return train_model(point.tensor * point.shards, model, config_at(point, dtype), steps, time_steps, true);
+}
+
+struct Furthest {
+  double loss = 0, norm = 0;
+};
+
+/// All stages, shards and policies of the sizes of `tensor`; `every` of them, or some that move on.
+Furthest sweep(const LanguageModel& model, std::initializer_list<int> sizes, bool every, bool lora = false) {
+  const GptRun one = run_at(model, {.lora = lora}, DataType::float32);
+  EXPECT_LT(one.losses.back(), one.losses.front()) << "it learns";
+  Furthest furthest;
+  int number = 0, compared = 0;
+  for (const int tensor : sizes) {
+    std::map<std::pair<int, ReductionPolicy>, kernels::Digest> digests;
+    for (const int shards : {1, 2}) {
+      for (const ReductionPolicy policy : {ReductionPolicy::boundary, ReductionPolicy::micro_batch}) {
+        for (int stage = 0; stage <= 3; ++stage) {
+          const int point_number = number++;
+          // Some, of which stages 0 and 3 have one policy and number of shards for each size.
+          const bool drawn = stage % 3 == 0 && shards == 1 + tensor % 2 &&
+                             (policy == ReductionPolicy::micro_batch) == (point_number % 32 < 16);
+          if (!every && !drawn) continue;
+          if (every && !test::swept(point_number, 5)) continue;
+          if (test::sanitized && tensor > 2) continue;
+          const Point point{tensor, shards, stage, policy, lora};
+          SCOPED_TRACE(model.describe() + " " + point.text());
+          const GptRun cut = run_at(model, point, DataType::float32);
+          const double loss = largest_relative_difference(cut.losses, one.losses);
+          const double norm = largest_relative_difference(cut.norms, one.norms);
+          EXPECT_LE(loss, 1e-5);
+          EXPECT_LE(norm, 1e-5);
+          furthest = {std::max(furthest.loss, loss), std::max(furthest.norm, norm)};
+          const auto [of_others, first] = digests.try_emplace({shards, policy}, cut.digest);
+          if (first) continue;
+          EXPECT_EQ(cut.digest, of_others->second) << "stages have equal bits";
+          ++compared;
+        }
+      }
+    }
+  }
+  if (!every) {
+    EXPECT_GT(compared, 0) << "digests of stages were compared";
+  }
+  std::printf("measured: %s%s: losses within %.1e, norms within %.1e of one rank's\n",
+              model.describe().c_str(), lora ? " with adapters" : "", furthest.loss, furthest.norm);
+  return furthest;
+}
+
+Gpt gpt() {
+  return Gpt(with_dropout(six_heads()));
+}
+
+/// bf16 on the axis differs from one rank's bf16 by at most what that differs from its fp32.
+void expect_near_in_bf16(const LanguageModel& model, std::initializer_list<int> sizes) {
+  const GptRun wide = run_at(model, {}, DataType::float32), one = run_at(model, {}, DataType::bfloat16);
+  const double of_bf16 = largest_relative_difference(one.losses, wide.losses);
+  double furthest = 0;
+  for (const int tensor : sizes) {
+    for (const int shards : {1, 2}) {
+      const GptRun cut = run_at(model, {.tensor = tensor, .shards = shards}, DataType::bfloat16);
+      const double difference = largest_relative_difference(cut.losses, one.losses);
+      EXPECT_LE(difference, of_bf16) << model.describe() << " tensor=" << tensor << ", shard=" << shards;
+      furthest = std::max(furthest, difference);
+    }
+  }
+  std::printf("measured: %s, bf16: losses within %.1e of one rank's, which are within %.1e of fp32's\n",
+              model.describe().c_str(), furthest, of_bf16);
+}
+
+TEST(TensorSweep, LossesAndNormsAreThoseOfOneRank) {
+  sweep(gpt(), {2, 3}, false);
+  sweep(Llama(eight_heads(LlamaKind::llama)), {2, 4, 8}, false);
+}
+
+TEST(TensorSweep, AdaptersWithDropoutHaveTheLossesOfOneRank) {
+  sweep(gpt(), {2, 3}, false, true);
+  sweep(Llama(eight_heads(LlamaKind::llama)), {4}, false, true);
+}
+
+TEST(TensorSweep, Bf16IsAsNearAsBf16ToFp32) {
+  expect_near_in_bf16(gpt(), {3});
+}
+
+TEST(TensorSweepSlow, EveryLayoutHasTheLossesAndNormsOfOneRank) {
+  sweep(gpt(), {2, 3}, true);
+  sweep(Llama(eight_heads(LlamaKind::llama)), {2, 4, 8}, true);
+}
+
+TEST(TensorSweepSlow, EveryLayoutWithAdaptersToo) {
+  sweep(gpt(), {2, 3}, true, true);
+  sweep(Llama(eight_heads(LlamaKind::llama)), {2, 4, 8}, true, true);
+}
+
+TEST(TensorSweepSlow, Bf16IsAsNearAsBf16ToFp32) {
+  expect_near_in_bf16(gpt(), {2, 3});
+  for (const LlamaKind kind : all_kinds) expect_near_in_bf16(Llama(eight_heads(kind)), {2, 4, 8});
+}
+
+}  // namespace
+}  // namespace tranche::models
