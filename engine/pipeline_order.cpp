@@ -46,7 +46,8 @@ void require_ascending(const pipeline::PipelineSchedule& schedule, const std::st
   std::vector<std::int64_t> latest(schedule.rank_of_chunk.size(), -1);  // by chunk
   for (const std::vector<pipeline::Action>& actions : schedule.ranks) {
     for (const pipeline::Action& action : actions) {
-      if (action.kind != pipeline::ActionKind::backward && action.kind != pipeline::ActionKind::input_gradient)
+      if (action.kind != pipeline::ActionKind::backward &&
+          action.kind != pipeline::ActionKind::input_gradient)
         continue;
       std::int64_t& before = latest[static_cast<std::size_t>(action.chunk)];
       if (action.micro_batch < before) {
@@ -68,7 +69,8 @@ std::vector<int> stages_of_chunks(const Config& config, int stages) {
     const pipeline::NamedSchedule* const named = pipeline::find_schedule(config.pipeline_schedule);
     if (named == nullptr) return load(config, stages).rank_of_chunk;
     return pipeline::ranks_of_chunks(
-        named->placement, stages, config.pipeline_chunks > 0 ? config.pipeline_chunks : named->chunks_per_rank);
+        named->placement, stages,
+        config.pipeline_chunks > 0 ? config.pipeline_chunks : named->chunks_per_rank);
   });
 }
 

@@ -85,14 +85,15 @@ std::string schedule_choices_text(const std::vector<ScheduleChoice>& choices) {
   if (choices.empty()) return {};
   std::size_t name = 8;
   for (const ScheduleChoice& one : choices) name = std::max(name, one.name.size());
-  std::string text = fmt::format("\n{:<{}}{:>8}{:>10}{:>8}{:>14}\n", "schedule", name, "chunks", "length", "idle",
-                                 "device peak");
+  std::string text = fmt::format("\n{:<{}}{:>8}{:>10}{:>8}{:>14}\n", "schedule", name, "chunks", "length",
+                                 "idle", "device peak");
   for (const ScheduleChoice& one : choices) {
     text += fmt::format("{:<{}}{:>8}{:>10.2f}{:>6.1f} %{:>14}{}\n", one.name, name, one.chunks, one.length,
                         100 * one.idle, format_bytes(one.peak), one.fits ? "" : "  does not fit");
   }
   return text +
-         "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time; the shortest "
+         "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time; the "
+         "shortest "
          "that fits stands first\n";
 }
 

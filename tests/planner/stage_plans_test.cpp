@@ -1,5 +1,5 @@
-#include "tranche/planner/schedule_choice.h"
 #include "tranche/planner/stage_plans.h"
+#include "tranche/planner/schedule_choice.h"
 
 #include <gmock/gmock.h>
 
@@ -196,7 +196,8 @@ TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
   EXPECT_GE(by_name.at("afab").length, by_name.at("1f1b").length);
   EXPECT_LT(by_name.at("zb-h1").length, by_name.at("1f1b").length);
   for (std::size_t i = 1; i < all.size(); ++i) EXPECT_LE(all[i - 1].length, all[i].length);
-  EXPECT_THAT(schedule_choices_text(all), AllOf(HasSubstr("zb-h1"), HasSubstr(" %"), HasSubstr("device peak")));
+  EXPECT_THAT(schedule_choices_text(all),
+              AllOf(HasSubstr("zb-h1"), HasSubstr(" %"), HasSubstr("device peak")));
   const std::vector<std::string> within = names(by_name.at("afab").peak - 1);
   EXPECT_THAT(within, testing::Contains("afab does not fit"));
   EXPECT_THAT(within.front(), Not(HasSubstr("does not fit")));

@@ -219,10 +219,10 @@ int run_plan(const Options& options, const Output& output) {
   const std::int64_t limit = request.config.device_memory_limit;
   if (!options.fit && !projection && !options.rank && has_stages(request)) {
     const std::vector<planner::StagePlan> plans = planner::plan_stages(request, limit, options.json);
-    output.out << (options.json ? planner::stage_plans_json(plans, limit)
-                                : planner::stage_plans_text(plans, limit) +
-                                      planner::schedule_choices_text(
-                                          planner::schedule_choices(request, plans, limit)))
+    output.out << (options.json
+                       ? planner::stage_plans_json(plans, limit)
+                       : planner::stage_plans_text(plans, limit) +
+                             planner::schedule_choices_text(planner::schedule_choices(request, plans, limit)))
                << std::flush;
     return status_of(planner::shortages(plans.front().request, plans.front().plan, limit).empty());
   }
