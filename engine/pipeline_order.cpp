@@ -48,7 +48,8 @@ std::vector<int> stages_of_chunks(const Config& config, int stages) {
     const pipeline::NamedSchedule* const named = pipeline::find_schedule(config.pipeline_schedule);
     if (named == nullptr) return load(config, stages).rank_of_chunk;
     return pipeline::ranks_of_chunks(
-        named->placement, stages, config.pipeline_chunks > 0 ? config.pipeline_chunks : named->chunks_per_rank);
+        named->placement, stages,
+        config.pipeline_chunks > 0 ? config.pipeline_chunks : named->chunks_per_rank);
   });
 }
 

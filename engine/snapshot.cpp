@@ -176,7 +176,7 @@ bool Snapshot::hand_over_tiles(double seconds) {
     ElementRange& rest = missing_[b].range;
     while (!rest.empty() && feed_->wanted()) {
       if (seconds_now() >= until) return false;
-      FlatBuffer& flat = buffer_of(store_, missing_[b]);
+      FlatBuffer& flat = *store_.trainable()[b];
       const std::int64_t first = store_.residency().optimizer_range(flat).begin;
       const std::int64_t tile = (rest.begin - first) / flat.tiles.tile_elements;
       const std::int64_t end = std::min(rest.end, first + (tile + tiles_a_pass) * flat.tiles.tile_elements);

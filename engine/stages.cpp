@@ -60,10 +60,10 @@ std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stage
   }
   if (chunks > uses) {
     throw ConfigurationError("tranche.pipeline_schedule \"" + config.pipeline_schedule + "\" with " +
-                             std::to_string(chunks / stages) + " chunks on each of " + std::to_string(stages) +
-                             " stages has " + std::to_string(chunks) + " chunks: the model has " +
-                             std::to_string(uses) + " units to cut, so " + std::to_string(uses) +
-                             " chunks at most");
+                             std::to_string(chunks / stages) + " chunks on each of " +
+                             std::to_string(stages) + " stages has " + std::to_string(chunks) +
+                             " chunks: the model has " + std::to_string(uses) + " units to cut, so " +
+                             std::to_string(uses) + " chunks at most");
   }
   if (config.pipeline_cuts == PipelineCuts::equal) return equal_cuts(uses, chunks);
   if (config.pipeline_cuts == PipelineCuts::listed) {
@@ -150,8 +150,9 @@ Stages divide(const ModelSpec& model, const Config& config, int stages, int tens
   result.cuts = tensor_cuts(model, config, tensor_ranks);
   result.count = stages;
   result.stage_of_chunk = stages == 1 ? std::vector<int>{0} : stages_of_chunks(config, stages);
-  result.begins = stages == 1 ? std::vector<int>{0}
-                              : cuts_of(model, config, stages, static_cast<int>(result.stage_of_chunk.size()));
+  result.begins = stages == 1
+                      ? std::vector<int>{0}
+                      : cuts_of(model, config, stages, static_cast<int>(result.stage_of_chunk.size()));
   if (stages == 1 && config.tie_sum != TieSum::by_use) return result;
   if (stages > 1) require_whole_forward(model);
   for (std::size_t u = 0; u < model.units().size(); ++u) {

@@ -47,9 +47,9 @@ struct Stages {
 };
 
 /// Cuts the model as the configuration says (Config::pipeline_cuts) into the chunks of its schedule
-/// (pipeline_order.h). Throws ConfigurationError for more chunks than the model has uses of units, a model that does not say how its units follow each other
-/// (ModelSpec::forward), a list of cuts that is none, and a tensor that is read by two stages which are not
-/// the first and the last; and as tensor_cuts() does.
+/// (pipeline_order.h). Throws ConfigurationError for more chunks than the model has uses of units, a model
+/// that does not say how its units follow each other (ModelSpec::forward), a list of cuts that is none, and a
+/// tensor that is read by two stages which are not the first and the last; and as tensor_cuts() does.
 Stages divide(const ModelSpec& model, const Config& config, int stages, int tensor_ranks = 1);
 
 }  // namespace tranche::detail

@@ -190,11 +190,12 @@ void StartTable::add_traffic() {
             format_bytes(formulas_.gathered_elements() * size_of(config_.precision.compute))));
   }
   if (stages_.chunks() > stages_.count && gathers_each_use()) {
-    row("note", fmt::format("ZeRO stage 3 gathers a unit {} times a step on pipeline stage {} under schedule {}{}",
-                            formulas_.declared_unit_gathers(), traffic_.stage(), config_.pipeline_schedule,
-                            formulas_.gathers_chunks()
-                                ? ""
-                                : "; breadth-first gathers a chunk for all micro-batches at once"));
+    row("note",
+        fmt::format("ZeRO stage 3 gathers a unit {} times a step on pipeline stage {} under schedule {}{}",
+                    formulas_.declared_unit_gathers(), traffic_.stage(), config_.pipeline_schedule,
+                    formulas_.gathers_chunks()
+                        ? ""
+                        : "; breadth-first gathers a chunk for all micro-batches at once"));
   }
   if (runtime_.size() == 1) {
     row("traffic per step, rank", "nothing");

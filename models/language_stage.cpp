@@ -43,7 +43,8 @@ bool group_stays_gathered(const Config& config, std::int64_t blocks) {
 BlockRange blocks_of_chunk(const Engine::Chunk& chunk, std::int64_t layers) {
   // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
   if (chunk.chunks == 1) return {0, layers};
-  return {std::clamp<std::int64_t>(chunk.begin - 1, 0, layers), std::min<std::int64_t>(chunk.end - 1, layers)};
+  return {std::clamp<std::int64_t>(chunk.begin - 1, 0, layers),
+          std::min<std::int64_t>(chunk.end - 1, layers)};
 }
 
 // --- A micro-batch --------------------------------------------------------------------------------------

@@ -133,8 +133,7 @@ class Executor {
                                   : std::string("forward pass");
     if (several_chunks()) place += " on chunk " + std::to_string(action.chunk);
     if (is_message(action.kind)) {
-      const bool sends =
-          action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
+      const bool sends = action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
       place += (sends ? ", send to " : ", receive from ") + name_of_stage(peer_of(schedule_, action));
     }
     return place;
@@ -251,8 +250,7 @@ class Executor {
   void give_gradient(const Action& action) {
     if (action.chunk == 0 || schedule_.crosses(action.chunk - 1)) return;
     ChunkWork& from = work(action);
-    const TensorView gradient =
-        open_.at(action.micro_batch).chunks.at(action.chunk - 1)->output_gradient();
+    const TensorView gradient = open_.at(action.micro_batch).chunks.at(action.chunk - 1)->output_gradient();
     kernels::copy(engine_.compute_stream(), from.input_gradient(), gradient);
     from.input_gradient_sent(engine_.compute_stream().record());
   }
@@ -314,8 +312,8 @@ class Executor {
   std::unique_ptr<Timeline> timeline_;  ///< null: nothing is traced
   std::int64_t begun_ = 0;
   std::map<std::int64_t, OpenMicroBatch> open_;
-  std::vector<std::size_t> posted_;       ///< by sending rank: its messages whose receive was posted
-  std::map<Action, Event> received_;      ///< posted and not waited for
+  std::vector<std::size_t> posted_;   ///< by sending rank: its messages whose receive was posted
+  std::map<Action, Event> received_;  ///< posted and not waited for
   std::map<std::size_t, SentGradient> sent_gradients_;  ///< by action
   std::set<int> wanted_;                                ///< chunks to be gathered at their next work
   std::map<int, std::vector<GatheredUnit>> weights_;    ///< by chunk

@@ -97,8 +97,8 @@ std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int nee
           const std::size_t receive = places[peer].at(other_half(actions[i]));
           if (result[peer].size() < receive) break;
           // The receiver has to have begun the receive: all that it waits for before is over.
-          last = std::max(last, static_cast<int>(peer) == needed ? static_cast<Index>(receive)
-                                                                 : before(peer, receive));
+          last = std::max(
+              last, static_cast<int>(peer) == needed ? static_cast<Index>(receive) : before(peer, receive));
         }
         result[r].push_back(last);
         moved = true;

@@ -13,14 +13,15 @@ namespace tranche::pipeline {
 /// own.
 struct RunOrder {
   /// By action: the micro-batches that end behind it, ascending. That is behind a rank's last action of the
-  /// micro-batch. But the ranks of the first and of the last chunk add tied gradients up there, and the memory
-  /// of such a sum comes back once both have come to it. So each of them ends a micro-batch no sooner than
-  /// behind the last action of its own which the other one needs to come to its end: whoever waits for the
-  /// memory then keeps nobody from the sum. A wait for the memory of a gradient that was sent counts as need.
+  /// micro-batch. But the ranks of the first and of the last chunk add tied gradients up there, and the
+  /// memory of such a sum comes back once both have come to it. So each of them ends a micro-batch no sooner
+  /// than behind the last action of its own which the other one needs to come to its end: whoever waits for
+  /// the memory then keeps nobody from the sum. A wait for the memory of a gradient that was sent counts as
+  /// need.
   std::vector<std::vector<std::int64_t>> ends;
   /// By action: the rank's own actions that sent a gradient which its receiver has taken when this action, a
-  /// receive, is done. Empty with one chunk on each rank, where memory of a gradient may be asked for again at
-  /// once: the rank before takes it whatever this one waits for.
+  /// receive, is done. Empty with one chunk on each rank, where memory of a gradient may be asked for again
+  /// at once: the rank before takes it whatever this one waits for.
   std::vector<std::vector<std::size_t>> taken;
   /// By sending rank: the receives of this rank, in the order in which that rank sends.
   std::vector<std::vector<Action>> incoming;

@@ -16,8 +16,8 @@ class BoundaryMemory {
  public:
   BoundaryMemory() = default;
   BoundaryMemory(Engine& engine, const Boundary& boundary, std::string_view tag)
-      : buffer_(engine.acquire(boundary.shape.elements() * size_of(boundary.dtype), Category::activations,
-                               tag)),
+      : buffer_(
+            engine.acquire(boundary.shape.elements() * size_of(boundary.dtype), Category::activations, tag)),
         view_{buffer_.data(), boundary.dtype, boundary.shape} {}
   const TensorView& view() const { return view_; }
   /// For reuse behind the compute stream's present work, or once `passed` has passed.

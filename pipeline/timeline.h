@@ -14,7 +14,8 @@ namespace tranche::pipeline {
 
 /// The times of the actions of one step or evaluation, as the compute stream passes them. On the track
 /// "pipeline" each forward and backward is a span ("F3", "B3", "I3", "W3"), and so is the wait for a message
-/// ("RECV_F3"). Where a rank has several chunks, their number stands in front ("2F3"). An arrow goes from the forward or backward that made a message to the one that needs it.
+/// ("RECV_F3"). Where a rank has several chunks, their number stands in front ("2F3"). An arrow goes from the
+/// forward or backward that made a message to the one that needs it.
 class Timeline {
  public:
   /// `trace` and `schedule` outlive it.

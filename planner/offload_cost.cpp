@@ -75,17 +75,17 @@ class Walk {
     for (const OffloadUnit& unit : schedule_.units) {
       if (unit.moves) {
         bytes.to_host += unit.kept * size_of(config_.precision.accumulation);
-        if (parameters_of(unit) == OffloadTier::none) bytes.from_host += unit.kept * weight;
+        bytes.from_host += (unit.kept - away(unit)) * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
           const std::int64_t tiles =
               schedule_.passes * std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
           bytes.nvme_read += tiles;
           bytes.nvme_written += tiles;
         }
-      } else if (parameters_of(unit) != OffloadTier::none) {
-        bytes.to_host += unit.kept * weight;
+      } else {
+        bytes.to_host += away(unit) * weight;
       }
-      if (parameters_of(unit) == OffloadTier::nvme) bytes.nvme_written += unit.kept * weight;
+      if (parameters() == OffloadTier::nvme) bytes.nvme_written += away(unit) * weight;
     }
     if (parameters() == OffloadTier::none) return bytes;
     for (const UnitVisit& visit : schedule_.visits) {
@@ -109,8 +109,9 @@ class Walk {
  private:
   bool keeps() const { return config_.gather_for == GatherFor::step; }
   OffloadTier parameters() const { return config_.offload.parameters; }
-  OffloadTier parameters_of(const OffloadUnit& unit) const {
-    return unit.persistent ? OffloadTier::none : parameters();
+  /// Elements that the rank keeps the state of and whose weights are not on the device.
+  std::int64_t away(const OffloadUnit& unit) const {
+    return parameters() == OffloadTier::none ? 0 : unit.kept - unit.whole;
   }
   double gradient_bytes(const OffloadUnit& unit) const {
     return static_cast<double>(unit.kept * size_of(config_.precision.accumulation));
@@ -142,6 +143,8 @@ class Walk {
           std::clamp<std::int64_t>(divide_round_up(unit.kept, config_.offload.tile_elements), 1, most_pieces);
       const double elements = static_cast<double>(unit.kept) / static_cast<double>(pieces);
       const double bytes = elements * weight_;
+      const double share =
+          static_cast<double>(away(unit)) / static_cast<double>(std::max<std::int64_t>(unit.kept, 1));
       for (std::int64_t piece = 0; piece < pieces && unit.kept > 0; ++piece) {
         if (unit.moves) {
           if (from_disk) {
@@ -150,14 +153,14 @@ class Walk {
             updated = std::max(updated, disk);
           }
           arrived = updated = updated + elements / rates_.host_update;
-          if (parameters_of(unit) == OffloadTier::none) {
-            arrived = copied = std::max(copied, updated) + bytes / rates_.host_link;
+          if (share < 1) {
+            arrived = copied = std::max(copied, updated) + bytes * (1 - share) / rates_.host_link;
           }
-        } else if (parameters_of(unit) != OffloadTier::none) {
-          arrived = weights_out_ = weights_out_ + bytes / rates_.host_link;
+        } else if (share > 0) {
+          arrived = weights_out_ = weights_out_ + bytes * share / rates_.host_link;
         }
-        if (parameters_of(unit) == OffloadTier::nvme) {
-          disk += bytes / rates_.nvme;
+        if (parameters() == OffloadTier::nvme && share > 0) {
+          disk += bytes * share / rates_.nvme;
           arrived = std::max(arrived, disk);
         }
       }

@@ -182,10 +182,10 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   std::vector<std::int64_t> trainable;  // padded elements of each trainable buffer
   std::vector<std::size_t> unit_of;     // and its unit
   std::vector<std::int64_t> kept;       // and the elements of it whose state this rank keeps
+  std::vector<std::int64_t> on_device;  // and those of them whose weights are whole on the device
   detail::PersistentBuffers persistent(config);
   for (std::size_t u = 0; u < spec.units().size(); ++u) {
     OffloadUnit& of = schedule.units.emplace_back();
-    of.persistent = true;
     int number = placement.first_buffer(static_cast<int>(u));
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
       const detail::FlatLayout& layout = placement.layout(number, request.rank);
@@ -195,7 +195,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
           persistent.keeps(layout) || (config.stage == 3 && (buffer.stages.size() > 1 || buffer.sharers > 1));
       if (!buffer.frozen) {
         kept.push_back(config.stage == 0 ? whole : shard / copies);
-        of.persistent &= keeps || buffer.empty();
+        on_device.push_back(keeps ? kept.back() : 0);
         trainable.push_back(whole);
         unit_of.push_back(u);
       }
@@ -210,9 +210,12 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     if (!moves[b] || config.offload.optimizer == OffloadTier::none) continue;
     schedule.units[unit_of[b]].moves = true;
     schedule.units[unit_of[b]].kept += kept[b];
+    schedule.units[unit_of[b]].whole += on_device[b];
   }
   for (std::size_t b = 0; b < trainable.size(); ++b) {
-    if (!schedule.units[unit_of[b]].moves) schedule.units[unit_of[b]].kept += kept[b];
+    if (schedule.units[unit_of[b]].moves) continue;
+    schedule.units[unit_of[b]].kept += kept[b];
+    schedule.units[unit_of[b]].whole += on_device[b];
   }
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   schedule.state_bytes = (config.precision.master == MasterFormat::none ? 2.0 : 4.0) +

@@ -603,8 +603,8 @@ Exit status:
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
   CLI::App* tokenize = add_tokenize_command(app, options.tokenize);
-  for (CLI::App* command :
-       {&app, train, evaluate, plan, config, calibrate, scale, schedule, info, checkpoint, generate, tokenize})
+  for (CLI::App* command : {&app, train, evaluate, plan, config, calibrate, scale, schedule, info, checkpoint,
+                            generate, tokenize})
     command->allow_extras()->prefix_command(false);
   check_numbers(app);
 

@@ -2,6 +2,7 @@
 /// A schedule of a pipeline as data: for each rank the list of what it computes, which messages it sends and
 /// receives, and when it gathers and frees the weights of a chunk. Integers only; no device, no communicator.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -109,7 +109,12 @@ CheckpointPair draw_checkpoint_pair(std::uint64_t number) {
   if (pick(3) == 0) config.offload.optimizer = OffloadTier::cpu;
   const std::size_t trained = pick(4);
   if (trained == 0) config.frozen = {pair.llama ? "*k_proj*" : "*c_attn*"};
-  if (trained == 1) config.lora = {.rank = 3, .alpha = 6, .save_base = pick(2) == 0};
+  if (trained == 1) {
+    config.lora = {.rank = 3, .alpha = 6, .save_base = pick(3) == 0};
+    const std::size_t targets = pick(3);
+    if (targets == 1) config.lora.targets = {"lm_head"};
+    if (targets == 2) config.lora.targets = {pair.llama ? "down_proj" : "c_proj"};
+  }
   return pair;
 }
 

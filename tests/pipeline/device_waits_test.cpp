@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <optional>
-#include <iterator>
 #include <string_view>
 #include <tuple>
 #include <utility>

@@ -160,8 +160,8 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.pipeline_cuts = pick(2) == 0 ? PipelineCuts::balanced : PipelineCuts::equal;
   // Two chunks on a rank where the eight units are enough for them.
   const bool two_chunks = 2 * pipeline <= 8;
-  config.pipeline_schedule = std::array{"1f1b", "afab", "zb-h1", "zb-v", "interleaved",
-                                        "breadth-first"}[pick(two_chunks ? 6 : 3)];
+  config.pipeline_schedule =
+      std::array{"1f1b", "afab", "zb-h1", "zb-v", "interleaved", "breadth-first"}[pick(two_chunks ? 6 : 3)];
   if (config.pipeline_schedule == "interleaved") config.accumulation_steps = pipeline;
   config.overlap = false;           // gathers behind the step are over when it ends
   config.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
@@ -225,7 +225,8 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   add_to(bytes, mesh.group({MeshAxis::shard}, rank), rank, along(engine, MeshAxis::shard).formula_bytes);
   add_to(bytes, mesh.group({MeshAxis::replicate}, rank), rank,
          along(engine, MeshAxis::replicate).formula_bytes);
-  // One message for each cut between chunks of different ranks, direction and micro-batch: rows of the residual in the compute dtype.
+  // One message for each cut between chunks of different ranks, direction and micro-batch: rows of the
+  // residual in the compute dtype.
   const Config& config = engine.config();
   const int parts = mesh.size(MeshAxis::tensor);
   const std::int64_t message = divide_round_up(config.micro_batch_size * time_steps, parts) *

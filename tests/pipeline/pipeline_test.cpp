@@ -150,7 +150,8 @@ void expect_one_digest(bool llama, DataType dtype, ReductionPolicy policy, bool 
       for (int stage = 0; stage <= 3; ++stage) {
         for (std::size_t s = 0; s < schedules.size(); ++s) {
           // Each commit takes a part of the combinations; the sweep takes all.
-          if (!whole && (5 * stage + stages / 2 + 2 * static_cast<int>(s) + shards + number) % 12 != 0) continue;
+          if (!whole && (5 * stage + stages / 2 + 2 * static_cast<int>(s) + shards + number) % 12 != 0)
+            continue;
           const std::string mesh = "pipeline=" + std::to_string(stages) + ", shard=*";
           EXPECT_TRUE(trained(*model, pipeline_config(dtype, stage, policy, micro_batches), mesh,
                               stages * shards, schedules[s]) == one)
@@ -643,8 +644,7 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
   EXPECT_EQ(activations("1f1b", 8), activations("1f1b", 64));
   const std::int64_t four = activations("afab", 4);
   // But for the residual gradient of the one in backward, and what a block's backward takes.
-  EXPECT_NEAR(static_cast<double>(activations("afab", 8)) / static_cast<double>(four), 2,
-              0.2);
+  EXPECT_NEAR(static_cast<double>(activations("afab", 8)) / static_cast<double>(four), 2, 0.2);
 }
 
 std::string refusal(

@@ -417,8 +417,8 @@ PlanRequest draw_schedule(std::uint64_t number) {
   request.model.language = std::make_shared<models::Llama>(llama);
   request.sequence = 9;
   if (!config.frozen.empty()) config.frozen = {"*norm*"};
-  config.pipeline_schedule =
-      std::array{"1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"}[static_cast<std::size_t>(pick(6))];
+  config.pipeline_schedule = std::array{
+      "1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"}[static_cast<std::size_t>(pick(6))];
   const int stages = config.mesh_of(request.ranks).size(MeshAxis::pipeline);
   if (config.pipeline_schedule == "interleaved") config.accumulation_steps = stages * (1 + pick(2));
   if (config.pipeline_schedule == "interleaved" || config.pipeline_schedule == "breadth-first") {

@@ -38,6 +38,13 @@ PlanRequest gpt_on(int ranks) {
   return request;
 }
 
+/// A model that four ranks of the axis `tensor` can share.
+models::GptConfig four_heads() {
+  models::GptConfig model = models::GptConfig::preset("gpt-mini");
+  model.heads = 4;
+  return model;
+}
+
 std::vector<std::string> planned_with(const std::vector<std::string>& more) {
   std::vector<std::string> arguments{"plan", "--model", "gpt-mini", "--set", "tranche.workspace=8MiB"};
   arguments.insert(arguments.end(), more.begin(), more.end());
@@ -192,6 +199,7 @@ TEST(PlanOfAMesh, PadsAsTheEngineDoes) {
 
 TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
   PlanRequest request = gpt_on(4);
+  request.model.language = std::make_shared<models::Gpt>(four_heads());
   request.device = DeviceKind::cuda;
   request.config.staging_bytes = 3 << 20;
   const auto staged = [&](const char* mesh) {
@@ -216,6 +224,7 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
 
 TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
   PlanRequest request = gpt_on(4);
+  request.model.language = std::make_shared<models::Gpt>(four_heads());
   request.ranks_per_node = 2;
   const auto notes = [&](const char* mesh) {
     request.config.mesh = mesh;

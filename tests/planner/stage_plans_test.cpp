@@ -80,6 +80,8 @@ TEST(StagePlans, HaveALineForEachClassOfCoordinatesOnTensor) {
   request.ranks = 8;
   request.config.mesh = "shard=2, tensor=4";
   models::GptConfig model = models::GptConfig::preset("gpt-mini");
+  model.heads = 4;
+  request.model.language = std::make_shared<models::Gpt>(model);
   ASSERT_EQ(model.vocabulary % 4, 0);
   EXPECT_EQ(plan_stages(request, 0).size(), 1u) << "all parts have equal sizes";
   model.vocabulary += 3;

@@ -11,9 +11,9 @@
 namespace tranche::planner {
 
 struct ScheduleChoice {
-  std::string name;  ///< as Config::pipeline_schedule has it
+  std::string name;  ///< the value of Config::pipeline_schedule
   int chunks = 1;    ///< on a rank
-  /// Of a step on paper, in forward passes of a mean stage: a stage takes as long as its operations say, and
+  /// A step on paper, in forward passes of a mean stage: a stage takes as long as its operations say, and
   /// input and weight gradients as long as a forward each, beside a forward more for recomputation. Messages
   /// take no time.
   double length = 0;
