@@ -509,9 +509,6 @@ std::string_view name_of(TieSum sum) {
 std::string_view name_of(PipelineCuts cuts) {
   return detail::name_in(cuts);
 }
-std::string_view name_of(PipelineSchedule schedule) {
-  return detail::name_in(schedule);
-}
 std::string_view name_of(TensorSums sums) {
   return detail::name_in(sums);
 }

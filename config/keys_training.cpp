@@ -218,8 +218,11 @@ constexpr ConfigKey keys[] = {
         "stage), or a list with the number of the first unit of each stage but the first; the embedding is 0, the head the last")
         .of_kind(any).read_by(read_cuts).written_as(cuts_json).written_if_set().quiet(),
     field<&Config::pipeline_schedule>("tranche.pipeline_schedule",
-        "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there are stages), or afab (all forward, all backward, as "
-        "GPipe has it)").written_if_set().quiet(),
+        "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there are stages), afab (all forward, all backward, as "
+        "GPipe has it), interleaved, breadth-first, zb-h1, zb-v, or the path of a file with a schedule (docs/guides/pipeline.md)").written_if_set().quiet(),
+    field<&Config::pipeline_chunks>("tranche.pipeline_chunks",
+        "runs of units on each rank of a pipeline; 0: as many as the schedule has, which is 2 for interleaved, breadth-first and zb-v, and 1 for others")
+        .at_least(0).written_if_set().quiet(),
     field<&Config::tensor_sums>("tranche.tensor_sums",
         "how the ranks of the mesh's axis tensor add up their parts of a layer: rank_order (each part by itself), or chain (each rank goes on where the one before "
         "ended, which has one rank's bits and is slow)").written_if_set(),

@@ -27,8 +27,6 @@ template <>
 inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({"balanced", "equal",
                                                                                 "parameters", "listed"});
 template <>
-inline constexpr auto names_of<PipelineSchedule> = std::to_array<std::string_view>({"1f1b", "afab"});
-template <>
 inline constexpr auto names_of<TensorSums> = std::to_array<std::string_view>({"rank_order", "chain"});
 template <>
 inline constexpr auto names_of<GatherFor> = std::to_array<std::string_view>({"use", "step"});

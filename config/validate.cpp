@@ -6,6 +6,8 @@
 #include <cmath>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "comm/device_communicator.h"
 #include "config/keys.h"
@@ -232,8 +234,8 @@ void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   if (stages > 1) config.tie_sum = TieSum::by_use;
   for (const auto& [asked, key] :
        {std::pair(config.pipeline_cuts != PipelineCuts::balanced, config.pipeline_cuts_key),
-        std::pair(config.pipeline_schedule != PipelineSchedule::one_f_one_b,
-                  std::string("tranche.pipeline_schedule"))}) {
+        std::pair(config.pipeline_schedule != "1f1b", std::string("tranche.pipeline_schedule")),
+        std::pair(config.pipeline_chunks > 0, std::string("tranche.pipeline_chunks"))}) {
     if (asked && stages == 1) {
       config.notes.push_back(fmt::format("{} has no effect: the mesh has no axis pipeline", key));
     }
@@ -266,9 +268,9 @@ void check_layout(Config& config, const Mesh& mesh, Problems& problems) {
     if (place == "whole" || place == "tensor") continue;
     problems.add(fmt::format("tranche.layout: {} is '{}', which is neither whole nor tensor", name, place));
   }
-  const std::string idle = "tranche.layout has no effect: the mesh has no axis tensor";
-  const bool told = std::find(config.notes.begin(), config.notes.end(), idle) != config.notes.end();
-  if (!config.layout.empty() && mesh.size(MeshAxis::tensor) == 1 && !told) config.notes.push_back(idle);
+  if (!config.layout.empty() && mesh.size(MeshAxis::tensor) == 1) {
+    config.notes.emplace_back("tranche.layout has no effect: the mesh has no axis tensor");
+  }
 }
 
 /// Refuses what the axis `tensor` does not have yet.
@@ -292,6 +294,14 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   };
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "a rank of tensor has a part of each gradient alone; leave it out");
+  const auto whole = std::find_if(config.layout.begin(), config.layout.end(),
+                                  [](const auto& dimension) { return dimension.second == "whole"; });
+  if (chain && whole != config.layout.end()) {
+    problems.add(
+        fmt::format("tranche.tensor_sums: chain with tranche.layout: layers and tables whose {} is whole on "
+                    "every rank are not computed in chains; write rank_order, or leave it out of the layout",
+                    whole->first));
+  }
   if (chain && config.lora.any()) {
     problems.add(
         "tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not computed in "
@@ -359,6 +369,16 @@ void check_names(const Config& config, Problems& problems) {
   }
 }
 
+/// Leaves out lines that are there before: a configuration is validated by whoever reads it and by each
+/// engine.
+void keep_first_of_each(std::vector<std::string>& notes) {
+  std::vector<std::string> kept;
+  for (std::string& note : notes) {
+    if (std::find(kept.begin(), kept.end(), note) == kept.end()) kept.push_back(std::move(note));
+  }
+  notes = std::move(kept);
+}
+
 /// All of them where the mesh is not one, which check_mesh() tells.
 int data_ranks_of(const Config& config, int ranks) {
   try {
@@ -397,6 +417,7 @@ void check_fields(Config& config, int ranks, Problems& problems) {
     problems.add(error.message());
   }
   check_schedule(config, problems);
+  keep_first_of_each(config.notes);
 }
 
 }  // namespace tranche::detail

@@ -1,5 +1,5 @@
 #pragma once
-/// What tranche.tensor_sums chain cannot be used with. Private to engine/.
+/// Checks of tranche.tensor_sums chain at the start. Private to engine/.
 
 #include <span>
 

@@ -2,7 +2,9 @@
 
 #include "tranche/engine/engine.h"
 
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "engine/chain_checks.h"
@@ -10,6 +12,7 @@
 #include "engine/exchange.h"
 #include "engine/initial_weights.h"
 #include "engine/offloaded_state.h"
+#include "engine/pipeline_order.h"
 #include "engine/run_reports.h"
 #include "engine/start_agreement.h"
 #include "engine/start_checks.h"
@@ -32,6 +35,21 @@ LossScalerOptions scaler_options(const Config& config) {
   return fixed;
 }
 
+/// With the schedule that the configuration asks for.
+Stages scheduled(Stages stages, const Config& config) {
+  if (stages.count > 1) {
+    stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
+  }
+  return stages;
+}
+
+/// Gathering whole chunks takes as many units at once as a chunk has.
+GatherOptions gather_options(const Config& config, const Stages& stages, const ModelSpec& model) {
+  GatherOptions options(config);
+  options.depth = std::max(options.depth, units_held(stages, model));
+  return options;
+}
+
 }  // namespace
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
@@ -51,8 +69,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       optimizer(options.optimizer ? std::move(options.optimizer) : make_optimizer(config)),
       scaler(scaler_options(config)),
       world(runtime_in.all()),
-      stages(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline),
-                    runtime_in.mesh().size(MeshAxis::tensor))),
+      stages(scheduled(divide(model, config, runtime_in.mesh().size(MeshAxis::pipeline),
+                              runtime_in.mesh().size(MeshAxis::tensor)),
+                       config)),
       compute(runtime_in.device().compute_stream()),
       breakdown(runtime_in),
       rule(runtime_in, config, std::move(options.schedule), breakdown),
@@ -67,12 +86,12 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
                                    }),
                            config, runtime.device(), *arena, runtime.trace()),
             {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)}),
-      formulas(config, model, store, updater),
+      formulas(config, model, store, updater, &stages),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
                runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),
                runtime.device(), *arena),
-      gatherer(store, GatherOptions(config), *arena, compute, recorder.exposed()),
+      gatherer(store, gather_options(config, stages, model), *arena, compute, recorder.exposed()),
       reducer(store, *arena, compute, runtime.ledger(), scalars, config.overlap),
       traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars),
@@ -206,18 +225,32 @@ void Engine::break_down(const std::exception_ptr& error) noexcept {
   impl_->breakdown.end(error);
 }
 
-GatheredUnit Engine::gather(UnitId unit) {
+GatheredUnit Engine::gathered(UnitId unit, bool of_micro_batch) {
   impl_->model.unit(unit);  // throws on an unknown unit
-  impl_->guarded([&] { impl_->sequence.acquire(unit.index); });
+  impl_->guarded([&] { impl_->sequence.acquire(unit.index, of_micro_batch); });
   GatheredUnit handle;
   handle.engine_ = this;
   handle.unit_ = unit.index;
-  handle.micro_batch_ = impl_->sequence.micro_batches().current();
+  handle.micro_batch_ = of_micro_batch ? impl_->sequence.micro_batches().current() : -1;
   handle.exceptions_ = std::uncaught_exceptions();
   return handle;
 }
 
+GatheredUnit Engine::gather(UnitId unit) {
+  return gathered(unit, /*of_micro_batch=*/true);
+}
+
+GatheredUnit Engine::hold(UnitId unit) {
+  return gathered(unit, /*of_micro_batch=*/false);
+}
+
 UnitGradients Engine::gradients(UnitId unit) {
+  impl_->model.unit(unit);
+  impl_->guarded([&] { impl_->sequence.require_first(unit.index); });
+  return gradients_ahead(unit);
+}
+
+UnitGradients Engine::gradients_ahead(UnitId unit) {
   impl_->model.unit(unit);
   impl_->guarded([&] { impl_->sequence.open_gradients(unit.index); });
   UnitGradients handle;
@@ -268,8 +301,15 @@ EvaluationResult Engine::end_evaluation() {
 
 Engine::StageUses Engine::stage() const {
   const detail::Stages& stages = impl_->stages;
-  const int stage = impl_->traffic.stage();
-  return {stage, stages.count, stages.begin(stage), stages.end(impl_->model, stage)};
+  StageUses uses{impl_->traffic.stage(), stages.count, {}, stages.stage_of_chunk.back()};
+  for (const int chunk : stages.chunks_of(uses.stage)) {
+    uses.chunks.push_back({chunk, stages.chunks(), stages.begin(chunk), stages.end(impl_->model, chunk)});
+  }
+  return uses;
+}
+const pipeline::PipelineSchedule& Engine::pipeline_schedule() const {
+  if (impl_->stages.schedule == nullptr) throw LogicError("pipeline_schedule() on a mesh without a pipeline");
+  return *impl_->stages.schedule;
 }
 Device& Engine::device() const {
   return impl_->runtime.device();

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
+#include <utility>
 
 #include "engine/engine_impl.h"
+#include "engine/pipeline_order.h"
 
 namespace tranche {
 
@@ -54,7 +57,18 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
         " a step on one rank: tranche.gradient_noise_scale needs at least two micro-batches");
   }
   if (micro_batch_size == config.micro_batch_size && accumulation_steps == config.accumulation_steps) return;
+  std::shared_ptr<const pipeline::PipelineSchedule> schedule;
+  if (stages.count > 1) {
+    Config other = config;
+    other.accumulation_steps = accumulation_steps;
+    try {
+      schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(other, stages.count));
+    } catch (const ConfigurationError& error) {
+      throw InvalidArgument("set_batch() to " + mine.text() + " a step: " + error.message());
+    }
+  }
   recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
+  stages.schedule = std::move(schedule);
   config.micro_batch_size = micro_batch_size;
   config.accumulation_steps = accumulation_steps;
   config.train_batch_size = micro_batch_size * accumulation_steps * data_ranks;

@@ -105,6 +105,7 @@ const UnitSpec& UnitGradients::spec() const {
 void UnitGradients::reduce() && {
   if (engine_ == nullptr) throw LogicError("reduce() of gradients that were handed over already");
   Engine* engine = engine_;
+  engine->impl_->guarded([&] { engine->impl_->sequence.require_turn(micro_batch_, unit_); });
   engine_ = nullptr;
   engine->impl_->guarded([&] { engine->impl_->sequence.submit_gradients(micro_batch_, unit_); });
 }

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "engine/exchange.h"
+#include "engine/pipeline_order.h"
+#include "pipeline/schedule/lower.h"
 #include "tranche/core/error.h"
 #include "tranche/kernels/quantization.h"
 
@@ -247,13 +249,27 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) c
     const UnitState& unit = store_.units()[u];
     const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
     gathers.push_back(gather_for == GatherFor::step ? std::min(count, 1)
+                      : gathers_chunks()            ? chunk_gathers_of(*stages_, model_, static_cast<int>(u))
                                                     : config_.accumulation_steps * count);
   }
   return gathers;
 }
 
+bool StateFormulas::gathers_chunks() const {
+  return stages_ != nullptr && stages_->schedule != nullptr && pipeline::has_gathers(*stages_->schedule);
+}
+
+std::int64_t StateFormulas::declared_unit_gathers() const {
+  const std::vector<std::int64_t> gathers = gathers_of_step(config_.gather_for);
+  std::int64_t count = 0;
+  for (std::size_t u = 0; u < gathers.size(); ++u) {
+    if (store_.units()[u].gathered_elements() > 0) count += gathers[u];
+  }
+  return count;
+}
+
 std::int64_t StateFormulas::declared_gathers(GatherFor gather_for) const {
-  if (!model_.gathers_per_micro_batch && gather_for == GatherFor::use) return -1;
+  if (!model_.gathers_per_micro_batch && gather_for == GatherFor::use && !gathers_chunks()) return -1;
   const std::vector<std::int64_t> gathers = gathers_of_step(gather_for);
   std::int64_t elements = 0;
   for (std::size_t u = 0; u < gathers.size(); ++u)

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/flat_updater.h"
+#include "engine/stages.h"
 #include "engine/state_store.h"
 #include "tranche/engine/state_bytes.h"
 #include "tranche/engine/step_result.h"
@@ -18,10 +19,10 @@ class StateFormulas {
  public:
   using Bytes = StateBytes;
 
-  /// The arguments outlive it; they are read when it is asked.
+  /// The arguments outlive it; they are read when it is asked. `stages`: of a pipeline; null: there is none.
   StateFormulas(const Config& config, const ModelSpec& model, const StateStore& store,
-                const FlatUpdater& updater)
-      : config_(config), model_(model), store_(store), updater_(updater) {}
+                const FlatUpdater& updater, const Stages* stages = nullptr)
+      : config_(config), model_(model), store_(store), updater_(updater), stages_(stages) {}
 
   Bytes bytes() const;
   /// "1.2 GiB on the device + 3.4 GiB in host memory", empty tiers left out.
@@ -41,6 +42,10 @@ class StateFormulas {
   std::int64_t declared_gathers() const { return declared_gathers(config_.gather_for); }
   /// The same where Config::gather_for had that value.
   std::int64_t declared_gathers(GatherFor gather_for) const;
+  /// True where the schedule of a pipeline gathers chunks, each for several micro-batches.
+  bool gathers_chunks() const;
+  /// How many gathers of units a step has by that.
+  std::int64_t declared_unit_gathers() const;
   /// Padded elements of all units, where stage 3 gathers them.
   std::int64_t gathered_elements() const;
   /// Padded elements of the buffers whose new parameters a step gathers behind the update, of those whose
@@ -55,6 +60,7 @@ class StateFormulas {
   const ModelSpec& model_;
   const StateStore& store_;
   const FlatUpdater& updater_;
+  const Stages* stages_;
 };
 
 }  // namespace tranche::detail

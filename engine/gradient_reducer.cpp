@@ -105,9 +105,19 @@ void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
   }
 }
 
-std::int64_t GradientReducer::first_owing(int unit) const {
-  for (const auto& [micro_batch, uses] : open_) {
-    if (owes(uses, static_cast<std::size_t>(unit))) return micro_batch;
+int GradientReducer::begun(std::int64_t micro_batch, int unit) const {
+  return at(micro_batch)[static_cast<std::size_t>(unit)].begun;
+}
+
+std::int64_t GradientReducer::first_owing(std::int64_t micro_batch, int unit, int submitted) const {
+  const auto index = static_cast<std::size_t>(unit);
+  const std::vector<FlatBuffer>& buffers = store_.units()[index].buffers;
+  const bool apart = std::all_of(buffers.begin(), buffers.end(), [](const FlatBuffer& flat) {
+    return !flat.trainable || flat.empty() || !flat.uses.empty();
+  });
+  for (const auto& [earlier, uses] : open_) {
+    if (earlier >= micro_batch) break;
+    if (owes(uses, index) && (!apart || uses[index].submitted <= submitted)) return earlier;
   }
   return -1;
 }

@@ -51,8 +51,12 @@ class GradientReducer {
   void open(std::int64_t micro_batch, int unit);
   /// True once the micro-batch has opened gradients of any unit, which is where its backward pass began.
   bool backward_begun(std::int64_t micro_batch) const;
-  /// The lowest open micro-batch that has not submitted all gradients of a unit; -1: none.
-  std::int64_t first_owing(int unit) const;
+  /// How often the micro-batch has opened gradients of the unit.
+  int begun(std::int64_t micro_batch, int unit) const;
+  /// The lowest open micro-batch before this one that still owes gradients of a unit which have to be added
+  /// before those of its use number `submitted`; -1: none. Where the gradients of uses are told apart these
+  /// are the earlier ones' of as many uses, else all of them.
+  std::int64_t first_owing(std::int64_t micro_batch, int unit, int submitted) const;
   /// True when the unit has been submitted as often as it is used.
   bool submitted(std::int64_t micro_batch, int unit) const;
   /// fp32 memory that kernels add a tensor's gradient to; a frozen tensor's is thrown away. Throws

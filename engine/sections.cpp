@@ -2,9 +2,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 #include <utility>
-
-#include "tranche/core/error.h"
 
 namespace tranche::detail {
 
@@ -17,18 +16,14 @@ TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& 
   return slice.state.at(static_cast<std::size_t>(found - states.begin()));
 }
 
-FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece) {
-  std::vector<FlatBuffer>& buffers = store.units()[static_cast<std::size_t>(piece.unit)].buffers;
-  const std::size_t kinds = store.state_classes().size() + 1;
-  int instance = 0;
-  for (std::size_t b = static_cast<std::size_t>(piece.buffer); b < buffers.size(); b += kinds) {
-    const Placement::Buffer& placed =
-        store.placement().buffer(store.placement().first_buffer(piece.unit) + static_cast<int>(b));
-    for (const FlatLayout& part : placed.layouts) {
-      if (part.padded_elements() > 0 && instance++ == piece.instance) return buffers[b];
-    }
-  }
-  throw InvalidArgument("a checkpoint's layout has a buffer that the engine has not");
+FlatBuffer& buffer_of(StateStore& store, const checkpoint::Layout& layout,
+                      const checkpoint::SectionPiece& piece) {
+  const checkpoint::UnitRecord& unit = layout.units.at(static_cast<std::size_t>(piece.unit));
+  const checkpoint::InstanceRecord& instance = unit.buffers.at(static_cast<std::size_t>(piece.buffer))
+                                                   .instances.at(static_cast<std::size_t>(piece.instance));
+  const int tensor = instance.tensors.at(0).tensor;
+  const std::string& name = unit.tensors.at(static_cast<std::size_t>(tensor)).name;
+  return store.buffer_of(store.tensors()[static_cast<std::size_t>(store.find_tensor(name))]);
 }
 
 checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,

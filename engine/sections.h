@@ -16,10 +16,11 @@ namespace tranche::detail {
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
                       const std::vector<OptimizerStateTensor>& states);
 
-/// The flat buffer of which a piece is. A checkpoint's buffers are the kinds of a unit's flat buffers (a
-/// state class, or frozen); the parts of the flat buffers of a kind, of which there is one for each set of
-/// uses and of ranks with equal values, are its instances in order.
-FlatBuffer& buffer_of(StateStore& store, const checkpoint::SectionPiece& piece);
+/// The flat buffer of which a piece of a layout is. A checkpoint's buffers are the kinds of a unit's flat
+/// buffers (a state class, or frozen), and their instances are the parts of the flat buffers of a kind. The
+/// tensors say which one it is: without frozen tensors the layout may have the flat buffers in another order.
+FlatBuffer& buffer_of(StateStore& store, const checkpoint::Layout& layout,
+                      const checkpoint::SectionPiece& piece);
 
 /// The layout of a checkpoint of the store, over the ranks of `mesh`: of everything, or, without `frozen`, of
 /// what is trained. A unit of which nothing is saved stays, empty.

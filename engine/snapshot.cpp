@@ -33,7 +33,7 @@ SnapshotLayout Snapshot::lay_out(const checkpoint::ShardPlan& plan) const {
   for (std::size_t u = 0; u < store_.units().size(); ++u) {
     for (const checkpoint::SectionPiece& piece : plan.pieces()) {
       if (piece.unit != static_cast<int>(u) || piece.range.empty()) continue;
-      if (const FlatBuffer& flat = buffer_of(store_, piece);
+      if (const FlatBuffer& flat = buffer_of(store_, plan.layout(), piece);
           flat.trainable && flat.optimizer_tier == OffloadTier::nvme) {
         laid.tiles[static_cast<std::size_t>(flat.trainable_index)] = piece;
         laid.image = false;
@@ -94,10 +94,10 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
   std::vector<std::vector<const SnapshotLayout::Part*>> trainable(store_.trainable().size());
   for (const SnapshotLayout::Part& part : layout_.parts) {
     if (section_at(part).frozen) {
-      store_.read_parameters(buffer_of(store_, part.piece), part.piece.range,
+      store_.read_parameters(buffer_of(store_, plan.layout(), part.piece), part.piece.range,
                              place_of(part, part.piece.range));
     } else {
-      const FlatBuffer& flat = buffer_of(store_, part.piece);
+      const FlatBuffer& flat = buffer_of(store_, plan.layout(), part.piece);
       trainable[static_cast<std::size_t>(flat.trainable_index)].push_back(&part);
     }
   }
@@ -105,7 +105,7 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
   for (const std::vector<const SnapshotLayout::Part*>& parts : trainable) {
     if (parts.empty()) continue;
     const ElementRange whole = parts.front()->piece.range;
-    FlatBuffer& flat = buffer_of(store_, parts.front()->piece);
+    FlatBuffer& flat = buffer_of(store_, plan.layout(), parts.front()->piece);
     // A rank stores the same range of every section.
     const auto copy_out = [&](const ShardSlice& slice) {
       for (const SnapshotLayout::Part* part : parts) {
@@ -176,7 +176,7 @@ bool Snapshot::hand_over_tiles(double seconds) {
     ElementRange& rest = missing_[b].range;
     while (!rest.empty() && feed_->wanted()) {
       if (seconds_now() >= until) return false;
-      FlatBuffer& flat = buffer_of(store_, missing_[b]);
+      FlatBuffer& flat = *store_.trainable()[b];
       const std::int64_t first = store_.residency().optimizer_range(flat).begin;
       const std::int64_t tile = (rest.begin - first) / flat.tiles.tile_elements;
       const std::int64_t end = std::min(rest.end, first + (tile + tiles_a_pass) * flat.tiles.tile_elements);

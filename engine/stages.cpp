@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/pipeline_order.h"
 #include "engine/tensor_cuts.h"
 #include "partition/cuts.h"
 #include "tranche/core/error.h"
@@ -44,7 +45,8 @@ class ParameterShares {
   std::vector<std::vector<double>> sums_;  ///< by begin, then by how many uses follow it
 };
 
-std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stages) {
+/// Cuts into `chunks` chunks, of which each of the stages has as many.
+std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stages, int chunks) {
   const auto uses = static_cast<int>(model.forward.size());
   const std::string mesh = "tranche.mesh \"" + config.mesh + "\"";
   if (uses == 0) {
@@ -56,20 +58,27 @@ std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stage
     throw ConfigurationError(mesh + ": the model has " + std::to_string(uses) + " units to cut, so " +
                              std::to_string(uses) + " stages at most");
   }
-  if (config.pipeline_cuts == PipelineCuts::equal) return equal_cuts(uses, stages);
+  if (chunks > uses) {
+    throw ConfigurationError("tranche.pipeline_schedule \"" + config.pipeline_schedule + "\" with " +
+                             std::to_string(chunks / stages) + " chunks on each of " +
+                             std::to_string(stages) + " stages has " + std::to_string(chunks) +
+                             " chunks: the model has " + std::to_string(uses) + " units to cut, so " +
+                             std::to_string(uses) + " chunks at most");
+  }
+  if (config.pipeline_cuts == PipelineCuts::equal) return equal_cuts(uses, chunks);
   if (config.pipeline_cuts == PipelineCuts::listed) {
     try {
-      return listed_cuts(config.pipeline_begins, uses, stages);
+      return listed_cuts(config.pipeline_begins, uses, chunks);
     } catch (const InvalidArgument& error) {
       throw ConfigurationError("tranche.pipeline_cuts " + error.message());
     }
   }
   if (config.pipeline_cuts == PipelineCuts::parameters) {
-    return balanced_cuts(uses, stages, ParameterShares(model));
+    return balanced_cuts(uses, chunks, ParameterShares(model));
   }
   std::vector<double> work;
   for (const UnitUse& use : model.forward) work.push_back(use.operations);
-  return balanced_cuts(work, stages);
+  return balanced_cuts(work, chunks);
 }
 
 /// Throws ConfigurationError unless ModelSpec::forward has each use of each unit once.
@@ -89,9 +98,35 @@ void require_whole_forward(const ModelSpec& model) {
 
 }  // namespace
 
-int Stages::end(const ModelSpec& model, int stage) const {
-  return stage + 1 == count ? static_cast<int>(model.forward.size())
-                            : begins.at(static_cast<std::size_t>(stage) + 1);
+int Stages::end(const ModelSpec& model, int chunk) const {
+  return chunk + 1 == chunks() ? static_cast<int>(model.forward.size())
+                               : begins.at(static_cast<std::size_t>(chunk) + 1);
+}
+
+std::vector<int> Stages::chunks_of(int stage) const {
+  std::vector<int> own;
+  for (int chunk = 0; chunk < chunks(); ++chunk) {
+    if (stage_of(chunk) == stage) own.push_back(chunk);
+  }
+  return own;
+}
+
+std::string Stages::name_of(const ModelSpec& model, int stage) const {
+  std::string text;
+  for (const int chunk : chunks_of(stage)) {
+    text += (text.empty() ? "" : ", ") + model.name_of_uses(begin(chunk), end(model, chunk));
+  }
+  return text;
+}
+
+int Stages::messages_of(int stage) const {
+  int messages = 0;
+  for (int chunk = 0; chunk + 1 < chunks(); ++chunk) {
+    if (stage_of(chunk) == stage_of(chunk + 1)) continue;
+    if (stage_of(chunk) == stage) ++messages;      // a residual
+    if (stage_of(chunk + 1) == stage) ++messages;  // its gradient
+  }
+  return messages;
 }
 
 std::vector<int> Stages::uses_of(const ModelSpec& model, int unit, int stage) const {
@@ -100,9 +135,11 @@ std::vector<int> Stages::uses_of(const ModelSpec& model, int unit, int stage) co
     for (int use = 0; use < model.unit({unit}).uses_per_micro_batch; ++use) uses.push_back(use);
     return uses;
   }
-  for (int i = begin(stage); i < end(model, stage); ++i) {
-    const UnitUse& use = model.forward[static_cast<std::size_t>(i)];
-    if (use.unit.index == unit) uses.push_back(use.use);
+  for (const int chunk : chunks_of(stage)) {
+    for (int i = begin(chunk); i < end(model, chunk); ++i) {
+      const UnitUse& use = model.forward[static_cast<std::size_t>(i)];
+      if (use.unit.index == unit) uses.push_back(use.use);
+    }
   }
   std::sort(uses.begin(), uses.end());
   return uses;
@@ -112,7 +149,10 @@ Stages divide(const ModelSpec& model, const Config& config, int stages, int tens
   Stages result;
   result.cuts = tensor_cuts(model, config, tensor_ranks);
   result.count = stages;
-  result.begins = stages == 1 ? std::vector<int>{0} : cuts_of(model, config, stages);
+  result.stage_of_chunk = stages == 1 ? std::vector<int>{0} : stages_of_chunks(config, stages);
+  result.begins = stages == 1
+                      ? std::vector<int>{0}
+                      : cuts_of(model, config, stages, static_cast<int>(result.stage_of_chunk.size()));
   if (stages == 1 && config.tie_sum != TieSum::by_use) return result;
   if (stages > 1) require_whole_forward(model);
   for (std::size_t u = 0; u < model.units().size(); ++u) {

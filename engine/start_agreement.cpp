@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "pipeline/schedule/text.h"
 #include "tranche/core/error.h"
 #include "tranche/version.h"
 
@@ -60,7 +61,7 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
   const Start mine{
       hash_text(version),
       hash_text(cut),
-      hash_text(std::string(name_of(config.pipeline_schedule))),
+      hash_text(stages.schedule == nullptr ? std::string() : pipeline::write_schedule(*stages.schedule)),
       hash_text(config.to_json()),
       hash_text(optimizer.name() + " " + optimizer.describe()),
       hash_text(schedule),

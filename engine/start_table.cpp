@@ -70,10 +70,12 @@ void StartTable::add_ranks() {
   if (runtime_.pipeline() != nullptr) {
     std::string text;
     for (int s = 0; s < stages_.count; ++s) {
-      text += (s == 0 ? "" : " | ") + model_.name_of_uses(stages_.begin(s), stages_.end(model_, s));
+      text += (s == 0 ? "" : " | ") + stages_.name_of(model_, s);
     }
     row("pipeline",
-        fmt::format("{} stages, schedule {}: {}", stages_.count, name_of(config_.pipeline_schedule), text));
+        fmt::format("{} stages{}, schedule {}: {}", stages_.count,
+                    stages_.chunks() == stages_.count ? "" : fmt::format(" of {} chunks", stages_.chunks()),
+                    config_.pipeline_schedule, text));
   } else if (config_.tie_sum == TieSum::by_use) {
     row("note",
         "tranche.tie_sum by_use: tensors that two uses of a unit read keep the gradients of each use, and "
@@ -173,7 +175,7 @@ std::string StartTable::sent_parameters(std::int64_t elements) const {
 }
 
 void StartTable::add_traffic() {
-  if (runtime_.pipeline() != nullptr && gathers_each_use() &&
+  if (runtime_.pipeline() != nullptr && gathers_each_use() && !formulas_.gathers_chunks() &&
       config_.accumulation_steps >= noted_micro_batches) {
     const auto parameters = [&](GatherFor gather_for) {
       return sent_parameters(formulas_.declared_gathers(gather_for));
@@ -186,6 +188,14 @@ void StartTable::add_traffic() {
             traffic_.stage(), config_.accumulation_steps, parameters(GatherFor::use),
             parameters(GatherFor::step),
             format_bytes(formulas_.gathered_elements() * size_of(config_.precision.compute))));
+  }
+  if (stages_.chunks() > stages_.count && gathers_each_use()) {
+    row("note",
+        fmt::format("ZeRO stage 3 gathers a unit {} times a step on pipeline stage {} under schedule {}{}",
+                    formulas_.declared_unit_gathers(), traffic_.stage(), config_.pipeline_schedule,
+                    formulas_.gathers_chunks()
+                        ? ""
+                        : "; breadth-first gathers a chunk for all micro-batches at once"));
   }
   if (runtime_.size() == 1) {
     row("traffic per step, rank", "nothing");

@@ -240,14 +240,14 @@ void StepSequence::note_dropped_plans() {
 
 // --- Handles --------------------------------------------------------------------------------------------
 
-void StepSequence::acquire(int unit) {
+void StepSequence::acquire(int unit, bool of_micro_batch) {
   const std::string& name = name_of_unit(unit);
   require(in_pass(), "gather(" + name + ") outside a micro-batch");
   // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
   const bool backward = !in_evaluation() && parts_.reducer.backward_begun(micro_batches_.current());
   set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);
   parts_.gatherer.acquire(unit);
-  if (!in_inference()) micro_batches_.hold(micro_batches_.current(), unit);
+  if (of_micro_batch && !in_inference()) micro_batches_.hold(micro_batches_.current(), unit);
   note_call(unit, false);
 }
 
@@ -268,19 +268,35 @@ void StepSequence::release(std::int64_t micro_batch, int unit, bool unwinding) n
   }
 }
 
+void StepSequence::require_ascending(std::int64_t micro_batch, int unit, int submitted,
+                                     std::string_view call) const {
+  const std::int64_t earlier = parts_.reducer.first_owing(micro_batch, unit, submitted);
+  if (earlier < 0) return;
+  throw LogicError(std::string(call) + "(" + name_of_unit(unit) + ") of micro-batch " +
+                   std::to_string(micro_batch) + " before micro-batch " + std::to_string(earlier) +
+                   " has submitted its own: a unit takes gradients in ascending micro-batches");
+}
+
+void StepSequence::require_first(int unit) const {
+  require(in_pass() && !in_evaluation(),
+          "gradients(" + name_of_unit(unit) + ") outside a training micro-batch");
+  const std::int64_t micro_batch = micro_batches_.current();
+  parts_.reducer.check_open(micro_batch, unit);
+  require_ascending(micro_batch, unit, parts_.reducer.begun(micro_batch, unit), "gradients");
+}
+
 void StepSequence::open_gradients(int unit) {
   const std::string& name = name_of_unit(unit);
   require(in_pass() && !in_evaluation(), "gradients(" + name + ") outside a training micro-batch");
   const std::int64_t micro_batch = micro_batches_.current();
   parts_.reducer.check_open(micro_batch, unit);
-  if (const std::int64_t earlier = parts_.reducer.first_owing(unit); earlier >= 0 && earlier < micro_batch) {
-    throw LogicError("gradients(" + name + ") of micro-batch " + std::to_string(micro_batch) +
-                     " before micro-batch " + std::to_string(earlier) +
-                     " has submitted its own: a unit takes gradients in ascending micro-batches");
-  }
   set_phase("backward", name);
   if (config_.wall_clock_breakdown) parts_.recorder.pass_times().turn();
   parts_.reducer.open(micro_batch, unit);
+}
+
+void StepSequence::require_turn(std::int64_t micro_batch, int unit) const {
+  require_ascending(micro_batch, unit, parts_.reducer.begun(micro_batch, unit) - 1, "reduce");
 }
 
 void StepSequence::submit_gradients(std::int64_t micro_batch, int unit) {

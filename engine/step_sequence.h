@@ -80,9 +80,14 @@ class StepSequence {
   void end_inference(bool unwinding) noexcept;
 
   // --- Handles, which have the number of the micro-batch that was the current one when they were made ---
-  void acquire(int unit);
+  /// `of_micro_batch` false: the handle belongs to no micro-batch, and is released with number -1.
+  void acquire(int unit, bool of_micro_batch = true);
   void release(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
+  /// Throws LogicError while an earlier micro-batch owes those gradients of the unit that come next.
+  void require_first(int unit) const;
   void open_gradients(int unit);
+  /// Throws LogicError for open gradients that may not be submitted before those of an earlier micro-batch.
+  void require_turn(std::int64_t micro_batch, int unit) const;
   void submit_gradients(std::int64_t micro_batch, int unit);
   void drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
 
@@ -95,6 +100,8 @@ class StepSequence {
     inferring,   ///< inside an inference scope, which is one pass without micro-batches
   };
   bool in_inference() const { return state_ == State::inferring; }
+  /// Throws LogicError when an earlier micro-batch has submitted the unit no more than `submitted` times.
+  void require_ascending(std::int64_t micro_batch, int unit, int submitted, std::string_view call) const;
   const std::string& name_of_unit(int unit) const {
     return parts_.store.units()[static_cast<std::size_t>(unit)].name;
   }

@@ -54,13 +54,16 @@ TrafficCount TrafficFormulas::of_rows() const {
   TrafficCount sent;
   const int parts = runtime_.mesh().size(MeshAxis::tensor);
   if (parts == 1 || !model_.tensor_messages || config_.tensor_sums == TensorSums::chain) return sent;
-  const bool staged = stages_.count > 1;
   const auto frozen = [this](std::string_view name) {
     return store_.tensors()[static_cast<std::size_t>(store_.find_tensor(name))].frozen;
   };
-  const TensorMessages messages = model_.tensor_messages(
-      config_, staged ? stages_.begin(stage()) : 0,
-      staged ? stages_.end(model_, stage()) : static_cast<int>(model_.forward.size()), frozen);
+  TensorMessages messages;
+  for (const int chunk : stages_.chunks_of(stage())) {
+    const TensorMessages of_chunk =
+        model_.tensor_messages(config_, stages_.begin(chunk), stages_.end(model_, chunk), frozen);
+    messages.rows += of_chunk.rows;
+    messages.numbers += of_chunk.numbers;
+  }
   const std::int64_t tokens = config_.micro_batch_size * model_.tokens_per_sample;
   const std::int64_t times = config_.accumulation_steps * (parts - 1);
   const std::int64_t rows = times * divide_round_up(tokens, parts) * model_.residual_width * messages.rows;
@@ -90,11 +93,11 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   TrafficCount sent;
   const bool of_stages = axis == MeshAxis::pipeline;
   if (of_stages) {
-    // The residual to the next stage, its gradient to the one before.
-    const int neighbours = (stage() > 0 ? 1 : 0) + (stage() + 1 < stages_.count ? 1 : 0);
+    // The residual to the next chunk, its gradient to the one before, where these are on other stages.
+    const int messages = stages_.messages_of(stage());
     const std::int64_t rows = divide_round_up(config_.micro_batch_size * model_.tokens_per_sample,
                                               runtime_.mesh().size(MeshAxis::tensor));
-    sent.elements = config_.accumulation_steps * rows * model_.residual_width * neighbours;
+    sent.elements = config_.accumulation_steps * rows * model_.residual_width * messages;
     sent.bytes = sent.elements * size_of(precision.compute);
   } else if (axis == MeshAxis::shard) {
     sent = matrices_.sent();

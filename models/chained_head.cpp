@@ -94,7 +94,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
   kernels::cross_entropy_finish(stream, labels, state, loss_sum, token_count);
   if (gradients == nullptr) return;
 
-  // As one rank adds the blocks up: in fp32 where there are several.
+  // The blocks are added up as one rank does it: in fp32 where there are several.
   const bool several = blocks.count() > 1 && dtype != DataType::float32;
   const StepTensors scratch(
       engine, Category::activations, "chained head backward",

@@ -262,7 +262,7 @@ class Generator {
     if (drawn.empty()) return;
     Tokens tokens, stopped(drawn.size());
     for (const Drawn& one : drawn) tokens.push_back(one.token);
-    share(tokens, stage_.stages - 1, "tokens");
+    share(tokens, stage_.last_stage, "tokens");
     const auto ends = [&](std::int32_t token) {
       return token == options_.end_token || ends_.contains(token);
     };

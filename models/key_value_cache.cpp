@@ -46,10 +46,12 @@ KeyValueCache::KeyValueCache(Engine& engine, const LanguageModel& model, std::in
         "tokens, which are the model's positions",
         rows, capacity, positions));
   }
-  const BlockRange blocks = blocks_of_stage(engine, model.shape().layers);
-  first_block_ = blocks.begin;
-  end_block_ = blocks.end;
-  const std::int64_t own = bytes_of_layers(heads_, end_block_ - first_block_, dtype_, rows, capacity);
+  for (const Engine::Chunk& chunk : engine.stage().chunks) {
+    const BlockRange blocks = blocks_of_chunk(chunk, model.shape().layers);
+    for (std::int64_t block = blocks.begin; block < blocks.end; ++block) blocks_.push_back(block);
+  }
+  const std::int64_t own =
+      bytes_of_layers(heads_, static_cast<std::int64_t>(blocks_.size()), dtype_, rows, capacity);
   if (own > 0) {
     memory_ = Buffer(engine.runtime().memory(Tier::device), own, Category::activations, "key-value cache");
   }
@@ -71,12 +73,13 @@ void KeyValueCache::set_length(std::int64_t row, std::int64_t length) {
 
 TensorView KeyValueCache::part(std::int64_t block, std::int64_t which, std::int64_t first,
                                std::int64_t count) const {
-  if (block < first_block_ || block >= end_block_) {
+  const auto place = std::lower_bound(blocks_.begin(), blocks_.end(), block);
+  if (place == blocks_.end() || *place != block) {
     throw InvalidArgument(fmt::format(
         "block {} is not in the key-value cache of this rank, which has {} blocks from block {} on", block,
-        end_block_ - first_block_, first_block_));
+        blocks_.size(), blocks_.empty() ? 0 : blocks_.front()));
   }
-  const std::int64_t index = 2 * (block - first_block_) + which;
+  const std::int64_t index = 2 * (place - blocks_.begin()) + which;
   const std::int64_t row = heads_.key_value_heads * capacity_ * heads_.head_width;
   const TensorView all{memory_.data(), dtype_, {memory_.bytes() / size_of(dtype_)}};
   return all.slice((index * rows() + first) * row, count * row)

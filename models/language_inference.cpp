@@ -70,12 +70,12 @@ struct WantedLogits {
   std::vector<float> values = {};
 };
 
-/// A pass of inference on this rank's stage.
-class InferenceStage : public pipeline::StageWork {
+/// A pass of inference on a chunk of this rank.
+class InferenceChunk : public pipeline::ChunkWork {
  public:
-  InferenceStage(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
-                 WantedLogits& logits)
-      : model_(model), pass_(pass), tokens_(tokens), logits_(logits), stage_(pass.engine.stage()) {}
+  InferenceChunk(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
+                 WantedLogits& logits, const Engine::Chunk& chunk)
+      : model_(model), pass_(pass), tokens_(tokens), logits_(logits), chunk_(chunk) {}
 
   TensorView input() override {
     residual_ = acquire_residual(pass_);
@@ -83,11 +83,11 @@ class InferenceStage : public pipeline::StageWork {
   }
   void forward() override {
     Engine& engine = pass_.engine;
-    if (stage_.first()) {
+    if (chunk_.first()) {
       residual_ = acquire_residual(pass_);
       model_.embedding_forward(pass_, engine.gather(embedding), tokens_, residual_[0]);
     }
-    const BlockRange blocks = blocks_of_stage(engine, pass_.shape.layers);
+    const BlockRange blocks = blocks_of_chunk(chunk_, pass_.shape.layers);
     for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
       const GatheredUnit unit = engine.gather(model_.unit_of_block(block));
       const StepTensors activations = model_.acquire_block_activations(pass_);
@@ -95,12 +95,31 @@ class InferenceStage : public pipeline::StageWork {
       model_.block_forward(pass_, block, unit, residual_[0], activations, &next[0]);
       residual_ = std::move(next);
     }
-    if (!stage_.last()) return;
+    if (!chunk_.last()) return;
     logits_.values = logits_of(model_, pass_, residual_[0], logits_.first, logits_.count);
     residual_.release();
   }
   ConstTensorView output() override { return residual_[0]; }
   void output_sent(const Event& sent) override { residual_.take().release(sent); }
+
+ private:
+  const LanguageModel& model_;
+  const Pass& pass_;
+  ConstTensorView tokens_;
+  WantedLogits& logits_;
+  Engine::Chunk chunk_;
+  StepTensors residual_;
+};
+
+/// A pass of inference on this rank.
+class InferencePass : public pipeline::MicroBatchWork {
+ public:
+  InferencePass(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
+                WantedLogits& logits)
+      : model_(model), pass_(pass), tokens_(tokens), logits_(logits) {}
+  std::unique_ptr<pipeline::ChunkWork> begin(const Engine::Chunk& chunk) override {
+    return std::make_unique<InferenceChunk>(model_, pass_, tokens_, logits_, chunk);
+  }
   void end() override {}
 
  private:
@@ -108,21 +127,19 @@ class InferenceStage : public pipeline::StageWork {
   const Pass& pass_;
   ConstTensorView tokens_;
   WantedLogits& logits_;
-  Engine::StageUses stage_;
-  StepTensors residual_;
 };
 
-/// Computes the pass on this rank's stage and returns the logits, as `where` says. The host memory that the
+/// Computes the pass on this rank's chunks and returns the logits, as `where` says. The host memory that the
 /// pass was filled from is free then.
 std::vector<float> forward(const LanguageModel& model, Pass& pass, const ConstTensorView& tokens,
                            WantedLogits wanted, LogitsOn where) {
   Engine& engine = pass.engine;
   pass.tables = model.acquire_tables(pass);
   const auto begin = [&](std::int64_t) {
-    return std::make_unique<InferenceStage>(model, pass, tokens, wanted);
+    return std::make_unique<InferencePass>(model, pass, tokens, wanted);
   };
   if (engine.stage().stages == 1) {
-    in_parts(engine, [&] { begin(0)->forward(); });
+    in_parts(engine, [&] { begin(0)->begin(engine.stage().chunks.front())->forward(); });
     return std::move(wanted.values);
   }
   pipeline::run_forward(engine, begin, "inference");
@@ -241,13 +258,14 @@ std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
 
 void LanguageModel::gather_for_others(Engine& engine) const {
   const InferenceScope scope(engine, {0, 0, 0});
-  const Engine::StageUses stage = engine.stage();
-  const BlockRange blocks = blocks_of_stage(engine, shape().layers);
-  if (stage.first()) (void)engine.gather(embedding);
-  for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
-    (void)engine.gather(unit_of_block(block));
+  for (const Engine::Chunk& chunk : engine.stage().chunks) {
+    const BlockRange blocks = blocks_of_chunk(chunk, shape().layers);
+    if (chunk.first()) (void)engine.gather(embedding);
+    for (std::int64_t block = blocks.begin; block < blocks.end; ++block) {
+      (void)engine.gather(unit_of_block(block));
+    }
+    if (chunk.last()) (void)engine.gather(unit_of_head());
   }
-  if (stage.last()) (void)engine.gather(unit_of_head());
 }
 
 std::vector<double> LanguageModel::next_token_probabilities(Engine& engine,

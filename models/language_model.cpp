@@ -200,21 +200,24 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
 void LanguageModel::forward_backward(Engine& engine, const TokenBatch& batch) const {
   require_whole(engine, "forward_backward()", "use models::train_step()");
   in_parts(engine, [&] {
-    LanguageStage work(*this, engine, batch, LanguageStage::Kind::alone);
-    work.forward();
-    work.backward();
+    LanguageMicroBatch work(*this, engine, batch, LanguageMicroBatch::Kind::alone);
+    {
+      const auto chunk = work.begin(engine.stage().chunks.front());
+      chunk->forward();
+      chunk->backward();
+    }
     work.end();
   });
 }
 
 void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
   const auto begin = [&](std::int64_t) {
-    return std::make_unique<LanguageStage>(*this, engine, batch, LanguageStage::Kind::evaluation);
+    return std::make_unique<LanguageMicroBatch>(*this, engine, batch, LanguageMicroBatch::Kind::evaluation);
   };
   if (engine.stage().stages > 1) return pipeline::run_forward(engine, begin);
   in_parts(engine, [&] {
     const auto work = begin(0);
-    work->forward();
+    work->begin(engine.stage().chunks.front())->forward();
     work->end();
   });
 }
@@ -222,8 +225,8 @@ void LanguageModel::evaluate(Engine& engine, const TokenBatch& batch) const {
 void train_step(const LanguageModel& model, Engine& engine, const MicroBatches& batches) {
   if (engine.stage().stages > 1) {
     return pipeline::run_step(engine, [&](std::int64_t micro_batch) {
-      return std::make_unique<LanguageStage>(model, engine, batches(micro_batch),
-                                             LanguageStage::Kind::beside);
+      return std::make_unique<LanguageMicroBatch>(model, engine, batches(micro_batch),
+                                                  LanguageMicroBatch::Kind::beside);
     });
   }
   for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {

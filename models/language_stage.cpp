@@ -40,27 +40,22 @@ bool group_stays_gathered(const Config& config, std::int64_t blocks) {
   return blocks <= config.depth;
 }
 
-BlockRange blocks_of_stage(const Engine& engine, std::int64_t layers) {
-  const Engine::StageUses uses = engine.stage();
+BlockRange blocks_of_chunk(const Engine::Chunk& chunk, std::int64_t layers) {
   // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
-  if (uses.stages == 1) return {0, layers};
-  return {std::clamp<std::int64_t>(uses.begin - 1, 0, layers), std::min<std::int64_t>(uses.end - 1, layers)};
+  if (chunk.chunks == 1) return {0, layers};
+  return {std::clamp<std::int64_t>(chunk.begin - 1, 0, layers),
+          std::min<std::int64_t>(chunk.end - 1, layers)};
 }
 
-LanguageStage::LanguageStage(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind)
+// --- A micro-batch --------------------------------------------------------------------------------------
+
+LanguageMicroBatch::LanguageMicroBatch(const LanguageModel& model, Engine& engine, const TokenBatch& batch,
+                                       Kind kind)
     : model_(model),
       engine_(engine),
       batch_(batch),
       pass_(model.pass_of(engine, batch, kind != Kind::evaluation)),
-      uses_(engine.stage()),
-      first_block_(blocks_of_stage(engine, pass_.shape.layers).begin),
-      end_block_(blocks_of_stage(engine, pass_.shape.layers).end),
-      training_(kind != Kind::evaluation),
-      recompute_(training_ && engine.config().activation_checkpointing),
-      residuals_(static_cast<std::size_t>(pass_.shape.layers) + 1),
-      activations_(static_cast<std::size_t>(pass_.shape.layers)),
-      inputs_(static_cast<std::size_t>(pass_.shape.layers)) {
-  if (training_) save_every_ = recompute_ ? std::max(engine.config().checkpoint_every, 1) : 1;
+      training_(kind != Kind::evaluation) {
   if (kind == Kind::beside) {
     engine.begin_micro_batch_beside(shape_of(pass_), batch.samples);
   } else {
@@ -70,18 +65,44 @@ LanguageStage::LanguageStage(const LanguageModel& model, Engine& engine, const T
   pass_.tables = model.acquire_tables(pass_);
 }
 
-std::int64_t LanguageStage::group_begin(std::int64_t end) const {
+std::unique_ptr<pipeline::ChunkWork> LanguageMicroBatch::begin(const Engine::Chunk& chunk) {
+  return std::make_unique<LanguageChunk>(*this, chunk);
+}
+
+void LanguageMicroBatch::end() {
+  engine_.end_micro_batch(totals_[0], totals_[1]);
+  totals_.release();
+  pass_.tables.release();
+}
+
+LanguageChunk::LanguageChunk(LanguageMicroBatch& micro_batch, const Engine::Chunk& chunk)
+    : of_(micro_batch),
+      model_(micro_batch.model_),
+      engine_(micro_batch.engine_),
+      pass_(micro_batch.pass_),
+      chunk_(chunk),
+      first_block_(blocks_of_chunk(chunk, pass_.shape.layers).begin),
+      end_block_(blocks_of_chunk(chunk, pass_.shape.layers).end),
+      training_(micro_batch.training_),
+      recompute_(training_ && engine_.config().activation_checkpointing),
+      residuals_(static_cast<std::size_t>(pass_.shape.layers) + 1),
+      activations_(static_cast<std::size_t>(pass_.shape.layers)),
+      inputs_(static_cast<std::size_t>(pass_.shape.layers)) {
+  if (training_) save_every_ = recompute_ ? std::max(engine_.config().checkpoint_every, 1) : 1;
+}
+
+std::int64_t LanguageChunk::group_begin(std::int64_t end) const {
   return std::max((end - 1) / save_every_ * save_every_, first_block_);
 }
 
 // --- Forward --------------------------------------------------------------------------------------------
 
-TensorView LanguageStage::input() {
+TensorView LanguageChunk::input() {
   residual(first_block_) = acquire_residual(pass_, "residual");
   return residual(first_block_)[0];
 }
 
-void LanguageStage::forward_block(std::int64_t block, const GatheredUnit& unit, const TensorView& input,
+void LanguageChunk::forward_block(std::int64_t block, const GatheredUnit& unit, const TensorView& input,
                                   bool save) {
   StepTensors activations = model_.acquire_block_activations(pass_);
   if (!residual(block + 1).held()) residual(block + 1) = acquire_residual(pass_, "residual");
@@ -89,10 +110,10 @@ void LanguageStage::forward_block(std::int64_t block, const GatheredUnit& unit, 
   if (save) activations_[static_cast<std::size_t>(block)] = std::move(activations);
 }
 
-void LanguageStage::forward() {
+void LanguageChunk::forward() {
   if (has_embedding()) {
     residual(0) = acquire_residual(pass_, "residual");
-    model_.embedding_forward(pass_, engine_.gather(embedding), batch_.tokens, residual(0)[0]);
+    model_.embedding_forward(pass_, engine_.gather(embedding), of_.batch_.tokens, residual(0)[0]);
   }
   for (std::int64_t block = first_block_; block < end_block_; ++block) {
     const bool saves = save_every_ > 0 && block == group_begin(block + 1);
@@ -106,15 +127,15 @@ void LanguageStage::forward() {
   }
   if (training_ || !has_head()) return;
   language_head(model_, pass_, engine_.gather(model_.unit_of_head()), nullptr, residual(end_block_)[0],
-                batch_.targets, totals_[0], totals_[1], nullptr);
+                of_.batch_.targets, of_.totals_[0], of_.totals_[1], nullptr);
   residual(end_block_).release();
 }
 
-ConstTensorView LanguageStage::output() {
+ConstTensorView LanguageChunk::output() {
   return residual(end_block_)[0];
 }
 
-void LanguageStage::output_sent(const Event& sent) {
+void LanguageChunk::output_sent(const Event& sent) {
   if (training_) {
     output_sent_ = sent;
   } else {
@@ -125,31 +146,53 @@ void LanguageStage::output_sent(const Event& sent) {
 // --- Backward -------------------------------------------------------------------------------------------
 
 /// Computes the activations of a block again from its checkpoint, and nothing that only the next block needs.
-void LanguageStage::recompute_block(std::int64_t block, const GatheredUnit& unit) {
+void LanguageChunk::recompute_block(std::int64_t block, const GatheredUnit& unit) {
   StepTensors& activations = activations_[static_cast<std::size_t>(block)];
   activations = model_.acquire_block_activations(pass_);
   model_.block_forward(pass_, block, unit, residual(block)[0], activations, nullptr);
 }
 
 /// Starts the copy back of the checkpoint of the group of blocks that ends before block `end`.
-void LanguageStage::prefetch_input(std::int64_t end) {
+void LanguageChunk::prefetch_input(std::int64_t end) {
   if (end <= first_block_ || !engine_.config().overlap) return;
   engine_.prefetch_from_host(inputs_[static_cast<std::size_t>(group_begin(end))]);
 }
 
 /// Puts the checkpoint of a block back into the residuals, on the device.
-void LanguageStage::fetch_input(std::int64_t block) {
+void LanguageChunk::fetch_input(std::int64_t block) {
   residual(block) = StepTensors(engine_.fetch_from_host(std::move(inputs_[static_cast<std::size_t>(block)])),
                                 {residual_request(pass_)});
 }
 
-TensorView LanguageStage::output_gradient() {
+TensorView LanguageChunk::output_gradient() {
   if (recompute_) prefetch_input(end_block_);
   gradient_ = acquire_residual(pass_, "residual gradient");
   return gradient_[0];
 }
 
-void LanguageStage::backward_blocks(const TensorView& gradient) {
+void LanguageChunk::release_block(std::int64_t block) {
+  activations_[static_cast<std::size_t>(block)].release();
+  residual(block).release();
+}
+
+void LanguageChunk::backward_block(std::int64_t block, const GatheredUnit& unit, const TensorView& gradient,
+                                   WeightGradients::When when) {
+  const UnitId id = model_.unit_of_block(block);
+  const StepTensors& activations = activations_[static_cast<std::size_t>(block)];
+  if (when == WeightGradients::When::later) {
+    put_off_.emplace_back(block, engine_.gradients_ahead(id));
+    model_.block_backward(pass_, block, unit, put_off_.back().weights, residual(block)[0], activations,
+                          gradient);
+    return;
+  }
+  UnitGradients gradients = engine_.gradients(id);
+  WeightGradients weights(gradients);
+  model_.block_backward(pass_, block, unit, weights, residual(block)[0], activations, gradient);
+  std::move(gradients).reduce();
+  release_block(block);
+}
+
+void LanguageChunk::backward_blocks(const TensorView& gradient, WeightGradients::When when) {
   std::vector<GatheredUnit> held;
   for (std::int64_t end = end_block_; end > first_block_;) {
     const std::int64_t begin = group_begin(end);
@@ -169,52 +212,51 @@ void LanguageStage::backward_blocks(const TensorView& gradient) {
           held.empty() || last ? engine_.gather(model_.unit_of_block(block)) : std::move(held.back());
       if (!last && !held.empty()) held.pop_back();
       if (recompute_ && last) recompute_block(block, unit);
-      UnitGradients gradients = engine_.gradients(model_.unit_of_block(block));
-      WeightGradients weights(gradients);
-      StepTensors& activations = activations_[static_cast<std::size_t>(block)];
-      model_.block_backward(pass_, block, unit, weights, residual(block)[0], activations, gradient);
-      std::move(gradients).reduce();
-      activations.release();
-      residual(block).release();
+      backward_block(block, unit, gradient, when);
     }
     end = begin;
   }
 }
 
-void LanguageStage::backward() {
+void LanguageChunk::backward_head() {
+  const TensorView gradient = output_gradient();
+  const GatheredUnit unit = engine_.gather(model_.unit_of_head());
+  UnitGradients gradients = engine_.gradients(model_.unit_of_head());
+  language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], of_.batch_.targets, of_.totals_[0],
+                of_.totals_[1], &gradient);
+  std::move(gradients).reduce();
+}
+
+void LanguageChunk::backward(WeightGradients::When when) {
   if (has_head()) {
-    const TensorView gradient = output_gradient();
-    const GatheredUnit unit = engine_.gather(model_.unit_of_head());
-    UnitGradients gradients = engine_.gradients(model_.unit_of_head());
-    language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], batch_.targets, totals_[0],
-                  totals_[1], &gradient);
-    std::move(gradients).reduce();
-  }
-  if (has_head()) {
+    backward_head();
     residual(end_block_).release();
   } else {
     residual(end_block_).take().release(output_sent_);  // which has passed: its gradient has come back
   }
-  backward_blocks(gradient_[0]);
+  backward_blocks(gradient_[0], when);
   if (!has_embedding()) return;
   UnitGradients gradients = engine_.gradients(embedding);
-  model_.embedding_backward(pass_, gradients, batch_.tokens, gradient_[0]);
+  model_.embedding_backward(pass_, gradients, of_.batch_.tokens, gradient_[0]);
   std::move(gradients).reduce();
   gradient_.release();
 }
 
-ConstTensorView LanguageStage::input_gradient() {
+void LanguageChunk::weight_gradients() {
+  for (PutOff& put_off : put_off_) {
+    put_off.weights.run();
+    std::move(put_off.unit).reduce();
+    release_block(put_off.block);
+  }
+  put_off_.clear();
+}
+
+ConstTensorView LanguageChunk::input_gradient() {
   return gradient_[0];
 }
 
-void LanguageStage::input_gradient_sent(const Event& sent) {
+void LanguageChunk::input_gradient_sent(const Event& sent) {
   gradient_.take().release(sent);
-}
-
-void LanguageStage::end() {
-  engine_.end_micro_batch(totals_[0], totals_[1]);
-  totals_.release();
-  pass_.tables.release();
 }
 
 }  // namespace tranche::models

@@ -3,11 +3,15 @@
 
 #include <cstdint>
 #include <functional>
+#include <list>
+#include <memory>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tranche/engine/host_copy.h"
 #include "tranche/models/language_model.h"
+#include "tranche/models/weight_gradients.h"
 #include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
@@ -18,12 +22,12 @@ inline constexpr UnitId embedding{0};
 /// that many units may be gathered at once; otherwise all but its last block are gathered once more.
 bool group_stays_gathered(const Config& config, std::int64_t blocks);
 
-/// Blocks [begin, end) of a model of `layers` blocks that this rank's stage computes: all of them without a
-/// pipeline, and none on a stage that has the embedding or the head alone.
+/// Blocks [begin, end) of a model of `layers` blocks that a chunk has: all of them without a pipeline, and
+/// none in a chunk of the embedding or the head alone.
 struct BlockRange {
   std::int64_t begin = 0, end = 0;
 };
-BlockRange blocks_of_stage(const Engine& engine, std::int64_t layers);
+BlockRange blocks_of_chunk(const Engine::Chunk& chunk, std::int64_t layers);
 
 /// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
@@ -32,31 +36,58 @@ void require_whole(const Engine& engine, std::string_view call, std::string_view
 /// wait for this rank's messages. Without the axis it ends nothing.
 void in_parts(Engine& engine, const std::function<void()>& work);
 
-/// Computes the uses of units that Engine::stage() names: embedding, blocks, head with the loss. What
-/// backward reads is kept in between, or with activation checkpointing the input of each group of blocks; a
-/// group ends where the stage does.
-class LanguageStage : public pipeline::StageWork {
+/// A micro-batch of a language model on this rank.
+class LanguageMicroBatch : public pipeline::MicroBatchWork {
  public:
   /// alone: the only open micro-batch of a step. beside: others of the step may be open. evaluation: without
   /// backward.
   enum class Kind : std::uint8_t { alone, beside, evaluation };
   /// Begins the micro-batch. All arguments, and the memory of the batch, outlive it. Throws as
   /// LanguageModel::pass_of() does.
-  LanguageStage(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind);
+  LanguageMicroBatch(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind);
+
+  std::unique_ptr<pipeline::ChunkWork> begin(const Engine::Chunk& chunk) override;
+  void end() override;
+
+ private:
+  friend class LanguageChunk;
+  const LanguageModel& model_;
+  Engine& engine_;
+  TokenBatch batch_;
+  Pass pass_;
+  bool training_;
+  StepTensors totals_;  ///< loss and token count
+};
+
+/// Computes the uses of units of a chunk: embedding, blocks, head with the loss. What backward reads is kept
+/// in between, or with activation checkpointing the input of each group of blocks; a group ends where the
+/// chunk does.
+class LanguageChunk : public pipeline::ChunkWork {
+ public:
+  /// `micro_batch` outlives all its calls but input_gradient_sent().
+  LanguageChunk(LanguageMicroBatch& micro_batch, const Engine::Chunk& chunk);
 
   TensorView input() override;
   void forward() override;
   ConstTensorView output() override;
   void output_sent(const Event& sent) override;
   TensorView output_gradient() override;
-  void backward() override;
+  void backward() override { backward(WeightGradients::When::now); }
+  void input_gradients() override { backward(WeightGradients::When::later); }
+  void weight_gradients() override;
   ConstTensorView input_gradient() override;
   void input_gradient_sent(const Event& sent) override;
-  void end() override;
 
  private:
-  bool has_embedding() const { return uses_.begin == 0; }
-  bool has_head() const { return uses_.last(); }
+  /// A block's weight gradients that were put off.
+  struct PutOff {
+    PutOff(std::int64_t of_block, UnitGradients of_unit) : block(of_block), unit(std::move(of_unit)) {}
+    std::int64_t block;
+    UnitGradients unit;
+    WeightGradients weights{unit, WeightGradients::When::later};
+  };
+  bool has_embedding() const { return chunk_.first(); }
+  bool has_head() const { return chunk_.last(); }
   StepTensors& residual(std::int64_t block) { return residuals_[static_cast<std::size_t>(block)]; }
   /// First block of the group of blocks that ends before block `end`.
   std::int64_t group_begin(std::int64_t end) const;
@@ -64,17 +95,21 @@ class LanguageStage : public pipeline::StageWork {
   void recompute_block(std::int64_t block, const GatheredUnit& unit);
   void prefetch_input(std::int64_t end);
   void fetch_input(std::int64_t block);
-  void backward_blocks(const TensorView& gradient);
+  void backward(WeightGradients::When weights);
+  void backward_head();
+  void backward_blocks(const TensorView& gradient, WeightGradients::When weights);
+  void backward_block(std::int64_t block, const GatheredUnit& unit, const TensorView& gradient,
+                      WeightGradients::When weights);
+  void release_block(std::int64_t block);
 
+  LanguageMicroBatch& of_;
   const LanguageModel& model_;
   Engine& engine_;
-  TokenBatch batch_;
-  Pass pass_;
-  Engine::StageUses uses_;
+  Pass& pass_;
+  Engine::Chunk chunk_;
   std::int64_t first_block_, end_block_;
   bool training_, recompute_;
   std::int64_t save_every_ = 0;  ///< 0: nothing but the last output is kept, 1: all that backward reads
-  StepTensors totals_;           ///< loss and token count
   /// At index i the input of block i and its activations, where they are kept; at the end the last output.
   std::vector<StepTensors> residuals_, activations_;
   std::vector<HostCopy> inputs_;  ///< of groups that are recomputed, in host memory if the configuration asks
@@ -83,6 +118,7 @@ class LanguageStage : public pipeline::StageWork {
   /// each other.
   Event output_sent_;
   StepTensors gradient_;
+  std::list<PutOff> put_off_;  ///< in the order of backward
 };
 
 }  // namespace tranche::models

@@ -28,23 +28,9 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
     std::vector<std::tuple<std::vector<int>, std::vector<int>, int>> sets;  // stages, uses and sharers
     std::vector<std::vector<int>> members;                                  // tensors by set and kind
     const auto kinds = static_cast<std::size_t>(classes_) + 1;
-    const auto set_of = [&](const TensorFacts& tensor) {
-      const std::tuple own(tensor.stages, tensor.uses, sharers_of(tensor));
-      const auto found = std::find(sets.begin(), sets.end(), own);
-      const auto set = static_cast<std::size_t>(found - sets.begin());
-      if (found == sets.end()) sets.push_back(own);
-      return set;
-    };
-    // Trainable tensors first: a checkpoint without frozen tensors has its buffers in the same order.
-    for (const bool frozen : {false, true}) {
-      for (std::size_t i = t; i < tensors_.size() && tensors_[i].unit == unit; ++i) {
-        if (tensors_[i].stages.empty()) tensors_[i].stages = {0};
-        if (tensors_[i].frozen == frozen) (void)set_of(tensors_[i]);
-      }
-    }
-    members.resize(sets.size() * kinds);
     for (; t < tensors_.size() && tensors_[t].unit == unit; ++t) {
-      const TensorFacts& tensor = tensors_[t];
+      TensorFacts& tensor = tensors_[t];
+      if (tensor.stages.empty()) tensor.stages = {0};
       if (tensor.stages.front() < 0 || tensor.stages.back() > last_stage ||
           (!tensor.frozen && (tensor.state_class < 0 || tensor.state_class >= classes_))) {
         throw InvalidArgument("tensor " + std::to_string(t) + " is of state class " +
@@ -52,7 +38,13 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
                               " and of stages " + std::to_string(tensor.stages.front()) + " to " +
                               std::to_string(tensor.stages.back()) + " of " + std::to_string(last_stage + 1));
       }
-      const std::size_t set = set_of(tensor);
+      const std::tuple own(tensor.stages, tensor.uses, sharers_of(tensor));
+      const auto found = std::find(sets.begin(), sets.end(), own);
+      const auto set = static_cast<std::size_t>(found - sets.begin());
+      if (found == sets.end()) {
+        sets.push_back(own);
+        members.resize(members.size() + kinds);
+      }
       const std::size_t kind = tensor.frozen ? kinds - 1 : static_cast<std::size_t>(tensor.state_class);
       std::vector<int>& others = members[set * kinds + kind];
       places_.push_back(

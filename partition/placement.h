@@ -37,9 +37,9 @@ struct TensorFacts {
 ///
 /// Tensors are numbered over all units, in declared order. Buffers are numbered over all units too. A unit's
 /// tensors are divided by the uses that read them, the stages that hold them and the ranks of the axis
-/// `tensor` that hold equal values of them, in order of first appearance, that of trainable tensors first. Each
-/// such set has one buffer for each state class and one for frozen tensors behind them. Buffers without tensors
-/// keep their number.
+/// `tensor` that hold equal values of them, in order of first appearance; for each such set the unit has one
+/// buffer for each state class and one for frozen tensors behind them. Buffers without tensors keep their
+/// number.
 ///
 /// A buffer belongs to the group of ranks that hold equal values of its tensors. It is sharded over that
 /// group, and each of the group's replicas owns an equal part of each shard. Where the axis `tensor` cuts the

@@ -1,48 +1,75 @@
 #include "tranche/pipeline/executor.h"
 
 #include <cstddef>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "pipeline/schedule/schedule.h"
+#include "pipeline/run_order.h"
+#include "pipeline/schedule/lower.h"
+#include "pipeline/schedule/pipeline_schedule.h"
 #include "pipeline/timeline.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/runtime.h"
+#include "tranche/kernels/elementwise.h"
 #include "tranche/partition/mesh.h"
 
 namespace tranche::pipeline {
 
 namespace {
 
+/// Messages between GPUs go to neighbours on a line.
+void require_neighbours(const Engine& engine, const PipelineSchedule& schedule) {
+  if (engine.device().kind() != DeviceKind::cuda) return;
+  for (int chunk = 0; chunk + 1 < schedule.chunks(); ++chunk) {
+    const int here = schedule.rank_of_chunk[static_cast<std::size_t>(chunk)],
+              next = schedule.rank_of_chunk[static_cast<std::size_t>(chunk) + 1];
+    if (std::abs(next - here) <= 1) continue;
+    throw ConfigurationError("tranche.pipeline_schedule \"" + engine.config().pipeline_schedule +
+                             "\": chunk " + std::to_string(chunk) + " is on stage " + std::to_string(here) +
+                             " and the next one on stage " + std::to_string(next) +
+                             "; on GPUs a stage sends messages to its neighbours alone yet: choose zb-v or a "
+                             "schedule with one chunk on each rank, or two stages");
+  }
+}
+
 class Executor {
  public:
   /// `forward_phase`: the phase of a forward alone; empty in training.
-  Executor(Engine& engine, const BeginWork& begin, std::string_view forward_phase)
+  Executor(Engine& engine, const PipelineSchedule& schedule, const BeginWork& begin,
+           std::string_view forward_phase)
       : engine_(engine),
+        schedule_(schedule),
         begin_(begin),
         training_(forward_phase.empty()),
         forward_phase_(forward_phase),
         stage_(engine.stage()),
-        stages_(engine.runtime().pipeline()) {
-    if (stages_ == nullptr) throw LogicError("a schedule of a pipeline on a mesh without one");
+        stages_(engine.runtime().pipeline()),
+        order_(run_order(schedule, stage_.stage)),
+        posted_(schedule.ranks.size()) {
+    require_neighbours(engine, schedule);
     if (TraceRecorder* const trace = engine.runtime().trace()) {
-      timeline_ = std::make_unique<Timeline>(*trace, engine.runtime(), stage_);
+      timeline_ = std::make_unique<Timeline>(*trace, engine.runtime(), schedule);
     }
   }
 
-  void run(const std::vector<Action>& actions) {
-    for (const Action& action : actions) {
-      if (timeline_) timeline_->begin(action, engine_.compute_stream());
-      run_named(action);
+  void run() {
+    const std::vector<Action>& actions = schedule_.ranks.at(static_cast<std::size_t>(stage_.stage));
+    for (std::size_t i = 0; i < actions.size(); ++i) {
+      if (timeline_) timeline_->begin(actions[i], engine_.compute_stream());
+      run_named(actions[i], i);
       if (timeline_) timeline_->end(engine_.compute_stream());
     }
+    // What the last receives do not prove to be taken: it is when all stages have come to the step's end.
+    for (auto& [sent, gradient] : std::exchange(sent_gradients_, {})) gradient.give_back();
     engine_.runtime().set_place({});
     if (timeline_) timeline_->record();
     if (!open_.empty()) {
@@ -51,93 +78,184 @@ class Executor {
   }
 
  private:
+  using WorkOfChunk = std::shared_ptr<ChunkWork>;
+  struct OpenMicroBatch {
+    std::unique_ptr<MicroBatchWork> work;
+    std::map<int, WorkOfChunk> chunks;  ///< by number; goes before `work`
+  };
+  /// A gradient whose memory stays until the receiver has taken it.
+  struct SentGradient {
+    WorkOfChunk work;
+    Event sent;
+    void give_back() const { work->input_gradient_sent(sent); }
+  };
+
   /// Runs the action. When it fails, the texts of all ranks name this rank, the action and the micro-batch,
   /// and the engine has ended: what the other stages wait for will not come.
-  void run_named(const Action& action) {
+  void run_named(const Action& action, std::size_t index) {
     engine_.runtime().set_place(place_of(action));
     try {
-      run(action);
+      run(action, index);
+      for (const std::size_t send : order_.taken[index]) {
+        const auto gradient = sent_gradients_.find(send);
+        gradient->second.give_back();
+        sent_gradients_.erase(gradient);
+      }
+      for (const std::int64_t micro_batch : order_.ends[index]) end(micro_batch);
     } catch (...) {
       engine_.break_down(std::current_exception());
       throw;
     }
   }
 
+  bool several_chunks() const { return schedule_.chunks() > schedule_.stages(); }
+
   /// "backward of micro-batch 5, receive from rank 4 (pipeline 2, shard 0)"
   std::string place_of(const Action& action) const {
-    const bool backward = action.kind == ActionKind::receive_gradient ||
-                          action.kind == ActionKind::backward || action.kind == ActionKind::send_gradient;
-    const std::string work = !training_
-                                 ? std::string("forward pass")
-                                 : (backward ? "backward of micro-batch " : "forward of micro-batch ") +
-                                       std::to_string(action.micro_batch);
-    switch (action.kind) {
-      case ActionKind::receive_residual:
-        return work + ", receive from " + neighbour(-1);
-      case ActionKind::receive_gradient:
-        return work + ", receive from " + neighbour(1);
-      case ActionKind::send_residual:
-        return work + ", send to " + neighbour(1);
-      case ActionKind::send_gradient:
-        return work + ", send to " + neighbour(-1);
-      case ActionKind::forward:
-      case ActionKind::backward:
-        break;
+    if (action.kind == ActionKind::gather || action.kind == ActionKind::free) {
+      return "weights of chunk " + std::to_string(action.chunk);
     }
-    return work;
+    const auto name_of_work = [&]() -> std::string {
+      switch (action.kind) {
+        case ActionKind::input_gradient:
+          return "input gradients";
+        case ActionKind::weight_gradient:
+          return "weight gradients";
+        case ActionKind::backward:
+        case ActionKind::receive_gradient:
+        case ActionKind::send_gradient:
+          return "backward";
+        default:
+          return "forward";
+      }
+    };
+    std::string place = training_ ? name_of_work() + " of micro-batch " + std::to_string(action.micro_batch)
+                                  : std::string("forward pass");
+    if (several_chunks()) place += " on chunk " + std::to_string(action.chunk);
+    if (is_message(action.kind)) {
+      const bool sends = action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
+      place += (sends ? ", send to " : ", receive from ") + name_of_stage(peer_of(schedule_, action));
+    }
+    return place;
   }
-  /// The rank of the stage that lies so many behind this one, as errors name it.
-  std::string neighbour(int behind) const {
+  /// The rank of a stage, as errors name it.
+  std::string name_of_stage(int stage) const {
     const Runtime& runtime = engine_.runtime();
     const std::vector<int> ranks = runtime.mesh().group({MeshAxis::pipeline}, runtime.rank());
-    return runtime.mesh().name_of_rank(ranks.at(static_cast<std::size_t>(stage_.stage + behind)));
+    return runtime.mesh().name_of_rank(ranks.at(static_cast<std::size_t>(stage)));
   }
 
-  void run(const Action& action) {
+  void run(const Action& action, std::size_t index) {
     switch (action.kind) {
       case ActionKind::receive_residual:
-        receive(begin(action).input(), stage_.stage - 1, action);
+      case ActionKind::receive_gradient:
+        receive(action);
         return;
-      case ActionKind::forward:
-        (stage_.first() ? begin(action) : work(action)).forward();
-        if (!training_ && stage_.last()) end(action);
-        return;
-      case ActionKind::send_residual: {
-        StageWork& done = work(action);
-        done.output_sent(send(done.output(), stage_.stage + 1, action));
-        if (!training_) end(action);
+      case ActionKind::forward: {
+        if (action.chunk == 0 || !schedule_.crosses(action.chunk - 1)) begin(action);
+        take_weights(action.chunk);
+        ChunkWork& done = work(action);
+        if (action.chunk > 0 && !schedule_.crosses(action.chunk - 1)) take_residual(action, done);
+        done.forward();
         return;
       }
-      case ActionKind::receive_gradient:
-        receive(work(action).output_gradient(), stage_.stage + 1, action);
+      case ActionKind::send_residual: {
+        ChunkWork& done = work(action);
+        done.output_sent(send(done.output(), action));
         return;
+      }
       case ActionKind::backward:
+        take_weights(action.chunk);
         work(action).backward();
-        if (stage_.first()) end(action);
+        give_gradient(action);
+        return;
+      case ActionKind::input_gradient:
+        take_weights(action.chunk);
+        work(action).input_gradients();
+        give_gradient(action);
+        return;
+      case ActionKind::weight_gradient:
+        take_weights(action.chunk);
+        work(action).weight_gradients();
         return;
       case ActionKind::send_gradient: {
-        StageWork& done = work(action);
-        done.input_gradient_sent(send(done.input_gradient(), stage_.stage - 1, action));
-        end(action);
+        const WorkOfChunk& done = find(action);
+        const Event sent = send(work(action).input_gradient(), action);
+        if (several_chunks()) {
+          sent_gradients_.emplace(index, SentGradient{done, sent});
+        } else {
+          done->input_gradient_sent(sent);
+        }
         return;
       }
+      case ActionKind::gather:
+        wanted_.insert(action.chunk);
+        return;
+      case ActionKind::free:
+        wanted_.erase(action.chunk);
+        weights_.erase(action.chunk);
+        return;
     }
   }
 
-  StageWork& begin(const Action& action) {
-    std::unique_ptr<StageWork>& work = open_[action.micro_batch];
-    work = begin_(action.micro_batch);
-    return *work;
+  // --- Micro-batches and their chunks ---
+  const Engine::Chunk& chunk_of(int number) const {
+    for (const Engine::Chunk& chunk : stage_.chunks) {
+      if (chunk.number == number) return chunk;
+    }
+    throw LogicError("chunk " + std::to_string(number) + " is on another stage");
   }
-  StageWork& work(const Action& action) {
-    if (training_) engine_.select_micro_batch(action.micro_batch);
-    return *open_.at(action.micro_batch);
+  void begin(const Action& action) {
+    for (; begun_ <= action.micro_batch; ++begun_) open_[begun_].work = begin_(begun_);
+    select(action.micro_batch);
+    OpenMicroBatch& open = open_.at(action.micro_batch);
+    open.chunks[action.chunk] = open.work->begin(chunk_of(action.chunk));
   }
-  void end(const Action& action) {
-    work(action).end();
-    open_.erase(action.micro_batch);
+  void select(std::int64_t micro_batch) {
+    if (training_) engine_.select_micro_batch(micro_batch);
+  }
+  const WorkOfChunk& find(const Action& action) {
+    return open_.at(action.micro_batch).chunks.at(action.chunk);
+  }
+  ChunkWork& work(const Action& action) {
+    select(action.micro_batch);
+    return *find(action);
+  }
+  void end(std::int64_t micro_batch) {
+    select(micro_batch);
+    const auto open = open_.find(micro_batch);
+    open->second.chunks.clear();
+    open->second.work->end();
+    open_.erase(open);
+  }
+  /// Gathers the weights of a chunk for several micro-batches, where the schedule says so. A micro-batch is
+  /// open.
+  void take_weights(int number) {
+    if (wanted_.erase(number) == 0) return;
+    const Engine::Chunk& chunk = chunk_of(number);
+    std::set<int> units;
+    for (int use = chunk.begin; use < chunk.end; ++use) {
+      const UnitId unit = engine_.model().forward[static_cast<std::size_t>(use)].unit;
+      if (units.insert(unit.index).second) weights_[number].push_back(engine_.hold(unit));
+    }
   }
 
+  // --- Between chunks of this rank ---
+  void take_residual(const Action& action, ChunkWork& to) {
+    ChunkWork& from = *open_.at(action.micro_batch).chunks.at(action.chunk - 1);
+    const TensorView input = to.input();
+    kernels::copy(engine_.compute_stream(), from.output(), input);
+    from.output_sent(engine_.compute_stream().record());
+  }
+  void give_gradient(const Action& action) {
+    if (action.chunk == 0 || schedule_.crosses(action.chunk - 1)) return;
+    ChunkWork& from = work(action);
+    const TensorView gradient = open_.at(action.micro_batch).chunks.at(action.chunk - 1)->output_gradient();
+    kernels::copy(engine_.compute_stream(), from.input_gradient(), gradient);
+    from.input_gradient_sent(engine_.compute_stream().record());
+  }
+
+  // --- Messages ---
   static bool of_residual(const Action& action) {
     return action.kind == ActionKind::send_residual || action.kind == ActionKind::receive_residual;
   }
@@ -150,32 +268,55 @@ class Executor {
   std::string_view phase(const Action& action) const {
     return !training_ ? forward_phase_ : of_residual(action) ? "forward" : "backward";
   }
-  void receive(const TensorView& into, int from, const Action& action) {
-    Stream& compute = engine_.compute_stream();
-    const std::vector<Event> ready{compute.record()};
-    const std::string name = name_of_message(action);
-    const Event received =
-        stages_->recv(into.data, into.elements(), into.dtype, from, ready, {name, phase(action)});
-    if (training_) {
-      engine_.wait_for_message(received);
-    } else {
-      compute.wait(received);
+  /// Waits for a message. Those that its sender sends before it are posted too, because messages between two
+  /// ranks match in their order.
+  void receive(const Action& action) {
+    const int peer = peer_of(schedule_, action);
+    const std::vector<Action>& incoming = order_.incoming[static_cast<std::size_t>(peer)];
+    std::size_t& posted = posted_[static_cast<std::size_t>(peer)];
+    while (!received_.contains(action)) {
+      const Action& next = incoming.at(posted++);
+      received_.emplace(next, post(next, peer));
     }
+    const auto received = received_.find(action);
+    if (training_) {
+      engine_.wait_for_message(received->second);
+    } else {
+      engine_.compute_stream().wait(received->second);
+    }
+    received_.erase(received);
   }
-  Event send(const ConstTensorView& from, int to, const Action& action) {
+  Event post(const Action& action, int peer) {
+    if (of_residual(action)) begin(action);
+    ChunkWork& to = work(action);
+    const TensorView into = of_residual(action) ? to.input() : to.output_gradient();
     const std::vector<Event> ready{engine_.compute_stream().record()};
     const std::string name = name_of_message(action);
-    return stages_->send(from.data, from.elements(), from.dtype, to, ready, {name, phase(action)});
+    return stages_->recv(into.data, into.elements(), into.dtype, peer, ready, {name, phase(action)});
+  }
+  Event send(const ConstTensorView& from, const Action& action) {
+    const std::vector<Event> ready{engine_.compute_stream().record()};
+    const std::string name = name_of_message(action);
+    return stages_->send(from.data, from.elements(), from.dtype, peer_of(schedule_, action), ready,
+                         {name, phase(action)});
   }
 
   Engine& engine_;
+  const PipelineSchedule& schedule_;
   const BeginWork& begin_;
   bool training_;
   std::string_view forward_phase_;
   Engine::StageUses stage_;
   Communicator* stages_;
+  RunOrder order_;
   std::unique_ptr<Timeline> timeline_;  ///< null: nothing is traced
-  std::map<std::int64_t, std::unique_ptr<StageWork>> open_;
+  std::int64_t begun_ = 0;
+  std::map<std::int64_t, OpenMicroBatch> open_;
+  std::vector<std::size_t> posted_;   ///< by sending rank: its messages whose receive was posted
+  std::map<Action, Event> received_;  ///< posted and not waited for
+  std::map<std::size_t, SentGradient> sent_gradients_;  ///< by action
+  std::set<int> wanted_;                                ///< chunks to be gathered at their next work
+  std::map<int, std::vector<GatheredUnit>> weights_;    ///< by chunk
 };
 
 [[noreturn]] void refuse_backward() {
@@ -184,31 +325,33 @@ class Executor {
 
 }  // namespace
 
-TensorView StageWork::output_gradient() {
+TensorView ChunkWork::output_gradient() {
   refuse_backward();
 }
-void StageWork::backward() {
+void ChunkWork::backward() {
   refuse_backward();
 }
-ConstTensorView StageWork::input_gradient() {
+void ChunkWork::input_gradients() {
   refuse_backward();
 }
-void StageWork::input_gradient_sent(const Event& /*sent*/) {
+void ChunkWork::weight_gradients() {
+  refuse_backward();
+}
+ConstTensorView ChunkWork::input_gradient() {
+  refuse_backward();
+}
+void ChunkWork::input_gradient_sent(const Event& /*sent*/) {
   refuse_backward();
 }
 
 void run_step(Engine& engine, const BeginWork& begin) {
-  const Engine::StageUses stage = engine.stage();
-  const ScheduleKind kind = engine.config().pipeline_schedule == PipelineSchedule::afab
-                                ? ScheduleKind::afab
-                                : ScheduleKind::one_f_one_b;
-  Executor(engine, begin, "")
-      .run(actions_of(kind, stage.stages, engine.config().accumulation_steps, stage.stage));
+  Executor(engine, engine.pipeline_schedule(), begin, "").run();
 }
 
 void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase) {
-  const Engine::StageUses stage = engine.stage();
-  Executor(engine, begin, phase).run(actions_of(ScheduleKind::forward_alone, stage.stages, 1, stage.stage));
+  const PipelineSchedule& schedule = engine.pipeline_schedule();
+  const PipelineSchedule forward = with_messages(forward_alone(schedule.rank_of_chunk, schedule.stages(), 1));
+  Executor(engine, forward, begin, phase).run();
 }
 
 void give_to_all_stages(Engine& engine, std::span<float> values, std::string_view what) {
@@ -216,7 +359,7 @@ void give_to_all_stages(Engine& engine, std::span<float> values, std::string_vie
   if (stages == nullptr) return;
   stages
       ->broadcast(values.data(), static_cast<std::int64_t>(values.size()), DataType::float32,
-                  stages->size() - 1, {}, {what, "inference", Traffic::control, Tier::host})
+                  engine.stage().last_stage, {}, {what, "inference", Traffic::control, Tier::host})
       .wait();
 }
 

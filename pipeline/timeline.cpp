@@ -27,8 +27,10 @@ Timeline::Mark Timeline::mark(Stream& compute) {
   return {compute.record(), detail::seconds_now()};
 }
 
-Timeline::Timeline(TraceRecorder& trace, const Runtime& runtime, const Engine::StageUses& stage)
-    : trace_(trace), stage_(stage), ranks_(runtime.mesh().group({MeshAxis::pipeline}, runtime.rank())) {}
+Timeline::Timeline(TraceRecorder& trace, const Runtime& runtime, const PipelineSchedule& schedule)
+    : trace_(trace),
+      schedule_(schedule),
+      ranks_(runtime.mesh().group({MeshAxis::pipeline}, runtime.rank())) {}
 
 void Timeline::begin(const Action& action, Stream& compute) {
   spans_.push_back({action, mark(compute), {}});
@@ -38,10 +40,18 @@ void Timeline::end(Stream& compute) {
   spans_.back().ended = mark(compute);
 }
 
+std::string Timeline::name_of(const Action& action) const {
+  const std::string name = action.name();
+  return schedule_.chunks() > schedule_.stages() ? name : name.substr(name.find_first_not_of("0123456789"));
+}
+
 void Timeline::arrow(const Span& span, bool residual, bool begins) {
   const double begun = span.begun.seconds(), ended = span.ended.seconds();
-  // A rank sends residuals on one channel and gradients on another; both ends count messages alike.
-  const int sender = ranks_.at(static_cast<std::size_t>(stage_.stage - (begins ? 0 : residual ? 1 : -1)));
+  // Residuals of a chunk have a channel of their own, and gradients; both ends count messages alike, as they
+  // ascend in micro-batches.
+  const int chunk = span.action.chunk - (begins ? 0 : residual ? 1 : -1);
+  const int stage = schedule_.rank_of_chunk.at(static_cast<std::size_t>(chunk));
+  const int sender = ranks_.at(static_cast<std::size_t>(stage)) * schedule_.chunks() + chunk;
   trace_.arrow(track,
                (residual ? "residual of micro-batch " : "gradient of micro-batch ") +
                    std::to_string(span.action.micro_batch),
@@ -55,12 +65,16 @@ void Timeline::record() {
   for (const Span& span : std::exchange(spans_, {})) {
     const ActionKind kind = span.action.kind;
     if (kind == ActionKind::send_residual || kind == ActionKind::send_gradient) continue;
-    trace_.span(track, span.action.name(), span.begun.seconds(), span.ended.seconds());
+    if (kind == ActionKind::gather || kind == ActionKind::free) continue;
+    trace_.span(track, name_of(span.action), span.begun.seconds(), span.ended.seconds());
     const bool forward = kind == ActionKind::forward;
-    if (!forward && kind != ActionKind::backward) continue;
-    // Forward takes a residual from the stage in front, backward a gradient from the one behind.
-    if (forward ? !stage_.first() : !stage_.last()) arrow(span, forward, false);
-    if (forward ? !stage_.last() : !stage_.first()) arrow(span, forward, true);
+    if (!forward && kind != ActionKind::backward && kind != ActionKind::input_gradient) continue;
+    // Forward takes a residual from the chunk in front, backward a gradient from the one behind.
+    const int chunk = span.action.chunk;
+    const bool crosses_before = chunk > 0 && schedule_.crosses(chunk - 1);
+    const bool crosses_behind = schedule_.crosses(chunk);
+    if (forward ? crosses_before : crosses_behind) arrow(span, forward, false);
+    if (forward ? crosses_behind : crosses_before) arrow(span, forward, true);
   }
 }
 

@@ -1,24 +1,25 @@
 #pragma once
 /// The actions of a pipeline's stage, and the messages between stages, in the trace of a rank.
 
+#include <string>
 #include <vector>
 
-#include "pipeline/schedule/schedule.h"
+#include "pipeline/schedule/pipeline_schedule.h"
 #include "tranche/core/trace.h"
 #include "tranche/device/event.h"
 #include "tranche/device/stream.h"
-#include "tranche/engine/engine.h"
 #include "tranche/engine/runtime.h"
 
 namespace tranche::pipeline {
 
 /// The times of the actions of one step or evaluation, as the compute stream passes them. On the track
-/// "pipeline" each forward and backward is a span ("F3", "B3"), and so is the wait for a message ("RECV_F3").
-/// An arrow goes from the forward or backward that made a message to the one that needs it.
+/// "pipeline" each forward and backward is a span ("F3", "B3", "I3", "W3"), and so is the wait for a message
+/// ("RECV_F3"). Where a rank has several chunks, their number stands in front ("2F3"). An arrow goes from the
+/// forward or backward that made a message to the one that needs it.
 class Timeline {
  public:
-  /// `trace` outlives it.
-  Timeline(TraceRecorder& trace, const Runtime& runtime, const Engine::StageUses& stage);
+  /// `trace` and `schedule` outlive it.
+  Timeline(TraceRecorder& trace, const Runtime& runtime, const PipelineSchedule& schedule);
 
   void begin(const Action& action, Stream& compute);
   void end(Stream& compute);
@@ -37,10 +38,11 @@ class Timeline {
     Mark begun, ended;
   };
   static Mark mark(Stream& compute);
+  std::string name_of(const Action& action) const;
   void arrow(const Span& span, bool residual, bool begins);
 
   TraceRecorder& trace_;
-  Engine::StageUses stage_;
+  const PipelineSchedule& schedule_;
   std::vector<int> ranks_;  ///< of the stages, in order
   std::vector<Span> spans_;
 };

@@ -50,10 +50,20 @@ ModelSpec planned_spec(const PlanRequest& request) {
                        request.config.lora);
 }
 
+bool in_chains(const Config& config, int ranks) {
+  return config.tensor_sums == TensorSums::chain && config.mesh_of(ranks).size(MeshAxis::tensor) > 1;
+}
+
 Config checked_config(const PlanRequest& request) {
   check(request);
   Config config = request.config;
   validate_config(config, request.ranks);
+  if (in_chains(config, request.ranks) && request.device == DeviceKind::cuda) {
+    throw ConfigurationError(
+        "tranche.tensor_sums: chain: products on GPUs do not add up in ascending order, so that no chain has "
+        "the "
+        "bits of one rank; write rank_order");
+  }
   if (config.workspace_bytes == 0) config.workspace_bytes = kernels::default_workspace_bytes(request.device);
   return config;
 }

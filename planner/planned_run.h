@@ -23,6 +23,8 @@ inline constexpr int settling_rounds = 2;
 /// The request's configuration with every size filled in. Throws ConfigurationError for what a run would
 /// refuse.
 Config checked_config(const PlanRequest& request);
+/// The configuration asks for chains of sums, on a mesh that has some.
+bool in_chains(const Config& config, int ranks);
 
 /// The model as the engine has it, with adapters.
 ModelSpec planned_spec(const PlanRequest& request);
@@ -46,7 +48,7 @@ class PlannedRun {
   /// Steps, and micro-batches of an evaluation, after which all that follow take memory as before.
   int steps() const;
   int evaluations() const;
-  /// Those of one step.
+  /// Runs the micro-batches of one step.
   void micro_batches();
   void evaluate();
 

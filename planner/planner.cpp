@@ -184,6 +184,12 @@ PlanResult plan_run(const PlanRequest& request) {
   result.model = engine.model_report();
   result.state = engine.state_bytes();
   result.notes = notes_of(engine.summary(request.verbose));
+  if (in_chains(config, request.ranks)) {
+    result.notes.emplace_back(
+        "tranche.tensor_sums chain is refused at the start where the machine's products do not add up in "
+        "ascending "
+        "order, or a part of a tensor begins at an odd element; the plan does not know the machine");
+  }
   const auto traffic = nlohmann::json::parse(result.traffic);
   result.data = counts_of(traffic);
   result.control = counts_of(traffic["control"]);
@@ -197,7 +203,10 @@ PlanResult plan_run(const PlanRequest& request) {
   result.model_operations = engine.model().flops_per_token * static_cast<double>(result.tokens);
   result.offload = step_offload_cost(request, request.rates);
   if (const Engine::StageUses stage = engine.stage(); stage.stages > 1) {
-    result.units = engine.model().name_of_uses(stage.begin, stage.end);
+    for (const Engine::Chunk& chunk : stage.chunks) {
+      result.units +=
+          (result.units.empty() ? "" : ", ") + engine.model().name_of_uses(chunk.begin, chunk.end);
+    }
   }
   take_placement(result, engine.model(), config, request);
   return result;

@@ -667,7 +667,7 @@ class Search {
   std::vector<int> ranks_;  ///< one of each class with equal plans
   Sizes sizes_;
   std::vector<std::int64_t> micro_batches_;  ///< ascending
-  /// By stage, policy, checkpointing and head: FitRequest::seconds with all on the device.
+  /// FitRequest::seconds with all on the device, by stage, policy, checkpointing and head.
   std::map<std::tuple<int, ReductionPolicy, int, std::int64_t>, StepCost> resident_seconds_;
 };
 

@@ -106,7 +106,7 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
                                                     : "stage and class of coordinates on tensor"));
   if (stages > 1) {
     text += heading("pipeline", fmt::format("{}, schedule {}", count_of(stages, "stage"),
-                                            name_of(config.pipeline_schedule)));
+                                            config.pipeline_schedule));
   }
   text += heading("stage",
                   fmt::format("ZeRO {}, {} reduction", config.stage,

@@ -13,10 +13,12 @@ import sys
 
 # Folders of one layer do not know each other.
 LAYERS = [
-    ["core"], ["device", "partition"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint", "config"], ["engine"], ["pipeline"],
+    ["core"], ["device", "partition", "schedule"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint", "config"], ["engine"], ["pipeline"],
     ["report", "models"], ["training"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
+# A folder within another one that is a layer of its own: integers and text, which engine, planner and tools read too.
+WITHIN = {"pipeline/schedule/": "schedule/"}
 # Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
 OUTSIDE = ["tests", "bench", "examples"]
 # The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
@@ -68,6 +70,8 @@ def matches(name, patterns):
 def layer_complaint(file, public, target, target_is_public):
     """The complaint about an #include of a header of ours, or None. `file` and `target` are written as folder/name, wherever
     they lie; `public` says that the file is a public header."""
+    for folder, layer in WITHIN.items():
+        file, target = (layer + name.removeprefix(folder) if name.startswith(folder) else name for name in (file, target))
     here, parts = file.split("/")[0].removesuffix(".h") if file == "libtorch.h" else file.split("/")[0], target.split("/")
     if target == "version.h":
         return None

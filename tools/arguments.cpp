@@ -23,7 +23,7 @@ namespace tranche::tools {
 namespace {
 
 constexpr const char* commands_text =
-    "train, evaluate, generate, plan, config, calibrate, scale, checkpoint, tokenize and info";
+    "train, evaluate, generate, plan, config, calibrate, scale, schedule, checkpoint, tokenize and info";
 
 Fault parse_fault(const std::string& text, const char* flag, long long first_step = 1) {
   int rank = 0, used = 0;
@@ -594,6 +594,7 @@ Exit status:
   heading(*scale, "Output");
   scale->add_flag("--json", options.json, "print the results as JSON instead of the table");
   CLI::App* config = add_config_command(app, options.config_check);
+  CLI::App* schedule = add_schedule_command(app, options.schedule);
   CLI::App* info = app.add_subcommand("info", "what this build and machine offer");
   info->add_flag("--json", options.json, "as JSON");
   add(*info, "--mesh", options.mesh, "AXES",
@@ -602,8 +603,8 @@ Exit status:
   CLI::App* checkpoint = add_checkpoint_command(app, options.checkpoint);
   CLI::App* generate = add_generate_command(app, options.generate);
   CLI::App* tokenize = add_tokenize_command(app, options.tokenize);
-  for (CLI::App* command :
-       {&app, train, evaluate, plan, config, calibrate, scale, info, checkpoint, generate, tokenize})
+  for (CLI::App* command : {&app, train, evaluate, plan, config, calibrate, scale, schedule, info, checkpoint,
+                            generate, tokenize})
     command->allow_extras()->prefix_command(false);
   check_numbers(app);
 
@@ -642,6 +643,7 @@ Exit status:
                     : used == scale      ? Command::scale
                     : used == checkpoint ? Command::checkpoint
                     : used == config     ? Command::config
+                    : used == schedule   ? Command::schedule
                                          : Command::info;
   if (used == checkpoint && options.checkpoint.action == CheckpointAction::none) {
     const std::vector<std::string> rest = used->remaining();
@@ -666,6 +668,7 @@ Exit status:
   }
   if (used == checkpoint) check(options.checkpoint);
   if (used == config) check(options.config_check);
+  if (used == schedule) check(options.schedule);
   if (used == generate) check(options.generate);
   if (!raw.debug_fail.empty()) options.fail = parse_fault(raw.debug_fail, "--debug-fail");
   if (!raw.debug_hang.empty()) options.hang = parse_fault(raw.debug_hang, "--debug-hang");

@@ -9,6 +9,7 @@
 #include "tools/checkpoint/checkpoint_arguments.h"
 #include "tools/config_arguments.h"
 #include "tools/scale/scale_arguments.h"
+#include "tools/schedule/schedule_arguments.h"
 #include "tools/tokenize.h"
 #include "tranche/models/model_registry.h"
 
@@ -24,6 +25,7 @@ enum class Command : std::uint8_t {
   scale,
   checkpoint,
   config,
+  schedule,
   info,
   tokenize
 };
@@ -134,6 +136,7 @@ struct Options {
   CheckpointOptions checkpoint;     ///< of the command of this name
   GenerateOptions generate;         ///< likewise
   ScaleOptions scale;               ///< likewise
+  ScheduleOptions schedule;         ///< likewise
   TokenizeFlags tokenize;           ///< likewise
   ConfigCheckOptions config_check;  ///< of `tranche config check`
 };

@@ -12,6 +12,7 @@
 #include "tools/plan/calibrate.h"
 #include "tools/plan/plan.h"
 #include "tools/scale/scale.h"
+#include "tools/schedule/schedule_command.h"
 #include "tools/tokenize.h"
 #include "tranche/core/error.h"
 
@@ -25,7 +26,8 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
     // The other commands say it where they say the rest; standard output may have to be JSON.
     const bool alone = options.command == Command::plan || options.command == Command::scale ||
                        options.command == Command::checkpoint || options.command == Command::config ||
-                       options.command == Command::info || options.command == Command::calibrate;
+                       options.command == Command::info || options.command == Command::calibrate ||
+                       options.command == Command::schedule;
     for (const std::string& note : options.notes) {
       if (alone) output.errors << "note: " << note << "\n";
     }
@@ -54,6 +56,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
     });
   }
   if (options.command == Command::config) return run_config(options, output);
+  if (options.command == Command::schedule) return run_schedule(options, output);
   if (options.command == Command::checkpoint) return run_checkpoint(options, output);
   if (options.command == Command::calibrate) return run_calibrate(options, output);
   if (options.command == Command::tokenize) return run_tokenize(options, output);

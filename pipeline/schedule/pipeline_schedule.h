@@ -2,6 +2,7 @@
 /// A schedule of a pipeline as data: for each rank the list of what it computes, which messages it sends and
 /// receives, and when it gathers and frees the weights of a chunk. Integers only; no device, no communicator.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -9,7 +10,7 @@
 
 namespace tranche::pipeline {
 
-/// What an action does. The letters are those of torch's schedule files (torch.distributed.pipelining,
+/// The kind of an action. The letters are those of torch's schedule files (torch.distributed.pipelining,
 /// `_ComputationType`).
 enum class ActionKind : std::uint8_t {
   forward,           ///< F
@@ -28,6 +29,9 @@ std::string_view letters_of(ActionKind kind);
 /// True for F, B, I and W.
 bool computes(ActionKind kind);
 bool is_message(ActionKind kind);
+/// True for SEND_F and SEND_B; for RECV_F and RECV_B.
+bool sends(ActionKind kind);
+bool receives(ActionKind kind);
 
 /// One action of one rank. A chunk is a run of consecutive units of the model. Chunks are numbered over the
 /// whole model: chunk c takes the output of chunk c - 1.
@@ -40,6 +44,9 @@ struct Action {
   friend auto operator<=>(const Action&, const Action&) = default;
 };
 
+/// The other half of a message: the receive of a send, and the send of a receive.
+Action partner(const Action& message);
+
 /// Which rank of the pipeline holds a chunk.
 enum class ChunkPlacement : std::uint8_t {
   loop,  ///< chunk c lies on rank c mod p
@@ -51,7 +58,7 @@ std::vector<int> ranks_of_chunks(ChunkPlacement placement, int stages, int chunk
 
 struct PipelineSchedule {
   std::vector<std::vector<Action>> ranks;  ///< the actions of each rank of the pipeline, in order
-  std::vector<int> rank_of_chunk;          ///< by chunk of the whole model
+  std::vector<int> rank_of_chunk;          ///< for each chunk of the whole model
   std::int64_t micro_batches = 0;
   int stages() const { return static_cast<int>(ranks.size()); }
   int chunks() const { return static_cast<int>(rank_of_chunk.size()); }

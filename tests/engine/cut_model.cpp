@@ -97,7 +97,8 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
     const float scale = engine.loss_gradient_scale();
     const Engine::StageUses stage = engine.stage();
     const auto backward = [&](int place) {
-      if (stage.stages > 1 && (place < stage.begin || place >= stage.end)) return;
+      const Engine::Chunk& chunk = stage.chunks.front();
+      if (stage.stages > 1 && (place < chunk.begin || place >= chunk.end)) return;
       const auto [id, use, operations] = model.forward[static_cast<std::size_t>(place)];
       const int unit = id.index;
       const GatheredUnit weights = engine.gather({unit});

@@ -270,5 +270,34 @@ TEST(OpenMicroBatch, RefusesWhatWouldChangeSumsOrMixPasses) {
   });
 }
 
+// Gradients of two micro-batches may be open, but are submitted in ascending order.
+TEST(OpenMicroBatch, SubmitsGradientsThatWerePutOffInAscendingOrder) {
+  OddRun run;
+  run.accumulation = 2;
+  run.depth = units;
+  run.stage = 3;
+  on_ranks(run, [](Engine& engine, Runtime&) {
+    const auto refusal = [](auto&& call) { return message_of<LogicError>(call); };
+    EXPECT_THAT(refusal([&] { (void)engine.hold({2}); }), HasSubstr("gather(tiny) outside a micro-batch"));
+    engine.begin_micro_batch_beside();
+    engine.begin_micro_batch_beside();
+    GatheredUnit held = engine.hold({2});
+    UnitGradients second = engine.gradients_ahead({1});
+    engine.select_micro_batch(0);
+    UnitGradients first = engine.gradients({1});
+    EXPECT_THAT(refusal([&] { std::move(second).reduce(); }),
+                HasSubstr("reduce(prime) of micro-batch 1 before micro-batch 0 has submitted its own: a unit "
+                          "takes gradients in ascending micro-batches"));
+    std::move(first).reduce();
+    std::move(second).reduce();
+    for (const int unit : {0, 2, 3}) engine.skip_gradients({unit});
+    end_with(engine, 1, 3);  // although the unit is held, for no micro-batch in particular
+    for (const int unit : {0, 2, 3}) engine.skip_gradients({unit});
+    held.release();
+    end_with(engine, 1, 3);
+    EXPECT_TRUE(engine.step().applied);
+  });
+}
+
 }  // namespace
 }  // namespace tranche::test

@@ -535,6 +535,14 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
       }),
       HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
                 "computed in chains; write rank_order"));
+  EXPECT_THAT(
+      with([](Config& c) {
+        c.tensor_sums = TensorSums::chain;
+        c.layout["vocabulary"] = "whole";
+      }),
+      HasSubstr("tranche.tensor_sums: chain with tranche.layout: layers and tables whose vocabulary is "
+                "whole on every rank are not computed in chains; write rank_order, or leave it out of the "
+                "layout"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));

@@ -29,12 +29,18 @@ namespace {
 }  // namespace
 
 std::vector<Target> all_targets() {
-  return {adapter_config_target(),   bpe_target(),           chat_template_target(), config_target(),
-          content_target(),          end_tokens_target(),    folder_target(),        gpt_config_target(),
-          hugging_face_target(),     index_target(),         llama_config_target(),  machine_target(),
-          manifest_target(),         merges_target(),        network_target(),       planted_target(),
-          safetensors_target(),      sentencepiece_target(), set_target(),           tokenizer_target(),
-          tokenizer_folder_target(), tokens_target(),        units_target()};
+  return {adapter_config_target(), bpe_target(),
+          chat_template_target(),  config_target(),
+          content_target(),        end_tokens_target(),
+          folder_target(),         gpt_config_target(),
+          hugging_face_target(),   index_target(),
+          llama_config_target(),   machine_target(),
+          manifest_target(),       merges_target(),
+          network_target(),        planted_target(),
+          safetensors_target(),    schedule_target(),
+          sentencepiece_target(),  set_target(),
+          tokenizer_target(),      tokenizer_folder_target(),
+          tokens_target(),         units_target()};
 }
 
 Target target_of(std::string_view program) {

@@ -39,6 +39,7 @@ Target manifest_target();
 Target network_target();
 Target planted_target();
 Target safetensors_target();
+Target schedule_target();
 Target sentencepiece_target();
 Target tokenizer_target();
 Target tokenizer_folder_target();

@@ -126,12 +126,14 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
                  << ", which do not add up in ascending order";
   }
   for (const DataType dtype : types) {
+    if (test::sanitized && dtype != types.front()) continue;
     Config alone = config_of(1);
     alone.precision.compute = alone.precision.communication = dtype;
     const Bits one = trained(1, model, alone, steps);
     EXPECT_NE(one.losses.back(), one.losses.front());
     for (const int tensor : sizes) {
       for (const int stage : {0, 3}) {
+        if (test::sanitized && (stage != 3 || tensor != *sizes.begin())) continue;
         SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) +
                      ", tensor=" + std::to_string(tensor) + ", stage " + std::to_string(stage));
         Config cut = chained(config_of(tensor, 1, stage), dtype);
@@ -143,15 +145,16 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
 }
 
 TEST(TensorChain, GptHasTheBitsOfOneRank) {
-  expect_bits_of_one_rank(Gpt(even_gpt(4)), {2, 4}, 5);
+  expect_bits_of_one_rank(Gpt(even_gpt(4)), {2, 4}, test::fewer(5));
   if (IsSkipped()) return;
-  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, 5);
+  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, test::fewer(5));
 }
 
 TEST(TensorChain, BlocksOfALargeVocabularyAreThoseOfOneRank) {
+  if (test::sanitized) GTEST_SKIP() << "the bits of a second block are no matter of memory and threads";
   GptConfig model = even_gpt(4);
-  model.vocabulary = 9008;  // blocks of 4096 columns, which lie across the parts of ranks
-  expect_bits_of_one_rank(Gpt(model), {2, 4}, 2);
+  model.vocabulary = 4168;  // a block of 4096 columns, which lies across the parts of ranks, and another one
+  expect_bits_of_one_rank(Gpt(model), {4}, 2);
 }
 
 TEST(TensorChain, LlamaHasTheBitsOfOneRank) {
@@ -160,7 +163,7 @@ TEST(TensorChain, LlamaHasTheBitsOfOneRank) {
     model.key_value_heads = 4;
     model.inner = 40;
     model.vocabulary = 64;
-    expect_bits_of_one_rank(Llama(model), {2, 4}, 5);
+    expect_bits_of_one_rank(Llama(model), {2, 4}, test::fewer(5));
     if (IsSkipped()) return;
   }
 }

@@ -115,16 +115,6 @@ TEST(Placement, DividesBuffersByTheRanksOfTensorThatHoldEqualValues) {
   EXPECT_EQ(placement.padded_elements(), 2048 + 4 * 512 + 2 * 1024 + 4 * 512);
 }
 
-// A checkpoint of adapters leaves frozen tensors out.
-TEST(Placement, FrozenTensorsDoNotChangeTheOrderOfBuffers) {
-  const TensorFacts still{.shape = Shape{8}, .frozen = true}, cut{.shape = Shape{10, 9}, .cut = {1, 1, 1}},
-      whole{.shape = Shape{100}};
-  const Mesh mesh = Mesh::parse("tensor=2", 2);
-  const Placement with(mesh, 1, {still, cut, whole}, {false}), without(mesh, 1, {cut, whole}, {false});
-  EXPECT_EQ(with.buffer_of(1), without.buffer_of(0));
-  EXPECT_EQ(with.buffer_of(2), without.buffer_of(1));
-}
-
 TEST(Placement, OwnsEachElementOnce) {
   std::mt19937_64 random(41);
   const auto draw = [&](int least, int most) {

@@ -339,13 +339,12 @@ TEST(PipelineInference, AnErrorOnOneStageEndsAllAndIsNamed) {
 }
 
 TEST(PipelineInference, AForwardAloneHasNoBackward) {
-  class Forward : public pipeline::StageWork {
+  class Forward : public pipeline::ChunkWork {
    public:
     TensorView input() override { return {}; }
     void forward() override {}
     ConstTensorView output() override { return {}; }
     void output_sent(const Event&) override {}
-    void end() override {}
   } work;
   const auto expect_refused = [](const auto& call) {
     try {
@@ -357,6 +356,8 @@ TEST(PipelineInference, AForwardAloneHasNoBackward) {
   };
   expect_refused([&] { (void)work.output_gradient(); });
   expect_refused([&] { work.backward(); });
+  expect_refused([&] { work.input_gradients(); });
+  expect_refused([&] { work.weight_gradients(); });
   expect_refused([&] { (void)work.input_gradient(); });
   expect_refused([&] { work.input_gradient_sent({}); });
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "pipeline/schedule/pipeline_schedule.h"
 #include "tests/comm/mpi_main.h"
 #include "tests/comm/profiling_count.h"
 #include "tests/core/sweep.h"
@@ -156,7 +158,11 @@ Drawn draw(std::uint64_t number, int ranks) {
   config.quantized_weights = pick(4) == 0;
   if (pick(4) == 0) config.optimizer.type = "Muon";
   config.pipeline_cuts = pick(2) == 0 ? PipelineCuts::balanced : PipelineCuts::equal;
-  config.pipeline_schedule = pick(2) == 0 ? PipelineSchedule::one_f_one_b : PipelineSchedule::afab;
+  // Two chunks on a rank where the eight units are enough for them.
+  const bool two_chunks = 2 * pipeline <= 8;
+  config.pipeline_schedule =
+      std::array{"1f1b", "afab", "zb-h1", "zb-v", "interleaved", "breadth-first"}[pick(two_chunks ? 6 : 3)];
+  if (config.pipeline_schedule == "interleaved") config.accumulation_steps = pipeline;
   config.overlap = false;           // gathers behind the step are over when it ends
   config.collectives = "messages";  // what ranks read in each other's memory never comes to MPI
   return drawn;
@@ -220,18 +226,25 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   add_to(bytes, mesh.group({MeshAxis::shard}, rank), rank, along(engine, MeshAxis::shard).formula_bytes);
   add_to(bytes, mesh.group({MeshAxis::replicate}, rank), rank,
          along(engine, MeshAxis::replicate).formula_bytes);
-  // One message for each cut, direction and micro-batch: rows of the residual in the compute dtype.
+  // One message for each cut between chunks of different ranks, direction and micro-batch: rows of the
+  // residual in the compute dtype.
   const Config& config = engine.config();
   const int parts = mesh.size(MeshAxis::tensor);
   const std::int64_t message = divide_round_up(config.micro_batch_size * time_steps, parts) *
                                engine.model().residual_width * size_of(config.precision.compute);
   const std::vector<int> line = mesh.group({MeshAxis::pipeline}, rank);
   std::int64_t ends = along(engine, MeshAxis::pipeline).formula_bytes;
-  for (const int neighbour : {stage - 1, stage + 1}) {
-    if (neighbour < 0 || neighbour >= stages) continue;
-    bytes[static_cast<std::size_t>(line[static_cast<std::size_t>(neighbour)])] +=
+  const pipeline::PipelineSchedule& schedule = engine.pipeline_schedule();
+  const auto sends_to = [&](int chunk) {
+    const int other = schedule.rank_of_chunk[static_cast<std::size_t>(chunk)];
+    bytes[static_cast<std::size_t>(line[static_cast<std::size_t>(other)])] +=
         config.accumulation_steps * message;
     ends -= config.accumulation_steps * message;
+  };
+  for (int chunk = 0; chunk + 1 < schedule.chunks(); ++chunk) {
+    if (!schedule.crosses(chunk)) continue;
+    if (schedule.rank_of_chunk[static_cast<std::size_t>(chunk)] == stage) sends_to(chunk + 1);
+    if (schedule.rank_of_chunk[static_cast<std::size_t>(chunk) + 1] == stage) sends_to(chunk);
   }
   if (parts > 1) {  // rows, and sums of whole tensors
     const std::int64_t rows = bytes_of_rows(engine);

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -17,6 +18,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <utility>
@@ -28,6 +30,7 @@
 #include "tranche/core/error.h"
 #include "tranche/engine/check_gradients.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/models/key_value_cache.h"
 #include "tranche/models/llama.h"
 #include "tranche/planner/planner.h"
 
@@ -118,7 +121,7 @@ Bits bits_of(Engine& engine, const LanguageModel& model) {
 
 /// The observations of every rank of the mesh; they have to agree.
 Bits trained(const LanguageModel& model, Config config, const std::string& mesh, int ranks,
-             PipelineSchedule schedule = PipelineSchedule::one_f_one_b) {
+             const std::string& schedule = "1f1b") {
   config.mesh = mesh;
   config.pipeline_schedule = schedule;
   std::vector<Bits> all;
@@ -133,22 +136,27 @@ Bits trained(const LanguageModel& model, Config config, const std::string& mesh,
   return all.front();
 }
 
-/// 2, 4 and 8 stages against one, with `shards` ranks beside.
-void expect_one_digest(bool llama, DataType dtype, ReductionPolicy policy, bool whole) {
-  const std::shared_ptr<const LanguageModel> model = narrow_model(llama, whole ? 16 : 4);
+constexpr std::array schedules{"1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"};
+
+/// 2, 4 and 8 stages against one, with `shards` ranks beside. `number` says which combinations a run takes
+/// that does not take all.
+void expect_one_digest(bool llama, DataType dtype, ReductionPolicy policy, bool whole, int number) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(llama, whole ? 16 : 6);
+  const int micro_batches = whole ? 8 : 4;
   for (const int shards : {1, 2}) {
-    const Bits one = trained(*model, pipeline_config(dtype, 0, policy), "", shards);
+    const Bits one = trained(*model, pipeline_config(dtype, 0, policy, micro_batches), "", shards);
     EXPECT_LT(one.losses.back(), one.losses.front() + 0.1);
     for (int stages = 2; stages <= (whole ? 8 / shards : 4 / shards); stages *= 2) {
       for (int stage = 0; stage <= 3; ++stage) {
-        for (const PipelineSchedule schedule : {PipelineSchedule::one_f_one_b, PipelineSchedule::afab}) {
+        for (std::size_t s = 0; s < schedules.size(); ++s) {
           // Each commit takes a part of the combinations; the sweep takes all.
-          if (!whole && (stage + stages / 2 + static_cast<int>(schedule) + shards) % 4 != 0) continue;
+          if (!whole && (5 * stage + stages / 2 + 2 * static_cast<int>(s) + shards + number) % 12 != 0)
+            continue;
           const std::string mesh = "pipeline=" + std::to_string(stages) + ", shard=*";
-          EXPECT_TRUE(
-              trained(*model, pipeline_config(dtype, stage, policy), mesh, stages * shards, schedule) == one)
+          EXPECT_TRUE(trained(*model, pipeline_config(dtype, stage, policy, micro_batches), mesh,
+                              stages * shards, schedules[s]) == one)
               << model->architecture() << " " << mesh << " of " << stages * shards << " ranks, ZeRO stage "
-              << stage << ", " << name_of(schedule) << ", " << name_of(dtype) << ", " << name_of(policy);
+              << stage << ", " << schedules[s] << ", " << name_of(dtype) << ", " << name_of(policy);
         }
       }
     }
@@ -159,9 +167,10 @@ constexpr std::array dtypes{DataType::float32, DataType::bfloat16};
 constexpr std::array policies{ReductionPolicy::boundary, ReductionPolicy::micro_batch};
 
 TEST(Pipeline, HasTheBitsOfOneRank) {
+  int number = 0;
   for (const bool llama : {false, true}) {
     for (const DataType dtype : dtypes) {
-      for (const ReductionPolicy policy : policies) expect_one_digest(llama, dtype, policy, false);
+      for (const ReductionPolicy policy : policies) expect_one_digest(llama, dtype, policy, false, number++);
     }
   }
 }
@@ -169,7 +178,22 @@ TEST(Pipeline, HasTheBitsOfOneRank) {
 TEST(PipelineSlow, HasTheBitsOfOneRankOnUpToEightStages) {
   for (const bool llama : {false, true}) {
     for (const DataType dtype : dtypes) {
-      for (const ReductionPolicy policy : policies) expect_one_digest(llama, dtype, policy, true);
+      for (const ReductionPolicy policy : policies) expect_one_digest(llama, dtype, policy, true, 0);
+    }
+  }
+}
+
+// Every schedule on 2 and on 4 stages, with the tied table and without, in the form that needs most.
+TEST(Pipeline, HasTheBitsOfOneRankUnderEverySchedule) {
+  for (const bool llama : {false, true}) {
+    const std::shared_ptr<const LanguageModel> model = narrow_model(llama, 6);
+    const Config config = pipeline_config(DataType::bfloat16, 3, ReductionPolicy::micro_batch);
+    const std::array one{trained(*model, config, "", 1), trained(*model, config, "", 2)};
+    for (const char* const schedule : schedules) {
+      EXPECT_TRUE(trained(*model, config, "pipeline=4", 4, schedule) == one[0])
+          << model->architecture() << " on 4 stages, " << schedule;
+      EXPECT_TRUE(trained(*model, config, "pipeline=2, shard=2", 4, schedule) == one[1])
+          << model->architecture() << " on 2 stages, " << schedule;
     }
   }
 }
@@ -181,10 +205,12 @@ TEST(Pipeline, HasTheBitsOfOneRankWithEachFeature) {
     Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::boundary);
     change(config);
     const Bits one = trained(*model, config, "", 1);
-    for (const int stages : {2, 3}) {
-      if (stages == 3 && config.pipeline_cuts == PipelineCuts::listed) continue;
-      EXPECT_TRUE(trained(*model, config, "pipeline=" + std::to_string(stages), stages) == one)
-          << what << " on " << stages << " stages";
+    for (const auto& [stages, schedule] : {std::pair(2, "1f1b"), std::pair(3, "1f1b"), std::pair(2, "zb-v"),
+                                           std::pair(3, "zb-h1"), std::pair(3, "breadth-first")}) {
+      const bool cuts_fit = stages == 2 && std::string_view(schedule) == "1f1b";
+      if (config.pipeline_cuts == PipelineCuts::listed && !cuts_fit) continue;
+      EXPECT_TRUE(trained(*model, config, "pipeline=" + std::to_string(stages), stages, schedule) == one)
+          << what << " on " << stages << " stages, " << schedule;
     }
   };
   expect_same("activation checkpointing in groups that a cut divides", [](Config& config) {
@@ -377,7 +403,8 @@ TEST(Pipeline, RefusesUsesThatAStageDoesNotHaveAndSumsThatAreNotThereYet) {
     engine.gradients(table).reduce();
     EXPECT_THAT(message([&] { (void)engine.gradients(table); }),
                 HasSubstr("this stage's uses of the unit are 1"));
-    for (int i = engine.stage().begin; i < engine.stage().end; ++i) {
+    const Engine::Chunk chunk = engine.stage().chunks.front();
+    for (int i = chunk.begin; i < chunk.end; ++i) {
       const UnitUse& use = engine.model().forward[static_cast<std::size_t>(i)];
       if (!(use.unit == table)) engine.skip_gradients(use.unit);
     }
@@ -408,17 +435,19 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
               HasSubstr("1 micro-batch on 2 stages of a pipeline: at most 1 of 2 stages can work at once"));
   EXPECT_THAT(problem(R"("tie_sum": "apart")"),
               HasSubstr("tranche.tie_sum: 'apart' is not one of together, by_use"));
-  EXPECT_THAT(problem(R"("pipeline_schedule": "zb")"),
-              HasSubstr("tranche.pipeline_schedule: 'zb' is not one of 1f1b, afab"));
+  EXPECT_THAT(problem(R"("pipeline_chunks": 2)"), HasSubstr("tranche.pipeline_chunks has no effect"));
+  EXPECT_THAT(problem(R"("pipeline_chunks": -1)"), HasSubstr("tranche.pipeline_chunks"));
   EXPECT_THAT(problem(R"("pipeline_cuts": "best")"),
               HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the "
                         "number of the first unit "
                         "of each stage but the first, not \"best\""));
   const Config read = parse_config(
-      R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab"}})", 2);
+      R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab", "pipeline_chunks": 1}})",
+      2);
   const Config again = parse_config(read.to_json(), 2);
   EXPECT_EQ(again.pipeline_begins, std::vector<int>{3});
-  EXPECT_EQ(again.pipeline_schedule, PipelineSchedule::afab);
+  EXPECT_EQ(again.pipeline_schedule, "afab");
+  EXPECT_EQ(again.pipeline_chunks, 1);
   EXPECT_EQ(again.tie_sum, TieSum::by_use);
 }
 
@@ -596,7 +625,7 @@ TEST(Pipeline, ReadsAndWritesTensorsOfAllStagesFromEveryRank) {
 }
 
 /// Activation bytes of the first stage at the peak of a step.
-std::int64_t activations(PipelineSchedule schedule, int micro_batches) {
+std::int64_t activations(const std::string& schedule, int micro_batches) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
   Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, micro_batches);
   config.mesh = "pipeline=4";
@@ -612,11 +641,10 @@ std::int64_t activations(PipelineSchedule schedule, int micro_batches) {
 }
 
 TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
-  EXPECT_EQ(activations(PipelineSchedule::one_f_one_b, 8), activations(PipelineSchedule::one_f_one_b, 64));
-  const std::int64_t four = activations(PipelineSchedule::afab, 4);
+  EXPECT_EQ(activations("1f1b", 8), activations("1f1b", 64));
+  const std::int64_t four = activations("afab", 4);
   // But for the residual gradient of the one in backward, and what a block's backward takes.
-  EXPECT_NEAR(static_cast<double>(activations(PipelineSchedule::afab, 8)) / static_cast<double>(four), 2,
-              0.2);
+  EXPECT_NEAR(static_cast<double>(activations("afab", 8)) / static_cast<double>(four), 2, 0.2);
 }
 
 std::string refusal(
@@ -629,6 +657,58 @@ std::string refusal(
     text = error.message();
   }
   return text;
+}
+
+TEST(Pipeline, RefusesSchedulesBeforeTheFirstStep) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const auto with = [&](const std::string& schedule, int chunks = 0, int micro_batches = 4) {
+    Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::automatic, micro_batches);
+    config.mesh = "pipeline=2";
+    config.pipeline_schedule = schedule;
+    config.pipeline_chunks = chunks;
+    return refusal(config, 2, *model);
+  };
+  EXPECT_THAT(with("zb-h"), HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule"));
+  EXPECT_THAT(with("interleaved", 0, 5), HasSubstr("4 or 6 micro-batches work, and breadth-first takes any"));
+  EXPECT_THAT(with("1f1b", 2), HasSubstr("schedule 1f1b has one chunk on a rank, not 2"));
+  EXPECT_THAT(with("zb-v", 3), HasSubstr("tranche.pipeline_schedule: "));
+  EXPECT_THAT(with("breadth-first", 4),
+              HasSubstr("tranche.pipeline_schedule \"breadth-first\" with 4 chunks on each of 2 stages has 8 "
+                        "chunks: the model has 6 units to cut, so 6 chunks at most"));
+  EXPECT_THAT(with("no/such/file.csv"), HasSubstr("no/such/file.csv"));
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("tranche-schedule-" + std::to_string(::getpid()) + ".csv");
+  const auto with_file = [&](const std::string& text, int micro_batches) {
+    std::ofstream(file) << text;
+    return with(file.string(), 0, micro_batches);
+  };
+  EXPECT_THAT(with_file("0F0,0F0,0B0\n1F0,1B0\n", 1), HasSubstr("0F0 of rank 0 is there twice"));
+  EXPECT_THAT(with_file("0F0,0B0\n1F0\n", 1), HasSubstr("lacks 1B0"));
+  EXPECT_THAT(with_file("0F0,0B0\n1F0,1B0\n", 3), HasSubstr("was made for 1 micro-batch"));
+  EXPECT_THAT(with_file("1F0,1B0\n0F0,0B0\n", 1), HasSubstr("chunk 0 is on rank 1; the first stage has to"));
+  EXPECT_THAT(with_file("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", 2), HasSubstr("tranche.pipeline_schedule: "));
+  EXPECT_THAT(with_file("0F0,0F1,0B0,0B1\n1F0,1F1,1I1,1I0,1W0,1W1\n", 2),
+              HasSubstr("1I0 of rank 1 stands behind 1I1: the input gradients of a chunk have to be computed in ascending"));
+  std::filesystem::remove(file);
+}
+
+// A schedule of the user's, which is none of those with a name: two stages, forward in pairs.
+TEST(Pipeline, HasTheBitsOfOneRankUnderAScheduleFromAFile) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  const Config config = pipeline_config(DataType::bfloat16, 2, ReductionPolicy::micro_batch);
+  const Bits one = trained(*model, config, "", 1);
+  const std::filesystem::path file =
+      std::filesystem::temp_directory_path() / ("tranche-pairs-" + std::to_string(::getpid()) + ".csv");
+  for (const char* const text : {
+           "0F0,0F1,,0B0,0B1,0F2,0F3,0B2,0B3\n1F0,1F1,1B0,1B1,1F2,1F3,1B2,1B3\n",
+           "0F1,0F0,0F2,0F3,0I0,0W0,0B1,0I2,0W2,0B3\n1F1,1F0,1I0,1F2,1I1,1W0,1W1,1B2,1F3,1B3\n",
+           "0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1,0F2,0F3,3F2,3B2,3F3,3B3,0B2,0B3\n"
+           "1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1,1F2,2F2,1F3,2F3,2B2,1B2,2B3,1B3\n",
+       }) {
+    std::ofstream(file) << text;
+    EXPECT_TRUE(trained(*model, config, "pipeline=2", 2, file.string()) == one) << text;
+  }
+  std::filesystem::remove(file);
 }
 
 TEST(Pipeline, RefusesWhatItDoesNotHave) {
@@ -769,7 +849,7 @@ TEST(Pipeline, NamesARankThatWasStartedWithAnotherCut) {
                 config.pipeline_begins = {1};
               }),
               HasSubstr("rank 3 (pipeline 1, shard 1) was started with another cut than rank 0"));
-  EXPECT_THAT(told([](Config& config) { config.pipeline_schedule = PipelineSchedule::afab; }),
+  EXPECT_THAT(told([](Config& config) { config.pipeline_schedule = "afab"; }),
               HasSubstr("rank 3 (pipeline 1, shard 1) was started with another schedule of the pipeline than "
                         "rank 0"));
 }
@@ -953,6 +1033,133 @@ TEST(Pipeline, SaysWhatStage3GathersFromFourMicroBatchesOn) {
                 testing::Not(testing::Contains(HasSubstr("anew for each"))));
     EXPECT_THAT(plan(rank, 4, GatherFor::use, 2).notes,
                 testing::Not(testing::Contains(HasSubstr("anew for each"))));
+  }
+}
+
+// Eight units in eight chunks, four on each rank: a chunk is gathered for the forward passes of a step and
+// again for its backward passes, and the last one of a rank once for both.
+TEST(Pipeline, GathersAChunkForAllMicroBatchesUnderBreadthFirst) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(true, 6);
+  const auto plan = [&](int rank, int micro_batches, const char* schedule) {
+    planner::PlanRequest request;
+    request.model.language = model;
+    request.sequence = time_steps;
+    request.ranks = 4;
+    request.rank = rank;
+    request.config = pipeline_config(DataType::bfloat16, 3, ReductionPolicy::boundary, micro_batches);
+    request.config.mesh = "pipeline=2, shard=2";
+    request.config.pipeline_schedule = schedule;
+    request.config.pipeline_chunks = 4;
+    return planner::plan_run(request);
+  };
+  for (const int rank : {0, 2}) {
+    for (const int micro_batches : {8, 32}) {
+      EXPECT_EQ(plan(rank, micro_batches, "breadth-first").data.at("all_gather").calls, 7)
+          << "(2 - 1/4) of 4 units, on rank " << rank;
+    }
+    const planner::PlanResult interleaved = plan(rank, 8, "interleaved");
+    EXPECT_GE(interleaved.data.at("all_gather").calls, 7 * 8);
+    EXPECT_THAT(interleaved.notes,
+                testing::Contains(HasSubstr("ZeRO stage 3 gathers a unit " +
+                                            std::to_string(interleaved.data.at("all_gather").calls) +
+                                            " times a step on pipeline stage " + std::to_string(rank / 2) +
+                                            " under schedule interleaved; breadth-first gathers a chunk for "
+                                            "all micro-batches at once")));
+    EXPECT_THAT(plan(rank, 8, "breadth-first").notes,
+                testing::Contains(HasSubstr("gathers a unit 7 times a step")));
+  }
+}
+
+// A checkpoint of one schedule goes on under another with the same bits, and nothing to say.
+TEST(Pipeline, GoesOnUnderAnotherSchedule) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 6);
+  Config config = pipeline_config(DataType::bfloat16, 1, ReductionPolicy::micro_batch);
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("tranche-schedules-" + std::to_string(::getpid()));
+  config.mesh = "pipeline=2";
+  std::mutex mutex;
+  std::map<std::string, kernels::Digest> digests;
+  const std::array pairs{std::pair("1f1b", "zb-v"), std::pair("zb-v", "interleaved"),
+                         std::pair("breadth-first", "zb-h1"), std::pair("zb-h1", "afab")};
+  for (const auto& [first, second] : pairs) {
+    std::string path;
+    config.pipeline_schedule = first;
+    on_ranks(2, model->spec(time_steps), config, [&](Engine& engine) {
+      (void)train(engine, *model);
+      const std::string written = engine.save(folder.string(), {});
+      const std::lock_guard lock(mutex);
+      path = written;
+    });
+    config.pipeline_schedule = second;
+    on_ranks(2, model->spec(time_steps), config, [&](Engine& engine) {
+      const LoadResult loaded = engine.load(path, {});
+      EXPECT_THAT(loaded.notes, testing::IsEmpty()) << first << " to " << second;
+      (void)train(engine, *model);
+      const kernels::Digest digest = engine.state_digest();
+      const std::lock_guard lock(mutex);
+      digests[second] = digest;
+    });
+    std::filesystem::remove_all(folder);
+  }
+  for (const auto& [name, digest] : digests) EXPECT_TRUE(digest == digests.begin()->second) << name;
+}
+
+// A generation computes its forward passes over all chunks.
+TEST(Pipeline, GeneratesOverAllChunks) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(true, 6);
+  const std::vector<std::int32_t> prompt{5, 3, 1};
+  const auto generated = [&](const std::string& mesh, int ranks, const std::string& schedule) {
+    Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary);
+    config.mesh = mesh;
+    config.pipeline_schedule = schedule;
+    std::vector<float> logits;
+    std::mutex mutex;
+    on_ranks(ranks, model->spec(time_steps), config, [&](Engine& engine) {
+      KeyValueCache cache(engine, *model, 1, 8);
+      std::vector<float> mine = model->prefill(engine, cache, 0, prompt);
+      const std::vector<float> next = model->decode(engine, cache, std::vector<std::int32_t>{7});
+      mine.insert(mine.end(), next.begin(), next.end());
+      const std::lock_guard lock(mutex);
+      logits = std::move(mine);
+    });
+    return logits;
+  };
+  const std::vector<float> one = generated("", 1, "1f1b");
+  for (const char* const schedule : {"interleaved", "zb-v", "breadth-first"}) {
+    EXPECT_EQ(generated("pipeline=2", 2, schedule), one) << schedule;
+    EXPECT_EQ(generated("pipeline=4", 4, schedule), one) << schedule;
+  }
+}
+
+// With several chunks on a rank the spans name them, and no arrow goes between chunks of one rank.
+TEST(Pipeline, TracesChunks) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
+  Config config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 3);
+  config.mesh = "pipeline=2";
+  config.pipeline_schedule = "zb-v";
+  nlohmann::json events = nlohmann::json::array();
+  std::mutex mutex;
+  run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
+    Config own = config;
+    validate_config(own, 2);
+    RuntimeOptions options = RuntimeOptions::from(own);
+    options.trace = true;
+    Runtime runtime(options, factory);
+    Engine engine(runtime, model->spec(time_steps), own);
+    train(engine, *model);
+    const std::string entries = runtime.trace()->entries("rank", 0, [](double) { return 0.0; });
+    const std::lock_guard lock(mutex);
+    for (auto& event : nlohmann::json::parse("[" + entries + "]")) events.push_back(std::move(event));
+  });
+  const Drawn seen = drawn(events, 2);
+  for (const char* const span : {"0F2", "0I2", "0W2", "3F1", "3I1", "3W1", "2RECV_B0"}) {
+    EXPECT_EQ(seen.spans[span == std::string_view("2RECV_B0") ? 1 : 0].count(span), 1u) << span;
+  }
+  EXPECT_EQ(seen.spans[1].count("2RECV_F0"), 0u) << "chunk 1 lies on the same rank";
+  EXPECT_EQ(seen.arrows.size(), 3u * 2 * 2) << "two cuts between ranks, a residual and a gradient each";
+  for (const auto& [id, arrow] : seen.arrows) {
+    EXPECT_EQ(std::abs(arrow.from - arrow.to), 1);
+    EXPECT_EQ(arrow.made.substr(1), arrow.needed.substr(1)) << "the same pass of the same micro-batch";
   }
 }
 

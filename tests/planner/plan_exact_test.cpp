@@ -312,7 +312,7 @@ PlanRequest draw_stages(std::uint64_t number) {
   }
   if (pick(5) == 0 && config.precision.moments == DataType::float32) config.optimizer.type = "Muon";
   config.pipeline_cuts = pick(2) == 0 ? PipelineCuts::balanced : PipelineCuts::equal;
-  config.pipeline_schedule = pick(2) == 0 ? PipelineSchedule::one_f_one_b : PipelineSchedule::afab;
+  config.pipeline_schedule = pick(2) == 0 ? "1f1b" : "afab";
   return request;
 }
 
@@ -403,6 +403,31 @@ PlanRequest draw_parts(std::uint64_t number) {
   return request;
 }
 
+/// The draw on a mesh with a pipeline under any schedule, with several chunks on a rank where it has them.
+PlanRequest draw_schedule(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 11};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
+  PlanRequest request = draw_stages(500 + number);
+  Config& config = request.config;
+  models::LlamaConfig llama = models::LlamaConfig::preset("qwen3-nano");
+  llama.layers = 10 + pick(3);
+  llama.tied = pick(2) == 0;
+  llama.vocabulary = 61;
+  llama.positions = 9;
+  request.model.language = std::make_shared<models::Llama>(llama);
+  request.sequence = 9;
+  if (!config.frozen.empty()) config.frozen = {"*norm*"};
+  config.pipeline_schedule = std::array{
+      "1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"}[static_cast<std::size_t>(pick(6))];
+  const int stages = config.mesh_of(request.ranks).size(MeshAxis::pipeline);
+  if (config.pipeline_schedule == "interleaved") config.accumulation_steps = stages * (1 + pick(2));
+  if (config.pipeline_schedule == "interleaved" || config.pipeline_schedule == "breadth-first") {
+    config.pipeline_chunks = 1 + pick(3);
+  }
+  return request;
+}
+
 TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsLayers) {
   const tranche::test::Sweep cases = tranche::test::sweep({0, 40});
   tranche::test::AxesMet axes;
@@ -428,6 +453,29 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsLayers) {
   axes.expect("adapters", {false, true});
   for (const std::uint64_t number : tranche::test::rounds(cases)) {
     PlanRequest request = draw_parts(number);
+    const std::vector<Measured> runs = measure(request);
+    for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+      expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(PlanIsMeasured, EveryRankUnderEverySchedule) {
+  const tranche::test::Sweep cases = tranche::test::sweep({0, 40});
+  tranche::test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const Config config = draw_schedule(number).config;
+    axes.meet("schedule", config.pipeline_schedule);
+    axes.meet("ZeRO", config.stage);
+    axes.meet("checkpointing", config.activation_checkpointing);
+  }
+  axes.expect<std::string>("schedule", {"1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"});
+  axes.expect("ZeRO", {0, 1, 2, 3});
+  axes.expect("checkpointing", {false, true});
+  for (const std::uint64_t number : tranche::test::rounds(cases)) {
+    PlanRequest request = draw_schedule(number);
+    SCOPED_TRACE(request.config.pipeline_schedule + ", " + std::to_string(request.config.pipeline_chunks));
     const std::vector<Measured> runs = measure(request);
     for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
       expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);

@@ -38,6 +38,13 @@ PlanRequest gpt_on(int ranks) {
   return request;
 }
 
+/// A model that four ranks of the axis `tensor` can share.
+models::GptConfig four_heads() {
+  models::GptConfig model = models::GptConfig::preset("gpt-mini");
+  model.heads = 4;
+  return model;
+}
+
 std::vector<std::string> planned_with(const std::vector<std::string>& more) {
   std::vector<std::string> arguments{"plan", "--model", "gpt-mini", "--set", "tranche.workspace=8MiB"};
   arguments.insert(arguments.end(), more.begin(), more.end());
@@ -143,7 +150,7 @@ TEST(PlanOfAMesh, CostsTheGroupsStepAndTheSumsOverReplicas) {
   request.config.mesh = "";
   const double one_copy = step_cost(request, {}).exposed;
   EXPECT_GT(copies, one_copy) << "their sums over replicas";
-  // Of a quarter of the elements, half goes to the other copy: fp32 sums, and the fp32 main gradient back.
+  // Half of a quarter of the elements goes to the other copy: fp32 sums, and the fp32 main gradient back.
   const PlanResult plan = plan_run(request);
   const double sent = static_cast<double>(plan.padded_elements) / 4 / 2 * 8;
   EXPECT_NEAR(copies - one_copy, sent / CostModel().network, 0.02 * sent / CostModel().network)
@@ -192,6 +199,7 @@ TEST(PlanOfAMesh, PadsAsTheEngineDoes) {
 
 TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
   PlanRequest request = gpt_on(4);
+  request.model.language = std::make_shared<models::Gpt>(four_heads());
   request.device = DeviceKind::cuda;
   request.config.staging_bytes = 3 << 20;
   const auto staged = [&](const char* mesh) {
@@ -216,6 +224,7 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
 
 TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
   PlanRequest request = gpt_on(4);
+  request.model.language = std::make_shared<models::Gpt>(four_heads());
   request.ranks_per_node = 2;
   const auto notes = [&](const char* mesh) {
     request.config.mesh = mesh;
@@ -282,6 +291,27 @@ TEST(PlanOfAMesh, SearchesForAllRanksOfTheAxisTensor) {
                                                         size_of(request.config.precision.compute) +
                                                     3 * tokens * 4) /
                                     rates.network);
+}
+
+TEST(PlanMesh, ChainsAreRefusedOnGpusAndNotedElsewhere) {
+  PlanRequest request = gpt_on(2);
+  request.config.mesh = "tensor=2";
+  request.config.tensor_sums = TensorSums::chain;
+  EXPECT_THAT(
+      plan_run(request).notes,
+      testing::Contains(HasSubstr("tranche.tensor_sums chain is refused at the start where the machine's "
+                                  "products do not add up in ascending order")));
+  request.device = DeviceKind::cuda;
+  std::string text = "accepted";
+  try {
+    (void)plan_run(request);
+  } catch (const ConfigurationError& error) {
+    text = error.message();
+  }
+  EXPECT_EQ(
+      text,
+      "tranche.tensor_sums: chain: products on GPUs do not add up in ascending order, so that no chain has "
+      "the bits of one rank; write rank_order");
 }
 
 }  // namespace

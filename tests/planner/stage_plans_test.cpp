@@ -1,8 +1,11 @@
 #include "tranche/planner/stage_plans.h"
+#include "tranche/planner/schedule_choice.h"
 
 #include <gmock/gmock.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <regex>
@@ -77,6 +80,8 @@ TEST(StagePlans, HaveALineForEachClassOfCoordinatesOnTensor) {
   request.ranks = 8;
   request.config.mesh = "shard=2, tensor=4";
   models::GptConfig model = models::GptConfig::preset("gpt-mini");
+  model.heads = 4;
+  request.model.language = std::make_shared<models::Gpt>(model);
   ASSERT_EQ(model.vocabulary % 4, 0);
   EXPECT_EQ(plan_stages(request, 0).size(), 1u) << "all parts have equal sizes";
   model.vocabulary += 3;
@@ -127,7 +132,7 @@ TEST(StagePlans, PutAStageThatDoesNotFitFirst) {
   request.model.language = std::make_shared<models::Gpt>(model);
   request.sequence = 256;
   request.config.accumulation_steps = 16;
-  request.config.pipeline_schedule = PipelineSchedule::afab;
+  request.config.pipeline_schedule = "afab";
   request.config.pipeline_cuts = PipelineCuts::listed;
   request.config.pipeline_begins = {1, 7};
   request.config.offload.optimizer = OffloadTier::cpu;
@@ -192,6 +197,51 @@ TEST(StagePlans, GiveTheExitStatusOfTheLargestStage) {
   EXPECT_EQ(enough.status, 0) << enough.errors;
   EXPECT_THAT(enough.out, HasSubstr("0 B are left on stage "));
   EXPECT_EQ(planned({"--json", "--device-memory", std::to_string(device(1))}).status, 3);
+}
+
+// The schedules beside each other: those that the batch allows, the shortest that fits first.
+TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
+  PlanRequest request = three_stages();
+  request.config.accumulation_steps = 6;
+  const auto names = [&](std::int64_t budget) {
+    std::vector<std::string> found;
+    for (const ScheduleChoice& one : schedule_choices(request, plan_stages(request, budget), budget)) {
+      found.push_back(one.name + (one.refused.empty() ? "" : " refused") + (one.fits ? "" : " does not fit"));
+    }
+    return found;
+  };
+  const std::vector<ScheduleChoice> all = schedule_choices(request, plan_stages(request, 0), 0);
+  std::map<std::string, ScheduleChoice> by_name;
+  for (const ScheduleChoice& one : all) by_name[one.name] = one;
+  EXPECT_GT(by_name.at("afab").peak, by_name.at("1f1b").peak);
+  EXPECT_GE(by_name.at("afab").length, by_name.at("1f1b").length);
+  EXPECT_LT(by_name.at("zb-h1").length, by_name.at("1f1b").length);
+  for (std::size_t i = 1; i < all.size(); ++i) {
+    if (all[i].refused.empty()) {
+      EXPECT_LE(all[i - 1].length, all[i].length);
+    }
+  }
+  EXPECT_THAT(schedule_choices_text(all),
+              AllOf(HasSubstr("zb-h1"), HasSubstr(" %"), HasSubstr("device peak")));
+  const std::vector<std::string> within = names(by_name.at("afab").peak - 1);
+  EXPECT_THAT(within, testing::Contains("afab does not fit"));
+  EXPECT_THAT(within.front(), Not(HasSubstr("does not fit")));
+  request.config.accumulation_steps = 4;
+  EXPECT_EQ(names(0).back(), "interleaved refused") << "three stages take multiples of three";
+  EXPECT_THAT(
+      schedule_choices_text(schedule_choices(request, plan_stages(request, 0), 0)),
+      HasSubstr(
+          "interleaved    not here: tranche.pipeline_schedule: schedule interleaved takes micro-batches "
+          "in rounds of 3"));
+  const json schedules =
+      json::parse(with_schedules("{}", schedule_choices(request, plan_stages(request, 0), 0)))["schedules"];
+  EXPECT_EQ(schedules.size(), 6u);
+  EXPECT_EQ(schedules[0]["fits"], true);
+  EXPECT_GT(schedules[0]["peak_bytes"], 0);
+  EXPECT_THAT(schedules[5]["refused"].get<std::string>(), HasSubstr("takes micro-batches in rounds of 3"));
+  request.config.mesh = "shard=*";
+  EXPECT_TRUE(schedule_choices(request, {}, 0).empty());
+  EXPECT_EQ(schedule_choices_text({}), "");
 }
 
 }  // namespace

@@ -399,6 +399,7 @@ TEST(Arguments, HelpHasLinesOfAHundredColumnsAndNoNamelessTypes) {
                                                   {"plan"},
                                                   {"calibrate"},
                                                   {"scale"},
+                                                  {"schedule"},
                                                   {"info"},
                                                   {"config"},
                                                   {"config", "check"},

@@ -17,6 +17,7 @@
 #include "tranche/core/error.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
+#include "tranche/planner/schedule_choice.h"
 #include "tranche/planner/stage_plans.h"
 
 namespace tranche::tools {
@@ -218,8 +219,10 @@ int run_plan(const Options& options, const Output& output) {
   const std::int64_t limit = request.config.device_memory_limit;
   if (!options.fit && !projection && !options.rank && has_stages(request)) {
     const std::vector<planner::StagePlan> plans = planner::plan_stages(request, limit, options.json);
-    output.out << (options.json ? planner::stage_plans_json(plans, limit)
-                                : planner::stage_plans_text(plans, limit))
+    const std::vector<planner::ScheduleChoice> choices = planner::schedule_choices(request, plans, limit);
+    output.out << (options.json
+                       ? planner::with_schedules(planner::stage_plans_json(plans, limit), choices)
+                       : planner::stage_plans_text(plans, limit) + planner::schedule_choices_text(choices))
                << std::flush;
     return status_of(planner::shortages(plans.front().request, plans.front().plan, limit).empty());
   }

@@ -86,9 +86,9 @@ struct StudyFacts {
   std::vector<int> ranks, stages;
   std::vector<std::string> meshes{""};  ///< as ScaleOptions has them
   std::map<PointKey, PointPlan> plans;
-  /// By stage and mesh, also between the ranks that run: what the plots draw as curves.
+  /// The curves of the plots, by stage and mesh, also between the ranks that run.
   std::map<std::pair<int, std::string>, std::vector<PointPlan>> curves;
-  /// By ranks, then stage, then mesh, each as the study names them.
+  /// Plans by ranks, then stage, then mesh, each as the study names them.
   std::vector<std::pair<PointKey, PointPlan>> plans_in_order() const;
 };
 

@@ -171,7 +171,7 @@ class Training {
   static std::string of_set(const training::Evaluation& evaluation) {
     return evaluation.set.empty() ? "" : " of " + evaluation.set;
   }
-  /// As checkpoints name them.
+  /// The names that checkpoints have for them.
   std::vector<training::Evaluation> keyed(std::vector<training::Evaluation> evaluations) const {
     for (std::size_t i = 0; i < evaluations.size(); ++i) evaluations[i].set = run_.data.validation[i].key();
     return evaluations;

@@ -49,8 +49,6 @@ std::string_view name_of(TieSum sum);
 /// of the parameters, as many units a stage (equal), or Config::pipeline_begins (listed).
 enum class PipelineCuts : std::uint8_t { balanced, equal, parameters, listed };
 std::string_view name_of(PipelineCuts cuts);
-enum class PipelineSchedule : std::uint8_t { one_f_one_b, afab };
-std::string_view name_of(PipelineSchedule schedule);
 
 /// How sums over the ranks of a mesh's axis `tensor` are taken. rank_order: each rank's part by itself, and
 /// the parts are added in fp32, in the order of the ranks. chain: each rank goes on adding, in fp32, where
@@ -144,7 +142,10 @@ struct Config {
   PipelineCuts pipeline_cuts = PipelineCuts::balanced;
   std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< that says it, for people
   std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
-  PipelineSchedule pipeline_schedule = PipelineSchedule::one_f_one_b;
+  /// `tranche.pipeline_schedule`: afab, 1f1b, interleaved, breadth-first, zb-h1 or zb-v, or the path of a file
+  /// with a schedule, which every rank reads.
+  std::string pipeline_schedule = "1f1b";
+  int pipeline_chunks = 0;  ///< `tranche.pipeline_chunks`, on a rank; 0: as many as the schedule has
   TensorSums tensor_sums = TensorSums::rank_order;
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
   int tensor_ranks = 0;     ///< the same of tensor_parallel.autotp_size

@@ -59,7 +59,7 @@ struct GradientCheck {
 /// `micro_batches` makes all micro-batches of one step, begin_micro_batch() to end_micro_batch(), without
 /// step(). It is called some hundred times for each tensor, on all ranks, and must compute the same each
 /// time: the same batch, and dropout from the same seeds and samples. Any stage, reduction and number of
-/// micro-batches will do, and any mesh without a pipeline and the axis tensor; a tied tensor is checked once,
+/// micro-batches will do, and any mesh without a pipeline or the axis tensor; a tied tensor is checked once,
 /// as it is one. Take a small model, and weights as they are in training: biases of zero or a head of zeros
 /// hide faults behind them (Engine::write_weight()).
 ///

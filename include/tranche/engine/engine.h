@@ -26,6 +26,10 @@
 
 namespace tranche {
 
+namespace pipeline {
+struct PipelineSchedule;
+}
+
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
 /// whichever thread (docs/internals/design.md, "Threads of a program"); request_stop() at any time. Calls
 /// marked collective are made by all ranks in the same order. So are gather(), gradients() and their
@@ -89,8 +93,15 @@ class Engine {
   /// Gathers a unit (stage 3) or views it. Throws LogicError, naming the holders, when more units than the
   /// configured depth would be held at once.
   GatheredUnit gather(UnitId unit);
+  /// The same for no micro-batch in particular: while the handle is there, gathers of the unit by
+  /// micro-batches find it gathered. For schedules that gather a chunk of units for several micro-batches.
+  GatheredUnit hold(UnitId unit);
   /// Gradients of a unit for this micro-batch; LogicError beyond uses_per_micro_batch, or in evaluation.
   UnitGradients gradients(UnitId unit);
+  /// The same while earlier micro-batches hold the unit's gradients too, for schedules that put weight
+  /// gradients off. The caller adds to each tensor in ascending micro-batches; reduce() out of that order
+  /// throws LogicError.
+  UnitGradients gradients_ahead(UnitId unit);
   /// Submits zero gradients for all uses of a unit that this micro-batch still owes.
   void skip_gradients(UnitId unit);
   /// loss_sum: one fp64; token_count: one int64; both in device memory, read behind the compute stream.
@@ -132,15 +143,26 @@ class Engine {
   // Without loss and token count: InferenceScope (handles.h).
 
   // --- Pipelines ---------------------------------------------------------------------------------------
-  /// The part of a model that this rank computes: uses [begin, end) of ModelSpec::forward, as stage `stage`
-  /// of `stages`. Without a pipeline there is one stage, which computes all of them.
+  /// Consecutive uses [begin, end) of ModelSpec::forward that one stage computes: chunk `number` of `chunks`
+  /// of the whole model.
+  struct Chunk {
+    int number = 0, chunks = 1;
+    int begin = 0, end = 0;
+    bool first() const { return number == 0; }
+    bool last() const { return number + 1 == chunks; }
+  };
+  /// The part of a model that this rank computes, as stage `stage` of `stages`. Without a pipeline there is
+  /// one stage, with one chunk of all uses.
   struct StageUses {
     int stage = 0, stages = 1;
-    int begin = 0, end = 0;
-    bool first() const { return stage == 0; }
-    bool last() const { return stage + 1 == stages; }
+    std::vector<Chunk> chunks;  ///< ascending; one, or several (Config::pipeline_chunks)
+    int last_stage = 0;         ///< holds the last chunk, and computes loss and logits
+    bool first() const { return chunks.front().first(); }
+    bool last() const { return chunks.back().last(); }
   };
   StageUses stage() const;
+  /// What all stages do in a step, as Config::pipeline_schedule says. LogicError without a pipeline.
+  const pipeline::PipelineSchedule& pipeline_schedule() const;
   /// Has the compute stream wait for a message of another stage, in a training step. The time that this costs
   /// is in StepResult::exposed_message_seconds. Throws what made the message fail.
   void wait_for_message(const Event& received);
@@ -293,6 +315,7 @@ class Engine {
   friend class InferenceScope;
   friend class UnitGradients;
   friend class StepGuard;
+  GatheredUnit gathered(UnitId unit, bool of_micro_batch);
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -28,7 +28,7 @@ struct SumOrder {
   bool begins_with_c =
       false;  ///< where it accumulates the sum begins with c; otherwise c is added at its end
 };
-/// That of a device and the dtype of a and b. A plan (meta) takes every sum for ascending.
+/// The order of a device for the dtype of a and b. A plan (meta) takes every sum for ascending.
 SumOrder matmul_sum_order(DeviceKind device, DataType dtype);
 
 /// c[m, n] = op(a)[m, k] op(b)[k, n], sums in fp32. a and b share a dtype (fp32, bf16, fp16); c has that

@@ -57,7 +57,7 @@ class KeyValueCache {
   /// `which`: 0 for keys, 1 for values.
   TensorView part(std::int64_t block, std::int64_t which, std::int64_t first, std::int64_t count) const;
   CacheHeads heads_;
-  std::int64_t first_block_ = 0, end_block_ = 0;  ///< that this rank computes
+  std::vector<std::int64_t> blocks_;  ///< that this rank computes, ascending
   std::int64_t capacity_;
   DataType dtype_;
   Buffer memory_;

@@ -77,7 +77,7 @@ struct Pass {
   bool training = false;                  ///< dropout on
   std::optional<ConstTensorView> document_begin = {}, positions = {};
   StepTensors tables = {};  ///< LanguageModel::acquire_tables()
-  /// Of a pass that generates: keys and values of tokens before (models::attend()). `positions` are given
+  /// In a pass that generates, keys and values of tokens before (models::attend()). `positions` are given
   /// then.
   const CachePlace* cache = nullptr;
   /// The ranks of the mesh's axis `tensor`, which share out rows of the residual and layers' dimensions
@@ -226,7 +226,7 @@ class LanguageModel {
   /// True when the model can use TokenBatch::document_begin and TokenBatch::positions; else a batch with
   /// them is refused.
   virtual bool takes_documents() const { return false; }
-  /// What a block keeps of a token, for models whose block_forward attends through models::attend() and whose
+  /// The keys and values that a block keeps of a token, for models whose block_forward attends through models::attend() and whose
   /// embedding and tables honour Pass::positions; nothing: there is no cache.
   virtual std::optional<CacheHeads> cache_heads() const;
   /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch.

@@ -1,0 +1,32 @@
+#pragma once
+/// The schedule of a pipeline that a configuration asks for. Private to engine/.
+
+#include <cstdint>
+#include <vector>
+
+#include "pipeline/schedule/pipeline_schedule.h"
+#include "tranche/config/config.h"
+#include "tranche/engine/model_spec.h"
+
+namespace tranche::detail {
+
+struct Stages;
+
+/// The stage that holds each chunk of the model under Config::pipeline_schedule and Config::pipeline_chunks.
+/// Throws ConfigurationError as schedule_of() does for the name, the file and the number of chunks.
+std::vector<int> stages_of_chunks(const Config& config, int stages);
+
+/// What each stage does in a step of Config::accumulation_steps micro-batches, with its messages, as a name
+/// or a file says. It has been checked: it is complete and ends, and weight gradients ascend in
+/// micro-batches. Where stage 3 gathers for use, breadth-first gathers a chunk for all micro-batches at once.
+/// Throws ConfigurationError for a name that there is not, a file that cannot be read or was made for other
+/// numbers, and with the checker's refusal.
+pipeline::PipelineSchedule schedule_of(const Config& config, int stages);
+
+/// The most units that a chunk gathers at once under a schedule that gathers whole chunks; 0: none does.
+int units_held(const Stages& stages, const ModelSpec& model);
+
+/// How often a step gathers a unit with the chunks that it is part of, under such a schedule.
+std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int unit);
+
+}  // namespace tranche::detail

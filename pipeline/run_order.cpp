@@ -1,0 +1,185 @@
+#include "pipeline/run_order.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "tranche/core/error.h"
+
+namespace tranche::pipeline {
+
+namespace {
+
+using Index = std::int64_t;
+
+bool sends(const Action& action) {
+  return action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
+}
+bool receives(const Action& action) {
+  return action.kind == ActionKind::receive_residual || action.kind == ActionKind::receive_gradient;
+}
+
+/// The other half of a message.
+Action other_half(const Action& message) {
+  switch (message.kind) {
+    case ActionKind::send_residual:
+      return {ActionKind::receive_residual, message.chunk + 1, message.micro_batch};
+    case ActionKind::receive_residual:
+      return {ActionKind::send_residual, message.chunk - 1, message.micro_batch};
+    case ActionKind::send_gradient:
+      return {ActionKind::receive_gradient, message.chunk - 1, message.micro_batch};
+    default:
+      return {ActionKind::send_gradient, message.chunk + 1, message.micro_batch};
+  }
+}
+
+int rank_of(const PipelineSchedule& schedule, int chunk) {
+  return schedule.rank_of_chunk.at(static_cast<std::size_t>(chunk));
+}
+
+const std::vector<Action>& actions_of(const PipelineSchedule& schedule, int rank) {
+  return schedule.ranks.at(static_cast<std::size_t>(rank));
+}
+
+/// The last action of each micro-batch.
+std::vector<Index> last_actions(const std::vector<Action>& actions, std::int64_t micro_batches) {
+  std::vector<Index> last(static_cast<std::size_t>(micro_batches), -1);
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    if (computes(actions[i].kind) || is_message(actions[i].kind)) {
+      last.at(static_cast<std::size_t>(actions[i].micro_batch)) = static_cast<Index>(i);
+    }
+  }
+  return last;
+}
+
+using Places = std::vector<std::map<Action, std::size_t>>;
+/// By rank: the place of each message.
+Places places_of_messages(const PipelineSchedule& schedule) {
+  Places places(schedule.ranks.size());
+  for (std::size_t r = 0; r < places.size(); ++r) {
+    for (std::size_t i = 0; i < schedule.ranks[r].size(); ++i) {
+      if (is_message(schedule.ranks[r][i].kind)) places[r].emplace(schedule.ranks[r][i], i);
+    }
+  }
+  return places;
+}
+
+/// True where memory of a gradient that was sent may be asked for at once.
+bool frees_at_once(const PipelineSchedule& schedule) {
+  return schedule.chunks() == schedule.stages();
+}
+
+/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none. The
+/// send of a gradient may wait for its memory until the receiver has come to its receive.
+std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int needed) {
+  const std::size_t ranks = schedule.ranks.size();
+  const Places places = places_of_messages(schedule);
+  std::vector<std::vector<Index>> result(ranks);  // of the actions so far
+  std::map<Action, Index> sent;                   // by receive
+  const auto before = [&](std::size_t rank, std::size_t action) {
+    return action == 0 ? Index{-1} : result[rank][action - 1];
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (std::size_t r = 0; r < ranks; ++r) {
+      const std::vector<Action>& actions = schedule.ranks[r];
+      for (std::size_t i = result[r].size(); i < actions.size(); ++i) {
+        Index last = before(r, i);
+        if (receives(actions[i])) {
+          const auto found = sent.find(actions[i]);
+          if (found == sent.end()) break;
+          last = std::max(last, found->second);
+        }
+        if (static_cast<int>(r) == needed) last = static_cast<Index>(i);
+        if (sends(actions[i])) sent[other_half(actions[i])] = last;
+        if (actions[i].kind == ActionKind::send_gradient && frees_at_once(schedule)) {
+          const auto peer = static_cast<std::size_t>(peer_of(schedule, actions[i]));
+          const std::size_t receive = places[peer].at(other_half(actions[i]));
+          if (result[peer].size() < receive) break;
+          // The receiver has to have begun the receive: all that it waits for before is over.
+          last = std::max(
+              last, static_cast<int>(peer) == needed ? static_cast<Index>(receive) : before(peer, receive));
+        }
+        result[r].push_back(last);
+        moved = true;
+      }
+    }
+  }
+  if (result[static_cast<std::size_t>(of)].size() < actions_of(schedule, of).size()) {
+    throw LogicError("the schedule does not come to its end");
+  }
+  return result[static_cast<std::size_t>(of)];
+}
+
+/// Behind which action of the rank each micro-batch ends: ascending, and behind its last action.
+std::vector<Index> own_ends(const PipelineSchedule& schedule, int rank) {
+  std::vector<Index> ends = last_actions(actions_of(schedule, rank), schedule.micro_batches);
+  for (std::size_t m = 0; m < ends.size(); ++m) {
+    if (ends[m] < 0) throw LogicError("the schedule leaves micro-batch " + std::to_string(m) + " out");
+    if (m > 0) ends[m] = std::max(ends[m], ends[m - 1]);
+  }
+  return ends;
+}
+
+void find_ends(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+  std::vector<Index> ends = own_ends(schedule, rank);
+  const int first = rank_of(schedule, 0), last = rank_of(schedule, schedule.chunks() - 1);
+  if (first != last && (rank == first || rank == last)) {
+    const int other = rank == first ? last : first;
+    std::vector<Index> others = own_ends(schedule, other);
+    const std::vector<Index> own_needed = last_needed(schedule, other, rank),
+                             other_needed = last_needed(schedule, rank, other);
+    // Putting one end off may put the other one off. Both ranks come to the same result.
+    for (std::size_t m = 0; m < ends.size(); ++m) {
+      for (Index before = -1; before != ends[m];) {
+        before = ends[m];
+        others[m] = std::max(others[m], other_needed[static_cast<std::size_t>(ends[m])]);
+        ends[m] = std::max(ends[m], own_needed[static_cast<std::size_t>(others[m])]);
+      }
+    }
+  }
+  for (std::size_t m = 0; m < ends.size(); ++m) {
+    order.ends[static_cast<std::size_t>(ends[m])].push_back(static_cast<std::int64_t>(m));
+  }
+}
+
+void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+  const std::vector<Action>& own = actions_of(schedule, rank);
+  const Places place = places_of_messages(schedule);
+  std::vector<std::vector<std::size_t>> waiting(schedule.ranks.size());  // own sends, by receiver
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    if (!is_message(own[i].kind)) continue;
+    const auto peer = static_cast<std::size_t>(peer_of(schedule, own[i]));
+    if (own[i].kind == ActionKind::send_gradient) waiting[peer].push_back(i);
+    if (!receives(own[i])) continue;
+    const std::size_t sent_at = place[peer].at(other_half(own[i]));
+    std::erase_if(waiting[peer], [&](std::size_t send) {
+      const bool taken = place[peer].at(other_half(own[send])) < sent_at;
+      if (taken) order.taken[i].push_back(send);
+      return taken;
+    });
+  }
+}
+
+}  // namespace
+
+int peer_of(const PipelineSchedule& schedule, const Action& message) {
+  return rank_of(schedule, other_half(message).chunk);
+}
+
+RunOrder run_order(const PipelineSchedule& schedule, int rank) {
+  RunOrder order;
+  order.ends.resize(actions_of(schedule, rank).size());
+  order.taken.resize(order.ends.size());
+  order.incoming.resize(schedule.ranks.size());
+  for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
+    for (const Action& action : schedule.ranks[r]) {
+      if (sends(action) && peer_of(schedule, action) == rank) order.incoming[r].push_back(other_half(action));
+    }
+  }
+  find_ends(order, schedule, rank);
+  if (!frees_at_once(schedule)) find_taken(order, schedule, rank);
+  return order;
+}
+
+}  // namespace tranche::pipeline
