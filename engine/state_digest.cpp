@@ -213,10 +213,10 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
     const auto first_of_neighbours = [&](int neighbours) {
       const int group = mesh_.coordinate(MeshAxis::tensor, rank) / neighbours;
       return first_parts
-          .try_emplace({mesh_.coordinate(MeshAxis::replicate, rank),
-                        mesh_.coordinate(MeshAxis::pipeline, rank), mesh_.coordinate(MeshAxis::shard, rank),
-                        neighbours == parts ? -1 : group},
-                       rank)
+          .try_emplace(
+              {mesh_.coordinate(MeshAxis::replicate, rank), mesh_.coordinate(MeshAxis::pipeline, rank),
+               mesh_.coordinate(MeshAxis::shard, rank), neighbours == parts ? -1 : group},
+              rank)
           .first->second;
     };
     compare(weights_of_tensor, first_of_neighbours(parts), "weights");

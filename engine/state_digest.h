@@ -57,8 +57,8 @@ class StateDigest {
   /// Adds the elements that other ranks hold copies of.
   void add_copies(FlatBuffer& flat);
   void compare_copies(const std::vector<Sums>& all) const;
-  /// The number of neighbours on the axis `tensor` that share slices; 1 where each slice has one rank. All such
-  /// slices of a model have the same number (DataGroups).
+  /// The number of neighbours on the axis `tensor` that share slices; 1 where each slice has one rank. All
+  /// such slices of a model have the same number (DataGroups).
   int sharers_of_slices() const;
 
   StateStore& store_;

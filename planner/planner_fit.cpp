@@ -110,7 +110,8 @@ double seconds_of_rows(const PlanRequest& request, const Config& config, const M
                        const CostModel& rates) {
   const int ranks = tensor_ranks_of(request, config);
   if (ranks == 1 || !spec.tensor_messages) return 0;
-  const TensorMessages sent = spec.tensor_messages(config, 0, static_cast<int>(spec.forward.size()), [](std::string_view) { return false; });
+  const TensorMessages sent = spec.tensor_messages(config, 0, static_cast<int>(spec.forward.size()),
+                                                   [](std::string_view) { return false; });
   const std::int64_t tokens = config.micro_batch_size * spec.tokens_per_sample;
   const std::int64_t rows = divide_round_up(tokens, ranks) * spec.residual_width * sent.rows;
   const std::int64_t bytes =
@@ -196,7 +197,12 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       if (!buffer.frozen) {
         kept.push_back(config.stage == 0 ? whole : shard / copies);
         on_device.push_back(keeps ? kept.back() : 0);
-        trainable.push_back(whole);
+        // Ranks of the axis tensor, whose parts may differ in size, decide alike (Residency::assign_tiers).
+        std::int64_t largest = whole;
+        for (const detail::FlatLayout& part : buffer.layouts) {
+          if (!buffer.empty()) largest = std::max(largest, part.padded_elements());
+        }
+        trainable.push_back(largest);
         unit_of.push_back(u);
       }
       if (keeps) continue;

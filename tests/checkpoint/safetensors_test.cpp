@@ -61,8 +61,8 @@ TEST_F(SafetensorsTest, WhatIsExportedIsImported) {
                                        : dtype == DataType::float32 ? "model-00001-of-00005.safetensors"
                                                                     : "model-00001-of-00003.safetensors");
       if (summary.files.size() > 2) {  // the index is sorted over all files, as transformers' is
-        const auto index = nlohmann::ordered_json::parse(
-            files.read_file(target + "/model.safetensors.index.json"));
+        const auto index =
+            nlohmann::ordered_json::parse(files.read_file(target + "/model.safetensors.index.json"));
         std::vector<std::string> names;
         for (const auto& [name, file] : index["weight_map"].items()) names.push_back(name);
         EXPECT_EQ(names.size(), 8u);

@@ -369,8 +369,8 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   for (std::size_t i = 0; i < axes.size(); ++i) {
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
-  // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart. Parts of
-  // layers are added in an order of their own.
+  // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart. Parts
+  // of layers are added in an order of their own.
   c.ranks = data_ranks_of(c) * c.tensor;
   c.pipeline = 1;
   complete(c);

@@ -43,8 +43,8 @@ TEST_P(LlamaGolden, AgreesWithTransformersOnTwoStages) {
   EXPECT_LE(found.training, 1e-5);
 }
 
-// Four heads on four ranks; heads of keys and values (of which there are one or two), an inner width of 10 and a
-// vocabulary of 17 that four ranks do not share evenly.
+// Four heads on four ranks; heads of keys and values (of which there are one or two), an inner width of 10
+// and a vocabulary of 17 that four ranks do not share evenly.
 TEST_P(LlamaGolden, AgreesWithTransformersOnMeshesThatCutLayers) {
   for (const auto& [mesh, ranks] : {std::pair("tensor=4", 4), std::pair("tensor=2", 2)}) {
     const auto found = compare_with_golden(std::string(TRANCHE_GOLDEN) + "/" + GetParam(), mesh, ranks);

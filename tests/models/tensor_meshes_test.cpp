@@ -205,8 +205,7 @@ std::pair<double, double> elements_by_cut(const ModelSpec& spec) {
       bool columns = false;
       for (std::size_t d = 1; d < tensor.dimensions.size(); ++d) {
         const auto& names = spec.tensor_dimensions;
-        columns =
-            columns || std::find(names.begin(), names.end(), tensor.dimensions[d].name) != names.end();
+        columns = columns || std::find(names.begin(), names.end(), tensor.dimensions[d].name) != names.end();
       }
       (columns ? elements.second : elements.first) += static_cast<double>(tensor.shape.elements());
     }
@@ -218,7 +217,8 @@ std::pair<double, double> elements_by_cut(const ModelSpec& spec) {
 double readers_of_a_part(int from, int to) {
   int overlaps = 0;
   for (int a = 0; a < from; ++a) {
-    for (int b = 0; b < to; ++b) overlaps += std::max(a * to, b * from) < std::min((a + 1) * to, (b + 1) * from);
+    for (int b = 0; b < to; ++b)
+      overlaps += std::max(a * to, b * from) < std::min((a + 1) * to, (b + 1) * from);
   }
   return static_cast<double>(overlaps) / from;
 }

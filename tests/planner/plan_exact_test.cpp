@@ -375,7 +375,8 @@ PlanRequest draw_parts(std::uint64_t number) {
   request.ranks_per_node = 0;
   std::vector<std::string> axes{"tensor=" + std::to_string(parts)};
   const auto insert = [&](const char* name, int size) {
-    axes.insert(axes.begin() + pick(static_cast<std::uint32_t>(axes.size()) + 1), name + std::to_string(size));
+    axes.insert(axes.begin() + pick(static_cast<std::uint32_t>(axes.size()) + 1),
+                name + std::to_string(size));
   };
   insert("shard=", shards);
   insert("pipeline=", stages);

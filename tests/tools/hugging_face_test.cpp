@@ -294,7 +294,8 @@ TEST_F(HuggingFace, EveryArchitectureTrainsOnTextFromItsConfigAndComesBackFromSh
 TEST_F(HuggingFace, ComesBackFromAMeshThatCutsLayersAsTheFileThatItWas) {
   for (const std::string kind : {"llama", "mistral", "qwen2", "qwen3"}) {
     const std::string golden = std::string(TRANCHE_GOLDEN) + "/" + kind, run = folder_.path(kind + "-run"),
-                      cut = folder_.path(kind + "-cut"), out = folder_.path(kind + "-out"), given = folder_.path(kind);
+                      cut = folder_.path(kind + "-cut"), out = folder_.path(kind + "-out"),
+                      given = folder_.path(kind);
     std::filesystem::create_directory(given);  // without the golden vectors, which are no weights
     for (const char* file : {"config.json", "model.safetensors"}) {
       std::filesystem::copy_file(golden + "/" + file, given + "/" + file);

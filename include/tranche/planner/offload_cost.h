@@ -31,7 +31,7 @@ struct OffloadUnit {
   std::int64_t shard = 0;     ///< elements that a gather brings from elsewhere
   std::int64_t gathered = 0;  ///< elements of the whole unit
   bool moves = false;         ///< the optimizer state is not on the device
-  std::int64_t whole = 0;     ///< elements of `kept` whose weights are whole on the device, wherever others live
+  std::int64_t whole = 0;  ///< elements of `kept` whose weights are whole on the device, wherever others live
 };
 
 /// The part of a micro-batch that computes with one unit's weights.
