@@ -192,6 +192,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       const detail::FlatLayout& layout = placement.layout(number, request.rank);
       const std::int64_t whole = layout.padded_elements(), shard = layout.shard_elements();
       if (!placement.holds(number++, request.rank)) continue;  // another stage of a pipeline does
+      if (buffer.empty()) continue;
       const bool keeps =
           persistent.keeps(layout) || (config.stage == 3 && (buffer.stages.size() > 1 || buffer.sharers > 1));
       if (!buffer.frozen) {
@@ -200,7 +201,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
         // Ranks of the axis tensor, whose parts may differ in size, decide alike (Residency::assign_tiers).
         std::int64_t largest = whole;
         for (const detail::FlatLayout& part : buffer.layouts) {
-          if (!buffer.empty()) largest = std::max(largest, part.padded_elements());
+          largest = std::max(largest, part.padded_elements());
         }
         trainable.push_back(largest);
         unit_of.push_back(u);
