@@ -105,8 +105,8 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
                                       : stages == 1 ? "class of coordinates on tensor"
                                                     : "stage and class of coordinates on tensor"));
   if (stages > 1) {
-    text += heading("pipeline", fmt::format("{}, schedule {}", count_of(stages, "stage"),
-                                            config.pipeline_schedule));
+    text += heading("pipeline",
+                    fmt::format("{}, schedule {}", count_of(stages, "stage"), config.pipeline_schedule));
   }
   text += heading("stage",
                   fmt::format("ZeRO {}, {} reduction", config.stage,

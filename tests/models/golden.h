@@ -22,7 +22,6 @@ struct GoldenDifferences {
 /// gradients and AdamW steps in fp32 on one rank. Where the folder has an adapter of PEFT's, it is the
 /// adapter that is trained. Throws Error for a folder that cannot be read or does not
 /// fit its model. On a mesh of several ranks with a pipeline, logits and generation are left out.
-GoldenDifferences compare_with_golden(const std::string& folder, const std::string& mesh = {},
-                                      int ranks = 1);
+GoldenDifferences compare_with_golden(const std::string& folder, const std::string& mesh = {}, int ranks = 1);
 
 }  // namespace tranche::models

@@ -142,8 +142,8 @@ struct Config {
   PipelineCuts pipeline_cuts = PipelineCuts::balanced;
   std::string pipeline_cuts_key = "tranche.pipeline_cuts";  ///< that says it, for people
   std::vector<int> pipeline_begins;  ///< listed: the first unit of each stage but the first
-  /// `tranche.pipeline_schedule`: afab, 1f1b, interleaved, breadth-first, zb-h1 or zb-v, or the path of a file
-  /// with a schedule, which every rank reads.
+  /// `tranche.pipeline_schedule`: afab, 1f1b, interleaved, breadth-first, zb-h1 or zb-v, or the path of a
+  /// file with a schedule, which every rank reads.
   std::string pipeline_schedule = "1f1b";
   int pipeline_chunks = 0;  ///< `tranche.pipeline_chunks`, on a rank; 0: as many as the schedule has
   TensorSums tensor_sums = TensorSums::rank_order;

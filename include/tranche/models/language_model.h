@@ -226,8 +226,8 @@ class LanguageModel {
   /// True when the model can use TokenBatch::document_begin and TokenBatch::positions; else a batch with
   /// them is refused.
   virtual bool takes_documents() const { return false; }
-  /// The keys and values that a block keeps of a token, for models whose block_forward attends through models::attend() and whose
-  /// embedding and tables honour Pass::positions; nothing: there is no cache.
+  /// The keys and values that a block keeps of a token, for models whose block_forward attends through
+  /// models::attend() and whose embedding and tables honour Pass::positions; nothing: there is no cache.
   virtual std::optional<CacheHeads> cache_heads() const;
   /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch.
   Pass pass_of(Engine& engine, const TokenBatch& batch, bool training) const;
