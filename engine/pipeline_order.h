@@ -16,9 +16,9 @@ struct Stages;
 /// Throws ConfigurationError as schedule_of() does for the name, the file and the number of chunks.
 std::vector<int> stages_of_chunks(const Config& config, int stages);
 
-/// What each stage does in a step of Config::accumulation_steps micro-batches, with its messages, as a name
-/// or a file says. It has been checked: it is complete and ends, and weight gradients ascend in
-/// micro-batches. Where stage 3 gathers for use, breadth-first gathers a chunk for all micro-batches at once.
+/// The actions of each stage in a step of Config::accumulation_steps micro-batches, with its messages, as a
+/// name or a file says. The schedule has been checked: it is complete and ends, and weight gradients ascend
+/// in micro-batches. Where stage 3 gathers for use, breadth-first gathers a chunk for all micro-batches at once.
 /// Throws ConfigurationError for a name that there is not, a file that cannot be read or was made for other
 /// numbers, and with the checker's refusal.
 pipeline::PipelineSchedule schedule_of(const Config& config, int stages);

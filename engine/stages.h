@@ -28,7 +28,7 @@ struct Stages {
   std::vector<TensorUses> tensors;  ///< by tensor, in declared order; empty: all is on one stage, together
   std::vector<TensorCut> cuts;      ///< by tensor, in declared order; empty: all tensors are whole
 
-  /// What the stages do in a step, and when; null without a pipeline. divide() leaves it empty.
+  /// The actions of all stages in a step, in order; null without a pipeline. divide() leaves it empty.
   std::shared_ptr<const pipeline::PipelineSchedule> schedule;
 
   int chunks() const { return static_cast<int>(begins.size()); }

@@ -68,7 +68,7 @@ class Executor {
       run_named(actions[i], i);
       if (timeline_) timeline_->end(engine_.compute_stream());
     }
-    // What the last receives do not prove to be taken: it is when all stages have come to the step's end.
+    // No receive proves that these were taken, but all stages have come to the step's end by then.
     for (auto& [sent, gradient] : std::exchange(sent_gradients_, {})) gradient.give_back();
     engine_.runtime().set_place({});
     if (timeline_) timeline_->record();

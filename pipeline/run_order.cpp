@@ -53,7 +53,7 @@ std::vector<Index> last_actions(const std::vector<Action>& actions, std::int64_t
 }
 
 using Places = std::vector<std::map<Action, std::size_t>>;
-/// By rank: the place of each message.
+/// The place of each message in the actions of its rank; the index is the rank.
 Places places_of_messages(const PipelineSchedule& schedule) {
   Places places(schedule.ranks.size());
   for (std::size_t r = 0; r < places.size(); ++r) {

@@ -1,5 +1,5 @@
 #pragma once
-/// What the executor has to know of a schedule beside the actions of its own rank.
+/// The facts that the executor needs of a schedule beside the actions of its own rank.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,18 +12,18 @@ namespace tranche::pipeline {
 /// Where a rank ends its micro-batches, in which order others send it messages, and when they have taken its
 /// own.
 struct RunOrder {
-  /// By action: the micro-batches that end behind it, ascending. That is behind a rank's last action of the
-  /// micro-batch. But the ranks of the first and of the last chunk add tied gradients up there, and the
-  /// memory of such a sum comes back once both have come to it. So each of them ends a micro-batch no sooner
-  /// than behind the last action of its own which the other one needs to come to its end: whoever waits for
-  /// the memory then keeps nobody from the sum. A wait for the memory of a gradient that was sent counts as
-  /// need.
+  /// The micro-batches that end behind each action, ascending; the index is the action. A micro-batch ends
+  /// behind the rank's last action of it. The ranks of the first and of the last chunk are an exception: they
+  /// add tied gradients there, and the memory of such a sum comes back once both have reached it. Each of
+  /// them ends a micro-batch no sooner than behind the last of its own actions that the other one needs in
+  /// order to reach its end, so that a wait for the memory never keeps the other from the sum. Waiting for
+  /// the memory of a gradient that was sent counts as such a need.
   std::vector<std::vector<std::int64_t>> ends;
-  /// By action: the rank's own actions that sent a gradient which its receiver has taken when this action, a
+  /// The index is the action: the rank's own actions that sent a gradient which its receiver has taken when this action, a
   /// receive, is done. Empty with one chunk on each rank, where memory of a gradient may be asked for again
   /// at once: the rank before takes it whatever this one waits for.
   std::vector<std::vector<std::size_t>> taken;
-  /// By sending rank: the receives of this rank, in the order in which that rank sends.
+  /// The receives of this rank in the order in which a rank sends; the index is the sending rank.
   std::vector<std::vector<Action>> incoming;
 };
 RunOrder run_order(const PipelineSchedule& schedule, int rank);

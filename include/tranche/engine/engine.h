@@ -161,7 +161,7 @@ class Engine {
     bool last() const { return chunks.back().last(); }
   };
   StageUses stage() const;
-  /// What all stages do in a step, as Config::pipeline_schedule says. LogicError without a pipeline.
+  /// The actions of all stages in a step, as Config::pipeline_schedule says. LogicError without a pipeline.
   const pipeline::PipelineSchedule& pipeline_schedule() const;
   /// Has the compute stream wait for a message of another stage, in a training step. The time that this costs
   /// is in StepResult::exposed_message_seconds. Throws what made the message fail.
