@@ -116,7 +116,7 @@ struct Outcome {
 
 /// Unit a on the first stage, unit b on the second.
 detail::Stages two_stages() {
-  return {2, {0, 1}, {{{0}, {}}, {{0}, {}}, {{1}, {}}, {{1}, {}}}, {}};
+  return {2, {0, 1}, {0, 1}, {{{0}, {}}, {{0}, {}}, {{1}, {}}, {{1}, {}}}, {}, {}};
 }
 
 /// A step in which rank r of a unit's group adds r + 1 to each of its gradients, on `ranks` ranks that share
