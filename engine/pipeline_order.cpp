@@ -87,7 +87,7 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
 }
 
 void check_neighbours(const Config& config, int stages, DeviceKind device) {
-  if (device != DeviceKind::cuda || stages <= 2) return;
+  if (device == DeviceKind::cpu || device == DeviceKind::meta || stages <= 2) return;
   const std::vector<int> stage_of = stages_of_chunks(config, stages);
   for (std::size_t chunk = 0; chunk + 1 < stage_of.size(); ++chunk) {
     const int here = stage_of[chunk], next = stage_of[chunk + 1];

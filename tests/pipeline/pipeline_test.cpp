@@ -1070,6 +1070,31 @@ TEST(Pipeline, GathersAChunkForAllMicroBatchesUnderBreadthFirst) {
   }
 }
 
+// The tied table is in the first and the last chunk, which are on different stages in a loop.
+TEST(Pipeline, GathersATiedTableAsOftenAsTheFormulaSays) {
+  LlamaConfig llama = LlamaConfig::preset("qwen3-nano");
+  llama.tied = true;
+  llama.layers = 6;
+  llama.vocabulary = 61;
+  llama.positions = 16;
+  for (const int rank : {0, 2}) {
+    for (const int chunks : {2, 4}) {
+      planner::PlanRequest request;
+      request.model.language = std::make_shared<Llama>(llama);
+      request.sequence = time_steps;
+      request.ranks = 4;
+      request.rank = rank;
+      request.config = pipeline_config(DataType::bfloat16, 3, ReductionPolicy::boundary, 8);
+      request.config.mesh = "pipeline=2, shard=2";
+      request.config.pipeline_schedule = "breadth-first";
+      request.config.pipeline_chunks = chunks;
+      const planner::AxisTraffic sent = planner::plan_run(request).axes.at(MeshAxis::shard);
+      EXPECT_EQ(sent.bytes, sent.formula_bytes) << "rank " << rank << ", " << chunks << " chunks";
+      EXPECT_EQ(sent.elements, sent.formula_elements) << "rank " << rank << ", " << chunks << " chunks";
+    }
+  }
+}
+
 // A checkpoint of one schedule goes on under another with the same bits, and nothing to say.
 TEST(Pipeline, GoesOnUnderAnotherSchedule) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 6);
