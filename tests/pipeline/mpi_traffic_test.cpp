@@ -197,19 +197,20 @@ std::int64_t bytes_of_rows(const Engine& engine) {
   const Config& config = engine.config();
   const ModelSpec& model = engine.model();
   const auto blocks = static_cast<int>(model.forward.size()) - 2;
-  const Engine::StageUses stage = engine.stage();
-  const int begin = stage.stages > 1 ? stage.begin : 0, end = stage.stages > 1 ? stage.end : blocks + 2;
   const std::int64_t tokens = config.micro_batch_size * time_steps;
   const std::int64_t rows = divide_round_up(tokens, engine.runtime().mesh().size(MeshAxis::tensor));
   const bool frozen = engine.frozen(model.units().front().tensors.front().name);
-  std::int64_t messages = (begin > 0 ? 0 : frozen ? 1 : 2) + (end == blocks + 2 ? 2 : 0);
-  const int last = std::min(end - 1, blocks) - 1;
-  for (int block = std::max(begin - 1, 0); block <= last; ++block) {
-    messages += 8 + 2;
-    if (!config.activation_checkpointing) continue;
-    messages += (block + 1) % config.checkpoint_every == 0 || block == last ? 3 : 4;
+  std::int64_t messages = 0, numbers = 0;
+  for (const Engine::Chunk& chunk : engine.stage().chunks) {
+    if (chunk.first()) messages += frozen ? 1 : 2;
+    if (chunk.last()) messages += 2, numbers += 3 * tokens;
+    const int last = std::min(chunk.end - 1, blocks) - 1;
+    for (int block = std::max(chunk.begin - 1, 0); block <= last; ++block) {
+      messages += 8 + 2;
+      if (!config.activation_checkpointing) continue;
+      messages += (block + 1) % config.checkpoint_every == 0 || block == last ? 3 : 4;
+    }
   }
-  const std::int64_t numbers = end == blocks + 2 ? 3 * tokens : 0;
   return config.accumulation_steps * (messages * rows * model.residual_width * size_of(config.precision.compute) +
                                       numbers * size_of(DataType::float32));
 }
