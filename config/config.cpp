@@ -229,7 +229,7 @@ void read_cuts(const Values& values, Config& config, Problems& problems) {
   } else {
     problems.add(
         fmt::format("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number "
-                    "of the first unit of each stage but the first, not {}",
+                    "of the first unit of each stage or chunk but the first, not {}",
                     cuts->dump()));
   }
 }

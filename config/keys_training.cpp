@@ -20,6 +20,7 @@ namespace {
 
 using enum ValueKind;
 
+constexpr double most_chunks = 1024;  // on a rank
 constexpr double smallest = std::numeric_limits<double>::denorm_min(),
                  largest = std::numeric_limits<double>::max();
 constexpr double below_1 = 0x1.fffffffffffffp-1;
@@ -215,14 +216,14 @@ constexpr ConfigKey keys[] = {
         "order, which a mesh with a pipeline always does").written_if_set(),
     field<&Config::pipeline_cuts>("tranche.pipeline_cuts",
         "where a pipeline cuts the model: balanced (the least largest share of the operations), parameters (the same of the parameters), equal (as many units a "
-        "stage), or a list with the number of the first unit of each stage but the first; the embedding is 0, the head the last")
+        "stage), or a list with the number of the first unit of each stage, or of each chunk where a rank has several, but the first; the embedding is 0, the head the last")
         .of_kind(any).read_by(read_cuts).written_as(cuts_json).written_if_set().quiet(),
     field<&Config::pipeline_schedule>("tranche.pipeline_schedule",
         "the order of a pipeline's work: 1f1b (one forward, one backward; as many micro-batches are open as there are stages), afab (all forward, all backward, as "
         "GPipe has it), interleaved, breadth-first, zb-h1, zb-v, or the path of a file with a schedule (docs/guides/pipeline.md)").written_if_set().quiet(),
     field<&Config::pipeline_chunks>("tranche.pipeline_chunks",
         "runs of units on each rank of a pipeline; 0: as many as the schedule has, which is 2 for interleaved, breadth-first and zb-v, and 1 for others")
-        .at_least(0).written_if_set().quiet(),
+        .within({.least = 0, .most = most_chunks, .wrong = "{0} is not in 0 to 1024"}).written_if_set().quiet(),
     field<&Config::tensor_sums>("tranche.tensor_sums",
         "how the ranks of the mesh's axis tensor add up their parts of a layer: rank_order (each part by itself), or chain (each rank goes on where the one before "
         "ended, which has one rank's bits and is slow)").written_if_set(),

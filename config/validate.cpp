@@ -12,6 +12,8 @@
 #include "comm/device_communicator.h"
 #include "config/keys.h"
 #include "config/reader.h"
+#include "pipeline/schedule/generators.h"
+#include "pipeline/schedule/load.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
@@ -231,6 +233,10 @@ void check_replicas(const Config& config, Problems& problems) {
 /// Refuses what a pipeline does not have, and what sums by use do not.
 void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   const int stages = mesh.size(MeshAxis::pipeline);
+  const std::string& schedule = config.pipeline_schedule;
+  if (pipeline::find_schedule(schedule) == nullptr && !pipeline::names_a_file(schedule)) {
+    problems.add("tranche.pipeline_schedule: " + pipeline::unknown_schedule(schedule));
+  }
   if (stages > 1) config.tie_sum = TieSum::by_use;
   for (const auto& [asked, key] :
        {std::pair(config.pipeline_cuts != PipelineCuts::balanced, config.pipeline_cuts_key),

@@ -86,7 +86,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
                                    }),
                            config, runtime.device(), *arena, runtime.trace()),
             {runtime.device(), runtime.memory(Tier::device), runtime.memory(Tier::host)}),
-      formulas(config, model, store, updater, &stages),
+      formulas(config, model, store, updater, &stages,
+               runtime_in.pipeline() == nullptr ? 0 : runtime_in.pipeline()->rank()),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
       matrices(store, config, updater, *optimizer, runtime.of_stage(),
                runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),
@@ -109,6 +110,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   }
   set_phase("start");
   check_threads(config, runtime.device());
+  check_neighbours(config, stages.count, runtime.device().kind());
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));

@@ -249,7 +249,7 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) c
     const UnitState& unit = store_.units()[u];
     const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
     gathers.push_back(gather_for == GatherFor::step ? std::min(count, 1)
-                      : gathers_chunks()            ? chunk_gathers_of(*stages_, model_, static_cast<int>(u))
+                      : gathers_chunks()            ? chunk_gathers_of(*stages_, model_, stage_, static_cast<int>(u))
                                                     : config_.accumulation_steps * count);
   }
   return gathers;
@@ -260,6 +260,7 @@ bool StateFormulas::gathers_chunks() const {
 }
 
 std::int64_t StateFormulas::declared_unit_gathers() const {
+  if (!model_.gathers_per_micro_batch && !gathers_chunks()) return -1;
   const std::vector<std::int64_t> gathers = gathers_of_step(config_.gather_for);
   std::int64_t count = 0;
   for (std::size_t u = 0; u < gathers.size(); ++u) {

@@ -20,9 +20,10 @@ class StateFormulas {
   using Bytes = StateBytes;
 
   /// The arguments outlive it; they are read when it is asked. `stages`: of a pipeline; null: there is none.
+  /// `stage`: this rank's.
   StateFormulas(const Config& config, const ModelSpec& model, const StateStore& store,
-                const FlatUpdater& updater, const Stages* stages = nullptr)
-      : config_(config), model_(model), store_(store), updater_(updater), stages_(stages) {}
+                const FlatUpdater& updater, const Stages* stages = nullptr, int stage = 0)
+      : config_(config), model_(model), store_(store), updater_(updater), stages_(stages), stage_(stage) {}
 
   Bytes bytes() const;
   /// "1.2 GiB on the device + 3.4 GiB in host memory", empty tiers left out.
@@ -44,7 +45,7 @@ class StateFormulas {
   std::int64_t declared_gathers(GatherFor gather_for) const;
   /// True where the schedule of a pipeline gathers chunks, each for several micro-batches.
   bool gathers_chunks() const;
-  /// How many gathers of units a step has by that.
+  /// How many gathers of units a step has by that; -1: not known.
   std::int64_t declared_unit_gathers() const;
   /// Padded elements of all units, where stage 3 gathers them.
   std::int64_t gathered_elements() const;
@@ -61,6 +62,7 @@ class StateFormulas {
   const StateStore& store_;
   const FlatUpdater& updater_;
   const Stages* stages_;
+  int stage_;
 };
 
 }  // namespace tranche::detail

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <map>
 #include <set>
 #include <string>
 #include <utility>
@@ -40,6 +42,25 @@ pipeline::PipelineSchedule load(const Config& config, int stages) {
                            "; the first stage has to hold it, whose actions are in line 1");
 }
 
+/// Follows what a stage holds by its GATHER and FREE. Calls gathered(chunks by unit that is held, unit) for
+/// each unit that no other chunk of the stage held.
+template <typename Gathered>
+void hold_units(const Stages& stages, const ModelSpec& model, int stage, const Gathered& gathered) {
+  std::map<int, int> held;
+  for (const pipeline::Action& action : stages.schedule->ranks.at(static_cast<std::size_t>(stage))) {
+    const bool gathers = action.kind == pipeline::ActionKind::gather;
+    if (!gathers && action.kind != pipeline::ActionKind::free) continue;
+    std::set<int> units;
+    for (int i = stages.begin(action.chunk); i < stages.end(model, action.chunk); ++i) {
+      units.insert(model.forward[static_cast<std::size_t>(i)].unit.index);
+    }
+    for (const int unit : units) {
+      if (gathers && ++held[unit] == 1) gathered(std::as_const(held), unit);
+      if (!gathers && --held[unit] == 0) held.erase(unit);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<int> stages_of_chunks(const Config& config, int stages) {
@@ -65,37 +86,36 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
   });
 }
 
+void check_neighbours(const Config& config, int stages, DeviceKind device) {
+  if (device == DeviceKind::cpu || device == DeviceKind::meta || stages <= 2) return;
+  const std::vector<int> stage_of = stages_of_chunks(config, stages);
+  for (std::size_t chunk = 0; chunk + 1 < stage_of.size(); ++chunk) {
+    const int here = stage_of[chunk], next = stage_of[chunk + 1];
+    if (std::abs(next - here) <= 1) continue;
+    throw ConfigurationError("tranche.pipeline_schedule \"" + config.pipeline_schedule + "\": chunk " +
+                             std::to_string(chunk) + " is on stage " + std::to_string(here) +
+                             " and the next one on stage " + std::to_string(next) +
+                             "; on GPUs a stage sends messages to its neighbours alone yet: choose zb-v or a "
+                             "schedule with one chunk on each rank, or two stages");
+  }
+}
+
 int units_held(const Stages& stages, const ModelSpec& model) {
-  if (stages.schedule == nullptr) return 0;
   std::size_t most = 0;
-  for (const std::vector<pipeline::Action>& actions : stages.schedule->ranks) {
-    std::multiset<int> units;
-    for (const pipeline::Action& action : actions) {
-      if (action.kind != pipeline::ActionKind::gather && action.kind != pipeline::ActionKind::free) continue;
-      for (int i = stages.begin(action.chunk); i < stages.end(model, action.chunk); ++i) {
-        const int unit = model.forward[static_cast<std::size_t>(i)].unit.index;
-        if (action.kind == pipeline::ActionKind::gather) {
-          units.insert(unit);
-        } else if (const auto held = units.find(unit); held != units.end()) {
-          units.erase(held);
-        }
-      }
-      most = std::max(most, units.size());
-    }
+  if (stages.schedule == nullptr) return 0;
+  for (int stage = 0; stage < stages.count; ++stage) {
+    hold_units(stages, model, stage, [&](const std::map<int, int>& held, int) {
+      most = std::max(most, held.size());
+    });
   }
   return static_cast<int>(most);
 }
 
-std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int unit) {
+std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int stage, int unit) {
   std::int64_t gathers = 0;
-  for (const std::vector<pipeline::Action>& actions : stages.schedule->ranks) {
-    for (const pipeline::Action& action : actions) {
-      if (action.kind != pipeline::ActionKind::gather) continue;
-      const auto first = model.forward.begin() + stages.begin(action.chunk),
-                 end = model.forward.begin() + stages.end(model, action.chunk);
-      if (std::any_of(first, end, [&](const UnitUse& use) { return use.unit.index == unit; })) ++gathers;
-    }
-  }
+  hold_units(stages, model, stage, [&](const std::map<int, int>&, int taken) {
+    if (taken == unit) ++gathers;
+  });
   return gathers;
 }
 

@@ -6,6 +6,7 @@
 
 #include "pipeline/schedule/pipeline_schedule.h"
 #include "tranche/config/config.h"
+#include "tranche/device/device.h"
 #include "tranche/engine/model_spec.h"
 
 namespace tranche::detail {
@@ -26,7 +27,11 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages);
 /// The most units that a chunk gathers at once under a schedule that gathers whole chunks; 0: none does.
 int units_held(const Stages& stages, const ModelSpec& model);
 
-/// How often a step gathers a unit with the chunks that it is part of, under such a schedule.
-std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int unit);
+/// How often a step gathers a unit on a stage with the chunks that it is part of, under such a schedule. Two
+/// chunks that hold a unit at once gather it once.
+std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int stage, int unit);
+
+/// Throws ConfigurationError where messages would have to go to a stage that is no neighbour, on GPUs.
+void check_neighbours(const Config& config, int stages, DeviceKind device);
 
 }  // namespace tranche::detail

@@ -68,7 +68,7 @@ std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stage
   if (config.pipeline_cuts == PipelineCuts::equal) return equal_cuts(uses, chunks);
   if (config.pipeline_cuts == PipelineCuts::listed) {
     try {
-      return listed_cuts(config.pipeline_begins, uses, chunks);
+      return listed_cuts(config.pipeline_begins, uses, chunks, chunks == stages ? "stage" : "chunk");
     } catch (const InvalidArgument& error) {
       throw ConfigurationError("tranche.pipeline_cuts " + error.message());
     }

@@ -190,9 +190,11 @@ void StartTable::add_traffic() {
             format_bytes(formulas_.gathered_elements() * size_of(config_.precision.compute))));
   }
   if (stages_.chunks() > stages_.count && gathers_each_use()) {
+    const std::int64_t gathers = formulas_.declared_unit_gathers();
     row("note",
-        fmt::format("ZeRO stage 3 gathers a unit {} times a step on pipeline stage {} under schedule {}{}",
-                    formulas_.declared_unit_gathers(), traffic_.stage(), config_.pipeline_schedule,
+        fmt::format("ZeRO stage 3 gathers {} on pipeline stage {} under schedule {}{}",
+                    gathers < 0 ? "units anew for each use" : fmt::format("a unit {} times a step", gathers),
+                    traffic_.stage(), config_.pipeline_schedule,
                     formulas_.gathers_chunks()
                         ? ""
                         : "; breadth-first gathers a chunk for all micro-batches at once"));

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <string>
 
 #include "models/language_stage.h"
 #include "tranche/core/error.h"
@@ -75,9 +76,10 @@ TensorView KeyValueCache::part(std::int64_t block, std::int64_t which, std::int6
                                std::int64_t count) const {
   const auto place = std::lower_bound(blocks_.begin(), blocks_.end(), block);
   if (place == blocks_.end() || *place != block) {
+    std::string held;
+    for (const std::int64_t one : blocks_) held += (held.empty() ? "" : ", ") + std::to_string(one);
     throw InvalidArgument(fmt::format(
-        "block {} is not in the key-value cache of this rank, which has {} blocks from block {} on", block,
-        blocks_.size(), blocks_.empty() ? 0 : blocks_.front()));
+        "block {} is not in the key-value cache of this rank, which has blocks {}", block, held));
   }
   const std::int64_t index = 2 * (place - blocks_.begin()) + which;
   const std::int64_t row = heads_.key_value_heads * capacity_ * heads_.head_width;

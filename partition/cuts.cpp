@@ -62,19 +62,19 @@ std::vector<int> equal_cuts(int uses, int stages) {
   return cuts;
 }
 
-std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages) {
+std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages, std::string_view part) {
   require(uses, stages);
   std::string list;
   for (const int begin : begins) list += (list.empty() ? "" : ", ") + std::to_string(begin);
   const auto refuse = [&](const std::string& reason) { throw InvalidArgument("[" + list + "]: " + reason); };
   if (static_cast<int>(begins.size()) != stages - 1) {
     refuse("it has " + std::to_string(begins.size()) + " numbers; " + std::to_string(stages) +
-           " stages have " + std::to_string(stages - 1) + " cuts");
+           " " + std::string(part) + "s have " + std::to_string(stages - 1) + " cuts");
   }
   std::vector<int> cuts{0};
   for (const int begin : begins) {
     if (begin <= cuts.back() || begin >= uses) {
-      refuse(std::to_string(begin) + " leaves a stage without a unit; it has to be above " +
+      refuse(std::to_string(begin) + " leaves a " + std::string(part) + " without a unit; it has to be above " +
              std::to_string(cuts.back()) + " and below " + std::to_string(uses) +
              ", the number of the model's units");
     }

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 namespace tranche::detail {
@@ -19,7 +20,8 @@ std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(
 std::vector<int> equal_cuts(int uses, int stages);
 /// The cuts that `begins` lists, the first use of each stage but the first. Throws InvalidArgument naming the
 /// list and its first wrong number when it has another length than stages - 1, does not ascend, or leaves a
-/// stage without a use.
-std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages);
+/// stage without a use. `part` is what it calls a stage: a model may be cut into chunks.
+std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages,
+                             std::string_view part = "stage");
 
 }  // namespace tranche::detail

@@ -1,7 +1,6 @@
 #include "tranche/pipeline/executor.h"
 
 #include <cstddef>
-#include <cstdlib>
 #include <exception>
 #include <map>
 #include <memory>
@@ -26,21 +25,6 @@ namespace tranche::pipeline {
 
 namespace {
 
-/// Messages between GPUs go to neighbours on a line.
-void require_neighbours(const Engine& engine, const PipelineSchedule& schedule) {
-  if (engine.device().kind() != DeviceKind::cuda) return;
-  for (int chunk = 0; chunk + 1 < schedule.chunks(); ++chunk) {
-    const int here = schedule.rank_of_chunk[static_cast<std::size_t>(chunk)],
-              next = schedule.rank_of_chunk[static_cast<std::size_t>(chunk) + 1];
-    if (std::abs(next - here) <= 1) continue;
-    throw ConfigurationError("tranche.pipeline_schedule \"" + engine.config().pipeline_schedule +
-                             "\": chunk " + std::to_string(chunk) + " is on stage " + std::to_string(here) +
-                             " and the next one on stage " + std::to_string(next) +
-                             "; on GPUs a stage sends messages to its neighbours alone yet: choose zb-v or a "
-                             "schedule with one chunk on each rank, or two stages");
-  }
-}
-
 class Executor {
  public:
   /// `forward_phase`: the phase of a forward alone; empty in training.
@@ -55,7 +39,6 @@ class Executor {
         stages_(engine.runtime().pipeline()),
         order_(run_order(schedule, stage_.stage)),
         posted_(schedule.ranks.size()) {
-    require_neighbours(engine, schedule);
     if (TraceRecorder* const trace = engine.runtime().trace()) {
       timeline_ = std::make_unique<Timeline>(*trace, engine.runtime(), schedule);
     }

@@ -12,27 +12,6 @@ namespace {
 
 using Index = std::int64_t;
 
-bool sends(const Action& action) {
-  return action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
-}
-bool receives(const Action& action) {
-  return action.kind == ActionKind::receive_residual || action.kind == ActionKind::receive_gradient;
-}
-
-/// The other half of a message.
-Action other_half(const Action& message) {
-  switch (message.kind) {
-    case ActionKind::send_residual:
-      return {ActionKind::receive_residual, message.chunk + 1, message.micro_batch};
-    case ActionKind::receive_residual:
-      return {ActionKind::send_residual, message.chunk - 1, message.micro_batch};
-    case ActionKind::send_gradient:
-      return {ActionKind::receive_gradient, message.chunk - 1, message.micro_batch};
-    default:
-      return {ActionKind::send_gradient, message.chunk + 1, message.micro_batch};
-  }
-}
-
 int rank_of(const PipelineSchedule& schedule, int chunk) {
   return schedule.rank_of_chunk.at(static_cast<std::size_t>(chunk));
 }
@@ -85,16 +64,16 @@ std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int nee
       const std::vector<Action>& actions = schedule.ranks[r];
       for (std::size_t i = result[r].size(); i < actions.size(); ++i) {
         Index last = before(r, i);
-        if (receives(actions[i])) {
+        if (receives(actions[i].kind)) {
           const auto found = sent.find(actions[i]);
           if (found == sent.end()) break;
           last = std::max(last, found->second);
         }
         if (static_cast<int>(r) == needed) last = static_cast<Index>(i);
-        if (sends(actions[i])) sent[other_half(actions[i])] = last;
+        if (sends(actions[i].kind)) sent[partner(actions[i])] = last;
         if (actions[i].kind == ActionKind::send_gradient && frees_at_once(schedule)) {
           const auto peer = static_cast<std::size_t>(peer_of(schedule, actions[i]));
-          const std::size_t receive = places[peer].at(other_half(actions[i]));
+          const std::size_t receive = places[peer].at(partner(actions[i]));
           if (result[peer].size() < receive) break;
           // The receiver has to have begun the receive: all that it waits for before is over.
           last = std::max(
@@ -151,10 +130,10 @@ void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
     if (!is_message(own[i].kind)) continue;
     const auto peer = static_cast<std::size_t>(peer_of(schedule, own[i]));
     if (own[i].kind == ActionKind::send_gradient) waiting[peer].push_back(i);
-    if (!receives(own[i])) continue;
-    const std::size_t sent_at = place[peer].at(other_half(own[i]));
+    if (!receives(own[i].kind)) continue;
+    const std::size_t sent_at = place[peer].at(partner(own[i]));
     std::erase_if(waiting[peer], [&](std::size_t send) {
-      const bool taken = place[peer].at(other_half(own[send])) < sent_at;
+      const bool taken = place[peer].at(partner(own[send])) < sent_at;
       if (taken) order.taken[i].push_back(send);
       return taken;
     });
@@ -164,7 +143,7 @@ void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
 }  // namespace
 
 int peer_of(const PipelineSchedule& schedule, const Action& message) {
-  return rank_of(schedule, other_half(message).chunk);
+  return rank_of(schedule, partner(message).chunk);
 }
 
 RunOrder run_order(const PipelineSchedule& schedule, int rank) {
@@ -174,7 +153,7 @@ RunOrder run_order(const PipelineSchedule& schedule, int rank) {
   order.incoming.resize(schedule.ranks.size());
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
     for (const Action& action : schedule.ranks[r]) {
-      if (sends(action) && peer_of(schedule, action) == rank) order.incoming[r].push_back(other_half(action));
+      if (sends(action.kind) && peer_of(schedule, action) == rank) order.incoming[r].push_back(partner(action));
     }
   }
   find_ends(order, schedule, rank);

@@ -1,8 +1,15 @@
 #include "tranche/pipeline/staged_model.h"
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
 #include <string_view>
 #include <utility>
 
+#include "pipeline/schedule/pipeline_schedule.h"
 #include "tranche/core/error.h"
 #include "tranche/device/step_arena.h"
 #include "tranche/pipeline/executor.h"
@@ -64,6 +71,7 @@ class CutChunk : public ChunkWork {
   }
   void weight_gradients() override {
     work_->weight_gradients();
+    work_.reset();
     if (!chunk_.first()) input_.release();
     if (chunk_.last()) return;
     output_.release(output_sent_);  // which has passed: its gradient has come back
@@ -112,6 +120,40 @@ void run_whole(StagedModel& model, Engine& engine, std::int64_t micro_batch, boo
   work.end();
 }
 
+/// Gradients of a tensor with two uses are told apart by their order: those of the later use come first. So
+/// where two chunks of this rank use a unit, weight gradients of the later chunk have to come first, too.
+void require_order_of_uses(const Engine& engine) {
+  const Engine::StageUses stage = engine.stage();
+  const PipelineSchedule& schedule = engine.pipeline_schedule();
+  const auto units_of = [&](const Engine::Chunk& chunk) {
+    std::set<int> units;
+    for (int use = chunk.begin; use < chunk.end; ++use) {
+      units.insert(engine.model().forward[static_cast<std::size_t>(use)].unit.index);
+    }
+    return units;
+  };
+  for (std::size_t i = 0; i < stage.chunks.size(); ++i) {
+    for (std::size_t later = i + 1; later < stage.chunks.size(); ++later) {
+      const Engine::Chunk &before = stage.chunks[i], &behind = stage.chunks[later];
+      const std::set<int> units = units_of(before), others = units_of(behind);
+      const auto shared =
+          std::find_if(units.begin(), units.end(), [&](int unit) { return others.contains(unit); });
+      if (shared == units.end()) continue;
+      std::set<std::int64_t> done;  // micro-batches whose weight gradients the later chunk has
+      for (const Action& action : schedule.ranks.at(static_cast<std::size_t>(stage.stage))) {
+        if (action.kind != ActionKind::backward && action.kind != ActionKind::weight_gradient) continue;
+        if (action.chunk == behind.number) done.insert(action.micro_batch);
+        if (action.chunk != before.number || done.contains(action.micro_batch)) continue;
+        throw ConfigurationError(
+            "tranche.pipeline_schedule: " + engine.config().pipeline_schedule + ": " + action.name() +
+            " of rank " + std::to_string(stage.stage) + " stands before the weight gradients of chunk " +
+            std::to_string(behind.number) + ", which uses unit " + engine.model().unit({*shared}).name +
+            " too: gradients of its later use have to come first");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void train_step(StagedModel& model, Engine& engine) {
@@ -119,6 +161,7 @@ void train_step(StagedModel& model, Engine& engine) {
     for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) run_whole(model, engine, m, true);
     return;
   }
+  require_order_of_uses(engine);
   run_step(engine, [&](std::int64_t micro_batch) {
     return std::make_unique<CutMicroBatch>(model, engine, micro_batch, true);
   });

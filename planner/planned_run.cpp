@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "engine/pipeline_order.h"
 #include "engine/state_layout.h"
 #include "partition/placement.h"
 #include "tranche/comm/backends.h"
@@ -64,6 +65,7 @@ Config checked_config(const PlanRequest& request) {
         "the "
         "bits of one rank; write rank_order");
   }
+  detail::check_neighbours(config, config.mesh_of(request.ranks).size(MeshAxis::pipeline), request.device);
   if (config.workspace_bytes == 0) config.workspace_bytes = kernels::default_workspace_bytes(request.device);
   return config;
 }

@@ -205,17 +205,18 @@ std::string schedule_names() {
   return names;
 }
 
+std::string unknown_schedule(std::string_view name) {
+  std::vector<std::string> known;
+  for (const NamedSchedule& one : named) known.emplace_back(one.name);
+  const std::string closest = detail::closest_match(std::string(name), known);
+  return fmt::format("'{}' is no schedule{}; there are {}", name,
+                     closest.empty() ? "" : " (did you mean " + closest + "?)", schedule_names());
+}
+
 PipelineSchedule generate(std::string_view name, int stages, std::int64_t micro_batches,
                           int chunks_per_rank) {
   const NamedSchedule* const found = find_schedule(name);
-  if (found == nullptr) {
-    std::vector<std::string> known;
-    for (const NamedSchedule& one : named) known.emplace_back(one.name);
-    const std::string closest = detail::closest_match(std::string(name), known);
-    throw ConfigurationError(fmt::format("'{}' is no schedule{}; there are {}", name,
-                                         closest.empty() ? "" : " (did you mean " + closest + "?)",
-                                         schedule_names()));
-  }
+  if (found == nullptr) throw ConfigurationError(unknown_schedule(name));
   const int chunks = chunks_per_rank == 0 ? found->chunks_per_rank : chunks_per_rank;
   check_numbers(*found, stages, micro_batches, chunks);
   PipelineSchedule schedule;

@@ -28,6 +28,8 @@ std::span<const NamedSchedule> named_schedules();
 const NamedSchedule* find_schedule(std::string_view name);
 /// The names, with commas.
 std::string schedule_names();
+/// "'zb-h' is no schedule (did you mean zb-h1?); there are ...".
+std::string unknown_schedule(std::string_view name);
 
 /// The compute actions of a named schedule. `chunks_per_rank` 0 takes the schedule's own number. Throws
 /// ConfigurationError for a name that does not exist, numbers below 1 or with more than 2^24 actions, a

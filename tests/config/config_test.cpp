@@ -324,6 +324,13 @@ TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
               HasSubstr("unknown key 'fp_16'; did you mean 'fp16'?"));
 }
 
+TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
+  EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
+              HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
+  EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_chunks": 1025}})"),
+              HasSubstr("tranche.pipeline_chunks: 1025 is not in 0 to 1024"));
+}
+
 TEST(Config, UnknownKeysOfTheTopLevelAreIgnoredUnlessTheyAreNearAKnownOne) {
   const Config config =
       parse_config(R"({"xyzzy": 1, "stage": 3, "seed": {"a": [1]}, "name": "run", "// why": "x"})", 1);
@@ -751,7 +758,7 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
   EXPECT_THAT(
       refused_cuts("uniform", {"tranche.pipeline_cuts=\"even\""}),
       HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the number of "
-                "the first unit of each stage but the first, not \"even\""));
+                "the first unit of each stage or chunk but the first, not \"even\""));
 
   const Config others = parse_config(
       block(R"("stages": 2, "seed_layers": true, "activation_checkpoint_interval": 1, "use_reentrant": true,

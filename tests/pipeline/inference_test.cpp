@@ -193,7 +193,7 @@ TEST(PipelineInference, ACacheHoldsTheBlocksOfItsStage) {
         ADD_FAILURE() << "block 1 is on the next stage";
       } catch (const InvalidArgument& error) {
         EXPECT_EQ(error.message(),
-                  "block 1 is not in the key-value cache of this rank, which has 1 blocks from block 0 on");
+                  "block 1 is not in the key-value cache of this rank, which has blocks 0");
       }
     }
     return cache.bytes();

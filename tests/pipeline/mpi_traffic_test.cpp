@@ -1,6 +1,6 @@
 // Drawn meshes under mpirun: what leaves the process for each rank, counted by an independent layer of MPI's
-// profiling interface, is the formula of each axis and what the library's meter says. Rows with the axis
-// `tensor` have the bits of thread ranks.
+// profiling interface, is the formula of each axis and what the library's meter says. Rows with the axis `tensor`
+// have the bits of thread ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -191,8 +191,8 @@ void add_to(std::vector<std::int64_t>& bytes, const std::vector<int>& group, int
 }
 
 /// The bytes of rows that this rank sends to each other rank of the axis tensor in a step, by the table of
-/// docs/guides/tensor.md: 8 of a block, 2 for inputs that are gathered again, 3 or 4 where it is recomputed,
-/// 2 of the embedding unless it is frozen, 2 of the head and its numbers of the softmax.
+/// docs/guides/tensor.md: 8 of a block, 2 for inputs that are gathered again, 3 or 4 where it is recomputed, 2
+/// of the embedding unless it is frozen, 2 of the head and its numbers of the softmax.
 std::int64_t bytes_of_rows(const Engine& engine) {
   const Config& config = engine.config();
   const ModelSpec& model = engine.model();
@@ -200,21 +200,19 @@ std::int64_t bytes_of_rows(const Engine& engine) {
   const std::int64_t tokens = config.micro_batch_size * time_steps;
   const std::int64_t rows = divide_round_up(tokens, engine.runtime().mesh().size(MeshAxis::tensor));
   const bool frozen = engine.frozen(model.units().front().tensors.front().name);
-  const Engine::StageUses stage = engine.stage();
   std::int64_t messages = 0, numbers = 0;
-  for (const auto& [number, chunks, begin, end] : stage.chunks) {
-    messages += (begin > 0 ? 0 : frozen ? 1 : 2) + (end == blocks + 2 ? 2 : 0);
-    const int last = std::min(end - 1, blocks) - 1;
-    for (int block = std::max(begin - 1, 0); block <= last; ++block) {
+  for (const Engine::Chunk& chunk : engine.stage().chunks) {
+    if (chunk.first()) messages += frozen ? 1 : 2;
+    if (chunk.last()) messages += 2, numbers += 3 * tokens;
+    const int last = std::min(chunk.end - 1, blocks) - 1;
+    for (int block = std::max(chunk.begin - 1, 0); block <= last; ++block) {
       messages += 8 + 2;
       if (!config.activation_checkpointing) continue;
       messages += (block + 1) % config.checkpoint_every == 0 || block == last ? 3 : 4;
     }
-    if (end == blocks + 2) numbers = 3 * tokens;
   }
-  return config.accumulation_steps *
-         (messages * rows * model.residual_width * size_of(config.precision.compute) +
-          numbers * size_of(DataType::float32));
+  return config.accumulation_steps * (messages * rows * model.residual_width * size_of(config.precision.compute) +
+                                      numbers * size_of(DataType::float32));
 }
 
 /// The bytes that the formula has for each rank. The ranks of a group get equal parts, except for messages to
@@ -305,7 +303,8 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
     const std::int64_t control_of_peer = (control() - agreed) / (ranks - 1);
     EXPECT_EQ(test::profiled_collectives(), collectives) << line;
     std::int64_t elements = 0, bytes = 0;
-    for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor}) {
+    for (const MeshAxis axis :
+         {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor}) {
       const Along sent = along(engine, axis);
       EXPECT_EQ(sent.elements, sent.formula_elements) << name_of(axis) << " " << line;
       EXPECT_EQ(sent.bytes, sent.formula_bytes) << name_of(axis) << " " << line;
@@ -423,9 +422,9 @@ Bits bits_of(Engine& engine, const LanguageModel& model) {
   for (int step = 0; step < steps; ++step) {
     train_step(model, engine, [&](std::int64_t m) {
       TokenData& data = places[static_cast<std::size_t>(m)];
-      data.draw(
-          ((step * config.accumulation_steps + m) * mesh.data_ranks() + data_rank) * config.micro_batch_size,
-          config.micro_batch_size);
+      data.draw(((step * config.accumulation_steps + m) * mesh.data_ranks() + data_rank) *
+                    config.micro_batch_size,
+                config.micro_batch_size);
       return data.batch();
     });
     const StepResult result = engine.step();

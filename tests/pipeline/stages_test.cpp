@@ -7,10 +7,13 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
 
+#include "engine/pipeline_order.h"
+#include "tests/core/error_text.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
 
@@ -146,6 +149,82 @@ TEST(Stages, RefuseModelsThatCannotBeCut) {
     EXPECT_THAT(refusal(three, by_use, stages),
                 HasSubstr("is read by 3 uses of its unit; two can be told apart"));
   }
+}
+
+// Two chunks on each of two stages: table and a, b, c, table. The first stage has the table in its chunk 0
+// alone, and gathers it for its forward passes and again for its backward passes; the second one's last chunk
+// keeps it between the two.
+TEST(Stages, GatherATiedTableWithTheirOwnChunks) {
+  const ModelSpec model = tied_model();
+  Config config;
+  config.stage = 3;
+  config.accumulation_steps = 4;
+  config.pipeline_schedule = "breadth-first";
+  config.pipeline_cuts = PipelineCuts::equal;
+  Stages stages = divide(model, config, 2);
+  ASSERT_THAT(stages.begins, ElementsAre(0, 2, 3, 4));
+  stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, 2));
+  EXPECT_EQ(chunk_gathers_of(stages, model, 0, 0), 2);
+  EXPECT_EQ(chunk_gathers_of(stages, model, 1, 0), 1);
+  EXPECT_EQ(chunk_gathers_of(stages, model, 0, 2), 0) << "b is on the other stage";
+  EXPECT_EQ(chunk_gathers_of(stages, model, 1, 2), 2);
+  EXPECT_EQ(units_held(stages, model), 2) << "table and a";
+}
+
+// In a V the first stage has both uses, and may hold both chunks at once.
+TEST(Stages, GatherAUnitOfTwoChunksOnce) {
+  const ModelSpec model = tied_model();
+  Config config;
+  config.pipeline_cuts = PipelineCuts::equal;
+  config.pipeline_schedule = "zb-v";
+  Stages stages = divide(model, config, 2);
+  using enum pipeline::ActionKind;
+  pipeline::PipelineSchedule schedule{.ranks = {{{gather, 0, 0},
+                                                 {forward, 0, 0},
+                                                 {gather, 3, 0},
+                                                 {forward, 3, 0},
+                                                 {backward, 3, 0},
+                                                 {free, 3, 0},
+                                                 {backward, 0, 0},
+                                                 {free, 0, 0}},
+                                                {}},
+                                      .rank_of_chunk = stages.stage_of_chunk,
+                                      .micro_batches = 1};
+  stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule);
+  EXPECT_EQ(chunk_gathers_of(stages, model, 0, 0), 1);
+  EXPECT_EQ(units_held(stages, model), 2);
+}
+
+TEST(Stages, AreNeighboursOnGpus) {
+  Config config;
+  const auto text = [&](const char* schedule, int stages, DeviceKind device = DeviceKind::cuda) {
+    config.pipeline_schedule = schedule;
+    return test::message_of<ConfigurationError>([&] { check_neighbours(config, stages, device); });
+  };
+  for (const char* const looped : {"interleaved", "breadth-first"}) {
+    EXPECT_EQ(text(looped, 3), "tranche.pipeline_schedule \"" + std::string(looped) +
+                                   "\": chunk 2 is on stage 2 and the next one on stage 0; on GPUs a stage "
+                                   "sends messages to its neighbours alone yet: choose zb-v or a schedule "
+                                   "with one chunk on each rank, or two stages");
+    EXPECT_EQ(text(looped, 2), test::nothing_thrown);
+    EXPECT_EQ(text(looped, 4, DeviceKind::cpu), test::nothing_thrown);
+  }
+  for (const char* const near : {"1f1b", "afab", "zb-h1", "zb-v"}) {
+    EXPECT_EQ(text(near, 4), test::nothing_thrown) << near;
+  }
+}
+
+TEST(Stages, NameChunksWhereAListCutsThem) {
+  Config config;
+  config.pipeline_schedule = "interleaved";
+  config.pipeline_cuts = PipelineCuts::listed;
+  config.pipeline_begins = {1, 2};
+  const auto text = [&] {
+    return test::message_of<ConfigurationError>([&] { (void)divide(tied_model(), config, 2); });
+  };
+  EXPECT_EQ(text(), "tranche.pipeline_cuts [1, 2]: it has 2 numbers; 4 chunks have 3 cuts");
+  config.pipeline_begins = {1, 2, 2};
+  EXPECT_THAT(text(), HasSubstr("[1, 2, 2]: 2 leaves a chunk without a unit"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <vector>
@@ -480,6 +481,26 @@ TEST(PlanIsMeasured, EveryRankUnderEverySchedule) {
     const std::vector<Measured> runs = measure(request);
     for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
       expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+// Layers that are cut, under each schedule in turn.
+TEST(PlanIsMeasured, EveryRankOfCutLayersUnderEverySchedule) {
+  constexpr std::array names{"1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"};
+  for (const std::uint64_t number : tranche::test::rounds(tranche::test::sweep({0, names.size()}))) {
+    std::uint64_t drawn = 50 * number;
+    PlanRequest request = draw_parts(drawn);
+    while (request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) == 1 ||
+           request.model.language->shape().layers < 2) {
+      request = draw_parts(++drawn);
+    }
+    request.config.pipeline_schedule = names[number % names.size()];
+    request.config.accumulation_steps = 4;
+    const std::vector<Measured> runs = measure(request);
+    for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+      expect_plan_is_measured(drawn, request, runs[static_cast<std::size_t>(request.rank)]);
       if (testing::Test::HasFailure()) return;
     }
   }

@@ -22,7 +22,9 @@ struct Boundary {
 };
 
 /// One micro-batch on one chunk, from its forward to its weight gradients. A model implements it and keeps in
-/// it what its backward reads. The micro-batch is the engine's current one in each call.
+/// it what its backward reads. The micro-batch is the engine's current one in each call. It is destroyed
+/// behind weight_gradients(), in an evaluation at the micro-batch's end, and always before its
+/// StagedMicroBatch.
 class StagedChunk {
  public:
   StagedChunk() = default;
