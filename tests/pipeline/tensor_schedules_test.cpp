@@ -11,6 +11,7 @@
 #include "tests/models/tensor_models.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/runtime.h"
+#include "tranche/models/llama.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::models {
