@@ -107,6 +107,12 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   if (trained == 1) config.lora = {.rank = 2, .alpha = 4, .dropout = 0.1};
   config.quantized_gradients = pick(5) == 0;
   config.quantized_weights = pick(5) == 0;
+  if (pipeline > 1) {
+    // Two chunks on a rank where the six units are enough for them.
+    config.pipeline_schedule = std::array{"1f1b", "afab", "zb-h1", "zb-v", "interleaved",
+                                          "breadth-first"}[number % (2 * pipeline <= 6 ? 6 : 3)];
+    if (config.pipeline_schedule == "interleaved") config.accumulation_steps = pipeline;
+  }
   config.overlap = false;
   config.collectives = "messages";
   return drawn;
@@ -234,7 +240,8 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
                                engine.model().residual_width * size_of(config.precision.compute);
   const std::vector<int> line = mesh.group({MeshAxis::pipeline}, rank);
   std::int64_t ends = along(engine, MeshAxis::pipeline).formula_bytes;
-  const pipeline::PipelineSchedule& schedule = engine.pipeline_schedule();
+  const pipeline::PipelineSchedule schedule =
+      stages > 1 ? engine.pipeline_schedule() : pipeline::PipelineSchedule();
   const auto sends_to = [&](int chunk) {
     const int other = schedule.rank_of_chunk[static_cast<std::size_t>(chunk)];
     bytes[static_cast<std::size_t>(line[static_cast<std::size_t>(other)])] +=
