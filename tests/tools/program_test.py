@@ -538,7 +538,7 @@ def suite_tensor():
     if not said[0] or said[0] != said[1]:
         failures.append("text of a mesh that cuts layers")
         print(f"FAILED: the greedy text of one rank on three\n  {said}")
-    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]  # of one micro-batch: no sum of gradients is pending
+    timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]  # one micro-batch, so that no sum of gradients is pending
     cut, both = TINY + timeout + ["--mesh", "tensor=3"], TINY + timeout + ["--mesh", "shard=2, tensor=3"]
     side_by_side(2, [
         (expect, cut + ["--debug-hang", "1:2"], 3, 5, ["[rank 0]", "rows of embedding in micro-batch 0", "no data from rank 1 after 3.0 s"], None, 25),
