@@ -440,7 +440,7 @@ TEST(Pipeline, SaysWhichSettingsHaveNoEffectOrAreNone) {
   EXPECT_THAT(problem(R"("pipeline_cuts": "best")"),
               HasSubstr("tranche.pipeline_cuts: expected balanced, equal, parameters, or a list with the "
                         "number of the first unit "
-                        "of each stage but the first, not \"best\""));
+                        "of each stage or chunk but the first, not \"best\""));
   const Config read = parse_config(
       R"({"tranche": {"mesh": "pipeline=2", "pipeline_cuts": [3], "pipeline_schedule": "afab", "pipeline_chunks": 1}})",
       2);
