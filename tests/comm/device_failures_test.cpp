@@ -7,10 +7,12 @@
 #include <barrier>
 #include <chrono>
 #include <functional>
+#include <string>
 #include <thread>
 
 #include "core/clock.h"
 #include "tests/comm/device_ranks.h"
+#include "tests/core/rounds.h"
 #include "tranche/core/error.h"
 
 namespace tranche {
@@ -59,6 +61,9 @@ struct Sum {
 };
 
 TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
+  // The first sum has to be done within it too, on a machine with other work.
+  constexpr double timeout = test::sanitized ? 8 : 2;
+  const std::string after = test::sanitized ? "8.0 s" : "2.0 s";
   const detail::Stopwatch watch;
   std::atomic<int> ended{0};
   std::mutex mutex;
@@ -79,18 +84,18 @@ TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
         }
         ++ended;
       },
-      0.4);
+      timeout);
   for (const std::string& text : texts) {
     if (GetParam() == comm::DeviceTransport::nccl) {  // does not tell who is missing
-      EXPECT_THAT(text, HasSubstr("] reduce_scatter of unit h.3 in backward: not done after 0.4 s"));
+      EXPECT_THAT(text, HasSubstr("] reduce_scatter of unit h.3 in backward: not done after " + after));
       continue;
     }
     EXPECT_THAT(
         text,
-        HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after 0.4 s (rank 1 has not "
-                  "entered the operation, or hangs)"));
+        HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after " + after +
+                  " (rank 1 has not entered the operation, or hangs)"));
   }
-  EXPECT_LT(watch.seconds(), 10);
+  EXPECT_LT(watch.seconds(), 20 * timeout);
 }
 
 TEST_P(DeviceFailures, ARankThatEndsBeforeItsPeersTellsThem) {
