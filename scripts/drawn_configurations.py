@@ -41,7 +41,7 @@ DIMENSIONS = {
     "quantized_gradients": ([False, True], NOT("communication", "fp16")),
     "quantized_weights": ([False, True], NOT("dtype", "fp16")),
     "accumulated": (["fp32", "bf16"], ALWAYS),
-    "tensor_sums": (["rank_order", "tree"], ALWAYS),
+    "tensor_sums": (["rank_order"], ALWAYS),
     "reduce_bucket": ([1000, 7000, 500000000], ALWAYS),
     "gather_bucket": ([1000, 7000, 500000000], ALWAYS),
     "prefetch": ([1, 10000, 50000000], AT("stage", 3)),
