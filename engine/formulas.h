@@ -45,7 +45,7 @@ class StateFormulas {
   std::int64_t declared_gathers(GatherFor gather_for) const;
   /// True where the schedule of a pipeline gathers chunks, each for several micro-batches.
   bool gathers_chunks() const;
-  /// How many gathers of units a step has by that; -1: not known.
+  /// The gathers of units in a step under such a schedule; -1 when the model does not declare them.
   std::int64_t declared_unit_gathers() const;
   /// Padded elements of all units, where stage 3 gathers them.
   std::int64_t gathered_elements() const;

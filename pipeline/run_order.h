@@ -9,8 +9,8 @@
 
 namespace tranche::pipeline {
 
-/// Where a rank ends its micro-batches, in which order others send it messages, and when they have taken its
-/// own.
+/// The places in a rank's actions where its micro-batches end and where its sent gradients are known to be
+/// received, and the order in which other ranks send to it.
 struct RunOrder {
   /// The micro-batches that end behind each action, ascending; the index is the action. A micro-batch ends
   /// behind the rank's last action of it. The ranks of the first and of the last chunk are an exception: they

@@ -75,7 +75,7 @@ std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std:
   std::vector<std::vector<int>> classes;
   if (ranks.size() == 1) return {{0}};
   const detail::Placement placement = detail::place(planned_spec(request), config, request.ranks);
-  // Where a layout leaves tensors whole, their sizes do not tell how much of them a rank computes.
+  // Sizes do not tell how much a rank computes of tensors that a layout leaves whole.
   const bool comparable = config.layout.empty();
   for (int coordinate = 0; coordinate < static_cast<int>(ranks.size()); ++coordinate) {
     const int rank = ranks[static_cast<std::size_t>(coordinate)];

@@ -1,5 +1,5 @@
 #pragma once
-/// Where each action of a schedule stands in the list of its rank.
+/// The place of each action of a schedule in the list of its rank.
 
 #include <array>
 #include <cstddef>

@@ -74,7 +74,7 @@ std::optional<Action> action_of(std::string_view cell) {
                   where, shown));
 }
 
-/// Where each chunk was seen first.
+/// The first action of a chunk in the text, and its rank.
 struct Seen {
   int rank = -1;
   Action action;

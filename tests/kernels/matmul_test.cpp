@@ -448,7 +448,7 @@ TEST(Matmul, SumsThatGoOnHaveTheBitsOfOneProduct) {
         EXPECT_TRUE(sums.bytes() == whole.bytes())
             << name_of(dtype) << " " << p.m << " x " << p.n << " x " << p.k << " " << transpose_b;
         EXPECT_TRUE(sums.guard_intact());
-        // Where sums accumulate, they begin with c or end with it.
+        // A product that accumulates adds c before its sum or behind it.
         HostTensor before = random.tensor(DataType::float32, {p.m, p.n}), accumulated = before;
         matmul(machine.stream(), {.transpose_b = transpose_b, .accumulate = true}, a.view(), b.view(),
                accumulated.view(), machine.workspace());

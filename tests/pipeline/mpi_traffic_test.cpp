@@ -273,7 +273,7 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   return bytes;
 }
 
-/// Whether neighbouring ranks of the axis tensor share heads of keys and values.
+/// True when neighbouring ranks of the axis tensor share heads of keys and values.
 bool shares_heads(const LanguageModel& model, const Mesh& mesh) {
   return model.architecture() != "GPT2LMHeadModel" && mesh.size(MeshAxis::tensor) > 2;
 }

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::int64_t width = 4, rows = 3;
 
-/// What a rank's chunks have seen.
+/// Counts of a rank's chunks: made, destroyed, and kept longer than needed.
 struct Seen {
   int made = 0, destroyed = 0;
   int orphans = 0;  ///< chunks that outlived their micro-batch
