@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <cmath>
 #include <mutex>
 #include <numeric>
@@ -247,8 +248,10 @@ TEST(TensorParallelGpt, AnErrorOfOneRankReachesTheOthers) {
   const Gpt model(six_heads());
   std::mutex mutex;
   std::vector<std::string> texts;
+  std::barrier constructed(2);  // or the error might reach the other rank in its engine's constructor
   try {
     on_ranks(2, model.spec(time_steps), config_of(2), [&](Engine& engine) {
+      constructed.arrive_and_wait();
       TokenData data(time_steps, model.shape().vocabulary, true);
       data.draw(0, batch);
       TokenBatch own = data.batch();
