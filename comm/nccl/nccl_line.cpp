@@ -1,6 +1,7 @@
-/// Messages of a line of ranks by ncclSend and ncclRecv. NCCL runs what one communicator is given in order,
-/// whatever the streams. So each neighbour and direction has a communicator of two ranks, on a stream of its
-/// own, and a send never waits behind a receive. Messages lie in no host memory and in no buffer of ours.
+/// Sends messages on a line of ranks by ncclSend and ncclRecv. NCCL runs the calls of one communicator in
+/// order, whatever the streams. So each neighbour and direction has a communicator of two ranks, on a
+/// separate stream, and a send never waits for a receive. Messages use neither host memory nor a buffer of
+/// ours.
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -15,14 +16,14 @@ namespace tranche::comm {
 namespace {
 
 constexpr OperationLabel channel_label{"", "start", Traffic::control, Tier::host};
-/// A receive occupies its blocks until the message has come. Four channels of so many leave most of a GPU to
-/// the kernels that the peer's message waits for.
+/// A receive occupies its thread blocks until the message has arrived. Four channels of this size leave most
+/// of a GPU to the kernels that the peer's message waits for.
 constexpr int channel_blocks = 8;
 
 class NcclLine : public DeviceExchange {
  public:
   explicit NcclLine(const DeviceGroup& group) : group_(group) {
-    // Nobody waits for one neighbour while another waits for it: all ids are on their way before the first is
+    // No rank waits for one neighbour while another waits for it: all ids are sent before the first is
     // awaited, and all communicators begin before the first is joined.
     std::map<Key, ncclUniqueId> ids;
     std::vector<Event> passed;
@@ -82,9 +83,9 @@ class NcclLine : public DeviceExchange {
     });
   }
 
-  /// NCCL connects two ranks at their first message, and its call returns when both have come. So each
-  /// channel passes a byte now. From the front of the line to its end each pair does so forwards, then
-  /// backwards.
+  /// NCCL connects two ranks at their first message, and that call returns only when both have made it. So
+  /// each channel passes a byte now. The pairs do so from the front of the line to its end, first forwards,
+  /// then backwards.
   void connect() {
     const std::unique_ptr<Stream> stream = group_.device->create_stream("connect");
     const Buffer byte(*group_.device_memory, 1, Category::other, "first byte of a channel");
