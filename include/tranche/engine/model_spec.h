@@ -150,6 +150,9 @@ class ModelSpec {
   /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
   /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
   bool chain_sums = false;
+  /// True when the model computes a rank's part of every sequence on a mesh with the axis `context`, and
+  /// gives the loss sum and the number of tokens of that part.
+  bool sequence_parts = false;
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
   /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
   std::function<TensorMessages(const Config& config, int begin, int end,
