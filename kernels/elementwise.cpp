@@ -80,7 +80,7 @@ void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from
   }
   const auto bytes = static_cast<double>(from.shape[0] * count * size_of(from.dtype));
   dispatch(
-      stream, name, {.bytes_read = bytes, .bytes_written = bytes},
+      stream, name, {0, bytes, bytes},
       [threads = stream.threads(), from, from_column, to, to_column, count] {
         cpu::copy_columns(threads, from, from_column, to, to_column, count);
       },

@@ -1,6 +1,5 @@
 #include "models/chained_sums.h"
 
-#include <cstddef>
 #include <vector>
 
 #include "tranche/engine/engine.h"
