@@ -9,6 +9,7 @@
 /// there is one run, which is the whole sequence.
 
 #include <cstdint>
+#include <vector>
 
 #include "tranche/core/tensor_view.h"
 #include "tranche/models/language_model.h"
@@ -26,9 +27,9 @@ constexpr std::int64_t run_of_rank(int which, int rank, int ranks) {
 template <typename View>
 View rows_of_run(const Pass& pass, const View& rows, int run) {
   const std::int64_t elements = rows.elements() / pass.runs();
-  Shape shape = rows.shape;
-  shape[0] /= pass.runs();
-  return rows.slice(run * elements, elements).reshaped(shape);
+  std::vector<std::int64_t> extents(rows.shape.extents().begin(), rows.shape.extents().end());
+  extents.front() /= pass.runs();
+  return rows.slice(run * elements, elements).reshaped(Shape(extents));
 }
 
 /// local = this rank's columns of `whole`, which are numbers of the tokens of all samples: [samples, sequence]
