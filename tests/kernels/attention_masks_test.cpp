@@ -170,7 +170,8 @@ TEST(AttentionMasks, PartsOfTheQueriesHaveTheBitsOfAll) {
           EXPECT_EQ(out.bytes(), tokens_of(whole.out, first, count).bytes()) << first;
           const auto expect_same = [&](const std::vector<double>& got, const std::vector<double>& wanted) {
             for (std::size_t i = 0; i < got.size(); ++i) {
-              if (!std::isnan(wanted[i])) EXPECT_EQ(got[i], wanted[i]) << first << " " << i;
+              if (std::isnan(wanted[i])) continue;
+              EXPECT_EQ(got[i], wanted[i]) << first << " " << i;
             }
           };
           expect_same(d_query.values(), tokens_of(whole.gradient[0], first, count).values());
