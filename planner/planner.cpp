@@ -13,6 +13,7 @@
 #include "engine/state_layout.h"
 #include "partition/placement.h"
 #include "planner/planned_run.h"
+#include "planner/step_cost.h"
 #include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
@@ -95,14 +96,6 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
       model, classes, mesh,
       detail::divide(model, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
   result.padded_elements = placement.padded_elements();
-  const auto bytes_of_class = [&](int which) {
-    double bytes = 0;
-    for (const OptimizerStateTensor& state : classes.classes[static_cast<std::size_t>(which)].states) {
-      bytes += static_cast<double>(bytes_of(state.dtype, detail::shard_multiple_elements)) /
-               detail::shard_multiple_elements;
-    }
-    return bytes;
-  };
   std::map<std::tuple<int, int, int>, PlacedState> placed;  // frozen tensors last
   for (int number = 0; number < static_cast<int>(placement.buffers().size()); ++number) {
     const detail::Placement::Buffer& buffer = placement.buffer(number);
@@ -112,7 +105,7 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
     const int holders = buffer.sharers * std::max(1, static_cast<int>(buffer.stages.size()));
     PlacedState& state = placed[{kind, layout.ranks(), holders}];
     state.elements += layout.padded_elements();
-    state.state_bytes = buffer.frozen ? 0 : bytes_of_class(buffer.state_class);
+    state.state_bytes = buffer.frozen ? 0 : state_bytes_of(classes.classes[static_cast<std::size_t>(buffer.state_class)]);
     state.frozen = buffer.frozen;
     state.group = layout.ranks();
     state.holders = holders;
