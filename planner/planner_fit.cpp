@@ -166,8 +166,8 @@ class Search {
     const bool several =
         owners_of(base_, request_.plan.ranks) > 1 || tensor_ranks_of(request_.plan, base_) > 1;
     // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
-    const bool shared =
-        shards_ < base_.data_ranks(request_.plan.ranks) && base_.replicate == Replicate::parameters;
+    const bool shared = base_.mesh_of(request_.plan.ranks).size(MeshAxis::replicate) > 1 &&
+                        base_.replicate == Replicate::parameters;
     std::vector<int> stages{base_.stage};
     if (several && !request_.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};
     const std::vector<ReductionPolicy> policies = all_policies();
@@ -308,7 +308,8 @@ class Search {
     const auto peaks_at = [&](std::int64_t micro_batch, std::int64_t micro_batches) {
       return peaks_of(plan(config_of(levers, micro_batch), micro_batches).first);
     };
-    if (const std::int64_t least = least_state_bytes(config_of(levers, 1), request_.plan.ranks, held_); least > request_.budget) {
+    if (const std::int64_t least = least_state_bytes(config_of(levers, 1), request_.plan.ranks, held_);
+        least > request_.budget) {
       trial.state_alone = true;
       set(micro_batches_.front(), {least, 0, 0});
       return trial;
