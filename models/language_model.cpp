@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/language_stage.h"
+#include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/pipeline/executor.h"
@@ -48,7 +49,10 @@ void in_parts(Engine& engine, const std::function<void()>& work) {
   try {
     work();
   } catch (...) {
-    if (engine.runtime().tensor() != nullptr) engine.break_down(std::current_exception());
+    const Runtime& runtime = engine.runtime();
+    if (runtime.tensor() != nullptr || runtime.context() != nullptr) {
+      engine.break_down(std::current_exception());
+    }
     throw;
   }
 }
@@ -126,6 +130,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
   spec.chain_sums = chain_sums();
+  spec.sequence_parts = sequence_parts();
   spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
     std::vector<std::string> tables;  // whose gradients take the rows of the residual's
@@ -162,6 +167,23 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
 }
 
 Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool training) const {
+  Pass pass = whole_pass_of(engine, batch, training);
+  Communicator* const context = engine.runtime().context();
+  if (context == nullptr) return pass;
+  const int ranks = context->size(), runs = 2 * ranks;
+  if (pass.time % runs != 0) {
+    throw InvalidArgument(
+        fmt::format("a sequence of {} tokens cannot be cut into {} equal runs, of which each of the {} ranks of "
+                    "the axis context computes two; pad it to a multiple of {} with targets that are left out",
+                    pass.time, runs, ranks, runs));
+  }
+  pass.context = context;
+  pass.batch *= 2;
+  pass.time /= runs;
+  return pass;
+}
+
+Pass LanguageModel::whole_pass_of(Engine& engine, const TokenBatch& batch, bool training) const {
   const Shape& tokens = batch.tokens.shape;
   if (tokens.rank() != 2 || batch.tokens.dtype != DataType::int32) {
     throw InvalidArgument(fmt::format("tokens must be int32 [batch, time], not {} {}",
