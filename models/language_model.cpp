@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -15,6 +16,8 @@
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
+#include "tranche/models/key_value_cache.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
@@ -160,6 +163,21 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
       return sent;
     };
   }
+  if (const std::optional<CacheHeads> heads = cache_heads(); heads && spec.sequence_parts) {
+    spec.context_elements = [layers, sequence, heads = *heads](const Config& training, const Mesh& mesh,
+                                                               int begin, int end) {
+      const int ranks = mesh.size(MeshAxis::context);
+      const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
+      // Ranks of the axis `tensor` have some of the heads; more ranks than heads share them.
+      const std::int64_t width =
+          heads.head_width * std::max<std::int64_t>(1, heads.key_value_heads / mesh.size(MeshAxis::tensor));
+      const std::int64_t blocks = std::min<std::int64_t>(end - 1, layers) - std::max(begin - 1, 0);
+      // Keys and values are gathered in forward, in backward and where forward is computed again; their
+      // gradients are added up and scattered.
+      const int messages = training.activation_checkpointing ? 8 : 6;
+      return std::max<std::int64_t>(blocks, 0) * messages * (ranks - 1) * tokens * width;
+    };
+  }
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;
@@ -172,10 +190,10 @@ Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool traini
   if (context == nullptr) return pass;
   const int ranks = context->size(), runs = 2 * ranks;
   if (pass.time % runs != 0) {
-    throw InvalidArgument(
-        fmt::format("a sequence of {} tokens cannot be cut into {} equal runs, of which each of the {} ranks of "
-                    "the axis context computes two; pad it to a multiple of {} with targets that are left out",
-                    pass.time, runs, ranks, runs));
+    throw InvalidArgument(fmt::format(
+        "a sequence of {} tokens cannot be cut into {} equal runs, of which each of the {} ranks of "
+        "the axis context computes two; pad it to a multiple of {} with targets that are left out",
+        pass.time, runs, ranks, runs));
   }
   pass.context = context;
   pass.batch *= 2;

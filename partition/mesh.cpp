@@ -144,6 +144,11 @@ int Mesh::data_rank(int rank) const {
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
 }
 
+int Mesh::token_rank(int rank) const {
+  const std::vector<int> ranks = group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, rank);
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
 int Mesh::state_rank(int rank) const {
   const int shard = coordinate(MeshAxis::shard, rank), context = coordinate(MeshAxis::context, rank);
   return strides_[index(MeshAxis::shard)] > strides_[index(MeshAxis::context)]

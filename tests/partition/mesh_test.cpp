@@ -137,6 +137,17 @@ TEST(Mesh, RanksOfShardAndContextShareState) {
       EXPECT_EQ(group[static_cast<std::size_t>(mesh.state_rank(rank))], rank) << text;
     }
     EXPECT_EQ(mesh.data_ranks(), mesh.size(shard));
+    EXPECT_EQ(mesh.token_ranks(), mesh.state_ranks());
+  }
+}
+
+TEST(Mesh, RanksOfReplicateShardAndContextHavePromptsOfTheirOwn) {
+  const Mesh mesh = Mesh::parse("context=2, pipeline=2, replicate=2, shard=2", 16);
+  EXPECT_EQ(mesh.data_ranks(), 4);
+  EXPECT_EQ(mesh.token_ranks(), 8);
+  for (int rank = 0; rank < 16; ++rank) {
+    EXPECT_EQ(mesh.token_rank(rank), rank / 8 * 4 + rank % 4);
+    EXPECT_EQ(mesh.data_rank(rank), rank % 4);
   }
 }
 

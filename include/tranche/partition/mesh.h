@@ -41,6 +41,11 @@ class Mesh {
   /// Number of `rank` among the data ranks: its position in the ascending ranks that differ from it in
   /// replicate and shard alone. Ranks that see the same samples have the same number.
   int data_rank(int rank) const;
+  /// Ranks that compute different tokens: replicate x shard x context. Prompts of a generation, which are not
+  /// cut, are shared out over these.
+  int token_ranks() const { return size(MeshAxis::replicate) * state_ranks(); }
+  /// Number of `rank` among them, by its position as data_rank() has it.
+  int token_rank(int rank) const;
   /// Ranks over which state is sharded and gradients are added up: shard x context, whose ranks see different
   /// tokens and compute the same part of the model.
   int state_ranks() const { return size(MeshAxis::shard) * size(MeshAxis::context); }
