@@ -112,6 +112,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   set_phase("start");
   check_threads(config, runtime.device());
   check_context(model, config, runtime.mesh());
+  check_exchange(model, config, runtime.mesh());
   check_neighbours(config, stages.count, runtime.device().kind());
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
