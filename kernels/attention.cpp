@@ -65,7 +65,7 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
   // Other numbers of keys than of queries are meant only where a part of the queries is named.
   const std::int64_t tokens = tokens_of(key.rows.shape, call.batch);
   call.time = call.first_query == 0 && tokens < call.queries ? call.queries : tokens;
-  if (call.first_query < 0 || call.end_query() > call.time) {
+  if (call.first_query < 0 || call.end_query() > call.time || (call.queries == 0 && call.time > 0)) {
     refuse(kernel, fmt::format("queries [{}, {}) are not among {} tokens, which `key` has", call.first_query,
                                call.end_query(), call.time));
   }
