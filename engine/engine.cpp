@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/chain_checks.h"
+#include "engine/context_checks.h"
 #include "engine/engine_impl.h"
 #include "engine/exchange.h"
 #include "engine/initial_weights.h"
