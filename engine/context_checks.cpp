@@ -86,14 +86,7 @@ void check_context(const ModelSpec& model, const Config& config, const Mesh& mes
                     at, model.tokens_per_sample, 2 * ranks, ranks, model.tokens_per_sample - over,
                     model.tokens_per_sample - over + 2 * ranks));
   }
-  if (config.context_exchange != ContextExchange::ulysses) return;
-  if (!model.shares_heads) {
-    throw ConfigurationError(
-        fmt::format("tranche.context_exchange ulysses: {} attends over gathered keys and values alone "
-                    "(ModelSpec::shares_heads); write gather",
-                    model.name.empty() ? "the model" : model.name));
-  }
-  check_heads(model, config, mesh);
+  if (config.context_exchange == ContextExchange::ulysses) check_heads(model, config, mesh);
 }
 
 }  // namespace tranche::detail

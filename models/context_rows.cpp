@@ -15,6 +15,10 @@ int Pass::context_rank() const {
   return context == nullptr ? 0 : context->rank();
 }
 
+bool Pass::exchanges_heads() const {
+  return context != nullptr && engine.config().context_exchange == ContextExchange::ulysses;
+}
+
 std::int64_t Pass::first_of_run(int run) const {
   return context == nullptr ? 0 : run_of_rank(run, context_rank(), context_ranks()) * time;
 }

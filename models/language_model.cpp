@@ -38,6 +38,18 @@ void require_places(const std::optional<ConstTensorView>& view, const Shape& tok
   }
 }
 
+/// Elements of the queries of a token: those of the dimension "heads" of a block.
+std::int64_t width_of_heads(const UnitSpec& block) {
+  for (const TensorSpec& tensor : block.tensors) {
+    for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
+      if (tensor.dimensions[d].name == "heads") {
+        return tensor.shape[static_cast<int>(d)] / tensor.dimensions[d].blocks;
+      }
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead) {
@@ -164,14 +176,21 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
     };
   }
   if (const std::optional<CacheHeads> heads = cache_heads(); heads && spec.sequence_parts) {
-    spec.context_elements = [layers, sequence, heads = *heads](const Config& training, const Mesh& mesh,
-                                                               int begin, int end) {
+    const std::int64_t queries = width_of_heads(block_unit(0));
+    spec.context_elements = [layers, sequence, heads = *heads, queries](
+                                const Config& training, const Mesh& mesh, int begin, int end) {
       const int ranks = mesh.size(MeshAxis::context);
       const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
       // Ranks of the axis `tensor` have some of the heads; more ranks than heads share them.
       const std::int64_t width =
           heads.head_width * std::max<std::int64_t>(1, heads.key_value_heads / mesh.size(MeshAxis::tensor));
       const std::int64_t blocks = std::min<std::int64_t>(end - 1, layers) - std::max(begin - 1, 0);
+      if (training.context_exchange == ContextExchange::ulysses) {
+        // Queries, keys and values to their heads and the output back; the gradients the other way.
+        const std::int64_t sent = (2 * queries / mesh.size(MeshAxis::tensor) + 2 * width) / ranks;
+        const int passes = training.activation_checkpointing ? 3 : 2;
+        return std::max<std::int64_t>(blocks, 0) * passes * (ranks - 1) * tokens * sent;
+      }
       // Keys and values are gathered in forward, in backward and where forward is computed again; their
       // gradients are added up and scattered.
       const int messages = training.activation_checkpointing ? 8 : 6;

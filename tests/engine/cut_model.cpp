@@ -52,7 +52,7 @@ ModelSpec cut_model() {
   ModelSpec model;
   model.tensor_dimensions = {"vocabulary", "heads", "key_value_heads", "inner"};
   model.whole_dimensions = {"inner", "vocabulary"};
-  model.sequence_parts = model.shares_heads = true;
+  model.sequence_parts = true;
   model.tokens_per_sample = 8;
   model.add_unit(
       {"embedding",

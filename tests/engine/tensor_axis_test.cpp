@@ -514,7 +514,7 @@ TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
                 "which each of the 3 ranks of context has two; use sequences of 6 or 12 tokens"));
   const auto ulysses = [](Config& c) { c.context_exchange = ContextExchange::ulysses; };
   ModelSpec six_heads;
-  six_heads.sequence_parts = six_heads.shares_heads = true;
+  six_heads.sequence_parts = true;
   six_heads.tokens_per_sample = 24;
   six_heads.tensor_dimensions = {"heads"};
   six_heads.add_unit(
@@ -533,10 +533,6 @@ TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
   EXPECT_THAT(text_of({4, "context=2, tensor=2"}, ulysses),
               HasSubstr("1 key and value head of a rank of tensor cannot be shared by 2 ranks; use gather"));
   EXPECT_EQ(text_of({2, "context=2"}, ulysses), nothing_thrown);
-  six_heads.shares_heads = false;
-  EXPECT_THAT(text_of({2, "context=2"}, ulysses, six_heads),
-              HasSubstr("tranche.context_exchange ulysses: the model attends over gathered keys and values "
-                        "alone (ModelSpec::shares_heads); write gather"));
   const auto refused = [&](const std::function<void(Config&)>& adjust, const char* text) {
     EXPECT_THAT(text_of({2, "context=2"}, adjust), HasSubstr(text));
   };

@@ -119,18 +119,6 @@ TEST(AttentionMasks, BitsDependNeitherOnThreadsNorOnWorkspace) {
   }
 }
 
-/// Rows [first, first + count) of the tokens of every batch entry.
-HostTensor tokens_of(HostTensor& all, std::int64_t first, std::int64_t count) {
-  const Shape& shape = all.view().shape;
-  const std::vector<double> values = all.values();
-  std::vector<double> taken;
-  for (std::int64_t b = 0; b < shape[0]; ++b) {
-    const auto from = values.begin() + static_cast<std::ptrdiff_t>((b * shape[1] + first) * shape[2]);
-    taken.insert(taken.end(), from, from + static_cast<std::ptrdiff_t>(count * shape[2]));
-  }
-  return HostTensor(all.view().dtype, {shape[0], count, shape[2]}, taken);
-}
-
 // The queries of some tokens, with the keys of all: their results are those of all queries, and what the parts
 // give the gradients of keys and values is their sum.
 TEST(AttentionMasks, PartsOfTheQueriesHaveTheBitsOfAll) {

@@ -69,7 +69,6 @@ ModelSpec spec_of(const Combination& c) {
   spec.chain_sums = drawn.chain_sums;
   spec.tensor_messages = drawn.tensor_messages;
   spec.sequence_parts = drawn.sequence_parts;
-  spec.shares_heads = drawn.shares_heads;
   spec.context_elements = drawn.context_elements;
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";

@@ -154,8 +154,6 @@ class ModelSpec {
   /// True when the model computes a rank's part of every sequence on a mesh with the axis `context`, and
   /// gives the loss sum and the number of tokens of that part.
   bool sequence_parts = false;
-  /// True when its attention can take some heads of all tokens instead (Config::context_exchange ulysses).
-  bool shares_heads = false;
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
   /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
   std::function<TensorMessages(const Config& config, int begin, int end,
