@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/chain_checks.h"
+#include "engine/context_checks.h"
 #include "engine/engine_impl.h"
 #include "engine/exchange.h"
 #include "engine/initial_weights.h"
@@ -112,7 +113,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   set_phase("start");
   check_threads(config, runtime.device());
   check_context(model, config, runtime.mesh());
-  check_exchange(model, config, runtime.mesh());
   check_neighbours(config, stages.count, runtime.device().kind());
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());

@@ -1,13 +1,7 @@
 #include "engine/start_checks.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <numeric>
-#include <string>
-#include <string_view>
 #include <vector>
 
 #include "device/process_memory.h"
@@ -28,72 +22,6 @@ void check_threads(const Config& config, const Device& device) {
       "number of threads, which is the node's cores over its ranks; give tranche.threads (--threads), the "
       "same for "
       "every number of ranks");
-}
-
-void check_context(const ModelSpec& model, const Config& config, const Mesh& mesh) {
-  const int ranks = mesh.size(MeshAxis::context);
-  if (ranks == 1) return;
-  const std::string at = fmt::format("tranche.mesh \"{}\": ", config.mesh);
-  if (!model.sequence_parts) {
-    throw ConfigurationError(
-        fmt::format("{}{} computes no parts of sequences (ModelSpec::sequence_parts), so all {} ranks of "
-                    "context would compute the same; leave context out",
-                    at, model.name.empty() ? "the model" : model.name, ranks));
-  }
-  if (model.tokens_per_sample < 2 * ranks) {
-    throw ConfigurationError(
-        fmt::format("{}samples of {} tokens cannot be cut into the {} parts that {} ranks of context share; "
-                    "use sequences of at least {} tokens, or a smaller context",
-                    at, model.tokens_per_sample, 2 * ranks, ranks, 2 * ranks));
-  }
-  if (const std::int64_t over = model.tokens_per_sample % (2 * ranks); over != 0) {
-    throw ConfigurationError(
-        fmt::format("{}samples of {} tokens cannot be cut into {} equal parts, of which each of the {} ranks "
-                    "of context has two; use sequences of {} or {} tokens",
-                    at, model.tokens_per_sample, 2 * ranks, ranks, model.tokens_per_sample - over,
-                    model.tokens_per_sample - over + 2 * ranks));
-  }
-}
-
-namespace {
-
-/// Heads of a rank of the axis `tensor`, by the name of a dimension that tensors have; 0 where none has it.
-std::int64_t heads_of_rank(const ModelSpec& model, std::string_view name, const Mesh& mesh) {
-  for (const UnitSpec& unit : model.units()) {
-    for (const TensorSpec& tensor : unit.tensors) {
-      for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
-        const Dimension& one = tensor.dimensions[d];
-        if (one.name != name) continue;
-        const std::int64_t heads = tensor.shape[static_cast<int>(d)] / (one.blocks * one.grain);
-        return std::max<std::int64_t>(heads / mesh.size(MeshAxis::tensor), 1);
-      }
-    }
-  }
-  return 0;
-}
-
-}  // namespace
-
-void check_exchange(const ModelSpec& model, const Config& config, const Mesh& mesh) {
-  const int ranks = mesh.size(MeshAxis::context);
-  if (ranks == 1 || config.context_exchange != ContextExchange::ulysses) return;
-  const std::int64_t heads = heads_of_rank(model, "heads", mesh),
-                     key_heads = heads_of_rank(model, "key_value_heads", mesh);
-  const std::int64_t common = std::gcd(heads, key_heads);
-  if (common % ranks == 0) return;
-  const bool of_keys = heads % ranks == 0;
-  std::vector<std::string> sizes;
-  for (std::int64_t size = 2; size <= common; ++size) {
-    if (common % size == 0) sizes.push_back(std::to_string(size));
-  }
-  std::string choice;
-  for (std::size_t i = 0; i < sizes.size(); ++i) {
-    choice += (i == 0 ? ", or a context of " : i + 1 == sizes.size() ? " or " : ", ") + sizes[i];
-  }
-  throw ConfigurationError(fmt::format(
-      "tranche.context_exchange ulysses with context={}: {} {}{} cannot be shared by {} ranks; use gather{}",
-      ranks, of_keys ? key_heads : heads, of_keys ? "key and value heads" : "heads",
-      mesh.size(MeshAxis::tensor) > 1 ? " of a rank of tensor" : "", ranks, choice));
 }
 
 std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> tensors) {

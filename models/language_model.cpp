@@ -177,8 +177,8 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   }
   if (const std::optional<CacheHeads> heads = cache_heads(); heads && spec.sequence_parts) {
     const std::int64_t queries = width_of_heads(block_unit(0));
-    spec.context_elements = [layers, sequence, heads = *heads, queries](const Config& training, const Mesh& mesh,
-                                                               int begin, int end) {
+    spec.context_elements = [layers, sequence, heads = *heads, queries](
+                                const Config& training, const Mesh& mesh, int begin, int end) {
       const int ranks = mesh.size(MeshAxis::context);
       const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
       // Ranks of the axis `tensor` have some of the heads; more ranks than heads share them.

@@ -512,6 +512,27 @@ TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
       text_of({3, "context=3"}, {}),
       HasSubstr("tranche.mesh \"context=3\": samples of 8 tokens cannot be cut into 6 equal parts, of "
                 "which each of the 3 ranks of context has two; use sequences of 6 or 12 tokens"));
+  const auto ulysses = [](Config& c) { c.context_exchange = ContextExchange::ulysses; };
+  ModelSpec six_heads;
+  six_heads.sequence_parts = true;
+  six_heads.tokens_per_sample = 24;
+  six_heads.tensor_dimensions = {"heads"};
+  six_heads.add_unit(
+      {"u", {{.name = "qkv", .shape = {36}, .initializer = {}, .dimensions = {{"heads", 3, 2}}}}, 1});
+  EXPECT_THAT(
+      text_of({4, "context=4"}, ulysses, six_heads),
+      HasSubstr("tranche.context_exchange ulysses with context=4: 6 heads cannot be shared by 4 ranks; "
+                "use gather, or a context of 2, 3 or 6"));
+  EXPECT_THAT(
+      text_of({4, "context=2, tensor=2"}, ulysses, six_heads),
+      HasSubstr("tranche.context_exchange ulysses with context=2: 3 heads of a rank of tensor cannot be "
+                "shared by 2 ranks; use gather, or a context of 3"));
+  EXPECT_THAT(text_of({4, "context=4"}, ulysses),
+              HasSubstr("tranche.context_exchange ulysses with context=4: 2 key and value heads cannot be "
+                        "shared by 4 ranks; use gather, or a context of 2"));
+  EXPECT_THAT(text_of({4, "context=2, tensor=2"}, ulysses),
+              HasSubstr("1 key and value head of a rank of tensor cannot be shared by 2 ranks; use gather"));
+  EXPECT_EQ(text_of({2, "context=2"}, ulysses), nothing_thrown);
   const auto refused = [&](const std::function<void(Config&)>& adjust, const char* text) {
     EXPECT_THAT(text_of({2, "context=2"}, adjust), HasSubstr(text));
   };
