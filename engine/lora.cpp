@@ -88,6 +88,8 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.tensor_dimensions = model.tensor_dimensions;
   result.tensor_messages = model.tensor_messages;  // adapters lie within their layers' messages
   result.chain_sums = model.chain_sums;
+  result.sequence_parts = model.sequence_parts;
+  result.context_elements = model.context_elements;
   result.whole_dimensions = model.whole_dimensions;
   result.name = model.name;
   std::vector<bool> matched(lora.targets.size(), false);

@@ -17,7 +17,7 @@ constexpr double update_bytes = 30;
 
 /// Bytes a second that a rank sends, both in gathers and in reductions.
 double network_rate(const ProjectionRequest& request, const Config& config) {
-  const int ranks = Mesh::parse(config.mesh, request.plan.ranks).size(MeshAxis::shard);
+  const int ranks = Mesh::parse(config.mesh, request.plan.ranks).state_ranks();
   const int per_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
   const LinkRate network =
       request.network ? *request.network : request.machine.network.value_or(LinkRate{1, 0});
@@ -42,7 +42,7 @@ CostModel machine_rates(const ProjectionRequest& request) {
   // Small kernels and those that wait for memory are slower than large products: the simulated step has both.
   const StepCost operations = step_cost(request.plan, {.operations = 1});
   rates.operations = (operations.compute + operations.recompute) / project_step(request).compute;
-  if (Mesh::parse(config.mesh, request.plan.ranks).size(MeshAxis::shard) > 1) {
+  if (Mesh::parse(config.mesh, request.plan.ranks).state_ranks() > 1) {
     rates.network = network_rate(request, config);
   }
   rates.host_link = machine.host_link.bytes_per_second;
