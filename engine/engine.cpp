@@ -114,6 +114,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
+  if (stages.joins_ends()) runtime.pipeline()->join_ends();
   on_all([this] {
     allocate();
     if (config.save_buffer) session.reserve();
