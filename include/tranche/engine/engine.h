@@ -28,6 +28,7 @@ namespace tranche {
 
 namespace pipeline {
 struct PipelineSchedule;
+struct RankSchedule;
 }
 
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
@@ -163,6 +164,9 @@ class Engine {
   StageUses stage() const;
   /// The actions of all stages in a step, as Config::pipeline_schedule says. LogicError without a pipeline.
   const pipeline::PipelineSchedule& pipeline_schedule() const;
+  /// The same as this rank runs it, or (`training` false) one forward pass. Found at the first call and kept;
+  /// set_batch() ends that of a step.
+  const pipeline::RankSchedule& rank_schedule(bool training) const;
   /// Has the compute stream wait for a message of another stage, in a training step. The time that this costs
   /// is in StepResult::exposed_message_seconds. Throws what made the message fail.
   void wait_for_message(const Event& received);
