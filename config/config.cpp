@@ -512,6 +512,9 @@ std::string_view name_of(PipelineCuts cuts) {
 std::string_view name_of(TensorSums sums) {
   return detail::name_in(sums);
 }
+std::string_view name_of(ContextExchange exchange) {
+  return detail::name_in(exchange);
+}
 std::string_view name_of(GatherFor gather_for) {
   return detail::name_in(gather_for);
 }

@@ -54,8 +54,8 @@ GatherOptions gather_options(const Config& config, const Stages& stages, const M
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
-  if (config.mesh.empty() &&
-      (runtime.replicas() != nullptr || runtime.pipeline() != nullptr || runtime.tensor() != nullptr))
+  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr ||
+                              runtime.context() != nullptr || runtime.tensor() != nullptr))
     config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
@@ -89,9 +89,10 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       formulas(config, model, store, updater, &stages,
                runtime_in.pipeline() == nullptr ? 0 : runtime_in.pipeline()->rank()),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
-      matrices(store, config, updater, *optimizer, runtime.of_stage(),
-               runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),
-               runtime.device(), *arena),
+      matrices(
+          store, config, updater, *optimizer, runtime.of_stage(),
+          runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, runtime.rank()),
+          runtime.mesh(), runtime.device(), *arena),
       gatherer(store, gather_options(config, stages, model), *arena, compute, recorder.exposed()),
       reducer(store, *arena, compute, runtime.ledger(), scalars, config.overlap),
       traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
@@ -110,6 +111,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   }
   set_phase("start");
   check_threads(config, runtime.device());
+  check_context(model, config, runtime.mesh());
   check_neighbours(config, stages.count, runtime.device().kind());
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());

@@ -9,6 +9,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
+#include "tranche/models/context_rows.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/linear.h"
@@ -149,10 +150,9 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
          saved[log_sum_exp]);
   row_linear_forward(pass, unit, {attn_projection_weight, attn_projection_bias},
                      saved[attended].reshaped({rows, width}), saved[attention_residual]);
-  const auto attention_dropout =
-      pass.row_dropout(config.residual_dropout, dropout_site(block, after_attention));
-  if (attention_dropout.probability > 0) {
-    kernels::dropout(stream, attention_dropout, saved[attention_residual], saved[attention_residual]);
+  if (pass.drops(config.residual_dropout)) {
+    dropout_rows(pass, config.residual_dropout, dropout_site(block, after_attention),
+                 saved[attention_residual], saved[attention_residual]);
   }
   kernels::residual_layer_norm_forward(
       stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
@@ -167,8 +167,9 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
     kernels::gelu_forward(stream, saved[hidden], activated[0]);
     row_linear_forward(mlp, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
   }
-  const auto mlp_dropout = pass.row_dropout(config.residual_dropout, dropout_site(block, after_mlp));
-  if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);
+  if (pass.drops(config.residual_dropout)) {
+    dropout_rows(pass, config.residual_dropout, dropout_site(block, after_mlp), *output, *output);
+  }
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
 
@@ -187,9 +188,8 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
 
   // The residual carries `gradient` on unchanged, so a gradient behind a dropout needs memory of its own.
   const auto through_dropout = [&](DropoutSite which, const TensorView& scratch) -> ConstTensorView {
-    const auto options = pass.row_dropout(config.residual_dropout, dropout_site(block, which));
-    if (options.probability == 0) return weights.lasting(engine, gradient);
-    kernels::dropout(stream, options, gradient, scratch);
+    if (!pass.drops(config.residual_dropout)) return weights.lasting(engine, gradient);
+    dropout_rows(pass, config.residual_dropout, dropout_site(block, which), gradient, scratch);
     return weights.lasting(engine, scratch);
   };
 
@@ -244,10 +244,9 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
         .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities)),
         .first_head = sizes.heads.first};
     const TensorView& packed = saved[query_key_value];
-    kernels::attention_backward(stream, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
-                                saved[attended], saved[log_sum_exp], {d_query_key_value},
-                                {d_query_key_value, width}, {d_query_key_value, 2 * width},
-                                engine.workspace());
+    attend_backward(pass, block, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
+                    saved[attended], saved[log_sum_exp], {d_query_key_value}, {d_query_key_value, width},
+                    {d_query_key_value, 2 * width});
     column_backward(pass, {attn_weight, attn_bias}, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), narrow_scratch);
     norm_backward(pass, unit, gradients, {ln_1_weight, ln_1_bias}, narrow_scratch, input, saved[mean_1],

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/context_attention.h"
 #include "models/language_stage.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -100,7 +101,24 @@ void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOption
     kernels::append_to_cache(stream, key, value, cached);
     if (!place.from_start) return kernels::attention_with_cache(stream, options, query, cached, out);
   }
+  if (pass.context != nullptr) {
+    return gathered_attention(pass, block, options, query, key, value, out, log_sum_exp);
+  }
   kernels::attention_forward(stream, options, query, key, value, out, log_sum_exp, pass.engine.workspace());
+}
+
+void attend_backward(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                     const ConstTensorView& d_out, const kernels::ConstHeads& query,
+                     const kernels::ConstHeads& key, const kernels::ConstHeads& value,
+                     const ConstTensorView& out, const ConstTensorView& log_sum_exp,
+                     const kernels::Heads& d_query, const kernels::Heads& d_key,
+                     const kernels::Heads& d_value) {
+  if (pass.context != nullptr) {
+    return gathered_attention_backward(pass, block, options, d_out, query, key, value, out, log_sum_exp,
+                                       d_query, d_key, d_value);
+  }
+  kernels::attention_backward(pass.engine.compute_stream(), options, d_out, query, key, value, out,
+                              log_sum_exp, d_query, d_key, d_value, pass.engine.workspace());
 }
 
 }  // namespace tranche::models

@@ -6,14 +6,18 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "models/language_stage.h"
+#include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
+#include "tranche/models/key_value_cache.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
@@ -48,7 +52,10 @@ void in_parts(Engine& engine, const std::function<void()>& work) {
   try {
     work();
   } catch (...) {
-    if (engine.runtime().tensor() != nullptr) engine.break_down(std::current_exception());
+    const Runtime& runtime = engine.runtime();
+    if (runtime.tensor() != nullptr || runtime.context() != nullptr) {
+      engine.break_down(std::current_exception());
+    }
     throw;
   }
 }
@@ -126,6 +133,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
   spec.chain_sums = chain_sums();
+  spec.sequence_parts = sequence_parts();
   spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
     std::vector<std::string> tables;  // whose gradients take the rows of the residual's
@@ -155,6 +163,21 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
       return sent;
     };
   }
+  if (const std::optional<CacheHeads> heads = cache_heads(); heads && spec.sequence_parts) {
+    spec.context_elements = [layers, sequence, heads = *heads](const Config& training, const Mesh& mesh,
+                                                               int begin, int end) {
+      const int ranks = mesh.size(MeshAxis::context);
+      const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
+      // Ranks of the axis `tensor` have some of the heads; more ranks than heads share them.
+      const std::int64_t width =
+          heads.head_width * std::max<std::int64_t>(1, heads.key_value_heads / mesh.size(MeshAxis::tensor));
+      const std::int64_t blocks = std::min<std::int64_t>(end - 1, layers) - std::max(begin - 1, 0);
+      // Keys and values are gathered in forward, in backward and where forward is computed again; their
+      // gradients are added up and scattered.
+      const int messages = training.activation_checkpointing ? 8 : 6;
+      return std::max<std::int64_t>(blocks, 0) * messages * (ranks - 1) * tokens * width;
+    };
+  }
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;
@@ -162,6 +185,23 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
 }
 
 Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool training) const {
+  Pass pass = whole_pass_of(engine, batch, training);
+  Communicator* const context = engine.runtime().context();
+  if (context == nullptr) return pass;
+  const int ranks = context->size(), runs = 2 * ranks;
+  if (pass.time % runs != 0) {
+    throw InvalidArgument(fmt::format(
+        "a sequence of {} tokens cannot be cut into {} equal runs, of which each of the {} ranks of "
+        "the axis context computes two; pad it to a multiple of {} with targets that are left out",
+        pass.time, runs, ranks, runs));
+  }
+  pass.context = context;
+  pass.batch *= 2;
+  pass.time /= runs;
+  return pass;
+}
+
+Pass LanguageModel::whole_pass_of(Engine& engine, const TokenBatch& batch, bool training) const {
   const Shape& tokens = batch.tokens.shape;
   if (tokens.rank() != 2 || batch.tokens.dtype != DataType::int32) {
     throw InvalidArgument(fmt::format("tokens must be int32 [batch, time], not {} {}",

@@ -310,11 +310,10 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   StepTensors again = step.acquire_rotated();
   const Rotated rotated =
       config_.query_key_norm() ? step.norm_and_rotate(again) : Rotated{saved[query], saved[key]};
-  kernels::attention_backward(stream, step.attention(block), step.by_sequence(d_attended),
-                              {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
-                              {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]),
-                              saved[log_sum_exp], {step.by_sequence(d.query)}, {step.by_sequence(d.key)},
-                              {step.by_sequence(d_value)}, engine.workspace());
+  attend_backward(pass, block, step.attention(block), step.by_sequence(d_attended),
+                  {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
+                  {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]), saved[log_sum_exp],
+                  {step.by_sequence(d.query)}, {step.by_sequence(d.key)}, {step.by_sequence(d_value)});
   step.rotate(true, d);
   if (config_.query_key_norm()) {
     const auto head_norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x,

@@ -88,7 +88,7 @@ Mesh::Mesh(int ranks) : ranks_(ranks) {
   if (ranks > 1) order_ = {MeshAxis::shard};
 }
 
-Mesh Mesh::parse_axes(std::string_view text, int ranks) {
+Mesh Mesh::parse(std::string_view text, int ranks) {
   Mesh mesh(ranks);
   if (trimmed(text).empty()) return mesh;
   AxisSizes axes;
@@ -158,15 +158,6 @@ Mesh Mesh::parse_axes(std::string_view text, int ranks) {
   return mesh;
 }
 
-Mesh Mesh::parse(std::string_view text, int ranks) {
-  const Mesh mesh = parse_axes(text, ranks);
-  if (mesh.size(MeshAxis::context) > 1) {
-    refuse(text, "context is " + std::to_string(mesh.size(MeshAxis::context)) +
-                     ", but this version has no context parallelism: its size has to be 1");
-  }
-  return mesh;
-}
-
 void Mesh::require_rank(int rank) const {
   if (rank < 0 || rank >= ranks_) {
     throw InvalidArgument("rank " + std::to_string(rank) + " of a mesh of " + std::to_string(ranks_));
@@ -194,6 +185,18 @@ std::vector<int> Mesh::group(std::initializer_list<MeshAxis> axes, int rank) con
 int Mesh::data_rank(int rank) const {
   const std::vector<int> ranks = group({MeshAxis::replicate, MeshAxis::shard}, rank);
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+int Mesh::token_rank(int rank) const {
+  const std::vector<int> ranks = group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, rank);
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+int Mesh::state_rank(int rank) const {
+  const int shard = coordinate(MeshAxis::shard, rank), context = coordinate(MeshAxis::context, rank);
+  return strides_[index(MeshAxis::shard)] > strides_[index(MeshAxis::context)]
+             ? shard * size(MeshAxis::context) + context
+             : context * size(MeshAxis::shard) + shard;
 }
 
 std::string Mesh::to_string() const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "planner/step_cost.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
 
@@ -33,8 +34,8 @@ std::vector<Levers> all_levers(const FitRequest& request, const Config& base) {
   const bool several =
       owners_of(base, request.plan.ranks) > 1 || tensor_ranks_of(request.plan, base) > 1;
   // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
-  const bool shared =
-      shards_of(base, request.plan.ranks) < base.data_ranks(request.plan.ranks) && base.replicate == Replicate::parameters;
+  const bool shared = base.mesh_of(request.plan.ranks).size(MeshAxis::replicate) > 1 &&
+                      base.replicate == Replicate::parameters;
   std::vector<int> stages{base.stage};
   if (several && !request.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};
   const std::vector<ReductionPolicy> policies = all_policies(request, base);

@@ -23,7 +23,10 @@ double axis_rate(const ProjectionRequest& request, MeshAxis axis) {
   const Config& config = request.plan.config;
   const int ranks = request.plan.ranks;
   const int per_node = request.plan.ranks_per_node > 0 ? std::min(request.plan.ranks_per_node, ranks) : ranks;
-  std::vector<int> group = config.mesh_of(ranks).group({axis}, 0);
+  const Mesh mesh = config.mesh_of(ranks);
+  // State is shared over context too.
+  std::vector<int> group = axis == MeshAxis::shard ? mesh.group({MeshAxis::shard, MeshAxis::context}, 0)
+                                                   : mesh.group({axis}, 0);
   // A message goes from one stage of a pipeline to the next.
   if (axis == MeshAxis::pipeline && group.size() > 2) group.resize(2);
   const auto size = static_cast<int>(group.size());
@@ -52,7 +55,7 @@ CostModel machine_rates(const ProjectionRequest& request) {
   // Small kernels and those that wait for memory are slower than large products: the simulated step has both.
   const StepCost operations = step_cost(request.plan, {.operations = 1});
   rates.operations = (operations.compute + operations.recompute) / project_step(request).compute;
-  if (Mesh::parse(config.mesh, request.plan.ranks).size(MeshAxis::shard) > 1) {
+  if (config.mesh_of(request.plan.ranks).state_ranks() > 1) {
     ProjectionRequest complete = request;
     complete.plan.config = config;
     rates.network = axis_rate(complete, MeshAxis::shard);

@@ -94,9 +94,9 @@ PlanRequest without_pipeline(const PlanRequest& request) {
   return alone;
 }
 
-double message_seconds(const ModelSpec& spec, const Config& config, int tensor_ranks,
+double message_seconds(const ModelSpec& spec, const Config& config, int ranks_of_sample,
                        const CostModel& rates) {
-  const std::int64_t rows = divide_round_up(config.micro_batch_size * spec.tokens_per_sample, tensor_ranks);
+  const std::int64_t rows = divide_round_up(config.micro_batch_size * spec.tokens_per_sample, ranks_of_sample);
   const auto bytes = static_cast<double>(rows * spec.residual_width * size_of(config.precision.compute));
   return bytes / (rates.over_pipeline > 0 ? rates.over_pipeline : rates.network);
 }

@@ -34,7 +34,8 @@ double least_pipelined(const StepCost& alone, const StageShares& shares);
 /// many ranks on a node as it has on the request's.
 PlanRequest without_pipeline(const PlanRequest& request);
 
-/// Seconds of a message between two stages in which a rank sends the residual of a micro-batch.
-double message_seconds(const ModelSpec& spec, const Config& config, int tensor_ranks, const CostModel& rates);
+/// Seconds of a message between two stages in which a rank sends its part of the residual of a micro-batch,
+/// of which `ranks_of_sample` have a part each.
+double message_seconds(const ModelSpec& spec, const Config& config, int ranks_of_sample, const CostModel& rates);
 
 }  // namespace tranche::planner

@@ -32,7 +32,8 @@ constexpr std::size_t most_projected = 32;
 /// Plans that look for the next best, and for the one that lacks least where nothing fits.
 constexpr int most_alternatives = 64, most_failures = 400;
 
-constexpr std::array searched{MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor};
+constexpr std::array searched{MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context,
+                              MeshAxis::tensor};
 
 /// A mesh under a schedule, with what does not depend on the other settings.
 struct MeshCase {
@@ -119,7 +120,7 @@ class MeshSearch {
  private:
   std::vector<std::string> schedules_of(const std::string& mesh) const {
     const Config& config = fit_.plan.config;
-    if (Mesh::parse_axes(mesh, fit_.plan.ranks).size(MeshAxis::pipeline) == 1) return {""};
+    if (Mesh::parse(mesh, fit_.plan.ranks).size(MeshAxis::pipeline) == 1) return {""};
     if (config.pipeline_schedule != "1f1b" || config.pipeline_chunks > 0) return {config.pipeline_schedule};
     std::vector<std::string> names;
     for (const pipeline::NamedSchedule& named : pipeline::named_schedules()) names.emplace_back(named.name);
@@ -137,6 +138,7 @@ class MeshSearch {
     if (!schedule.empty()) one.base.pipeline_schedule = schedule;
     try {
       one.axes = one.base.mesh_of(fit_.plan.ranks);
+      require_sequence_parts(one.axes.size(MeshAxis::context));
       take_batch(one);
       one.levers = all_levers(fit_, one.base);
       if (one.stages() > 1) {
@@ -161,6 +163,15 @@ class MeshSearch {
       one.refused = error.message();
     }
     return one;
+  }
+
+  /// Throws what each rank of a run would refuse at its start.
+  void require_sequence_parts(int ranks) const {
+    if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample % (2 * ranks) == 0)) return;
+    throw ConfigurationError(
+        spec_.sequence_parts
+            ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts", spec_.tokens_per_sample, 2 * ranks)
+            : fmt::format("{} computes no parts of sequences", spec_.name.empty() ? "the model" : spec_.name));
   }
 
   /// The samples of a step in the smallest micro-batches.
@@ -205,9 +216,11 @@ class MeshSearch {
     at.plan = whole;
     for (const auto& [axis, rate] : {std::pair(MeshAxis::shard, &one.rates.network),
                                      std::pair(MeshAxis::replicate, &one.rates.over_replicate),
+                                     std::pair(MeshAxis::context, &one.rates.over_context),
                                      std::pair(MeshAxis::tensor, &one.rates.over_tensor),
                                      std::pair(MeshAxis::pipeline, &one.rates.over_pipeline)}) {
-      if (one.axes.size(axis) > 1) *rate = axis_rate(at, axis);
+      const bool several = axis == MeshAxis::shard ? one.axes.state_ranks() > 1 : one.axes.size(axis) > 1;
+      if (several) *rate = axis_rate(at, axis);
     }
   }
 
@@ -332,7 +345,8 @@ class MeshSearch {
     const MeshCase& place = case_at(one);
     if (place.stages() == 1) return alone;
     const Config config = config_of(one);
-    const double message = message_seconds(spec_, config, place.axes.size(MeshAxis::tensor), place.rates);
+    const double message = message_seconds(
+        spec_, config, place.axes.size(MeshAxis::context) * place.axes.size(MeshAxis::tensor), place.rates);
     return pipelined(alone, place.shares, schedule_of(place, config.accumulation_steps), message);
   }
   StepCost formula_cost(const Candidate& one) { return with_schedule(one, alone_cost(one)); }
@@ -367,11 +381,11 @@ class MeshSearch {
   }
 
   // Activations, which depend on neither the stage of ZeRO nor on where state lives.
-  using Work = std::tuple<int, int, std::string, std::size_t, int, std::int64_t, bool, std::int64_t>;
+  using Work = std::tuple<int, int, int, std::string, std::size_t, int, std::int64_t, bool, std::int64_t>;
   Work work_of(const Candidate& one) const {
     const MeshCase& place = case_at(one);
     const Levers& levers = levers_at(one);
-    return {place.stages(),     place.axes.size(MeshAxis::tensor),
+    return {place.stages(),     place.axes.size(MeshAxis::context), place.axes.size(MeshAxis::tensor),
             place.schedule,     place.ranks.size(),
             levers.checkpoint_every, levers.vocabulary_chunk,
             levers.activations, one.micro_batch};
@@ -819,7 +833,7 @@ std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
   });
   std::string whole = sizes;
   if (free != searched.end()) whole += (sizes.empty() ? "" : ", ") + std::string(name_of(*free)) + "=*";
-  const Mesh fixed = Mesh::parse_axes(whole, ranks);
+  const Mesh fixed = Mesh::parse(whole, ranks);
   std::array<int, mesh_axes> size{};
   int rest = ranks;
   for (int axis = 0; axis < mesh_axes; ++axis) {

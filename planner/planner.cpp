@@ -49,7 +49,8 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
   result.mesh = Mesh::parse(config.mesh, request.ranks);
   int per_node = config.debug.ranks_per_host > 0 ? config.debug.ranks_per_host : request.ranks_per_node;
   if (per_node == 0) per_node = request.ranks;
-  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard, MeshAxis::pipeline, MeshAxis::tensor}) {
+  for (int a = 0; a < mesh_axes; ++a) {
+    const auto axis = static_cast<MeshAxis>(a);
     const auto counts = std::find_if(by_axis.begin(), by_axis.end(),
                                      [&](const auto& each) { return each["axis"] == name_of(axis); });
     if (counts == by_axis.end()) continue;
@@ -59,7 +60,9 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
     sent.bytes = number("bytes");
     sent.formula_elements = number("formula_elements");
     sent.formula_bytes = number("formula_bytes");
-    const std::vector<int> group = result.mesh.group({axis}, request.rank);
+    // State is sharded over the axis context, too.
+    const MeshAxis beside = axis == MeshAxis::shard ? MeshAxis::context : axis;
+    const std::vector<int> group = result.mesh.group({axis, beside}, request.rank);
     sent.group = static_cast<int>(group.size());
     sent.elsewhere = static_cast<int>(std::count_if(
         group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
@@ -141,6 +144,7 @@ PlanResult plan_run(const PlanRequest& request) {
     for (const Communicator* group : {static_cast<const Communicator*>(&runtime.shard()),
                                       static_cast<const Communicator*>(runtime.replicas()),
                                       static_cast<const Communicator*>(runtime.pipeline_ends()),
+                                      static_cast<const Communicator*>(runtime.context()),
                                       static_cast<const Communicator*>(runtime.tensor()),
                                       static_cast<const Communicator*>(runtime.tensor_and_shard()),
                                       static_cast<const Communicator*>(&runtime.of_stage())}) {
@@ -206,7 +210,7 @@ PlanResult plan_run(const PlanRequest& request) {
 }
 
 std::optional<OtherGathering> plan_other_gathering(const PlanRequest& request, const PlanResult& result) {
-  const int shards = Mesh::parse(request.config.mesh, request.ranks).size(MeshAxis::shard);
+  const int shards = Mesh::parse(request.config.mesh, request.ranks).state_ranks();
   if (request.config.stage < 3 || shards == 1) return std::nullopt;
   if (result.tier(Tier::device).category_peak[Category::gathered] == 0) return std::nullopt;
   PlanRequest other = request;

@@ -202,7 +202,8 @@ class Search {
     const auto peaks_at = [&](std::int64_t micro_batch, std::int64_t micro_batches) {
       return peaks_of(plan(config_of(levers, micro_batch), micro_batches).first);
     };
-    if (const std::int64_t least = least_state_bytes(config_of(levers, 1), request_.plan.ranks, held_); least > request_.budget) {
+    if (const std::int64_t least = least_state_bytes(config_of(levers, 1), request_.plan.ranks, held_);
+        least > request_.budget) {
       trial.state_alone = true;
       set(micro_batches_.front(), {least, 0, 0});
       return trial;

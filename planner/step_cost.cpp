@@ -21,12 +21,12 @@
 namespace tranche::planner {
 
 int shards_of(const Config& config, int ranks) {
-  return config.mesh_of(ranks).size(MeshAxis::shard);
+  return config.mesh_of(ranks).state_ranks();
 }
 
 int owners_of(const Config& config, int ranks) {
-  return config.replicate == Replicate::parameters && config.stage > 0 ? config.data_ranks(ranks)
-                                                                       : shards_of(config, ranks);
+  const bool shared = config.replicate == Replicate::parameters && config.stage > 0;
+  return shards_of(config, ranks) * (shared ? config.mesh_of(ranks).size(MeshAxis::replicate) : 1);
 }
 
 Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int ranks) {
@@ -81,6 +81,27 @@ Again again_of(const models::LanguageModel& model, const Config& config, std::in
   return again;
 }
 
+/// Ranks that share the work of a sample: those of the axes `context` and `tensor`.
+int ranks_of_sample(const PlanRequest& request, const Config& config) {
+  return config.mesh_of(request.ranks).size(MeshAxis::context) * tensor_ranks_of(request, config);
+}
+
+/// Tokens of a micro-batch that a rank computes.
+std::int64_t tokens_of_rank(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
+  return config.micro_batch_size * spec.tokens_per_sample /
+         config.mesh_of(request.ranks).size(MeshAxis::context);
+}
+
+/// Seconds of a micro-batch in which attention waits for what ranks of the axis `context` exchange.
+double seconds_of_sequences(const PlanRequest& request, const Config& config, const ModelSpec& spec,
+                            const CostModel& rates) {
+  const Mesh mesh = config.mesh_of(request.ranks);
+  if (mesh.size(MeshAxis::context) == 1 || !spec.context_elements) return 0;
+  const std::int64_t elements = spec.context_elements(config, mesh, 0, static_cast<int>(spec.forward.size()));
+  return static_cast<double>(elements * size_of(config.precision.compute)) /
+         (rates.over_context > 0 ? rates.over_context : rates.network);
+}
+
 /// Seconds of a micro-batch in which layers wait for the rows of the axis `tensor`.
 double seconds_of_rows(const PlanRequest& request, const Config& config, const ModelSpec& spec,
                        const CostModel& rates) {
@@ -88,7 +109,7 @@ double seconds_of_rows(const PlanRequest& request, const Config& config, const M
   if (ranks == 1 || !spec.tensor_messages) return 0;
   const TensorMessages sent = spec.tensor_messages(config, 0, static_cast<int>(spec.forward.size()),
                                                    [](std::string_view) { return false; });
-  const std::int64_t tokens = config.micro_batch_size * spec.tokens_per_sample;
+  const std::int64_t tokens = tokens_of_rank(request, config, spec);
   const std::int64_t rows = divide_round_up(tokens, ranks) * spec.residual_width * sent.rows;
   const std::int64_t bytes =
       rows * size_of(config.precision.compute) + tokens * sent.numbers * size_of(DataType::float32);
@@ -206,7 +227,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
                          detail::state_bytes_of_element(*optimizer);
   if (optimizer->sums({}) > 0) schedule.passes = 2;  // those of the sums, and of the update
   schedule.visits = visits_of(request, config, spec);
-  for (UnitVisit& visit : schedule.visits) visit.operations /= tensor_ranks_of(request, config);
+  for (UnitVisit& visit : schedule.visits) visit.operations /= ranks_of_sample(request, config);
   if (config.gather_for == GatherFor::step) {
     std::set<int> gathered;
     for (UnitVisit& visit : schedule.visits) {
@@ -218,7 +239,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     schedule.kept_inputs = divide_round_up(shape.layers, std::max(1, config.checkpoint_every));
     schedule.input_bytes = shape.width * size_of(config.precision.compute);
   }
-  const auto tokens = static_cast<double>(config.micro_batch_size * spec.tokens_per_sample);
+  const auto tokens = static_cast<double>(tokens_of_rank(request, config, spec));
   return offload_cost(schedule, config, tokens, rates);
 }
 
@@ -227,7 +248,7 @@ StepCost cost_without_rows(const PlanRequest& request, const Config& config, con
   const auto micro_batches = static_cast<double>(config.accumulation_steps);
   const double tokens = static_cast<double>(config.micro_batch_size * spec.tokens_per_sample) * micro_batches;
   StepCost cost;
-  const double operations = rates.operations * tensor_ranks_of(request, config);  // of all ranks of `tensor`
+  const double operations = rates.operations * ranks_of_sample(request, config);
   cost.compute = tokens * spec.flops_per_token / operations;
   double gathered = sizes.gathered_a_pass;
   if (request.model.language) {
@@ -300,7 +321,8 @@ StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSp
                  const CostModel& rates) {
   StepCost cost = cost_without_rows(request, config, spec, sizes, rates);
   cost.exposed +=
-      static_cast<double>(config.accumulation_steps) * seconds_of_rows(request, config, spec, rates);
+      static_cast<double>(config.accumulation_steps) *
+      (seconds_of_rows(request, config, spec, rates) + seconds_of_sequences(request, config, spec, rates));
   return cost;
 }
 
@@ -318,9 +340,9 @@ std::vector<HeldState> held_by(const ModelSpec& spec, const Config& config, int 
   const ParameterGroups groups(config.group_rules, config.frozen);
   const detail::StateClasses classes = detail::classify(spec, groups, *make_optimizer(config));
   const Mesh mesh = config.mesh_of(ranks);
-  const detail::Placement placement = detail::place(
-      spec, classes, mesh,
-      detail::divide(spec, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
+  const detail::Placement placement =
+      detail::place(spec, classes, mesh,
+                    detail::divide(spec, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
   std::vector<HeldState> all;
   for (const int rank : which) {
     HeldState& held = all.emplace_back();

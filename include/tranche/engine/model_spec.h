@@ -16,6 +16,7 @@
 namespace tranche {
 
 struct Config;
+class Mesh;
 
 /// How a tensor's fp32 master weights are born: pure functions of (seed, tensor, element), or the caller's.
 struct Initializer {
@@ -150,11 +151,17 @@ class ModelSpec {
   /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
   /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
   bool chain_sums = false;
+  /// True when the model computes a rank's part of every sequence on a mesh with the axis `context`, and
+  /// gives the loss sum and the number of tokens of that part.
+  bool sequence_parts = false;
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
   /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
   std::function<TensorMessages(const Config& config, int begin, int end,
                                const std::function<bool(std::string_view)>& frozen)>
       tensor_messages;
+  /// Elements of the compute dtype that a rank of the axis `context` sends the others in a micro-batch of
+  /// training for uses [begin, end) of `forward`, on ranks of a mesh. Empty: it is not known.
+  std::function<std::int64_t(const Config& config, const Mesh& mesh, int begin, int end)> context_elements;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,

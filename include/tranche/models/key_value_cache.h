@@ -77,9 +77,20 @@ struct CachePlace {
 
 /// A block's attention: kernels::attention_forward, and, where the pass has a cache, new keys and values are
 /// added to it and those before are seen. A model that overrides LanguageModel::cache_heads() attends through
-/// here. `log_sum_exp` is written without a cache only.
+/// here. `log_sum_exp` is written without a cache only. On the axis `context` the tensors are of this rank's
+/// tokens but for AttentionOptions::document_begin, the keys and values of the others come from their ranks,
+/// and the call is collective over the axis.
 void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
             const kernels::ConstHeads& query, const kernels::ConstHeads& key,
             const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp);
+
+/// The same for kernels::attention_backward, with the operands of attend() and its results. Collective over
+/// the axis `context`.
+void attend_backward(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                     const ConstTensorView& d_out, const kernels::ConstHeads& query,
+                     const kernels::ConstHeads& key, const kernels::ConstHeads& value,
+                     const ConstTensorView& out, const ConstTensorView& log_sum_exp,
+                     const kernels::Heads& d_query, const kernels::Heads& d_key,
+                     const kernels::Heads& d_value);
 
 }  // namespace tranche::models

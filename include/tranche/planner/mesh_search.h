@@ -17,9 +17,9 @@ namespace tranche::planner {
 /// begin with the word "search", else the axes behind it ("tensor=2").
 std::optional<std::string> searched_axes(std::string_view mesh);
 
-/// Every mesh of so many ranks on the axes replicate, pipeline, shard and tensor, in that order, slowest first,
+/// Every mesh of so many ranks on the axes replicate, pipeline, shard, context and tensor, in that order, slowest first,
 /// and with the sizes that `axes` gives; that of data ranks alone comes first. An axis of `axes` with the size
-/// `*` is searched. Throws ConfigurationError as Mesh::parse_axes() does for the text, and for sizes that do
+/// `*` is searched. Throws ConfigurationError as Mesh::parse() does for the text, and for sizes that do
 /// not divide the ranks, with the closest that do.
 std::vector<std::string> all_meshes(int ranks, const std::string& axes = {});
 
