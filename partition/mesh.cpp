@@ -44,6 +44,10 @@ using AxisSizes = std::vector<std::pair<MeshAxis, std::int64_t>>;  // size 0: `*
 AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
   const bool open = std::any_of(axes.begin(), axes.end(), [](const auto& axis) { return axis.second == 0; });
   AxisSizes best, tried = axes;
+  std::vector<std::int64_t> divisors;
+  for (std::int64_t size = 1; size <= ranks; ++size) {
+    if (ranks % size == 0) divisors.push_back(size);
+  }
   double least = std::numeric_limits<double>::infinity();
   const std::function<void(std::size_t, std::int64_t, double)> choose = [&](std::size_t next, std::int64_t left,
                                                                            double distance) {
@@ -56,7 +60,7 @@ AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
     }
     if (axes[next].second == 0) return choose(next + 1, left, distance);
     const auto given = static_cast<double>(axes[next].second);
-    for (std::int64_t size = 1; size <= left; ++size) {
+    for (const std::int64_t size : divisors) {
       if (left % size != 0) continue;
       tried[next].second = size;
       choose(next + 1, left / size, distance + std::abs(std::log(static_cast<double>(size) / given)));
@@ -66,14 +70,15 @@ AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
   return best;
 }
 
-/// "; the closest that does is \"shard=4, tensor=2\"".
-std::string closest_text(const AxisSizes& axes, int ranks, const char* does) {
+/// "; the closest mesh of 8 ranks is \"shard=4, tensor=2\"".
+std::string closest_text(const AxisSizes& axes, int ranks) {
   std::string text;
   for (const auto& [axis, size] : closest_axes(axes, ranks)) {
     text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + "=" +
             (size == 0 ? std::string("*") : std::to_string(size));
   }
-  return std::string("; the closest that ") + does + " is \"" + text + "\"";
+  return "; the closest mesh of " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") + " is \"" + text +
+         "\"";
 }
 
 }  // namespace
@@ -134,7 +139,7 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
   if (open != axes.end()) {
     if (ranks % product != 0) {
       refuse(text, arithmetic + " does not divide the " + has + ", so " + std::string(name_of(open->first)) +
-                       " cannot take the rest" + closest_text(axes, ranks, "divides them"));
+                       " cannot take the rest" + closest_text(axes, ranks));
     }
     open->second = ranks / product;
   } else if (product != ranks) {
@@ -143,7 +148,7 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
                                                                   : std::to_string(product))
                                       : "") +
                      ", but there " + (ranks == 1 ? "is " : "are ") + has +
-                     "; give one axis the size * to take the rest" + closest_text(axes, ranks, "has them"));
+                     "; give one axis the size * to take the rest" + closest_text(axes, ranks));
   }
   mesh.order_.clear();
   mesh.sizes_.fill(1);

@@ -56,6 +56,7 @@ std::string axes_of(const std::string& given, const Config& config) {
   };
   add(MeshAxis::pipeline, config.pipeline_stages);
   add(MeshAxis::shard, config.shard_size);
+  add(MeshAxis::context, config.context_ranks);
   add(MeshAxis::tensor, config.tensor_ranks);
   return axes;
 }
@@ -65,7 +66,8 @@ std::string axes_of(const std::string& given, const Config& config) {
 planner::CostModel rates_of_ranks(planner::ProjectionRequest at) {
   Config& config = at.plan.config;
   config.mesh.clear();
-  config.shard_size = config.pipeline_stages = config.tensor_ranks = config.pipeline_chunks = 0;
+  config.shard_size = config.pipeline_stages = config.context_ranks = config.tensor_ranks = 0;
+  config.pipeline_chunks = 0;
   config.shard_size_key.clear();
   config.layout.clear();
   config.pipeline_schedule = "1f1b";
