@@ -1,6 +1,6 @@
 #pragma once
 /// The search for a mesh: which axes, with which stage, schedule, checkpointing, tiers and micro-batches, take
-/// the least time of all that fit a budget. docs/guides/choosing-a-mesh.md says how to read its answer.
+/// the least time of all that fit a budget. docs/guides/mesh-search.md says how to read its answer.
 
 #include <cstdint>
 #include <optional>
