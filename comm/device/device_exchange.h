@@ -68,7 +68,8 @@ inline double patience_of(double timeout_seconds) {
 struct DeviceGroup {
   Device* device = nullptr;
   Stream* stream = nullptr;  ///< the communication stream; null on a line
-  bool line = false;         ///< for messages between neighbours only (Communicator::line())
+  bool line = false;         ///< for messages between neighbours alone (Communicator::line())
+  bool ring = false;         ///< the ends of the line are neighbours too (Communicator::join_ends())
   Communicator* host = nullptr;
   std::shared_ptr<DeviceFailure> failure;
   std::vector<int> job_ranks;  ///< ranks of the members in the job, for messages
@@ -84,7 +85,9 @@ struct DeviceGroup {
   std::vector<int> peers() const;
   /// The previous and the next rank on a line; empty for other groups.
   std::vector<int> neighbours() const;
-  /// The rank in the job of a member.
+  /// The other end, at the ends of a line of three ranks or more; otherwise -1.
+  int other_end() const;
+  /// The rank of the job that a member is.
   int job_rank(int member) const { return job_ranks[static_cast<std::size_t>(member)]; }
 };
 
@@ -108,7 +111,9 @@ class DeviceExchange {
   /// for the call's `ready` events.
   virtual Issued message(const std::shared_ptr<const DeviceCall>& call, const Event& started,
                          Stream& channel) = 0;
-  /// See Communicator.
+  /// Makes a further peer a neighbour on a line. Both of them call it at once.
+  virtual void connect(int /*peer*/) {}
+  /// As of a Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {
     return 0;
