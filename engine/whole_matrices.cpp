@@ -6,7 +6,7 @@
 
 #include "engine/offloaded_state.h"
 #include "partition/matrix_plan.h"
-#include "tranche/core/error.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
@@ -25,6 +25,11 @@ void* at(void* data, std::int64_t element) {
   return static_cast<std::byte*>(data) + element * message_width;
 }
 
+ElementRange tensor_range(const FlatLayout& layout, int tensor) {
+  const std::int64_t begin = layout.tensor_offset(tensor);
+  return {begin, begin + layout.tensor_elements(tensor)};
+}
+
 TensorView message_view(void* data, std::int64_t first, std::int64_t elements) {
   return {at(data, first), message_type, Shape{elements}};
 }
@@ -32,60 +37,67 @@ TensorView message_view(void* data, std::int64_t first, std::int64_t elements) {
 }  // namespace
 
 WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater,
-                             const Optimizer& optimizer, Communicator& ranks, std::vector<int> in_mesh,
-                             const Mesh& mesh, Device& device, StepArena& arena)
+                             const Optimizer& optimizer, DataGroups& groups, Device& device, StepArena& arena)
     : store_(store),
       config_(config),
       updater_(updater),
       optimizer_(optimizer),
-      ranks_(ranks),
-      in_mesh_(std::move(in_mesh)),
-      mesh_(mesh),
       arena_(arena),
       compute_(device.compute_stream()) {
-  const Residency& residency = store.residency();
-  // Every rank knows of all buffers, so that the stages between the ends refuse too, with the same text.
-  const bool over_replicas =
-      config.stage > 0 && config.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1;
+  const Placement& placement = store.placement();
   for (FlatBuffer* flat : store.trainable()) {
-    if (!flat->whole_matrices || flat->layout.padded_elements() == 0) continue;
-    if (over_replicas && flat->stages > 1) {
-      throw ConfigurationError("tranche.replicate parameters: stages of the pipeline share tensor " +
-                               store.tensors()[static_cast<std::size_t>(flat->tensors.front())].name +
-                               ", which its optimizer updates as a whole matrix; write all, or leave it out");
-    }
-    if (flat->empty()) continue;
+    if (!flat->whole_matrices || flat->tensors.empty()) continue;
     Exchange exchange;
     exchange.flat = flat;
-    exchange.everywhere = residency.whole_optimizer(*flat);
-    exchange.group = residency.over_replicas(*flat) ? &ranks_ : flat->group;
+    exchange.buffer = placement.buffer_of(flat->tensors.front());
+    DataGroups::MatrixRanks ranks = groups.of_matrices(placement, exchange.buffer);
+    if (flat->empty()) continue;
+    exchange.group = ranks.group;
+    exchange.in_mesh = std::move(ranks.in_mesh);
+    exchange.axis = groups.axis_of(*exchange.group);
+    exchange.cut = placement.buffer(exchange.buffer).parts() > 1;
+    exchange.everywhere = store.residency().whole_optimizer(*flat);
     exchanges_.push_back(std::move(exchange));
   }
   // One plan for all buffers of a group.
-  std::vector<Communicator*> groups;
+  std::vector<Communicator*> planned;
   for (const Exchange& exchange : exchanges_) {
-    if (std::find(groups.begin(), groups.end(), exchange.group) == groups.end()) {
-      groups.push_back(exchange.group);
-    }
+    if (std::find(planned.begin(), planned.end(), exchange.group) != planned.end()) continue;
+    planned.push_back(exchange.group);
   }
-  for (Communicator* const group : groups) plan(*group);
+  for (Communicator* const group : planned) plan(*group);
 }
 
-/// Elements of the buffer that a rank of the exchange's group brings to it.
+int WholeMatrices::part_held_by(const Exchange& exchange, int rank) const {
+  return store_.placement().part_of(exchange.buffer, exchange.in_mesh[static_cast<std::size_t>(rank)]);
+}
+
+const FlatLayout& WholeMatrices::layout_of(const Exchange& exchange, int part) const {
+  return store_.placement().buffer(exchange.buffer).layout(part);
+}
+
+/// Elements of its part of the buffer that a rank of the exchange's group brings to it.
 ElementRange WholeMatrices::brought_by(const Exchange& exchange, int rank) const {
-  const FlatBuffer& flat = *exchange.flat;
-  if (!store_.residency().over_replicas(flat)) return flat.layout.shard_range(rank);
-  const int number = in_mesh_[static_cast<std::size_t>(rank)];
-  return flat.owned_by(mesh_.coordinate(MeshAxis::shard, number),
-                       mesh_.coordinate(MeshAxis::replicate, number));
+  const int number = exchange.in_mesh[static_cast<std::size_t>(rank)];
+  const Placement& placement = store_.placement();
+  if (exchange.cut && exchange.everywhere) {
+    return {0, placement.layout(exchange.buffer, number).padded_elements()};
+  }
+  return store_.residency().over_replicas(*exchange.flat) ? placement.owned(exchange.buffer, number)
+                                                          : placement.shard(exchange.buffer, number);
+}
+
+/// Of ranks that keep the same state, the owner or the next one behind it sends its part.
+bool WholeMatrices::gives(const Exchange& exchange, int rank, int owner) const {
+  if (!(exchange.cut && exchange.everywhere)) return true;
+  const int part = part_held_by(exchange, rank), ranks = exchange.group->size();
+  int giver = owner;
+  while (part_held_by(exchange, giver) != part) giver = (giver + 1) % ranks;
+  return giver == rank;
 }
 
 void WholeMatrices::plan(Communicator& group) {
   const int ranks = group.size();
-  const auto tensor_range = [](const FlatBuffer& flat, int t) {
-    const std::int64_t begin = flat.layout.tensor_offset(t);
-    return ElementRange{begin, begin + flat.layout.tensor_elements(t)};
-  };
   std::vector<MatrixJob> jobs;
   for (const Exchange& exchange : exchanges_) {
     if (exchange.group != &group) continue;
@@ -95,7 +107,8 @@ void WholeMatrices::plan(Communicator& group) {
       job.operations =
           optimizer_.whole_work(updater_.facts(flat.tensors[static_cast<std::size_t>(t)])).operations;
       for (int r = 0; r < ranks; ++r) {
-        job.held.push_back(intersect(tensor_range(flat, t), brought_by(exchange, r)).size());
+        const FlatLayout& layout = layout_of(exchange, part_held_by(exchange, r));
+        job.held.push_back(intersect(tensor_range(layout, t), brought_by(exchange, r)).size());
       }
     }
   }
@@ -104,44 +117,73 @@ void WholeMatrices::plan(Communicator& group) {
   auto owner = owners.begin();
   for (Exchange& exchange : exchanges_) {
     if (exchange.group != &group) continue;
-    const FlatBuffer& flat = *exchange.flat;
-    const std::span<const int> own{owner, owner + flat.layout.tensors()};
-    owner += flat.layout.tensors();
-    const ElementRange kept = store_.residency().optimizer_range(flat);
-    for (int r = 0; r < ranks; ++r) {
-      RankElements& message = exchange.messages.emplace_back();
-      message.first = exchange.message_elements;
-      for (int t = 0; t < flat.layout.tensors(); ++t) {
-        if (own[static_cast<std::size_t>(t)] != r) continue;
-        const ElementRange range = intersect(tensor_range(flat, t), kept);
-        if (range.empty()) continue;
-        exchange.pieces.push_back({range, exchange.message_elements});
-        exchange.message_elements += range.size();
-        exchange.largest_piece = std::max(exchange.largest_piece, range.size());
-      }
-      message.count = exchange.message_elements - message.first;
-    }
-    exchange.matrices.resize(static_cast<std::size_t>(ranks));
-    // The matrices lie in the message, one behind the other, where all ranks keep everything.
-    const std::int64_t first =
-        exchange.everywhere ? exchange.messages[static_cast<std::size_t>(group.rank())].first : 0;
+    const std::span<const int> own{owner, owner + exchange.flat->layout.tensors()};
+    owner += exchange.flat->layout.tensors();
+    plan_messages(exchange, own);
+    plan_matrices_of(exchange, own);
+  }
+}
+
+/// What this rank keeps, for the owners of its matrices.
+void WholeMatrices::plan_messages(Exchange& exchange, std::span<const int> owners) {
+  const FlatBuffer& flat = *exchange.flat;
+  const ElementRange kept = store_.residency().optimizer_range(flat);
+  for (int r = 0; r < exchange.group->size(); ++r) {
+    RankElements& message = exchange.messages.emplace_back();
+    message.first = exchange.message_elements;
     for (int t = 0; t < flat.layout.tensors(); ++t) {
-      if (own[static_cast<std::size_t>(t)] != group.rank()) continue;
-      const ElementRange range = tensor_range(flat, t);
-      const int tensor = flat.tensors[static_cast<std::size_t>(t)];
-      const std::int64_t scratch = optimizer_.whole_work(updater_.facts(tensor)).scratch_bytes;
-      exchange.owned.push_back({tensor, first + exchange.owned_elements, range.size()});
-      exchange.scratch_bytes = std::max(exchange.scratch_bytes, scratch);
-      // The part that one rank brings of all matrices is contiguous here, as it is in the buffer.
-      for (int r = 0; r < ranks; ++r) {
-        const ElementRange part = intersect(range, brought_by(exchange, r));
-        if (part.empty()) continue;
+      if (owners[static_cast<std::size_t>(t)] != r) continue;
+      const ElementRange range = intersect(tensor_range(flat.layout, t), kept);
+      if (range.empty()) continue;
+      exchange.pieces.push_back({range, exchange.message_elements});
+      exchange.message_elements += range.size();
+      exchange.largest_piece = std::max(exchange.largest_piece, range.size());
+    }
+    message.count = exchange.message_elements - message.first;
+    exchange.given.push_back(gives(exchange, exchange.group->rank(), r) ? message : RankElements());
+  }
+}
+
+/// What this rank owns, and what each rank brings of it.
+void WholeMatrices::plan_matrices_of(Exchange& exchange, std::span<const int> owners) {
+  const FlatBuffer& flat = *exchange.flat;
+  const Placement& placement = store_.placement();
+  const int own = exchange.group->rank();
+  exchange.matrices.resize(static_cast<std::size_t>(exchange.group->size()));
+  // The matrices lie in the message, one behind the other, where all ranks keep everything.
+  const std::int64_t first = exchange.everywhere && !exchange.cut
+                                 ? exchange.messages[static_cast<std::size_t>(own)].first
+                                 : 0;
+  for (int t = 0; t < flat.layout.tensors(); ++t) {
+    if (owners[static_cast<std::size_t>(t)] != own) continue;
+    const int tensor = flat.tensors[static_cast<std::size_t>(t)];
+    const TrainableTensor& facts = updater_.facts(tensor);
+    exchange.owned.push_back({tensor, facts.shape.elements(), {}});
+    exchange.scratch_bytes = std::max(exchange.scratch_bytes, optimizer_.whole_work(facts).scratch_bytes);
+    if (exchange.cut) exchange.largest_matrix = std::max(exchange.largest_matrix, facts.shape.elements());
+  }
+  // Part by part of the buffer: what one rank brings of all matrices is contiguous here, as it is in its part.
+  for (int part = 0; part < placement.buffer(exchange.buffer).parts(); ++part) {
+    auto matrix = exchange.owned.begin();
+    for (int t = 0; t < flat.layout.tensors(); ++t) {
+      if (owners[static_cast<std::size_t>(t)] != own) continue;
+      const ElementRange range = tensor_range(layout_of(exchange, part), t);
+      matrix->parts.push_back({first + exchange.owned_elements, placement.box(matrix->tensor, part)});
+      ++matrix;
+      for (int r = 0; r < exchange.group->size(); ++r) {
+        if (part_held_by(exchange, r) != part) continue;
+        const ElementRange brought = intersect(range, brought_by(exchange, r));
+        if (brought.empty()) continue;
         RankElements& from = exchange.matrices[static_cast<std::size_t>(r)];
-        if (from.count == 0) from.first = exchange.owned_elements + part.begin - range.begin;
-        from.count += part.size();
+        if (from.count == 0) from.first = exchange.owned_elements + brought.begin - range.begin;
+        from.count += brought.size();
       }
       exchange.owned_elements += range.size();
     }
+  }
+  for (int r = 0; r < exchange.group->size(); ++r) {
+    exchange.received.push_back(
+        gives(exchange, r, own) ? exchange.matrices[static_cast<std::size_t>(r)] : RankElements());
   }
 }
 
@@ -160,20 +202,33 @@ void WholeMatrices::allocate(MemoryResource& host_memory) {
   host_scratch_ = Buffer(host_memory, piece * size_of(DataType::float32), Category::workspace, "matrices");
 }
 
-TrafficCount WholeMatrices::sent() const {
+TrafficCount WholeMatrices::sent(MeshAxis axis) const {
   TrafficCount count;
   for (const Exchange& exchange : exchanges_) {
-    const auto own = static_cast<std::size_t>(exchange.group->rank());
-    const std::int64_t others = exchange.group->size() - 1;
-    if (exchange.everywhere) {
-      count.elements += exchange.owned_elements * others;
+    if (exchange.axis != axis) continue;
+    const int ranks = exchange.group->size();
+    if (exchange.everywhere && !exchange.cut) {
+      count.elements += exchange.owned_elements * (ranks - 1);
       continue;
     }
-    count.elements += exchange.message_elements - exchange.messages[own].count;
-    count.elements += exchange.owned_elements - exchange.matrices[own].count;
+    for (int r = 0; r < ranks; ++r) {
+      if (r == exchange.group->rank()) continue;
+      count.elements += exchange.given[static_cast<std::size_t>(r)].count;
+      count.elements += exchange.matrices[static_cast<std::size_t>(r)].count;
+    }
   }
   count.bytes = count.elements * message_width;
   return count;
+}
+
+TrafficCount WholeMatrices::sent() const {
+  TrafficCount sum;
+  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::pipeline, MeshAxis::tensor}) {
+    const TrafficCount of = sent(axis);
+    sum.elements += of.elements;
+    sum.bytes += of.bytes;
+  }
+  return sum;
 }
 
 // --- A step ---------------------------------------------------------------------------------------------
@@ -219,6 +274,29 @@ StepBuffer WholeMatrices::acquire(std::int64_t bytes, Category category, std::st
   return buffer;
 }
 
+/// Copies a part of a matrix from where it was received to its place, or back. The dimension that is cut
+/// makes columns of the matrix, in as many blocks as it is cut in.
+void WholeMatrices::copy_part(const Matrix& matrix, const Part& part, void* whole, void* parts, bool back) {
+  const Shape& shape = updater_.facts(matrix.tensor).shape;
+  int axis = 0;
+  while (axis + 1 < shape.rank() && part.box[static_cast<std::size_t>(axis)].size() == shape[axis]) ++axis;
+  std::int64_t rows = 1, inner = 1;
+  for (int d = 0; d < axis; ++d) rows *= shape[d];
+  for (int d = axis + 1; d < shape.rank(); ++d) inner *= shape[d];
+  const Slice& slice = part.box[static_cast<std::size_t>(axis)];
+  const TensorView all{whole, message_type, {rows, shape[axis] * inner}};
+  const TensorView own{at(parts, part.offset), message_type, {rows, slice.size() * inner}};
+  for (std::int64_t block = 0; block < slice.count; ++block) {
+    const std::int64_t in_whole = (slice.start + block * slice.stride) * inner,
+                       in_part = block * slice.block * inner, columns = slice.block * inner;
+    if (back) {
+      kernels::copy_columns(compute_, all, in_whole, own, in_part, columns);
+    } else {
+      kernels::copy_columns(compute_, own, in_part, all, in_whole, columns);
+    }
+  }
+}
+
 void WholeMatrices::begin(Exchange& exchange, Flight& flight, const OptimizerStep& step) {
   FlatBuffer& flat = *exchange.flat;
   const bool on_host = flat.optimizer_tier != OffloadTier::none;
@@ -248,12 +326,12 @@ void WholeMatrices::begin(Exchange& exchange, Flight& flight, const OptimizerSte
                                                      exchange.message_elements * message_width, ready)};
   }
   flight.arrived = ready.front();
-  if (exchange.everywhere) return;
+  if (exchange.everywhere && !exchange.cut) return;
   flight.matrices = arena_.acquire(std::max(exchange.owned_elements * message_width, least_bytes),
                                    Category::communication, flat.name);
   for (const Event& event : flight.matrices.ready()) ready.push_back(event);
-  flight.arrived = exchange.group->all_to_all_v(flight.message.data(), exchange.messages,
-                                                flight.matrices.data(), exchange.matrices, message_type,
+  flight.arrived = exchange.group->all_to_all_v(flight.message.data(), exchange.given,
+                                                flight.matrices.data(), exchange.received, message_type,
                                                 ready, OperationLabel{flat.name, "step", Traffic::data});
   if (!config_.overlap) flight.arrived.wait();
 }
@@ -261,20 +339,30 @@ void WholeMatrices::begin(Exchange& exchange, Flight& flight, const OptimizerSte
 void WholeMatrices::compute(Exchange& exchange, Flight& flight, const OptimizerStep& step) {
   FlatBuffer& flat = *exchange.flat;
   compute_.wait(flight.arrived);
-  void* const matrices = exchange.everywhere ? flight.message.data() : flight.matrices.data();
+  const bool all_have_all = exchange.everywhere && !exchange.cut;
+  void* const matrices = all_have_all ? flight.message.data() : flight.matrices.data();
   if (!exchange.owned.empty()) {
     const StepBuffer scratch = acquire(exchange.scratch_bytes, Category::workspace, flat.name);
+    StepBuffer whole;
+    if (exchange.cut) whole = acquire(exchange.largest_matrix * message_width, Category::workspace, flat.name);
     for (const Matrix& matrix : exchange.owned) {
       if (!step.apply) break;
+      if (exchange.cut) {
+        for (const Part& part : matrix.parts) copy_part(matrix, part, whole.data(), matrices, false);
+      }
       optimizer_.whole(compute_, step, updater_.facts(matrix.tensor),
-                       message_view(matrices, matrix.offset, matrix.elements),
+                       exchange.cut ? message_view(whole.data(), 0, matrix.elements)
+                                    : message_view(matrices, matrix.parts.front().offset, matrix.elements),
                        {scratch.data(), exchange.scratch_bytes});
+      if (exchange.cut) {
+        for (const Part& part : matrix.parts) copy_part(matrix, part, whole.data(), matrices, true);
+      }
     }
   }
   const std::vector<Event> ready{compute_.record()};
   const OperationLabel label{flat.name, "step", Traffic::data};
   flight.returned = ready;
-  if (!exchange.everywhere) {
+  if (!all_have_all) {
     flight.returned = {exchange.group->all_to_all_v(matrices, exchange.matrices, flight.message.data(),
                                                     exchange.messages, message_type, ready, label)};
   } else if (exchange.group->size() > 1) {

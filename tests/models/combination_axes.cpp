@@ -286,8 +286,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
-  // Refused: parts of matrices and of blocks.
-  if (are("tensor", "muon") || are("tensor", "moments-block8")) return false;
+  // Refused: parts of blocks.
+  if (are("tensor", "moments-block8")) return false;
   // Two parts of two data ranks take four here.
   if (with("tensor", [](const std::string&, const CombinationAxis& axis, int at) {
         return axis.name == "ranks" && at != 3;
