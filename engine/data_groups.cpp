@@ -104,14 +104,15 @@ DataGroups::MatrixRanks DataGroups::of_matrices(const Placement& placement, int 
     refuse("tranche.mesh \"" + config_.mesh + "\": tensor cuts, and stages of the pipeline share, tensor ",
            "leave out tensor or pipeline, or choose another optimizer for it");
   }
-  const bool over_replicas = config_.stage > 0 && config_.replicate == Replicate::parameters &&
-                             mesh.size(MeshAxis::replicate) > 1;
+  const bool over_replicas =
+      config_.stage > 0 && config_.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1;
   // Every rank knows of all buffers, so that the stages between the ends refuse too, with the same text.
   if (tied && over_replicas) {
-    refuse("tranche.replicate parameters: stages of the pipeline share tensor ", "write all, or leave it out");
+    refuse("tranche.replicate parameters: stages of the pipeline share tensor ",
+           "write all, or leave it out");
   }
-  std::vector<int> of_stage = mesh.group(
-      {MeshAxis::replicate, MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
+  std::vector<int> of_stage =
+      mesh.group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
   const bool over_all = over_replicas && mesh.size(MeshAxis::tensor) > 1;
   if (over_all && mesh.size(MeshAxis::pipeline) > 1 && !stage_) {  // every stage makes its own here
     stage_ = world.subgroup(of_stage);

@@ -35,8 +35,8 @@ class DataGroups {
   };
   /// Those that have a part of the buffer, wherever the axis `tensor` cuts it: all ranks of a stage's axes
   /// tensor and shard, and with Replicate::parameters those of its replicas too. All ranks ask for the same
-  /// buffers in the same order. Throws ConfigurationError for a buffer that two stages of a pipeline share and
-  /// the axis `tensor` cuts.
+  /// buffers in the same order. Throws ConfigurationError for a buffer that two stages of a pipeline share
+  /// and the axis `tensor` cuts.
   MatrixRanks of_matrices(const Placement& placement, int buffer);
 
   const std::vector<Communicator*>& all() const { return groups_; }

@@ -3,15 +3,13 @@
 /// owner of their matrix, and shards of what it makes of that come back. Private to engine/.
 
 #include <cstdint>
-#include <functional>
-#include <span>
 #include <string_view>
 #include <vector>
 
 #include "engine/data_groups.h"
 #include "engine/flat_updater.h"
+#include "engine/matrix_exchange.h"
 #include "engine/state_store.h"
-#include "partition/placement.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/device/step_arena.h"
 #include "tranche/partition/mesh.h"
@@ -28,7 +26,7 @@ class WholeMatrices {
   WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater, const Optimizer& optimizer,
                 DataGroups& groups, Device& device, StepArena& arena);
 
-  bool any() const { return !exchanges_.empty(); }
+  bool any() const { return !plan_.exchanges.empty(); }
   /// Takes host memory for state that lives there or on disk.
   void allocate(MemoryResource& host_memory);
   /// Updates their flat buffers and begins to gather the new weights; a skipped step sends the same messages.
@@ -40,41 +38,9 @@ class WholeMatrices {
   TrafficCount sent(MeshAxis axis) const;
   TrafficCount sent() const;
   /// The greatest load of a rank of this one's group over the mean.
-  double load_ratio() const { return load_ratio_; }
+  double load_ratio() const { return plan_.load_ratio; }
 
  private:
-  /// Elements of one tensor, in order, and their place in the message.
-  struct Piece {
-    ElementRange range;  ///< of the flat buffer
-    std::int64_t offset = 0;
-  };
-  /// A part of a matrix, as the ranks that hold it send it to the owner.
-  struct Part {
-    std::int64_t offset = 0;  ///< among the matrices that the owner receives
-    Box box;                  ///< its place in the matrix
-  };
-  struct Matrix {
-    int tensor = 0;  ///< of the engine
-    std::int64_t elements = 0;
-    std::vector<Part> parts;  ///< one, which is all of it, unless the axis `tensor` cuts it
-  };
-  struct Exchange {
-    FlatBuffer* flat = nullptr;
-    int buffer = 0;  ///< of the placement
-    Communicator* group = nullptr;
-    std::vector<int> in_mesh;  ///< numbers in the mesh, by rank of the group
-    MeshAxis axis = MeshAxis::shard;
-    bool cut = false;                    ///< by the axis `tensor`: ranks of the group have different parts
-    bool everywhere = false;             ///< every rank keeps all state of its part
-    std::vector<Piece> pieces;           ///< of what this rank keeps, by the owner of their matrix
-    std::vector<Matrix> owned;           ///< in the buffer's order
-    std::vector<RankElements> messages;  ///< by rank: this rank's pieces of its matrices
-    std::vector<RankElements> matrices;  ///< by rank: its pieces of this rank's matrices
-    // The same on the way to the owners, where of ranks with equal pieces one alone sends.
-    std::vector<RankElements> given, received;
-    std::int64_t message_elements = 0, owned_elements = 0, largest_piece = 0, scratch_bytes = 0;
-    std::int64_t largest_matrix = 0;  ///< elements of the largest that is put together of parts
-  };
   /// The messages and matrices of a buffer whose update is under way.
   struct Flight {
     StepBuffer message, matrices;
@@ -83,21 +49,15 @@ class WholeMatrices {
     std::vector<Event> returned;
   };
 
-  int part_held_by(const Exchange& exchange, int rank) const;
-  const FlatLayout& layout_of(const Exchange& exchange, int part) const;
-  ElementRange brought_by(const Exchange& exchange, int rank) const;
-  bool gives(const Exchange& exchange, int rank, int owner) const;
-  void plan(Communicator& group);
-  void plan_messages(Exchange& exchange, std::span<const int> owners);
-  void plan_matrices_of(Exchange& exchange, std::span<const int> owners);
   template <class Visit>
-  static void for_each_piece(const Exchange& exchange, const ShardSlice& slice, void* message,
+  static void for_each_piece(const MatrixExchange& exchange, const ShardSlice& slice, void* message,
                              const Visit& visit);
   StepBuffer acquire(std::int64_t bytes, Category category, std::string_view tag);
-  void copy_part(const Matrix& matrix, const Part& part, void* whole, void* parts, bool back);
-  void begin(Exchange& exchange, Flight& flight, const OptimizerStep& step);
-  void compute(Exchange& exchange, Flight& flight, const OptimizerStep& step);
-  void finish(Exchange& exchange, Flight& flight, const OptimizerStep& step);
+  void copy_part(const MatrixExchange::Matrix& matrix, const MatrixExchange::Part& part, void* whole,
+                 void* parts, bool back);
+  void begin(MatrixExchange& exchange, Flight& flight, const OptimizerStep& step);
+  void compute(MatrixExchange& exchange, Flight& flight, const OptimizerStep& step);
+  void finish(MatrixExchange& exchange, Flight& flight, const OptimizerStep& step);
 
   StateStore& store_;
   const Config& config_;
@@ -105,8 +65,7 @@ class WholeMatrices {
   const Optimizer& optimizer_;
   StepArena& arena_;
   Stream& compute_;
-  std::vector<Exchange> exchanges_;
-  double load_ratio_ = 1;
+  MatrixPlan plan_;
   std::vector<Buffer> host_messages_;  ///< one for each buffer under way
   Buffer host_scratch_;
   bool passed_ = false;  ///< the arena has seen a pass

@@ -1,8 +1,8 @@
 // A block of four branches on ranks of their own. They meet at two points: forward adds up what the branches
 // give, backward adds up the gradients of what they were given. Alone, or
 //   mpirun -n 4 branches pipeline=4 [FOLDER]     a trace of each rank goes to FOLDER
-// The axis pipeline gives each rank units of its own, with their state. Here they work side by side instead of
-// one behind the other, so that the program itself says what they compute and send.
+// The axis pipeline gives each rank units of its own, with their state. Here they work side by side instead
+// of one behind the other, so that the program itself says what they compute and send.
 #include <tranche/tranche.h>
 
 #include <chrono>
@@ -66,8 +66,8 @@ class Block {
         Numbers d_x = d_output, d_sum;
         for (int layer = depth[b] - 1; layer >= 0; --layer) {
           kernels::gelu_backward(stream(), view(sums_[b][layer]), view(d_x), view(d_sum));
-          kernels::matmul(stream(), {.transpose_a = true, .accumulate = true}, view(x_[b][layer]), view(d_sum),
-                          gradients.tensor(layer), engine_.workspace());
+          kernels::matmul(stream(), {.transpose_a = true, .accumulate = true}, view(x_[b][layer]),
+                          view(d_sum), gradients.tensor(layer), engine_.workspace());
           product({.transpose_b = true}, 1 + b, layer, d_sum, d_x);
         }
         std::move(gradients).reduce();
@@ -100,10 +100,13 @@ class Block {
   void add_up(const std::vector<Numbers>& of_branches, const char* what, Numbers& sum) {
     constexpr std::int64_t count = rows * width;
     Numbers all(branches * count);
-    for (int b = 0; b < branches; ++b) std::copy(of_branches[b].begin(), of_branches[b].end(), &all[b * count]);
+    for (int b = 0; b < branches; ++b)
+      std::copy(of_branches[b].begin(), of_branches[b].end(), &all[b * count]);
     timed(what, [&] {
       if (ranks_ != nullptr) {
-        ranks_->all_gather(&all[ranks_->rank() * count], all.data(), count, DataType::float32, 0, {}, label(what))
+        ranks_
+            ->all_gather(&all[ranks_->rank() * count], all.data(), count, DataType::float32, 0, {},
+                         label(what))
             .wait();
       }
       sum.assign(count, 0);

@@ -1,9 +1,10 @@
 // Two 3 x 3 convolutions by im2col and matrix products, on images that are split in two ways. Alone, or
 //   mpirun -n 2 convolution tensor=2   by filters: a rank computes half of the channels between the two
-//   mpirun -n 2 convolution shard=2    by space: a rank has half of each image's rows, and gets the row beside
+//   mpirun -n 2 convolution shard=2    by space: a rank has half of each image's rows, and gets the row
+//   beside
 //                                      them (the halo) from its neighbour
-// Both have the losses and weights of one rank up to rounding. By filters a rank holds half of the weights. By
-// space it holds all of them, and the gradients of its rows are a part of the sum that ZeRO adds up.
+// Both have the losses and weights of one rank up to rounding. By filters a rank holds half of the weights.
+// By space it holds all of them, and the gradients of its rows are a part of the sum that ZeRO adds up.
 #include <tranche/models/tensor_rows.h>
 #include <tranche/tranche.h>
 
@@ -35,21 +36,26 @@ class Space {
   Numbers with_halo(const Numbers& x, std::int64_t channels) const {
     const std::int64_t row = side * channels, h = height();
     Numbers y(images * (h + 2) * row);
-    for (std::int64_t i = 0; i < images; ++i) std::copy_n(&x[i * h * row], h * row, &y[(i * (h + 2) + 1) * row]);
+    for (std::int64_t i = 0; i < images; ++i)
+      std::copy_n(&x[i * h * row], h * row, &y[(i * (h + 2) + 1) * row]);
     const auto place = [&](std::int64_t image, std::int64_t at) { return &y[(image * (h + 2) + at) * row]; };
-    exchange(row, [&](std::int64_t i, bool up) { return place(i, up ? 1 : h); },
-             [&](std::int64_t i, bool up, const float* got) { std::copy_n(got, row, place(i, up ? 0 : h + 1)); });
+    exchange(
+        row, [&](std::int64_t i, bool up) { return place(i, up ? 1 : h); },
+        [&](std::int64_t i, bool up, const float* got) { std::copy_n(got, row, place(i, up ? 0 : h + 1)); });
     return y;
   }
 
   /// The gradient of x from that of with_halo(x): what a halo's row got is added to where it came from.
   Numbers of_halo(Numbers& d_y, std::int64_t channels) const {
     const std::int64_t row = side * channels, h = height();
-    const auto place = [&](std::int64_t image, std::int64_t at) { return &d_y[(image * (h + 2) + at) * row]; };
-    exchange(row, [&](std::int64_t i, bool up) { return place(i, up ? 0 : h + 1); },
-             [&](std::int64_t i, bool up, const float* got) {
-               for (std::int64_t e = 0; e < row; ++e) place(i, up ? 1 : h)[e] += got[e];
-             });
+    const auto place = [&](std::int64_t image, std::int64_t at) {
+      return &d_y[(image * (h + 2) + at) * row];
+    };
+    exchange(
+        row, [&](std::int64_t i, bool up) { return place(i, up ? 0 : h + 1); },
+        [&](std::int64_t i, bool up, const float* got) {
+          for (std::int64_t e = 0; e < row; ++e) place(i, up ? 1 : h)[e] += got[e];
+        });
     Numbers d_x(images * h * row);
     for (std::int64_t i = 0; i < images; ++i) std::copy_n(place(i, 1), h * row, &d_x[i * h * row]);
     return d_x;
@@ -104,7 +110,8 @@ Numbers im2col(const Space& space, const Numbers& with_halo, std::int64_t channe
 }
 
 void train(Runtime& runtime, std::optional<Engine>& made) {
-  const Dimension whole{}, outputs{"filters"}, inputs{"filters", taps};  // each tap's inputs are cut by themselves
+  const Dimension whole{}, outputs{"filters"},
+      inputs{"filters", taps};  // each tap's inputs are cut by themselves
   ModelSpec spec;
   spec.tensor_dimensions = {"filters"};
   spec.tokens_per_sample = side * side;
@@ -126,7 +133,11 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
   Stream& stream = engine.compute_stream();
   const Space space(runtime);
   const std::int64_t pixels = space.pixels();
-  const models::Pass pass{.engine = engine, .shape = {.width = 1}, .batch = pixels, .time = 1, .training = true,
+  const models::Pass pass{.engine = engine,
+                          .shape = {.width = 1},
+                          .batch = pixels,
+                          .time = 1,
+                          .training = true,
                           .tensor = runtime.tensor()};
   const std::int64_t channels = pass.part_of(filters).count;  // that this rank computes
   // With the axis tensor a rank has some rows (pixels) of the sum over the ranks.
@@ -168,8 +179,8 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
       }
       const models::GatheredRows all_d_y(pass, "gradients of outputs", view(d_y, local));
       Numbers d_columns(second_columns.size()), d_active((space.height() + 2) * images * side * channels);
-      kernels::matmul(stream, {.transpose_b = true}, all_d_y.view(), weights.tensor(2), view(d_columns, pixels),
-                      engine.workspace());
+      kernels::matmul(stream, {.transpose_b = true}, all_d_y.view(), weights.tensor(2),
+                      view(d_columns, pixels), engine.workspace());
       for_each_tap(space, channels,
                    [&](std::int64_t from, std::int64_t to) { d_active[to] += d_columns[from]; });
       Numbers d_sum = space.of_halo(d_active, channels);
@@ -206,7 +217,8 @@ int main(int argc, char** argv) {
     runtime = Runtime::from_config(R"({
       "train_batch_size": 4, "gradient_accumulation_steps": 1,
       "optimizer": {"type": "SGD", "params": {"lr": 0.3}},
-      "tranche": {"mesh": ")" + mesh + R"("}})");
+      "tranche": {"mesh": ")" + mesh +
+                                   R"("}})");
     train(runtime, engine);
   } catch (...) {
     return runtime.fail(std::current_exception());

@@ -1,5 +1,5 @@
-// Five linear layers on five ranks, a stage of a pipeline each: with one micro-batch a step one rank works at a
-// time, so that a fifth of the ranks' time is used. More micro-batches use more of it. Alone, or
+// Five linear layers on five ranks, a stage of a pipeline each: with one micro-batch a step one rank works at
+// a time, so that a fifth of the ranks' time is used. More micro-batches use more of it. Alone, or
 //   mpirun -n 5 five_linear_layers pipeline=5      one micro-batch
 //   mpirun -n 5 five_linear_layers pipeline=5 16   as many as are named
 #include <tranche/pipeline/staged_model.h>
@@ -70,8 +70,8 @@ class Layers : public pipeline::StagedChunk {
     for (int layer = chunk_.end - 1; layer >= chunk_.begin; --layer) {
       work(worked_, 2);
       const GatheredUnit weights = engine_.gather({layer});
-      kernels::matmul(stream, {.transpose_b = true}, view(d_x_[layer + 1]), weights.tensor(0), view(d_x_[layer]),
-                      engine_.workspace());
+      kernels::matmul(stream, {.transpose_b = true}, view(d_x_[layer + 1]), weights.tensor(0),
+                      view(d_x_[layer]), engine_.workspace());
     }
     if (input_gradient != nullptr) kernels::copy(stream, view(d_x_[chunk_.begin]), *input_gradient);
   }
@@ -80,8 +80,8 @@ class Layers : public pipeline::StagedChunk {
     Stream& stream = engine_.compute_stream();
     for (int layer = chunk_.end - 1; layer >= chunk_.begin; --layer) {
       UnitGradients gradients = engine_.gradients({layer});
-      kernels::matmul(stream, {.transpose_a = true, .accumulate = true}, view(x_[layer]), view(d_x_[layer + 1]),
-                      gradients.tensor(0), engine_.workspace());
+      kernels::matmul(stream, {.transpose_a = true, .accumulate = true}, view(x_[layer]),
+                      view(d_x_[layer + 1]), gradients.tensor(0), engine_.workspace());
       kernels::bias_gradient(stream, view(d_x_[layer + 1]), gradients.tensor(1));
       std::move(gradients).reduce();
     }
@@ -169,9 +169,11 @@ int main(int argc, char** argv) {
   try {
     const std::string mesh = argc > 1 ? argv[1] : "", micro_batches = argc > 2 ? argv[2] : "1";
     runtime = Runtime::from_config(R"({
-      "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": )" + micro_batches + R"(,
+      "train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": )" +
+                                   micro_batches + R"(,
       "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0}},
-      "tranche": {"mesh": ")" + mesh + R"("}})");
+      "tranche": {"mesh": ")" + mesh +
+                                   R"("}})");
     train(runtime, engine);
   } catch (...) {
     return runtime.fail(std::current_exception());

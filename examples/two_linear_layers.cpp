@@ -26,13 +26,18 @@ TensorView view(std::vector<float>& values, std::int64_t rows, std::int64_t colu
 /// The layers that this rank computes: use 0 of the model is the first one, use 1 the second.
 class Layers : public pipeline::StagedChunk {
  public:
-  Layers(Engine& engine, const Engine::Chunk& chunk, std::int64_t first_sample, std::int64_t rows, double& loss)
+  Layers(Engine& engine, const Engine::Chunk& chunk, std::int64_t first_sample, std::int64_t rows,
+         double& loss)
       : engine_(engine),
         chunk_(chunk),
         first_sample_(first_sample),
         rows_(rows),
         loss_(loss),
-        pass_{.engine = engine, .shape = {.width = outputs}, .batch = rows, .time = 1, .training = true,
+        pass_{.engine = engine,
+              .shape = {.width = outputs},
+              .batch = rows,
+              .time = 1,
+              .training = true,
               .tensor = engine.runtime().tensor()},
         part_(pass_.part_of(inner).count) {}  // with the axis tensor a part of the first layer's outputs
 
@@ -47,7 +52,8 @@ class Layers : public pipeline::StagedChunk {
     }
     if (input != nullptr) kernels::copy(stream, *input, view(active_, rows_, part_));
     if (output != nullptr) return kernels::copy(stream, view(active_, rows_, part_), *output);
-    // With the axis tensor this layer has a part of the inputs. A rank gets its rows of the sum over the ranks.
+    // With the axis tensor this layer has a part of the inputs. A rank gets its rows of the sum over the
+    // ranks.
     const std::int64_t local = pass_.local_rows(), first = pass_.tensor_rank() * local;
     const GatheredUnit weights = engine_.gather({1});
     models::row_linear_forward(pass_, weights, {0, 1}, view(active_, rows_, part_), view(y_, local, outputs));
@@ -135,8 +141,8 @@ class Network : public pipeline::StagedModel {
 
 ModelSpec two_layers() {
   const Dimension cut{"inner"}, whole{};  // the axis tensor cuts what is named so
-  const auto layer = [](const std::string& name, std::int64_t in, std::int64_t out, const Dimension& of_inputs,
-                        const Dimension& of_outputs) {
+  const auto layer = [](const std::string& name, std::int64_t in, std::int64_t out,
+                        const Dimension& of_inputs, const Dimension& of_outputs) {
     return UnitSpec{name,
                     {{.name = name + ".weight",
                       .shape = {in, out},
@@ -185,8 +191,8 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
       held += weights.tensor(0).elements() + weights.tensor(1).elements();
     }
   }
-  std::printf("rank %d computes with %ld of %ld parameters and sends %ld elements a step\n", runtime.rank(), held,
-              engine.model().parameters(), sent(runtime) - before);
+  std::printf("rank %d computes with %ld of %ld parameters and sends %ld elements a step\n", runtime.rank(),
+              held, engine.model().parameters(), sent(runtime) - before);
 }
 
 int main(int argc, char** argv) {

@@ -1,6 +1,6 @@
 // A small U-Net on the stages of a pipeline: it halves a signal's length and doubles it again, and its last
-// layer also reads what the first one gave. That skip connection goes once, straight from the first stage to the
-// last one, and passes by the stages between. Alone, or
+// layer also reads what the first one gave. That skip connection goes once, straight from the first stage to
+// the last one, and passes by the stages between. Alone, or
 //   mpirun -n 2 u_net pipeline=2
 //   mpirun -n 4 u_net pipeline=4
 #include <tranche/pipeline/staged_model.h>
@@ -139,8 +139,8 @@ class Chunk : public pipeline::StagedChunk {
         }
       } else {
         if (layer == encoder) {
-          const Numbers d_skip = shared_.skips.needed() ? shared_.skips.receive(engine().stage().last_stage)
-                                                        : shared_.d_skip;
+          const Numbers d_skip =
+              shared_.skips.needed() ? shared_.skips.receive(engine().stage().last_stage) : shared_.d_skip;
           for (std::int64_t i = 0; i < crossing; ++i) d_x[i] += d_skip[i];
         }
         kernels::gelu_backward(stream(), view(sums_[layer], of.rows()), view(d_x, of.rows()),
@@ -186,9 +186,7 @@ class Chunk : public pipeline::StagedChunk {
     const float phase = random_normal({.seed = 2}, shared_.first_sample + i / length);
     return std::sin(0.4f * float(i % length) + 3 * phase);
   }
-  float noise(std::int64_t i) const {
-    return random_normal({.seed = 1}, shared_.first_sample * length + i);
-  }
+  float noise(std::int64_t i) const { return random_normal({.seed = 1}, shared_.first_sample * length + i); }
   void add_loss() {
     for (std::int64_t i = 0; i < samples * length; ++i) {
       const float error = sums_[decoder][i] - clean(i);
@@ -206,7 +204,8 @@ class Chunk : public pipeline::StagedChunk {
   }
   static Numbers of_pooled(const Numbers& d_y) {
     Numbers d_x(crossing);
-    for (std::int64_t i = 0; i < crossing; ++i) d_x[i] = 0.5f * d_y[i / (2 * channels) * channels + i % channels];
+    for (std::int64_t i = 0; i < crossing; ++i)
+      d_x[i] = 0.5f * d_y[i / (2 * channels) * channels + i % channels];
     return d_x;
   }
   /// Each row of x twice, and beside it the skip connection's row: [samples * length, 3 * channels].
@@ -221,7 +220,8 @@ class Chunk : public pipeline::StagedChunk {
   static std::pair<Numbers, Numbers> parted(const Numbers& d_y) {
     Numbers d_x(crossing), d_skip(crossing);
     for (std::int64_t row = 0; row < samples * length; ++row) {
-      for (std::int64_t c = 0; c < 2 * channels; ++c) d_x[row / 2 * 2 * channels + c] += d_y[row * 3 * channels + c];
+      for (std::int64_t c = 0; c < 2 * channels; ++c)
+        d_x[row / 2 * 2 * channels + c] += d_y[row * 3 * channels + c];
       std::copy_n(&d_y[row * 3 * channels + 2 * channels], channels, &d_skip[row * channels]);
     }
     return {d_x, d_skip};
@@ -267,10 +267,12 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
   for (int layer = 0; layer < layers; ++layer) {
     const std::string name = names[layer];
     const std::int64_t in = 3 * convolutions[layer].inputs, out = convolutions[layer].outputs;
-    const UnitId unit = spec.add_unit(
-        {name,
-         {{.name = name + ".weight", .shape = {in, out}, .initializer = Initializer::normal(1 / std::sqrt(float(in)))},
-          {.name = name + ".bias", .shape = {out}, .initializer = Initializer::zeros()}}});
+    const UnitId unit =
+        spec.add_unit({name,
+                       {{.name = name + ".weight",
+                         .shape = {in, out},
+                         .initializer = Initializer::normal(1 / std::sqrt(float(in)))},
+                        {.name = name + ".bias", .shape = {out}, .initializer = Initializer::zeros()}}});
     spec.forward.push_back({unit, 0, 1});
   }
   spec.residual_width = channels;
@@ -300,7 +302,8 @@ int main(int argc, char** argv) {
     runtime = Runtime::from_config(R"({
       "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4,
       "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0}},
-      "tranche": {"mesh": ")" + mesh + R"(", "pipeline_cuts": "equal", "pipeline_schedule": ")" + schedule +
+      "tranche": {"mesh": ")" + mesh +
+                                   R"(", "pipeline_cuts": "equal", "pipeline_schedule": ")" + schedule +
                                    R"("}})");
     train(runtime, engine);
   } catch (...) {

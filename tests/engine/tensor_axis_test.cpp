@@ -145,8 +145,9 @@ TEST(TensorAxis, WholeMatricesHaveTheBitsOfOneRank) {
       expect_same(expected, train(muon(ranks, mesh, stage)), mesh + " at stage " + std::to_string(stage));
     }
   }
-  const std::vector<std::pair<int, std::string>> over_replicas = {
-      {4, "replicate=2, tensor=2"}, {8, "replicate=2, pipeline=2, tensor=2"}, {8, "tensor=2, replicate=2, shard=2"}};
+  const std::vector<std::pair<int, std::string>> over_replicas = {{4, "replicate=2, tensor=2"},
+                                                                  {8, "replicate=2, pipeline=2, tensor=2"},
+                                                                  {8, "tensor=2, replicate=2, shard=2"}};
   for (const auto& [ranks, mesh] : over_replicas) {
     CutRun run = muon(ranks, mesh, ranks == 4 ? 3 : 1);
     run.replicate = Replicate::parameters;
@@ -628,9 +629,10 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
             c.pipeline_cuts = PipelineCuts::equal;
           },
           tied),
-      HasSubstr("tranche.mesh \"pipeline=3, tensor=2\": tensor cuts, and stages of the pipeline share, tensor "
-                "ends.w, which its optimizer updates as a whole matrix; leave out tensor or pipeline, or "
-                "choose another optimizer for it"));
+      HasSubstr(
+          "tranche.mesh \"pipeline=3, tensor=2\": tensor cuts, and stages of the pipeline share, tensor "
+          "ends.w, which its optimizer updates as a whole matrix; leave out tensor or pipeline, or "
+          "choose another optimizer for it"));
 }
 
 }  // namespace

@@ -10,8 +10,11 @@ TEST(CopyColumns, GoToTheirPlaceAndNowhereElse) {
   Machine machine;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16, DataType::int64}) {
     for (const std::int64_t rows : {0, 1, 5, 3000}) {
-      for (const auto& [wide, from_column, width, to_column, columns] :
-           {std::tuple{7, 2, 5, 1, 3}, {4, 0, 4, 0, 4}, {64, 31, 40, 8, 32}, {3, 1, 9, 8, 1}, {3, 3, 2, 2, 0}}) {
+      for (const auto& [wide, from_column, width, to_column, columns] : {std::tuple{7, 2, 5, 1, 3},
+                                                                         {4, 0, 4, 0, 4},
+                                                                         {64, 31, 40, 8, 32},
+                                                                         {3, 1, 9, 8, 1},
+                                                                         {3, 3, 2, 2, 0}}) {
         HostTensor from(dtype, {rows, wide}), to(dtype, {rows, width});
         std::vector<double> values, expected;
         for (std::int64_t i = 0; i < rows * wide; ++i) values.push_back(static_cast<double>(i % 199));

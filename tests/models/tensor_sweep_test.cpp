@@ -140,8 +140,8 @@ double furthest_weight(const GptRun& run, const GptRun& other) {
   return furthest;
 }
 
-// Owners put together matrices whose columns or rows the axis cuts. What they receive and give back is bf16, so
-// that the last bit of a gradient may move an element of an update by one unit of bf16, as data ranks do.
+// Owners put together matrices whose columns or rows the axis cuts. What they receive and give back is bf16,
+// so that the last bit of a gradient may move an element of an update by one unit of bf16, as data ranks do.
 TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
   constexpr int few_steps = 5;
   GptConfig four_heads = tiny_gpt();
@@ -168,8 +168,9 @@ TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
         furthest = std::max(furthest, difference);
       }
     }
-    std::printf("measured: %s, Muon: weights within %.1e of one rank's after %d steps, within %.1e by two shards\n",
-                model->describe().c_str(), furthest, few_steps, of_shards);
+    std::printf(
+        "measured: %s, Muon: weights within %.1e of one rank's after %d steps, within %.1e by two shards\n",
+        model->describe().c_str(), furthest, few_steps, of_shards);
   }
 }
 
