@@ -352,6 +352,7 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                       key, asked, config.mesh, name_of(axis), mesh.size(axis)));
     };
     check_axis(MeshAxis::pipeline, "pipeline.stages", config.pipeline_stages);
+    check_axis(MeshAxis::context, "sequence_parallel_size", config.context_ranks);
     check_axis(MeshAxis::tensor, "tensor_parallel.autotp_size", config.tensor_ranks);
     const int shards = mesh.state_ranks();
     if (config.shard_size > 0 && config.shard_size != shards) {
@@ -374,6 +375,7 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
         config.reduction_group, config.mesh, shards, mesh.size(MeshAxis::context) > 1 ? " and context" : ""));
   } catch (const ConfigurationError& error) {
     problems.add(std::string(config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+                 (config.context_ranks > 1 ? "sequence_parallel_size, " : "") +
                  (config.tensor_ranks > 1 ? "tensor_parallel.autotp_size, " : "") +
                  (config.shard_size > 0 ? config.shard_size_key + ", " : "") +
                  "tranche.mesh: " + error.message());

@@ -82,6 +82,7 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.tokens_per_sample = model.tokens_per_sample;
   result.flops_per_token = model.flops_per_token;
   result.gathers_per_micro_batch = model.gathers_per_micro_batch;
+  result.gathers_with_chunks = model.gathers_with_chunks;
   result.recomputes_activations = model.recomputes_activations;
   result.forward = model.forward;
   result.residual_width = model.residual_width;

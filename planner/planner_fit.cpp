@@ -8,6 +8,7 @@
 #include <tuple>
 #include <utility>
 
+#include "planner/levers.h"
 #include "planner/planned_run.h"
 #include "planner/step_cost.h"
 #include "tranche/core/error.h"
@@ -19,26 +20,9 @@ namespace tranche::planner {
 
 namespace {
 
-/// Micro-batches of a step that a trial runs: the first, one between, the last. The choice is run whole.
-constexpr std::int64_t trial_micro_batches = 3;
 /// A configuration that fits is run once more with this many before it is compared, since more may pack a
 /// little worse.
 constexpr std::int64_t most_run_micro_batches = 32;
-/// The chunked head is tried with this many columns where the vocabulary has at least twice as many.
-constexpr std::int64_t tried_chunk = 8192;
-
-/// Where a machine's seconds decide, the formula is trusted with what it has for so many times as dear.
-constexpr double too_dear = 1.5;
-
-/// Everything that is searched but the micro-batch.
-struct Levers {
-  int stage = 0;
-  ReductionPolicy reduction = ReductionPolicy::boundary;
-  int checkpoint_every = 0;
-  std::int64_t vocabulary_chunk = 0;
-  OffloadTier optimizer = OffloadTier::none, parameters = OffloadTier::none;
-  bool activations = false;
-};
 
 /// Bytes of a rank at their peaks.
 struct Peaks {
@@ -50,7 +34,6 @@ class Search {
   explicit Search(const FitRequest& request)
       : request_(request), base_(request.plan.config), spec_(planned_spec(request.plan)) {
     validate_config(base_, request.plan.ranks);
-    shards_ = shards_of(base_, request.plan.ranks);
     // Ranks of the axis `tensor` may hold parts of different sizes, all of which have to fit.
     const std::vector<int> parts =
         base_.mesh_of(request.plan.ranks).group({MeshAxis::tensor}, request.plan.rank);
@@ -59,22 +42,12 @@ class Search {
     }
     sizes_ = sizes_of(spec_, request.plan.model.covers_activations(), base_, request.plan.ranks);
     held_ = held_by(spec_, base_, request.plan.ranks, {ranks_.front()}).front();
-    if (request.keep_micro_batch || base_.world_size_invariant) {
-      micro_batches_.push_back(base_.micro_batch_size);
-      return;
-    }
-    const std::int64_t samples = base_.micro_batch_size * base_.accumulation_steps;
-    for (std::int64_t b = 1; b * b <= samples; ++b) {
-      if (samples % b != 0) continue;
-      micro_batches_.push_back(b);
-      if (b * b != samples) micro_batches_.push_back(samples / b);
-    }
-    std::sort(micro_batches_.begin(), micro_batches_.end());
+    micro_batches_ = all_micro_batches(request, base_);
   }
 
   FitResult run() {
     std::vector<std::pair<double, Levers>> candidates;
-    for (const Levers& levers : all_levers()) {
+    for (const Levers& levers : all_levers(request_, base_)) {
       candidates.emplace_back(cost(config_of(levers, micro_batches_.back())).total(), levers);
     }
     // Candidates of equal cost are tried from the simplest on.
@@ -145,87 +118,8 @@ class Search {
   }
   bool within(const Peaks& peaks) const { return excess(peaks) == 0; }
 
-  /// The tiers in which state may live, simplest first.
-  std::vector<OffloadTier> tiers(bool keep, OffloadTier given) const {
-    if (keep) return {given};
-    std::vector<OffloadTier> tiers{OffloadTier::none, OffloadTier::cpu};
-    if (!base_.offload.nvme_path.empty()) tiers.push_back(OffloadTier::nvme);
-    return tiers;
-  }
-
-  std::vector<ReductionPolicy> all_policies() const {
-    if (base_.reduction != ReductionPolicy::automatic) return {base_.reduction};
-    // On one rank nothing is ever less with the other.
-    if (request_.plan.ranks == 1) return {ReductionPolicy::boundary};
-    return {ReductionPolicy::boundary, ReductionPolicy::micro_batch};
-  }
-
-  /// The values of each lever that are worth a trial, simplest first.
-  std::vector<Levers> all_levers() const {
-    // Ranks of the axis `tensor` share the state of tensors that it does not cut.
-    const bool several =
-        owners_of(base_, request_.plan.ranks) > 1 || tensor_ranks_of(request_.plan, base_) > 1;
-    // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
-    const bool shared = base_.mesh_of(request_.plan.ranks).size(MeshAxis::replicate) > 1 &&
-                        base_.replicate == Replicate::parameters;
-    std::vector<int> stages{base_.stage};
-    if (several && !request_.keep_stage) stages = shared ? std::vector{1, 2, 3} : std::vector{0, 1, 2, 3};
-    const std::vector<ReductionPolicy> policies = all_policies();
-    std::vector<int> every{base_.activation_checkpointing ? base_.checkpoint_every : 0};
-    std::vector<std::int64_t> chunks{base_.vocabulary_chunk};
-    if (const auto& model = request_.plan.model.language) {
-      const models::ModelShape shape = model->shape();
-      const int given = every.front();
-      every = {0, 1};
-      for (int k = 2; static_cast<std::int64_t>(k) * k <= shape.layers; k *= 2) every.push_back(k);
-      if (std::find(every.begin(), every.end(), given) == every.end()) every.push_back(given);
-      if (chunks.front() == 0 && shape.vocabulary >= 2 * tried_chunk) chunks.push_back(tried_chunk);
-    }
-    // An optimizer that looks at all of its state before it updates is not read from a disk twice.
-    std::vector<OffloadTier> optimizer_tiers = tiers(request_.keep_optimizer_tier, base_.offload.optimizer);
-    if (!request_.keep_optimizer_tier && make_optimizer(base_)->sums({}) > 0) {
-      std::erase(optimizer_tiers, OffloadTier::nvme);
-    }
-    const std::vector<OffloadTier> parameters_tiers =
-        tiers(request_.keep_parameters_tier || shared, base_.offload.parameters);
-    std::vector<Levers> all;
-    for (const int stage : stages) {
-      for (const ReductionPolicy policy : policies) {
-        for (const int k : every) {
-          for (const std::int64_t chunk : chunks) {
-            for (const OffloadTier optimizer : optimizer_tiers) {
-              for (const OffloadTier parameters : parameters_tiers) {
-                // Parameters leave the device in stage 3 alone, which is as good as any on one rank.
-                const bool leave = parameters != OffloadTier::none;
-                if (leave && several && stage != 3) continue;
-                if (leave && !several && stage != 3 && request_.keep_stage) continue;
-                const Levers levers{leave ? 3 : stage, policy, k, chunk, optimizer, parameters};
-                if (!base_.offload.activations || k == 0) all.push_back(levers);
-                if (k == 0) continue;
-                all.push_back(levers);
-                all.back().activations = true;
-              }
-            }
-          }
-        }
-      }
-    }
-    return all;
-  }
-
   Config config_of(const Levers& levers, std::int64_t micro_batch) const {
-    Config config = base_;
-    config.stage = levers.stage;
-    config.reduction = levers.reduction;
-    config.activation_checkpointing = levers.checkpoint_every > 0;
-    config.checkpoint_every = std::max(1, levers.checkpoint_every);
-    config.vocabulary_chunk = levers.vocabulary_chunk;
-    config.offload.optimizer = levers.optimizer;
-    config.offload.parameters = levers.parameters;
-    config.offload.activations = levers.activations;
-    config.accumulation_steps = base_.micro_batch_size * base_.accumulation_steps / micro_batch;
-    config.micro_batch_size = micro_batch;
-    return config;
+    return with_levers(base_, levers, micro_batch);
   }
 
   StepCost cost(const Config& config) const {
@@ -247,7 +141,7 @@ class Search {
     resident.optimizer = resident.parameters = OffloadTier::none;
     resident.activations = false;
     const bool one = config_of(levers, largest).accumulation_steps == 1;  // to both policies the same
-    if (one) resident.reduction = all_policies().front();
+    if (one) resident.reduction = all_policies(request_, base_).front();
     const auto [found, added] = resident_seconds_.try_emplace(
         {resident.stage, resident.reduction, resident.checkpoint_every, resident.vocabulary_chunk});
     if (added) found->second = seconds_of(resident, largest);
@@ -343,7 +237,6 @@ class Search {
   const FitRequest& request_;
   Config base_;
   ModelSpec spec_;
-  int shards_ = 1;
   std::vector<int> ranks_;  ///< one of each class with equal plans
   Sizes sizes_;
   HeldState held_;

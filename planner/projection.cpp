@@ -488,8 +488,8 @@ ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batc
     changed.plan.rank = 0;
     // The mesh is for the others, and so are DeepSpeed's keys for its axes.
     changed.plan.config.mesh.clear();
-    changed.plan.config.tensor_ranks = changed.plan.config.pipeline_stages = changed.plan.config.shard_size =
-        0;
+    changed.plan.config.tensor_ranks = changed.plan.config.context_ranks = 0;
+    changed.plan.config.pipeline_stages = changed.plan.config.shard_size = 0;
     changed.plan.config.layout.clear();
     changed.plan.config.context_exchange = ContextExchange::gather;
   }

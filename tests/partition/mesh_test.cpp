@@ -1,5 +1,6 @@
 #include "tranche/partition/mesh.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,18 +87,22 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
   }
   EXPECT_EQ(refusal("replicate=3, shard=*", 8),
             "mesh \"replicate=3, shard=*\": replicate 3 does not divide the 8 ranks, so shard cannot take "
-            "the rest");
+            "the rest; the closest mesh of 8 ranks is \"replicate=4, shard=*\"");
   EXPECT_EQ(refusal("replicate=2, shard=3", 8),
             "mesh \"replicate=2, shard=3\": replicate 2 x shard 3 is 6, but there are 8 ranks; give one axis "
-            "the size "
-            "* to take the rest");
+            "the size * to take the rest; the closest mesh of 8 ranks is \"replicate=2, shard=4\"");
   EXPECT_EQ(refusal("shard=4", 1),
             "mesh \"shard=4\": shard 4, but there is 1 rank; give one axis the size * to take "
-            "the rest");
+            "the rest; the closest mesh of 1 rank is \"shard=1\"");
   EXPECT_EQ(refusal("replicate=2000000000, shard=2000000000", 8),
             "mesh \"replicate=2000000000, shard=2000000000\": replicate 2000000000 x shard 2000000000 is "
             "more than 8, "
-            "but there are 8 ranks; give one axis the size * to take the rest");
+            "but there are 8 ranks; give one axis the size * to take the rest; the closest mesh of 8 ranks is "
+            "\"replicate=1, shard=8\"");
+  EXPECT_THAT(refusal("pipeline=3, shard=5, tensor=2", 32),
+              testing::HasSubstr("; the closest mesh of 32 ranks is \"pipeline=4, shard=4, tensor=2\""));
+  EXPECT_EQ(refusal("search", 8),
+            "mesh \"search\": tranche plan --fit SIZE searches a mesh; name the axes that it finds");
   EXPECT_EQ(refusal("replicate=*, shard=*", 8),
             "mesh \"replicate=*, shard=*\": both replicate and shard are *; one axis at most can take what "
             "the others "

@@ -156,6 +156,7 @@ struct Config {
   ContextExchange context_exchange = ContextExchange::gather;
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
   int tensor_ranks = 0;     ///< the same of tensor_parallel.autotp_size
+  int context_ranks = 0;    ///< and of sequence_parallel_size
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;
   int shard_size = 0;
