@@ -20,14 +20,12 @@ std::string name_of_tensor(const ModelSpec& model, int tensor) {
   return {};
 }
 
-/// The ranks of this rank's stage and replica, which share out its state: by their place on the axes that
-/// divide data within a replica, and then by coordinate on `tensor`.
+/// The ranks of this rank's stage and replica, which share out its state, by Mesh::state_rank() and then by
+/// coordinate on `tensor`.
 std::vector<int> tensor_and_shard(const Mesh& mesh, int rank) {
   std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
   const auto order = [&](int of) {
-    const std::vector<int> alike = mesh.group({MeshAxis::shard, MeshAxis::context}, of);
-    return std::pair(std::find(alike.begin(), alike.end(), of) - alike.begin(),
-                     mesh.coordinate(MeshAxis::tensor, of));
+    return std::pair(mesh.state_rank(of), mesh.coordinate(MeshAxis::tensor, of));
   };
   std::sort(ranks.begin(), ranks.end(), [&](int one, int other) { return order(one) < order(other); });
   return ranks;
@@ -52,6 +50,7 @@ DataGroups::DataGroups(const Runtime& runtime, const Config& config, const Model
   add(runtime.replicas(), MeshAxis::replicate);
   add(runtime.pipeline(), MeshAxis::pipeline);
   add(runtime.pipeline_ends(), MeshAxis::pipeline);
+  add(runtime.context(), MeshAxis::context);
   add(runtime.tensor(), MeshAxis::tensor);
   add(runtime.tensor_and_shard(), MeshAxis::tensor);
 }
