@@ -38,9 +38,7 @@ LossScalerOptions scaler_options(const Config& config) {
 
 /// With the schedule that the configuration asks for.
 Stages scheduled(Stages stages, const Config& config) {
-  if (stages.count > 1) {
-    stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
-  }
+  if (stages.count > 1) stages.schedule = schedule_of(config, stages);
   return stages;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -84,6 +85,13 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
     schedule = pipeline::proved(std::move(schedule), pipeline::MessageModel::channels, name);
     return schedule;
   });
+}
+
+std::shared_ptr<const pipeline::PipelineSchedule> schedule_of(const Config& config, const Stages& stages) {
+  auto schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
+  if (schedule->rank_of_chunk == stages.stage_of_chunk) return schedule;
+  throw ConfigurationError("tranche.pipeline_schedule: " + config.pipeline_schedule +
+                           " was changed while the run started: its chunks lie on other stages now; start again");
 }
 
 void check_neighbours(const Config& config, int stages, DeviceKind device) {

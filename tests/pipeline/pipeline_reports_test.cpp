@@ -50,6 +50,31 @@ TEST(Pipeline, HoldsAsManyMicroBatchesAsTheScheduleSays) {
   EXPECT_NEAR(static_cast<double>(activations("afab", 8)) / static_cast<double>(four), 2, 0.2);
 }
 
+// Weight gradients that are put off keep what the recomputed block saved, which 1F1B gives back at once.
+TEST(Pipeline, PlansActivationsThatWaitForWeightGradients) {
+  const std::shared_ptr<const LanguageModel> model = narrow_model(true, 7);
+  const auto activations_of = [&](const char* schedule, int rank, bool recompute) {
+    planner::PlanRequest request;
+    request.model.language = model;
+    request.sequence = time_steps;
+    request.ranks = 3;
+    request.rank = rank;
+    request.config = pipeline_config(DataType::float32, 0, ReductionPolicy::boundary, 8);
+    request.config.mesh = "pipeline=3";
+    request.config.pipeline_schedule = schedule;
+    request.config.activation_checkpointing = recompute;
+    return planner::plan_run(request).tier(Tier::device).category_peak[Category::activations];
+  };
+  for (const int rank : {1, 2}) {
+    for (const char* const split : {"zb-h1", "zb-v"}) {
+      EXPECT_GT(activations_of(split, rank, true), activations_of("1f1b", rank, true) * 3 / 2)
+          << split << ", rank " << rank;
+      EXPECT_LE(activations_of(split, rank, true), activations_of(split, rank, false))
+          << split << ", rank " << rank;
+    }
+  }
+}
+
 // Stage 1 is slow to begin, so that stage 0 waits for its gradient.
 TEST(Pipeline, TellsHowLongAStageWaitedForMessages) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(false, 4);
