@@ -320,8 +320,8 @@ const pipeline::RankSchedule& Engine::rank_schedule(bool training) const {
     const pipeline::PipelineSchedule& step = pipeline_schedule();
     kept = std::make_unique<const pipeline::RankSchedule>(
         training ? impl_->stages.schedule
-                 : std::make_shared<const pipeline::PipelineSchedule>(
-                       pipeline::with_messages(pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
+                 : std::make_shared<const pipeline::PipelineSchedule>(pipeline::with_messages(
+                       pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
         impl_->traffic.stage());
   }
   return *kept;

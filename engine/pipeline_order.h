@@ -20,9 +20,9 @@ std::vector<int> stages_of_chunks(const Config& config, int stages);
 
 /// The actions of each stage in a step of Config::accumulation_steps micro-batches, with its messages, as a
 /// name or a file says. The schedule has been checked: it is complete and ends, and weight gradients ascend
-/// in micro-batches. Where stage 3 gathers for use, breadth-first gathers a chunk for all micro-batches at once.
-/// Throws ConfigurationError for a name that there is not, a file that cannot be read or was made for other
-/// numbers, and with the checker's refusal.
+/// in micro-batches. Where stage 3 gathers for use, breadth-first gathers a chunk for all micro-batches at
+/// once. Throws ConfigurationError for a name that there is not, a file that cannot be read or was made for
+/// other numbers, and with the checker's refusal.
 pipeline::PipelineSchedule schedule_of(const Config& config, int stages);
 
 /// The same for the stages that were divided by it. Throws ConfigurationError too for a file that has other

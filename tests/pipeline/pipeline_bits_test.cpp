@@ -95,16 +95,15 @@ void expect_bits_of_one_rank(const test::Sweep& cases) {
     const auto config = [&](int zero) {
       return pipeline_config(point.dtype, zero, point.policy, micro_batches);
     };
-    const auto [one, is_new] =
-        without.try_emplace({point.llama, point.dtype, point.policy, point.shards});
+    const auto [one, is_new] = without.try_emplace({point.llama, point.dtype, point.policy, point.shards});
     if (is_new) one->second = trained(model, config(0), "", point.shards);
     EXPECT_LT(one->second.losses.back(), one->second.losses.front() + 0.1);
     const std::string mesh = "pipeline=" + std::to_string(point.stages) + ", shard=*";
     EXPECT_TRUE(trained(model, config(point.zero), mesh, point.stages * point.shards, point.schedule) ==
                 one->second)
         << "case " << number << ": " << model.architecture() << " " << mesh << " of "
-        << point.stages * point.shards << " ranks, ZeRO stage " << point.zero << ", " << point.schedule << ", "
-        << name_of(point.dtype) << ", " << name_of(point.policy);
+        << point.stages * point.shards << " ranks, ZeRO stage " << point.zero << ", " << point.schedule
+        << ", " << name_of(point.dtype) << ", " << name_of(point.policy);
   }
 }
 
@@ -290,7 +289,8 @@ TEST(Pipeline, SumsByUseAreThoseOfAnyNumberOfRanks) {
   for (const int data_ranks : {1, 2, 3}) {
     EXPECT_TRUE(trained(*model, config, "", data_ranks) == one) << data_ranks << " data ranks on one stage";
     config.stage = data_ranks;
-    const char* const schedule = std::array{"1f1b", "zb-v", "breadth-first"}[static_cast<std::size_t>(data_ranks) - 1];
+    const char* const schedule =
+        std::array{"1f1b", "zb-v", "breadth-first"}[static_cast<std::size_t>(data_ranks) - 1];
     EXPECT_TRUE(trained(*model, config, "pipeline=2, shard=*", 2 * data_ranks, schedule) == one)
         << data_ranks << " data ranks, " << schedule;
   }

@@ -176,8 +176,9 @@ TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
   }
 }
 
-// Two chunks on a rank in a loop: the last stage sends residuals to the first one, which sends gradients back.
-// With ZeRO stage 3 breadth-first gathers a chunk at once. zb-v, which is no loop, has its plan's memory below.
+// Two chunks on a rank in a loop: the last stage sends residuals to the first one, which sends gradients
+// back. With ZeRO stage 3 breadth-first gathers a chunk at once. zb-v, which is no loop, has its plan's
+// memory below.
 TEST_F(GpuPipeline, HasTheBitsOfOneGpuWithSeveralChunks) {
   for (const int stages : {3, 4}) {
     const Bits one = trained(base_config(0, 2 * stages), "", 1, 2, deep_gpt()).front();
@@ -189,7 +190,8 @@ TEST_F(GpuPipeline, HasTheBitsOfOneGpuWithSeveralChunks) {
           Config config = base_config(zero, 2 * stages);
           config.device_transport = transport;
           config.pipeline_schedule = schedule;
-          for (const Bits& rank : trained(config, "pipeline=" + std::to_string(stages), stages, 2, deep_gpt())) {
+          for (const Bits& rank :
+               trained(config, "pipeline=" + std::to_string(stages), stages, 2, deep_gpt())) {
             EXPECT_TRUE(rank == one) << stages << " stages, " << schedule << ", ZeRO stage " << zero
                                      << ", transport " << transport;
           }
@@ -402,8 +404,8 @@ TEST_F(GpuPipeline, AStageThatHangsIsNamedWithTheMessage) {
 
 TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
   const auto at_rank_1 = ContainsRegex("rank 1 failed: forward of micro-batch 2 on chunk 1, .*: planted");
-  std::vector<std::string> texts =
-      ends("auto", 60, [](const std::atomic<int>&) { throw NumericalError("planted"); }, "interleaved");
+  std::vector<std::string> texts = ends(
+      "auto", 60, [](const std::atomic<int>&) { throw NumericalError("planted"); }, "interleaved");
   for (const std::size_t rank : {0, 2}) EXPECT_THAT(texts[rank], at_rank_1) << rank;
   const detail::Stopwatch watch;
   texts = ends(
@@ -414,9 +416,10 @@ TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
       },
       "interleaved");
   for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(texts[rank],
-                ContainsRegex("of micro-batch [0-9] .*: (rank [0-2] has not taken the data of this rank|no data "
-                              "from rank [0-2]) after 1.5 s"))
+    EXPECT_THAT(
+        texts[rank],
+        ContainsRegex("of micro-batch [0-9] .*: (rank [0-2] has not taken the data of this rank|no data "
+                      "from rank [0-2]) after 1.5 s"))
         << rank;
   }
   EXPECT_LT(watch.seconds(), 40);

@@ -265,8 +265,8 @@ TEST(Pipeline, SaysWhatStage3GathersFromFourMicroBatchesOn) {
   }
 }
 
-// Cuts divide the groups of blocks that are computed again: a group of one block gathers it twice, a longer one
-// gathers its blocks, but for the last, three times.
+// Cuts divide the groups of blocks that are computed again: a group of one block gathers it twice, a longer
+// one gathers its blocks, but for the last, three times.
 TEST(Pipeline, CountsTheGathersOfGroupsThatACutDivides) {
   const std::shared_ptr<const LanguageModel> model = narrow_model(true, 8);
   const auto expect_declared = [&](const char* schedule, int stages) {
