@@ -1,4 +1,4 @@
-// What a pipeline reports: memory, times of waiting, traces, and the gathers of ZeRO stage 3.
+// The reports of a pipeline: memory, times of waiting, traces, and the gathers of ZeRO stage 3.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -98,8 +98,9 @@ class Communicator {
   /// `count` elements for each pair of ranks.
   virtual Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                            std::span<const Event> ready, const OperationLabel& label) = 0;
-  /// As many elements as each pair of ranks agrees on: those of `sent` that sends[r] says go to rank r, those
-  /// that receives[r] says come from it; the rank's own are copied. Ranges that are received do not overlap.
+  /// Exchanges as many elements as each pair of ranks agrees on: those of `sent` that sends[r] says go to
+  /// rank r, those that receives[r] says come from it; the rank's own are copied. Ranges that are received do
+  /// not overlap.
   virtual Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
                              std::span<const RankElements> receives, DataType dtype,
                              std::span<const Event> ready, const OperationLabel& label) = 0;
@@ -146,7 +147,7 @@ class Communicator {
   /// with `cause`, and `status` as its exit status. A rank that a peer's failure has ended tells that peer's
   /// instead, so that all name where it began. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept = 0;
-  /// As post_failure, while an exception unwinds and its text is not known yet: ends this rank's own
+  /// Like post_failure, while an exception unwinds and its text is not known yet: ends this rank's own
   /// operations and tells the peers to wait for the cause, two seconds at most. post_failure tells it;
   /// without that they report `where`.
   virtual void post_unwinding(std::string_view where, double seconds) noexcept = 0;
