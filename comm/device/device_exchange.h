@@ -29,7 +29,7 @@ struct DeviceCall {
   DataType output_dtype = DataType::float32;  ///< of a reduce_scatter
   ReductionOptions sum;                       ///< of a reduce_scatter; bucket_elements of an all_gather too
   int other = 0;                              ///< root, or the peer of send and recv
-  /// Of an all_to_all and an all_to_all_v, by rank: elements of `from` and of `to`.
+  /// The elements of `from` and of `to` for each rank, in an all_to_all and an all_to_all_v.
   std::vector<RankElements> sends, receives;
   /// Asks the peers whether they come, once where the call takes long; empty where nobody can be asked. From
   /// any thread.
@@ -111,7 +111,7 @@ class DeviceExchange {
                          Stream& channel) = 0;
   /// Makes a further peer a neighbour on a line. Both of them call it at once.
   virtual void connect(int /*peer*/) {}
-  /// As of a Communicator.
+  /// See Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {
     return 0;

@@ -98,8 +98,9 @@ class Communicator {
   /// `count` elements for each pair of ranks.
   virtual Event all_to_all(const void* sent, void* received, std::int64_t count, DataType dtype,
                            std::span<const Event> ready, const OperationLabel& label) = 0;
-  /// As many elements as each pair of ranks agrees on: those of `sent` that sends[r] says go to rank r, those
-  /// that receives[r] says come from it; the rank's own are copied. Ranges that are received do not overlap.
+  /// Exchanges as many elements as each pair of ranks agrees on: those of `sent` that sends[r] says go to
+  /// rank r, those that receives[r] says come from it; the rank's own are copied. Ranges that are received do
+  /// not overlap.
   virtual Event all_to_all_v(const void* sent, std::span<const RankElements> sends, void* received,
                              std::span<const RankElements> receives, DataType dtype,
                              std::span<const Event> ready, const OperationLabel& label) = 0;
@@ -125,8 +126,9 @@ class Communicator {
   /// collectives on device memory throw LogicError, and a message to a rank that is no neighbour
   /// InvalidArgument. Collectives on host memory are those of any group.
   virtual std::unique_ptr<Communicator> line(std::span<const int> ranks) { return subgroup(ranks); }
-  /// Makes neighbours of the first and the last rank of a line. All ranks of the line call it, while no message
-  /// is under way; a second call does nothing. Blocking. Groups whose ranks all reach each other need nothing.
+  /// Makes neighbours of the first and the last rank of a line. All ranks of the line call it, while no
+  /// message is under way; a second call does nothing. Blocking. Groups whose ranks all reach each other need
+  /// nothing.
   virtual void join_ends() {}
 
   /// True when there are no peers (plans): nothing is received, and a caller that simulates their data need
@@ -145,7 +147,7 @@ class Communicator {
   /// with `cause`, and `status` as its exit status. A rank that a peer's failure has ended tells that peer's
   /// instead, so that all name where it began. Returns within `seconds`. Never throws.
   virtual void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept = 0;
-  /// As post_failure, while an exception unwinds and its text is not known yet: ends this rank's own
+  /// Like post_failure, while an exception unwinds and its text is not known yet: ends this rank's own
   /// operations and tells the peers to wait for the cause, two seconds at most. post_failure tells it;
   /// without that they report `where`.
   virtual void post_unwinding(std::string_view where, double seconds) noexcept = 0;
