@@ -113,7 +113,7 @@ class DeviceExchange {
                          Stream& channel) = 0;
   /// Makes a further peer a neighbour on a line. Both of them call it at once.
   virtual void connect(int /*peer*/) {}
-  /// As of a Communicator.
+  /// See Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {
     return 0;
