@@ -126,7 +126,7 @@ Said read_arguments(const std::vector<std::string>& words, bool srun) {
       per_node(of.substr(0, of.find(':')) == "node" ? number(std::string_view(by).substr(4, end - 4))
                                                     : std::nullopt);
     } else {
-      // By slot or core, one node is filled after the other, unless mappings span nodes.
+      // One node is filled after the other by slot or core, unless mappings span nodes.
       said.other |= (unit != "slot" && unit != "core") || by.find("SPAN") != std::string::npos;
     }
   }
