@@ -136,9 +136,8 @@ void CheckpointSchedule::save_best() {
   const std::optional<double> loss = present_loss();
   const auto is_best = [&] { return loss && (!best_ || *loss < best_->loss); };
   if (!is_best()) return;
-  if (pending_loss_ && *loss >= *pending_loss_)
-    finish();  // waits until it is known whether that save became
-               // a checkpoint
+  // This waits until it is known whether that save became a checkpoint.
+  if (pending_loss_ && *loss >= *pending_loss_) finish();
   if (is_best()) save_now();
 }
 
