@@ -39,9 +39,7 @@ LossScalerOptions scaler_options(const Config& config) {
 
 /// With the schedule that the configuration asks for.
 Stages scheduled(Stages stages, const Config& config) {
-  if (stages.count > 1) {
-    stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
-  }
+  if (stages.count > 1) stages.schedule = schedule_of(config, stages);
   return stages;
 }
 
@@ -322,8 +320,8 @@ const pipeline::RankSchedule& Engine::rank_schedule(bool training) const {
     const pipeline::PipelineSchedule& step = pipeline_schedule();
     kept = std::make_unique<const pipeline::RankSchedule>(
         training ? impl_->stages.schedule
-                 : std::make_shared<const pipeline::PipelineSchedule>(
-                       pipeline::with_messages(pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
+                 : std::make_shared<const pipeline::PipelineSchedule>(pipeline::with_messages(
+                       pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
         impl_->traffic.stage());
   }
   return *kept;
