@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "engine/offloaded_state.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {

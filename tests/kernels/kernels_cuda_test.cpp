@@ -6,6 +6,7 @@
 #include "host_tensor.h"
 #include "tests/core/rounds.h"
 #include "tests/device/as_on_gpu.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/optimizer_update.h"
