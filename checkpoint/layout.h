@@ -52,8 +52,7 @@ struct StoredRange {
 struct PlacedTensor {
   int tensor = 0;  ///< index in its unit
   Box box;
-  std::int64_t offset = 0;  ///< position of the box's first element in the flat buffer; the box is row-major
-                            ///< there
+  std::int64_t offset = 0;  ///< of the box's first element in the flat buffer; row-major
   friend bool operator==(const PlacedTensor&, const PlacedTensor&) = default;
 };
 

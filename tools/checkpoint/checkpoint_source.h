@@ -33,8 +33,7 @@ struct NamedShape {
   Shape shape;
 };
 struct TensorDifferences {
-  std::vector<std::string> missing, extra;  ///< names that only the model has, and that only the checkpoint
-                                            ///< has
+  std::vector<std::string> missing, extra;  ///< names only in the model, and only in the checkpoint
   std::vector<std::string> shapes;          ///< "wte.weight is [5, 2] and not [4, 2]"
   bool any() const { return !missing.empty() || !extra.empty() || !shapes.empty(); }
   std::string to_string() const;

@@ -193,8 +193,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
            const void* piece = take(from, DataType::bfloat16, n).data;
            kernels::ordered_sum(stream, {&piece, 1}, DataType::bfloat16, 1, false, floats(from, n));
          }},
-        {"rounded_sum",  // used by the communicator of a single rank, whose stream the probing steps do not
-                         // record
+        {"rounded_sum",  // Only a single rank's communicator calls it, on its own stream.
          [&](Pool& from, std::int64_t n) {
            kernels::rounded_sum(stream, floats(from, n), DataType::bfloat16, false, floats(from, n));
          }},

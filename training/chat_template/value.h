@@ -20,8 +20,7 @@ struct Statement;
 
 struct Text {
   std::string bytes;
-  bool safe = false;  ///< result of the filter `safe`: Python would escape texts added to it, which is
-                      ///< refused here
+  bool safe = false;  ///< result of the filter `safe`: adding to it is refused here
 };
 /// Lists, and other objects that Python iterates like a list.
 struct List {

@@ -28,10 +28,8 @@ struct TokenizeOptions {
   int threads = 1;
   std::string tokenizer_digest;  ///< identifies the tokenizer's files: parts from another one are not used
   std::int64_t part_bytes = std::int64_t{16} << 20;  ///< of JSON lines, which one thread encodes at a time
-  std::function<void(std::int64_t)> progress;        ///< called from any thread with the bytes done since the
-                                                     ///< last call
-  std::function<void(const std::string&)> note;      ///< called before work begins with facts that the user
-                                                     ///< should know
+  std::function<void(std::int64_t)> progress;        ///< called with the bytes done, from any thread
+  std::function<void(const std::string&)> note;      ///< called with facts for the user, before work begins
 };
 
 struct TokenizeSummary {
