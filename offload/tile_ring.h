@@ -11,8 +11,8 @@
 ///                 or host slot --> disk, if parameters are on the nvme tier too
 ///
 /// Streams and events order these steps: the host stream waits for gradients and state, and the copies of
-/// weights wait for the update. With overlap the issuing thread waits for none of them. If the state is in host
-/// memory, the ring is not used and the other steps are the same.
+/// weights wait for the update. With overlap the issuing thread waits for none of them. If the state is in
+/// host memory, the ring is not used and the other steps are the same.
 
 #include <cstdint>
 #include <memory>
