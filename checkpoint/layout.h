@@ -103,8 +103,7 @@ constexpr DataType stored_as(DataType dtype) {
 DataType element_type(DataType stored, const BlockFormat& block);
 
 /// One quantity (weights, exp_avg ...) of every element of the frozen buffers, or of a state class's
-/// trainable ones: one HDF5 dataset in each rank's file, in which the rank's ranges follow each other without
-/// gaps.
+/// trainable ones: one HDF5 dataset in each rank's file, in which the rank's ranges are contiguous.
 struct SectionRecord {
   std::string dataset;                 ///< path in the file: "weights", "frozen", "state/exp_avg"
   std::string kind;                    ///< "weight", or the name of an optimizer state
