@@ -39,7 +39,7 @@ struct Summary {
 };
 
 // --- memory_profile.cpp
-/// The verdict, then the table of rank 0. `explained`: also what the figures are made of, for the file.
+/// The verdict, then the table of rank 0. `explained`: with the parts of the figures, for the file.
 std::string summary_text(const Summary& summary, bool explained);
 std::string summary_json(const Summary& summary);
 
