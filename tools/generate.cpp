@@ -272,15 +272,7 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const So
 /// longer; a drawn base of adapters is drawn.
 ModelSpec spec_of(const Source& source) {
   const ModelSpec drawn = source.identity.model->spec(source.identity.sequence);
-  ModelSpec spec;
-  spec.tokens_per_sample = drawn.tokens_per_sample;
-  spec.flops_per_token = drawn.flops_per_token;
-  spec.forward = drawn.forward;
-  spec.residual_width = drawn.residual_width;
-  spec.tensor_dimensions = drawn.tensor_dimensions;
-  spec.whole_dimensions = drawn.whole_dimensions;
-  spec.chain_sums = drawn.chain_sums;
-  spec.name = drawn.name;
+  ModelSpec spec = drawn.without_units();
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {
       if (source.base_seed) continue;
