@@ -80,7 +80,7 @@ struct Failure {
 
 enum class Verdict { fits, by_activations, by_micro_batch, refused, too_large };
 
-std::int64_t beyond_budget(std::int64_t bytes, std::int64_t budget) {
+std::int64_t bytes_beyond(std::int64_t bytes, std::int64_t budget) {
   return budget == 0 ? 0 : std::max<std::int64_t>(0, bytes - budget);
 }
 
@@ -376,8 +376,8 @@ class MeshSearch {
   }
 
   std::int64_t excess(const PlannedPeaks& peaks, std::int64_t room) const {
-    return beyond_budget(peaks.device, room) + beyond_budget(peaks.host, fit_.plan.host_memory.bytes) +
-           beyond_budget(peaks.nvme, fit_.nvme_budget);
+    return bytes_beyond(peaks.device, room) + bytes_beyond(peaks.host, fit_.plan.host_memory.bytes) +
+           bytes_beyond(peaks.nvme, fit_.nvme_budget);
   }
 
   // Activations, which depend on neither the stage of ZeRO nor on where state lives.
