@@ -78,7 +78,7 @@ struct Failure {
   bool resolved = false;  ///< planned on all ranks
 };
 
-enum class Verdict { fits, by_activations, by_micro_batch, refused, too_large };
+enum class Verdict { fits, by_state, by_activations, by_micro_batch, refused, too_large };
 
 std::int64_t bytes_beyond(std::int64_t bytes, std::int64_t budget) {
   return budget == 0 ? 0 : std::max<std::int64_t>(0, bytes - budget);
@@ -469,7 +469,9 @@ class MeshSearch {
       refuse(one, error.message());
       return Verdict::refused;
     }
-    if (!request_.exhaustive) {
+    // What was planned for the sake of a larger micro-batch has its verdict.
+    if (!request_.exhaustive && peaks_.count(key_of(one)) == 0) {
+      if (lacks_beside_.count(beside_of(one)) > 0) return Verdict::by_state;
       if (bound_of(one, config) > room_) {
         failures_.push_back({one, bound_of(one, config) - room_, false});
         return Verdict::by_activations;
@@ -488,11 +490,33 @@ class MeshSearch {
       const PlannedPeaks peaks = trial_peaks(one, request_.exhaustive);
       if (excess(peaks, room_) == 0) return Verdict::fits;
       failures_.push_back({one, excess(peaks, room_), peaks.all_ranks});
+      note_memory_beside(one, peaks);
       return Verdict::too_large;
     } catch (const ConfigurationError& error) {
       refuse(one, error.message());
       return Verdict::refused;
     }
+  }
+
+  // State that lives beside the device takes as much with any micro-batch, checkpointing and head, on every
+  // mesh whose ranks hold as much.
+  using Beside = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier, bool, int, double, double>;
+  Beside beside_of(const Candidate& one) const {
+    const MeshCase& place = case_at(one);
+    const Levers& levers = levers_at(one);
+    const Config config = config_of(one);
+    const int owners = owners_of(config, fit_.plan.ranks) / shards_of(config, fit_.plan.ranks);
+    double shard = 0, trained = 0;
+    for (const HeldState& held : place.held) {
+      shard = std::max(shard, held.shard);
+      trained = std::max(trained, held.trained_shard);
+    }
+    return {levers.stage,  levers.reduction, levers.optimizer, levers.parameters, config.accumulation_steps == 1,
+            owners, shard, trained};
+  }
+  void note_memory_beside(const Candidate& one, const PlannedPeaks& peaks) {
+    if (levers_at(one).activations || excess({0, peaks.host, peaks.nvme}, room_) == 0) return;
+    lacks_beside_.insert(beside_of(one));
   }
 
   /// What is refused on the device is so with less memory too.
@@ -511,7 +535,10 @@ class MeshSearch {
     Config config = config_of(least);
     try {
       validate_config(config, fit_.plan.ranks);
-      return bound_of(least, config) <= room_ && excess(trial_peaks(least, false), room_) == 0;
+      if (lacks_beside_.count(beside_of(least)) > 0 || bound_of(least, config) > room_) return false;
+      const PlannedPeaks peaks = trial_peaks(least, false);
+      note_memory_beside(least, peaks);
+      return excess(peaks, room_) == 0;
     } catch (const ConfigurationError&) {
       return true;
     }
@@ -546,6 +573,7 @@ class MeshSearch {
 
   void count(Verdict verdict) {
     SearchCounts& counts = result_.counts;
+    if (verdict == Verdict::by_state) ++counts.by_state;
     if (verdict == Verdict::by_activations) ++counts.by_activations;
     if (verdict == Verdict::by_micro_batch) ++counts.by_micro_batch;
   }
@@ -779,6 +807,7 @@ class MeshSearch {
   std::map<std::tuple<int, int, std::int64_t>, PlannedPeaks> peaks_;
   std::map<std::tuple<int, int, std::int64_t>, bool> least_fits_;  ///< by case, lever and room
   std::set<std::tuple<int, int, std::int64_t>> refused_;
+  std::set<Beside> lacks_beside_;  ///< whose host memory or nvme is beyond the budget
   std::vector<Failure> failures_;
   std::vector<Candidate> candidates_;  ///< that fit
   Candidate chosen_;
@@ -862,8 +891,8 @@ std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
   };
   std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
     const auto key = [&](const auto& one) {
-      return std::tuple(at(one, MeshAxis::pipeline) * at(one, MeshAxis::tensor), at(one, MeshAxis::tensor),
-                        at(one, MeshAxis::replicate));
+      return std::tuple(at(one, MeshAxis::pipeline) * at(one, MeshAxis::context) * at(one, MeshAxis::tensor),
+                        at(one, MeshAxis::tensor), at(one, MeshAxis::context), at(one, MeshAxis::replicate));
     };
     return key(a) < key(b);
   });

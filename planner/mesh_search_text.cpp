@@ -22,7 +22,7 @@ std::string search_row(const std::string& name, const std::string& value) {
 
 std::string count_row(const std::string& name, std::int64_t count, const std::string& why) {
   if (count == 0) return {};
-  return fmt::format("  {:<26} {:>12L}  {}\n", name, count, why);
+  return fmt::format("  {:<26} {:>12}  {}\n", name, count, why);
 }
 
 std::string peaks_text(const MeshTrial& one) {
@@ -55,10 +55,15 @@ std::string why_text(const MeshSearchRequest& request, const MeshSearchResult& r
   std::string text = fmt::format("the fastest that fits: {:.3g} s a step", result.chosen.seconds);
   if (request.machine) text += fmt::format(" in the simulation; {:.3g} by formula", cost.total());
   text += fmt::format(" ({})", parts_text(cost));
-  const auto faster = std::count_if(result.planned.begin(), result.planned.end(), [&](const MeshTrial& one) {
+  // Behind them are those that were run for the next best.
+  const auto end = result.planned.begin() + std::min<std::int64_t>(result.counts.planned, std::ssize(result.planned));
+  const auto faster = std::count_if(result.planned.begin(), end, [&](const MeshTrial& one) {
     return one.missing > 0 && one.trial.cost.total() < cost.total();
   });
-  if (faster > 0) text += fmt::format("; {} that were run and would be faster lack memory", faster);
+  if (faster > 0) {
+    text += fmt::format("; {} that {} run and would be faster {} memory", faster, faster == 1 ? "was" : "were",
+                        faster == 1 ? "lacks" : "lack");
+  }
   return text;
 }
 
@@ -77,11 +82,15 @@ std::string room_text(const MeshSearchRequest& request, const MeshSearchResult& 
   const std::int64_t state = device.at_peak[Category::parameters] + device.at_peak[Category::gradients] +
                              device.at_peak[Category::optimizer] + device.at_peak[Category::gathered];
   const std::int64_t activations = device.at_peak[Category::activations];
-  std::string text = fmt::format("--fit {} or more", format_bytes(device.peak));
-  const std::int64_t host = result.plan.tier(Tier::host).peak;
-  if (fit.plan.host_memory.bytes > 0 && host > fit.plan.host_memory.bytes) {
-    text += fmt::format(", or --host-memory of {} or more", format_bytes(host));
-  }
+  std::string text;
+  if (device.peak > fit.budget) text = fmt::format("--fit {} or more", format_bytes(device.peak));
+  const auto beside = [&](Tier tier, std::int64_t limit, const char* of) {
+    const std::int64_t peak = result.plan.tier(tier).peak;
+    if (limit == 0 || peak <= limit) return;
+    text += fmt::format("{}{} or more of {} a rank", text.empty() ? "" : ", and ", format_bytes(peak), of);
+  };
+  beside(Tier::host, fit.plan.host_memory.bytes, "host memory (--host-memory)");
+  beside(Tier::nvme, fit.nvme_budget, "nvme (--nvme-space)");
   if (activations > state) {
     text += fmt::format("; activations are {} of it: a shorter --sequence", format_bytes(activations));
     return text;
@@ -134,8 +143,8 @@ std::string mesh_search_text(const MeshSearchRequest& request, const MeshSearchR
   text += search_row("host memory", describe(fit.plan.host_memory));
   text += count_row("configurations", counts.all,
                     "meshes x stages x reductions x schedules x checkpointing x heads x tiers x micro-batches");
-  text += count_row("  beyond it by state", counts.by_state, "the state formula alone is more than the budget");
-  text += count_row("  by activations too", counts.by_activations,
+  text += count_row("  by state", counts.by_state, "the state alone is more than the budget");
+  text += count_row("  by activations", counts.by_activations,
                     "with the activations that a plan of equal stages had");
   text += count_row("  by the micro-batch", counts.by_micro_batch, "a smaller one does not fit");
   text += count_row("  by time", counts.by_time, "they take no less than the choice");

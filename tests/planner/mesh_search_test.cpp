@@ -53,6 +53,7 @@ MeshSearchRequest search_of(const models::GptConfig& gpt, int ranks, std::int64_
   plan.ranks = ranks;
   plan.config.workspace_bytes = 1 << 16;
   plan.config.staging_bytes = 1 << 16;
+  plan.config.precision.compute = plan.config.precision.communication = DataType::float32;
   plan.config.micro_batch_size = 1;
   plan.config.accumulation_steps = 2;
   request.fit.budget = budget;
@@ -181,13 +182,14 @@ TEST(MeshSearch, ChoosesTensorWhereALayerDoesNotFit) {
   EXPECT_GT(Mesh::parse(result.chosen.mesh, 8).size(MeshAxis::tensor), 1) << result.chosen.mesh;
 }
 
-TEST(MeshSearch, ChoosesAPipelineAcrossSlowLinksAndShardsWithin) {
+TEST(MeshSearch, ChoosesAPipelineBetweenNodesAndShardsWithin) {
   MeshSearchRequest request = search_of(models::GptConfig::preset("gpt2"), 16, std::int64_t{70} << 30);
   PlanRequest& plan = request.fit.plan;
   plan.sequence = 1024;
   plan.ranks_per_node = 8;
   plan.device = DeviceKind::cuda;
   plan.config.precision.compute = plan.config.precision.communication = DataType::bfloat16;
+  plan.config.workspace_bytes = plan.config.staging_bytes = 8 << 20;
   plan.config.accumulation_steps = 16;
   request.axes = "tensor=1, context=1";
   ProjectionRequest machine;
@@ -293,7 +295,10 @@ MeshSearchRequest drawn_search(std::uint64_t number) {
   }
   Config& config = request.fit.plan.config;
   config.accumulation_steps = 1 + pick(4);
-  if (pick(2) == 0) config.precision.compute = config.precision.communication = DataType::bfloat16;
+  if (pick(2) == 0) {
+    config.precision.compute = config.precision.communication = DataType::bfloat16;
+    config.workspace_bytes = 8 << 20;
+  }
   if (pick(4) == 0) config.lora.rank = 2;
   request.fit.rates.network = pick(2) == 0 ? 1e6 : 1e10;
   request.fit.budget = search_meshes(request).plan.tier(Tier::device).peak / (1 + pick(4));
@@ -324,7 +329,7 @@ TEST(MeshSearchProposalsSlow, NoProposalIsOutOfMemory) {
 ProgramResult planned_by(const std::vector<std::string>& more) {
   std::vector<std::string> arguments{"plan",    "--model",    "gpt-nano", "--sequence", "32",
                                      "--ranks", "4",          "--set",    "tranche.workspace=1MiB",
-                                     "--set",   "tranche.communication_slab=1MiB"};
+                                     "--set",   "tranche.communication_slab=1MiB", "--dtype", "fp32"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return tools::test::run(arguments);
 }

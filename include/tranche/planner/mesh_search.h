@@ -50,7 +50,8 @@ struct MeshTrial {
 /// How many configurations there were, and what became of them. All but `all` and `meshes` add up to `all`.
 struct SearchCounts {
   std::int64_t all = 0;
-  std::int64_t by_state = 0;        ///< the state formula alone is beyond the budget
+  /// The state formula alone is beyond the budget, or equal state beside the device was in a plan.
+  std::int64_t by_state = 0;
   std::int64_t by_activations = 0;  ///< state, and activations that another plan of equal stages measured
   std::int64_t by_micro_batch = 0;  ///< a smaller micro-batch does not fit
   std::int64_t by_time = 0;         ///< takes no less time than what was chosen, whatever its memory
