@@ -202,7 +202,7 @@ constexpr ConfigKey keys[] = {
         "what a step leaves of the averages whose ratio is reported; in 0..1, 0: each step by itself")
         .written_if(measures_noise).within({.least = 0, .most = below_1, .wrong = "{0} is not at least 0 and below 1"}),
     field<&Config::mesh>("tranche.mesh",
-        "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers), shard and tensor (parts of layers); * takes the rest")
+        "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers), shard, context (parts of sequences) and tensor (parts of layers); * takes the rest")
         .otherwise("\"shard=*\""),
     own<&Config::layout>(honoured("tranche.layout", any, "{}",
         "by the name of a tensor's dimension, like {\"vocabulary\": \"whole\"}: whole leaves tensors whole along it on every rank of the axis tensor, tensor cuts them"))

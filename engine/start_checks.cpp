@@ -1,10 +1,7 @@
 #include "engine/start_checks.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "device/process_memory.h"
@@ -25,31 +22,6 @@ void check_threads(const Config& config, const Device& device) {
       "number of threads, which is the node's cores over its ranks; give tranche.threads (--threads), the "
       "same for "
       "every number of ranks");
-}
-
-void check_context(const ModelSpec& model, const Config& config, const Mesh& mesh) {
-  const int ranks = mesh.size(MeshAxis::context);
-  if (ranks == 1) return;
-  const std::string at = fmt::format("tranche.mesh \"{}\": ", config.mesh);
-  if (!model.sequence_parts) {
-    throw ConfigurationError(
-        fmt::format("{}{} computes no parts of sequences (ModelSpec::sequence_parts), so all {} ranks of "
-                    "context would compute the same; leave context out",
-                    at, model.name.empty() ? "the model" : model.name, ranks));
-  }
-  if (model.tokens_per_sample < 2 * ranks) {
-    throw ConfigurationError(
-        fmt::format("{}samples of {} tokens cannot be cut into the {} parts that {} ranks of context share; "
-                    "use sequences of at least {} tokens, or a smaller context",
-                    at, model.tokens_per_sample, 2 * ranks, ranks, 2 * ranks));
-  }
-  if (const std::int64_t over = model.tokens_per_sample % (2 * ranks); over != 0) {
-    throw ConfigurationError(
-        fmt::format("{}samples of {} tokens cannot be cut into {} equal parts, of which each of the {} ranks "
-                    "of context has two; use sequences of {} or {} tokens",
-                    at, model.tokens_per_sample, 2 * ranks, ranks, model.tokens_per_sample - over,
-                    model.tokens_per_sample - over + 2 * ranks));
-  }
 }
 
 std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> tensors) {

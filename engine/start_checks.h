@@ -16,8 +16,6 @@ bool threads_change_bits(const Config& config, const Device& device);
 /// Throws ConfigurationError for a number of threads that follows that of the ranks, where one result is
 /// asked for.
 void check_threads(const Config& config, const Device& device);
-/// Throws ConfigurationError for a model or samples that ranks of the axis `context` cannot share.
-void check_context(const ModelSpec& model, const Config& config, const Mesh& mesh);
 /// Optimizer::routing(). Throws ConfigurationError where the optimizer has nothing to do.
 std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> tensors);
 /// Throws OutOfMemory where the host has not the memory that the state takes there on all ranks of the node.

@@ -3,11 +3,13 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <initializer_list>
 #include <string>
 
 #include "models/pass_messages.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/models/context_rows.h"
 #include "tranche/models/step_tensors.h"
@@ -16,37 +18,38 @@ namespace tranche::models {
 
 namespace {
 
-/// The sizes of an exchange over the axis. `width` elements of keys, and as many of values, belong to a token.
+/// The elements of queries, and of keys, that a token has.
+struct Widths {
+  std::int64_t query, key;
+  Widths(const kernels::AttentionOptions& options, const Shape& out)
+      : query(out[out.rank() - 1]),
+        key(query / options.heads * (options.key_value_heads == 0 ? options.heads : options.key_value_heads)) {
+  }
+};
+
+/// A message over the axis in which `width` elements belong to a token. Its tensors lie rank by rank, each
+/// with the rows that the rank has, and are turned into sequences and back.
 struct Exchange {
   const Pass& pass;
   std::int64_t width;
-  std::string name;
-  Exchange(const Pass& of, std::int64_t block, const kernels::AttentionOptions& options,
-           const ConstTensorView& out)
-      : pass(of), name(fmt::format("keys and values of block {}", block)) {
-    const std::int64_t key_heads = options.key_value_heads == 0 ? options.heads : options.key_value_heads;
-    width = out.shape[out.shape.rank() - 1] / options.heads * key_heads;
-  }
+
   std::int64_t samples() const { return pass.batch / pass.runs(); }
   std::int64_t tokens() const { return 2 * pass.context_ranks() * pass.time; }
-  /// Elements of a rank's rows.
-  std::int64_t of_rank() const { return pass.rows() * 2 * width; }
+  std::int64_t elements() const { return pass.rows() * width; }
   Stream& stream() const { return pass.engine.compute_stream(); }
-  /// Keys beside their values, a row for each token.
-  TensorRequest all_tokens() const { return {pass.dtype(), {samples(), tokens(), 2 * width}}; }
-  /// The same rank by rank, as they are sent.
-  TensorRequest by_rank() const { return {pass.dtype(), {pass.context_ranks(), pass.rows(), 2 * width}}; }
-  TensorView rows_of(const TensorView& by_rank, int rank) const {
-    return by_rank.slice(rank * of_rank(), of_rank()).reshaped({pass.rows(), 2 * width});
+  /// All tokens of all samples, [samples, tokens, width].
+  TensorRequest sequences() const { return {pass.dtype(), {samples(), tokens(), width}}; }
+  TensorRequest by_rank() const { return {pass.dtype(), {pass.context_ranks(), pass.rows(), width}}; }
+  TensorView rows_of(const TensorView& of_ranks, int rank) const {
+    return of_ranks.slice(rank * elements(), elements()).reshaped({pass.rows(), width});
   }
-  TensorView own(const TensorView& by_rank) const { return rows_of(by_rank, pass.context_rank()); }
 
-  /// Calls copy(run, first, whole, count): a run of all samples, [samples, count], is at columns
-  /// [first, first + count) of the sequences, [samples, ...].
-  template <typename Copy>
-  void for_runs(const TensorView& of_ranks, const TensorView& all, const Copy& copy) const {
-    const std::int64_t count = pass.time * 2 * width;
-    const TensorView whole = all.reshaped({samples(), tokens() * 2 * width});
+  /// Calls copy(run, first, whole, count): a run of all samples, [samples, count], is columns
+  /// [first, first + count) of `whole`, which has a row for each sample.
+  template <typename Whole, typename Copy>
+  void for_runs(const TensorView& of_ranks, const Whole& all, const Copy& copy) const {
+    const std::int64_t count = pass.time * width;
+    const Whole whole = all.reshaped({samples(), tokens() * width});
     for (int rank = 0; rank < pass.context_ranks(); ++rank) {
       for (int run = 0; run < 2; ++run) {
         const TensorView rows = rows_of_run(pass, rows_of(of_ranks, rank), run);
@@ -55,38 +58,55 @@ struct Exchange {
       }
     }
   }
+  void to_sequences(const TensorView& of_ranks, const TensorView& all) const {
+    for_runs(of_ranks, all,
+             [&](const TensorView& run, std::int64_t first, const TensorView& whole, std::int64_t count) {
+               kernels::copy_columns(stream(), run, 0, whole, first, count);
+             });
+  }
+  void to_ranks(const ConstTensorView& all, const TensorView& of_ranks) const {
+    for_runs(of_ranks, all,
+             [&](const TensorView& run, std::int64_t first, const ConstTensorView& whole,
+                 std::int64_t count) { kernels::copy_columns(stream(), whole, first, run, 0, count); });
+  }
 };
 
-ConstTensorView rows_of_tokens(const ConstTensorView& x) {
-  const std::int64_t columns = x.shape[x.shape.rank() - 1];
-  return x.reshaped({x.elements() / columns, columns});
-}
-TensorView rows_of_tokens(const TensorView& x) {
+template <typename View>
+View by_token(const View& x) {
   const std::int64_t columns = x.shape[x.shape.rank() - 1];
   return x.reshaped({x.elements() / columns, columns});
 }
 
-/// The keys and values of all ranks, [samples, tokens, 2 width].
-StepTensors gather_keys(const Exchange& exchange, const kernels::ConstHeads& key,
-                        const kernels::ConstHeads& value) {
+/// Copies `width` columns of each token's row.
+void copy_heads(Stream& stream, const kernels::ConstHeads& from, const kernels::Heads& to,
+                std::int64_t width) {
+  kernels::copy_columns(stream, by_token(from.rows), from.first_column, by_token(to.rows), to.first_column,
+                        width);
+}
+
+std::string keys_of(std::int64_t block) {
+  return fmt::format("keys and values of block {}", block);
+}
+std::string heads_of(std::int64_t block) {
+  return fmt::format("heads of block {}", block);
+}
+
+/// The keys and values of all ranks beside each other, as `exchange` has them.
+StepTensors gather_keys(const Exchange& exchange, std::int64_t block, const AttentionInputs& inputs) {
   const Pass& pass = exchange.pass;
   Stream& stream = exchange.stream();
-  const std::int64_t width = exchange.width;
-  StepTensors all(pass.engine, Category::activations, "gathered keys and values", {exchange.all_tokens()});
+  const std::int64_t width = exchange.width / 2;
+  StepTensors all(pass.engine, Category::activations, "gathered keys and values", {exchange.sequences()});
   const StepTensors sent(pass.engine, Category::activations, "keys and values of ranks",
                          {exchange.by_rank()});
-  const TensorView own = exchange.own(sent[0]);
-  kernels::copy_columns(stream, rows_of_tokens(key.rows), key.first_column, own, 0, width);
-  kernels::copy_columns(stream, rows_of_tokens(value.rows), value.first_column, own, width, width);
-  const PassLabel label(pass, exchange.name);
+  const TensorView own = exchange.rows_of(sent[0], pass.context_rank());
+  copy_heads(stream, inputs.key, {own}, width);
+  copy_heads(stream, inputs.value, {own, width}, width);
+  const PassLabel label(pass, keys_of(block));
   const std::array<Event, 1> ready{stream.record()};
   wait_for(pass, pass.context->all_gather(own.data, sent[0].data, own.elements(), own.dtype, 0, ready,
                                           label.label()));
-  exchange.for_runs(sent[0], all[0],
-                    [&](const TensorView& run, std::int64_t first, const TensorView& whole,
-                        std::int64_t count) {
-                      kernels::copy_columns(stream, run, 0, whole, first, count);
-                    });
+  exchange.to_sequences(sent[0], all[0]);
   return all;
 }
 
@@ -96,55 +116,177 @@ kernels::AttentionOptions of_run(const Pass& pass, const kernels::AttentionOptio
   return made;
 }
 
+/// The options of this rank's heads, where the ranks of the axis share them out.
+kernels::AttentionOptions of_own_heads(const Pass& pass, const kernels::AttentionOptions& options) {
+  kernels::AttentionOptions made = options;
+  made.heads /= pass.context_ranks();
+  made.key_value_heads /= pass.context_ranks();
+  made.first_head += pass.context_rank() * made.heads;
+  return made;
+}
+
+/// Parts of a token's row, each of as many columns of the heads' rows.
+struct Part {
+  kernels::ConstHeads heads;
+  std::int64_t width;  ///< of all heads
+};
+
+/// Sends each rank its heads of `parts` and writes what the others send, all tokens of this rank's heads, to
+/// `all` [samples, tokens, columns]: the parts side by side.
+void send_heads(const Pass& pass, std::int64_t block, std::initializer_list<Part> parts,
+                const TensorView& all) {
+  const int ranks = pass.context_ranks();
+  const Exchange exchange{pass, all.elements() / (pass.rows() * ranks)};
+  const StepTensors memory(pass.engine, Category::activations, "heads of ranks",
+                           {exchange.by_rank(), exchange.by_rank()});
+  for (int rank = 0; rank < ranks; ++rank) {
+    const TensorView to = exchange.rows_of(memory[0], rank);
+    std::int64_t column = 0;
+    for (const Part& part : parts) {
+      const std::int64_t width = part.width / ranks;
+      copy_heads(exchange.stream(), {part.heads.rows, part.heads.first_column + rank * width}, {to, column},
+                 width);
+      column += width;
+    }
+  }
+  const PassLabel label(pass, heads_of(block));
+  const std::array<Event, 1> ready{exchange.stream().record()};
+  wait_for(pass, pass.context->all_to_all(memory[0].data, memory[1].data, exchange.elements(), all.dtype,
+                                          ready, label.label()));
+  exchange.to_sequences(memory[1], all);
+}
+
+/// A part of a token's row to write.
+struct PartTarget {
+  kernels::Heads heads;
+  std::int64_t width;  ///< of all heads
+};
+
+/// The opposite of send_heads(): each rank gets its tokens of all heads.
+void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& all,
+                 std::initializer_list<PartTarget> parts) {
+  const int ranks = pass.context_ranks();
+  const Exchange exchange{pass, all.elements() / (pass.rows() * ranks)};
+  const StepTensors memory(pass.engine, Category::activations, "tokens of ranks",
+                           {exchange.by_rank(), exchange.by_rank()});
+  exchange.to_ranks(all, memory[0]);
+  const PassLabel label(pass, heads_of(block));
+  const std::array<Event, 1> ready{exchange.stream().record()};
+  wait_for(pass, pass.context->all_to_all(memory[0].data, memory[1].data, exchange.elements(), all.dtype,
+                                          ready, label.label()));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const TensorView from = exchange.rows_of(memory[1], rank);
+    std::int64_t column = 0;
+    for (const PartTarget& part : parts) {
+      const std::int64_t width = part.width / ranks;
+      copy_heads(exchange.stream(), {from, column}, {part.heads.rows, part.heads.first_column + rank * width},
+                 width);
+      column += width;
+    }
+  }
+}
+
+/// What exchanged_attention() keeps: queries, keys and values side by side, and the output, of all tokens and
+/// this rank's heads.
+template <typename View>
+struct Kept {
+  View inputs, out;
+  std::int64_t key_column, value_column;
+  Kept(const Pass& pass, const Widths& widths, const View& kept) {
+    const int ranks = pass.context_ranks();
+    const std::int64_t queries = widths.query / ranks, keys = widths.key / ranks,
+                       columns = queries + 2 * keys, rows = pass.rows() * ranks;
+    if (kept.shape.rank() == 0 || kept.elements() < rows * (columns + queries)) {
+      throw LogicError("attention over ranks of the axis context was given no memory for what it keeps");
+    }
+    const std::int64_t samples = pass.batch / 2;
+    inputs = kept.slice(0, rows * columns).reshaped({samples, rows / samples, columns});
+    out = kept.slice(rows * columns, rows * queries).reshaped({samples, rows / samples, queries});
+    key_column = queries;
+    value_column = queries + keys;
+  }
+};
+
+/// The statistics of this rank's heads and all tokens, in the place of those of all heads and its tokens.
+template <typename View>
+View of_own_heads(const Pass& pass, const View& log_sum_exp) {
+  const std::int64_t ranks = pass.context_ranks();
+  return log_sum_exp.reshaped({pass.batch / 2, log_sum_exp.shape[1] / ranks, 2 * ranks * pass.time});
+}
+
 }  // namespace
 
 void gathered_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
-                        const kernels::ConstHeads& query, const kernels::ConstHeads& key,
-                        const kernels::ConstHeads& value, const TensorView& out,
-                        const TensorView& log_sum_exp) {
-  const Exchange exchange(pass, block, options, out);
-  const StepTensors all = gather_keys(exchange, key, value);
+                        const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp) {
+  const std::int64_t width = Widths(options, out.shape).key;
+  const Exchange exchange{pass, 2 * width};
+  const StepTensors all = gather_keys(exchange, block, inputs);
   for (int run = 0; run < pass.runs(); ++run) {
     kernels::attention_forward(exchange.stream(), of_run(pass, options, run),
-                               {rows_of_run(pass, query.rows, run), query.first_column}, {all[0]},
-                               {all[0], exchange.width}, rows_of_run(pass, out, run),
+                               {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column},
+                               {all[0]}, {all[0], width}, rows_of_run(pass, out, run),
                                rows_of_run(pass, log_sum_exp, run), pass.engine.workspace());
   }
 }
 
 void gathered_attention_backward(const Pass& pass, std::int64_t block,
                                  const kernels::AttentionOptions& options, const ConstTensorView& d_out,
-                                 const kernels::ConstHeads& query, const kernels::ConstHeads& key,
-                                 const kernels::ConstHeads& value, const ConstTensorView& out,
-                                 const ConstTensorView& log_sum_exp, const kernels::Heads& d_query,
-                                 const kernels::Heads& d_key, const kernels::Heads& d_value) {
-  const Exchange exchange(pass, block, options, out);
+                                 const AttentionInputs& inputs, const ConstTensorView& out,
+                                 const ConstTensorView& log_sum_exp, const AttentionGradients& gradients) {
+  const std::int64_t width = Widths(options, out.shape).key;
+  const Exchange exchange{pass, 2 * width};
   Stream& stream = exchange.stream();
-  const std::int64_t width = exchange.width;
-  const StepTensors all = gather_keys(exchange, key, value);
+  const StepTensors all = gather_keys(exchange, block, inputs);
   const StepTensors d_all(pass.engine, Category::activations, "gradients of keys and values",
-                          {exchange.all_tokens(), exchange.all_tokens()});
+                          {exchange.sequences(), exchange.sequences()});
   for (int run = 0; run < pass.runs(); ++run) {
     kernels::attention_backward(
         stream, of_run(pass, options, run), rows_of_run(pass, d_out, run),
-        {rows_of_run(pass, query.rows, run), query.first_column}, {all[0]}, {all[0], width},
+        {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column}, {all[0]}, {all[0], width},
         rows_of_run(pass, out, run), rows_of_run(pass, log_sum_exp, run),
-        {rows_of_run(pass, d_query.rows, run), d_query.first_column}, {d_all[run]}, {d_all[run], width},
-        pass.engine.workspace());
+        {rows_of_run(pass, gradients.query.rows, run), gradients.query.first_column}, {d_all[run]},
+        {d_all[run], width}, pass.engine.workspace());
   }
   kernels::add(stream, d_all[0], d_all[1], d_all[0]);
-  const TensorView sent = d_all[1].reshaped(exchange.by_rank().shape), own = exchange.own(sent);
-  exchange.for_runs(sent, d_all[0],
-                    [&](const TensorView& run, std::int64_t first, const TensorView& whole,
-                        std::int64_t count) {
-                      kernels::copy_columns(stream, whole, first, run, 0, count);
-                    });
-  const PassLabel label(pass, exchange.name);
+  const TensorView sent = d_all[1].reshaped(exchange.by_rank().shape),
+                   own = exchange.rows_of(sent, pass.context_rank());
+  exchange.to_ranks(d_all[0], sent);
+  const PassLabel label(pass, keys_of(block));
   const std::array<Event, 1> ready{stream.record()};
   wait_for(pass, pass.context->reduce_scatter(sent.data, sent.dtype, own.data, own.dtype, own.elements(), {},
                                               ready, label.label()));
-  kernels::copy_columns(stream, own, 0, rows_of_tokens(d_key.rows), d_key.first_column, width);
-  kernels::copy_columns(stream, own, width, rows_of_tokens(d_value.rows), d_value.first_column, width);
+  copy_heads(stream, {own}, gradients.key, width);
+  copy_heads(stream, {own, width}, gradients.value, width);
+}
+
+void exchanged_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                         const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp,
+                         const TensorView& kept) {
+  const Widths widths(options, out.shape);
+  const Kept<TensorView> all(pass, widths, kept);
+  send_heads(pass, block,
+             {{inputs.query, widths.query}, {inputs.key, widths.key}, {inputs.value, widths.key}}, all.inputs);
+  kernels::attention_forward(pass.engine.compute_stream(), of_own_heads(pass, options), {all.inputs},
+                             {all.inputs, all.key_column}, {all.inputs, all.value_column}, all.out,
+                             of_own_heads(pass, log_sum_exp), pass.engine.workspace());
+  send_tokens(pass, block, all.out, {{{out}, widths.query}});
+}
+
+void exchanged_attention_backward(const Pass& pass, std::int64_t block,
+                                  const kernels::AttentionOptions& options, const ConstTensorView& d_out,
+                                  const ConstTensorView& log_sum_exp, const ConstTensorView& kept,
+                                  const AttentionGradients& gradients) {
+  const Widths widths(options, d_out.shape);
+  const Kept<ConstTensorView> all(pass, widths, kept);
+  const StepTensors d_all(pass.engine, Category::activations, "gradients of heads",
+                          {{pass.dtype(), all.out.shape}, {pass.dtype(), all.inputs.shape}});
+  send_heads(pass, block, {{{d_out}, widths.query}}, d_all[0]);
+  kernels::attention_backward(pass.engine.compute_stream(), of_own_heads(pass, options), d_all[0],
+                              {all.inputs}, {all.inputs, all.key_column}, {all.inputs, all.value_column},
+                              all.out, of_own_heads(pass, log_sum_exp), {d_all[1]}, {d_all[1], all.key_column},
+                              {d_all[1], all.value_column}, pass.engine.workspace());
+  send_tokens(pass, block, d_all[1],
+              {{gradients.query, widths.query}, {gradients.key, widths.key}, {gradients.value, widths.key}});
 }
 
 }  // namespace tranche::models

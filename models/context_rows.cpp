@@ -4,6 +4,7 @@
 
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 
 namespace tranche::models {
 
@@ -13,6 +14,10 @@ int Pass::context_ranks() const {
 
 int Pass::context_rank() const {
   return context == nullptr ? 0 : context->rank();
+}
+
+bool Pass::exchanges_heads() const {
+  return context != nullptr && engine.config().context_exchange == ContextExchange::ulysses;
 }
 
 std::int64_t Pass::first_of_run(int run) const {

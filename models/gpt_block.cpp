@@ -49,6 +49,7 @@ enum SavedActivation : int {
   rstd_2,
   normed_2,
   hidden,
+  kept,  ///< attention_memory()
 };
 
 enum DropoutSite : std::uint32_t { probabilities, after_attention, after_mlp };
@@ -117,14 +118,15 @@ StepTensors Gpt::acquire_block_activations(const Pass& pass) const {
           {{DataType::float32, {local}},
            {DataType::float32, {local}},
            {dtype, {local, width}},
-           {dtype, {pass.batch, pass.time, 3 * sizes.heads_width}},
+           {dtype, {pass.exchanges_heads() ? 0 : pass.batch, pass.time, 3 * sizes.heads_width}},
            {dtype, {pass.batch, pass.time, sizes.heads_width}},
            {DataType::float32, {pass.batch, sizes.heads.count, pass.time}},
            {dtype, {local, width}},
            {DataType::float32, {local}},
            {DataType::float32, {local}},
            {dtype, {local, width}},
-           {dtype, {pass.of_layers("inner").rows(), sizes.inner}}}};
+           {dtype, {pass.of_layers("inner").rows(), sizes.inner}},
+           attention_memory(pass, sizes.heads_width, sizes.heads_width)}};
 }
 
 void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -143,11 +145,19 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
 
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
-  linear_forward(pass, unit, {attn_weight, attn_bias}, GatheredRows(pass, name, saved[normed_1]).view(),
-                 saved[query_key_value].reshaped({rows, 3 * width}));
-  const TensorView& packed = saved[query_key_value];
-  attend(pass, block, attention, {packed}, {packed, width}, {packed, 2 * width}, saved[attended],
-         saved[log_sum_exp]);
+  {
+    // Where attention keeps its operands itself, they are not saved as well.
+    StepTensors own;
+    if (pass.exchanges_heads()) {
+      own = StepTensors(engine, Category::activations, "queries, keys and values",
+                        {{pass.dtype(), {pass.batch, pass.time, 3 * width}}});
+    }
+    const TensorView& packed = own.held() ? own[0] : saved[query_key_value];
+    linear_forward(pass, unit, {attn_weight, attn_bias}, GatheredRows(pass, name, saved[normed_1]).view(),
+                   packed.reshaped({rows, 3 * width}));
+    attend(pass, block, attention, {packed}, {packed, width}, {packed, 2 * width}, saved[attended],
+           saved[log_sum_exp], saved[kept]);
+  }
   row_linear_forward(pass, unit, {attn_projection_weight, attn_projection_bias},
                      saved[attended].reshaped({rows, width}), saved[attention_residual]);
   if (pass.drops(config.residual_dropout)) {
@@ -246,7 +256,7 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
     const TensorView& packed = saved[query_key_value];
     attend_backward(pass, block, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
                     saved[attended], saved[log_sum_exp], {d_query_key_value}, {d_query_key_value, width},
-                    {d_query_key_value, 2 * width});
+                    {d_query_key_value, 2 * width}, saved[kept]);
     column_backward(pass, {attn_weight, attn_bias}, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), narrow_scratch);
     norm_backward(pass, unit, gradients, {ln_1_weight, ln_1_bias}, narrow_scratch, input, saved[mean_1],

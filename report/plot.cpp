@@ -253,7 +253,8 @@ std::string_view color(Palette palette, int index) {
   static constexpr std::array<std::string_view, 8> categories{"#0072b2", "#e69f00", "#009e73", "#d55e00",
                                                               "#56b4e9", "#cc79a7", "#f0e442", "#000000"};
   static constexpr std::array<std::string_view, 4> stages{"#2d1160", "#8c2981", "#de4968", "#fe9f6d"};
-  static constexpr std::array<std::string_view, 4> parts{"#9fb3c8", "#7a1f2b", "#b56576", "#4a6a8a"};
+  static constexpr std::array<std::string_view, 5> parts{"#9fb3c8", "#7a1f2b", "#b56576", "#4a6a8a",
+                                                         "#d9a441"};
   const auto of = [&](const auto& colors) {
     return colors[static_cast<std::size_t>(std::abs(index)) % colors.size()];
   };

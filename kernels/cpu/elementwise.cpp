@@ -65,8 +65,8 @@ void add_bias_rows(const TensorView& x, const ConstTensorView& bias, std::int64_
   }
 }
 
-/// Columns [first, first + count) of bias_gradient, a tile of columns at a time: long enough that rows are
-/// read in runs, short enough that their sums stay in the first cache.
+/// Sums columns [first, first + count) of bias_gradient, a tile of columns at a time: wide enough to read
+/// rows in runs, narrow enough for the sums to stay in the first-level cache.
 void bias_gradient_columns(const ConstTensorView& gradient, float* out, std::int64_t rows,
                            std::int64_t columns, std::int64_t first, std::int64_t count) {
   constexpr std::int64_t block_rows = 64;
@@ -124,7 +124,7 @@ HWY_EXPORT(add_bias_rows);
 HWY_EXPORT(bias_gradient_columns);
 
 void cast(int threads, const ConstTensorView& from, const TensorView& to) {
-  if (from.dtype == to.dtype) return copy(threads, from, to);  // keeps every bit, NaN payloads included
+  if (from.dtype == to.dtype) return copy(threads, from, to);  // keeps every bit, including NaN payloads
   parallel_ranges(threads, to.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(convert)(from.dtype, from.data, to.dtype, to.data, first, count);
   });
@@ -135,20 +135,6 @@ void copy(int threads, const ConstTensorView& from, const TensorView& to) {
   parallel_ranges(threads, to.bytes(), 4 * parallel_grain, [&](std::int64_t first, std::int64_t count) {
     std::memcpy(static_cast<char*>(to.data) + first, static_cast<const char*>(from.data) + first,
                 static_cast<std::size_t>(count));
-  });
-}
-
-void copy_columns(int threads, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count) {
-  const std::int64_t element = size_of(from.dtype), bytes = count * element;
-  const std::int64_t from_row = from.shape[1] * element, to_row = to.shape[1] * element;
-  const auto* source = static_cast<const char*>(from.data) + from_column * element;
-  auto* target = static_cast<char*>(to.data) + to_column * element;
-  const std::int64_t rows_at_once = std::max<std::int64_t>(4 * parallel_grain / std::max<std::int64_t>(bytes, 1), 1);
-  parallel_ranges(threads, from.shape[0], rows_at_once, [&](std::int64_t first, std::int64_t rows) {
-    for (std::int64_t row = first; row < first + rows; ++row) {
-      std::memcpy(target + row * to_row, source + row * from_row, static_cast<std::size_t>(bytes));
-    }
   });
 }
 
@@ -176,7 +162,7 @@ void fill_constant(int threads, const TensorView& out, float value) {
 void fill_normal(int threads, const TensorView& out, const RandomKey& key, std::int64_t first_element,
                  float mean, float standard_deviation) {
   auto* data = static_cast<float*>(out.data);
-  // A draw costs tens of nanoseconds: a second thread pays early.
+  // A draw costs tens of nanoseconds, so a second thread pays off early.
   parallel_ranges(threads, out.elements(), 1024, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t i = first; i < first + count; ++i) {
       data[i] = mean + standard_deviation * random_normal(key, static_cast<std::uint64_t>(first_element + i));

@@ -61,6 +61,7 @@ ModelSpec spec_of(const Combination& c) {
   ModelSpec spec;
   spec.tokens_per_sample = drawn.tokens_per_sample;
   spec.gathers_per_micro_batch = drawn.gathers_per_micro_batch;
+  spec.gathers_with_chunks = drawn.gathers_with_chunks;
   spec.recomputes_activations = drawn.recomputes_activations;
   spec.forward = drawn.forward;
   spec.residual_width = drawn.residual_width;

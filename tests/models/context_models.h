@@ -37,24 +37,27 @@ inline std::vector<double> losses_of(int ranks, const LanguageModel& model, cons
   on_ranks(ranks, model.spec(run.time), config, [&](Engine& engine) {
     const Mesh& mesh = engine.runtime().mesh();
     const Config& used = engine.config();
-    const int shards = mesh.size(MeshAxis::shard), shard = mesh.coordinate(MeshAxis::shard, engine.runtime().rank());
+    const int data_ranks = mesh.data_ranks(), data_rank = mesh.data_rank(engine.runtime().rank());
     std::vector<TokenData> data(static_cast<std::size_t>(used.accumulation_steps),
                                 TokenData(run.time, model.shape().vocabulary, true));
     std::vector<double> mine;
     const auto drawn = [&](TokenData& place, std::int64_t first) {
-      place.draw(first + shard * used.micro_batch_size, used.micro_batch_size);
+      place.draw(first + data_rank * used.micro_batch_size, used.micro_batch_size);
       if (run.documents) place.split_in_four();
       return place.batch();
     };
     for (int step = 0; step < run.steps; ++step) {
       train_step(model, engine, [&](std::int64_t m) {
         return drawn(data[static_cast<std::size_t>(m)],
-                     step * used.train_batch_size + m * shards * used.micro_batch_size);
+                     step * used.train_batch_size + m * data_ranks * used.micro_batch_size);
       });
       mine.push_back(engine.step().loss);
     }
     engine.begin_evaluation();
-    model.evaluate(engine, drawn(data[0], 1000));
+    for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
+      model.evaluate(engine, drawn(data[static_cast<std::size_t>(m)],
+                                   1000 + m * data_ranks * used.micro_batch_size));
+    }
     mine.push_back(engine.end_evaluation().loss);
     if (engine.runtime().rank() != 0) return;
     const std::lock_guard lock(mutex);

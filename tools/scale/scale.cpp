@@ -64,8 +64,8 @@ class StudyRunner {
         "{} scaling of {}: {} x {}{} points, {} repeats: {} runs of {} + {} steps, {} thread{} a rank, into "
         "{}\n",
         facts.strong ? "strong" : "weak", facts.model, facts.ranks.size(), facts.stages.size(),
-        facts.meshes.size() > 1 ? fmt::format(" x {}", facts.meshes.size()) : "", facts.repeats, runs.size(),
-        facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s", study_.options().out);
+        facts.variants().size() > 1 ? fmt::format(" x {}", facts.variants().size()) : "", facts.repeats,
+        runs.size(), facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s", study_.options().out);
     if (there) {
       lines_ << fmt::format("going on with the study that is there: {} of {} runs are kept\n", kept_.size(),
                             runs.size());
@@ -76,6 +76,7 @@ class StudyRunner {
           << "note: how many ranks a node has is not clear from the launcher's arguments: planned as on one; "
              "--ranks-per-node says it\n";
     }
+    for (const std::string& note : facts.notes) lines_ << "note: " << note << "\n";
     lines_ << std::flush;
   }
 
@@ -123,7 +124,8 @@ class StudyRunner {
                        fmt::format("{} {}", name, problem),
                        shell_line(command.arguments),
                        tail_of(command.log, tail_lines),
-                       run.mesh};
+                       run.mesh,
+                       run.schedule};
     finish_line();
     output_.errors << fmt::format("tranche: the run of {}\n  command: {}\n  its output ends with ({}):\n",
                                   failure.what, failure.command, command.log);
@@ -155,8 +157,7 @@ class StudyRunner {
     for (const ScaleRun& run : all) {
       if (kept_.count(run.name()) > 0 || hopeless_.count(run.point()) > 0) continue;
       const bool failed = std::any_of(failures_.begin(), failures_.end(), [&](const RunFailure& failure) {
-        return PointKey{failure.ranks, failure.stage, failure.mesh} == run.point() &&
-               failure.repeat == run.repeat;
+        return failure.key() == run.point() && failure.repeat == run.repeat;
       });
       if (!failed) seconds += left_.of(run);
     }

@@ -15,6 +15,7 @@ struct ScaleOptions {
   std::vector<int> ranks;               ///< rising
   std::vector<int> stages;              ///< rising
   std::vector<std::string> meshes{""};  ///< as given; one empty: what the configuration or --mesh says
+  std::vector<std::string> schedules{""};  ///< of a pipeline; one empty: what the configuration says
   bool strong = false;                  ///< the batch of a step stays, and not that of a rank
   std::int64_t repeats = 3;
   std::int64_t warmup = 3;  ///< steps of a run that are not timed
@@ -31,7 +32,7 @@ struct ScaleOptions {
 
 /// The flags' texts; check() makes numbers of them.
 struct ScaleTexts {
-  std::string ranks, stages = "0,1,2,3", meshes;
+  std::string ranks, stages = "0,1,2,3", meshes, schedules;
   bool weak = false, strong = false;
 };
 
@@ -43,9 +44,10 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
 std::vector<int> parse_numbers(const std::string& text, const char* flag, const char* what, int least,
                                int most);
 
-/// "replicate=1; replicate=2, shard=*" at the semicolons, in that order. Throws ConfigurationError for an
-/// empty one and for one that is there twice.
-std::vector<std::string> parse_meshes(const std::string& text);
+/// "replicate=1; replicate=2, shard=*" at the separators, in that order. Throws ConfigurationError naming
+/// `flag` for an empty part and for one that is there twice; `example` says how to write them.
+std::vector<std::string> parse_list(const std::string& text, const char* flag, char separator,
+                                    const char* example);
 
 /// Those of the arguments of `tranche scale` behind the first "--", which are the launcher's; they are taken
 /// off.

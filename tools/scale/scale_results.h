@@ -26,16 +26,26 @@ struct StepParts {
   double compute = 0;  ///< the rest of the step
   double gather = 0;   ///< exposed
   double reduce = 0;   ///< exposed
+  double messages = 0; ///< exposed: waits for other stages of a pipeline, and for rows of the axis `tensor`
   double update = 0;   ///< norm, agreement, optimizer
   double other = 0;    ///< exposed offload, and between steps
-  double seconds() const { return compute + gather + reduce + update + other; }
-  double exposed() const { return gather + reduce; }
+  double seconds() const { return compute + gather + reduce + messages + update + other; }
+  double exposed() const { return gather + reduce + messages; }
+};
+
+/// The runs of a study that differ in the repeat alone.
+struct PointKey {
+  int ranks = 1, stage = 0;
+  std::string mesh = {}, schedule = {};  ///< as ScaleOptions has them
+  auto operator<=>(const PointKey&) const = default;
+  std::string text() const;  ///< "4 ranks, stage 3, mesh pipeline=2, schedule zb-h1"
 };
 
 /// One run, from its report.
 struct RunFigures {
   int ranks = 1, stage = 0, repeat = 1;
-  std::string mesh;  ///< as the study has it; of a report alone, in full, or empty where it says none
+  std::string mesh;      ///< as the study has it; of a report alone, in full, or empty where it says none
+  std::string schedule;  ///< as the study has it; of a report alone, the configuration's
   double tokens_per_second = 0;  ///< of positions, learned or not, as all figures of tokens here
   StepParts step;
   double tokens_per_step = 0;
@@ -47,6 +57,7 @@ struct RunFigures {
   double peak_flops = 0, flops_per_token = 0;
   int ranks_on_node = 1, threads = 1, cores = 1, node_cores = 1;
   std::string weights_digest, fingerprint;
+  PointKey key() const { return {ranks, stage, mesh, schedule}; }
   /// The share of a peak of so many operations a second.
   double peak_share(double peak) const;
 };
@@ -58,21 +69,22 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup);
 /// The facts that are known of a point before it runs.
 struct PointPlan {
   int ranks = 1, stage = 0;
-  std::string mesh;
+  std::string mesh, schedule;
   std::int64_t micro_batch = 1, accumulation = 1, batch = 1;
   int ranks_per_node = 1;  ///< of this number of ranks
   bool placed = true;      ///< false: where ranks go is not known, and they are planned as on one node
   std::int64_t bytes = 0;  ///< that rank 0 sends in a step
-  std::array<std::int64_t, tier_count> peak{};
-  std::int64_t state = 0;          ///< on the device, as the plan says
-  std::int64_t formula_state = 0;  ///< by formula_state()
+  std::array<std::int64_t, tier_count> peak{};  ///< highest of all ranks, by tier
+  std::int64_t state = 0;                       ///< of rank 0 on the device, as the plan says
+  std::int64_t formula_state = 0;               ///< by formula_state()
+  PointKey key() const { return {ranks, stage, mesh, schedule}; }
 };
 
-struct PointKey {
-  int ranks = 1, stage = 0;
-  std::string mesh = {};
-  auto operator<=>(const PointKey&) const = default;
-  std::string text() const;  ///< "4 ranks, stage 3, mesh replicate=2"
+/// A curve of the plots: a stage, a mesh and a schedule over the number of ranks.
+struct CurveKey {
+  int stage = 0;
+  std::string mesh = {}, schedule = {};
+  auto operator<=>(const CurveKey&) const = default;
 };
 
 struct StudyFacts {
@@ -84,11 +96,16 @@ struct StudyFacts {
   double load_average = 0;  ///< of the node then, over a minute
   NodeDescription node;
   std::vector<int> ranks, stages;
-  std::vector<std::string> meshes{""};  ///< as ScaleOptions has them
+  std::vector<std::string> meshes{""}, schedules{""};  ///< as ScaleOptions has them
   std::map<PointKey, PointPlan> plans;
-  /// The curves of the plots, by stage and mesh, also between the ranks that run.
-  std::map<std::pair<int, std::string>, std::vector<PointPlan>> curves;
-  /// Plans by ranks, then stage, then mesh, each as the study names them.
+  /// The curves of the plots, also between the ranks that run.
+  std::map<CurveKey, std::vector<PointPlan>> curves;
+  std::vector<std::string> notes;  ///< what a study changes of what it was given
+  /// What runs beside each other at a stage, in order: "pipeline=2, zb-h1"; one text where nothing does.
+  std::vector<std::string> variants() const;
+  /// The text of a point's mesh and schedule among them.
+  std::string variant(const std::string& mesh, const std::string& schedule) const;
+  /// Plans by ranks, then stage, mesh and schedule, each as the study names them.
   std::vector<std::pair<PointKey, PointPlan>> plans_in_order() const;
 };
 
@@ -106,7 +123,8 @@ std::int64_t formula_state(const planner::PlanResult& plan, const Config& config
 struct RunFailure {
   int ranks = 1, stage = 0, repeat = 1, status = 1;
   std::string what, command, tail;
-  std::string mesh = {};
+  std::string mesh = {}, schedule = {};
+  PointKey key() const { return {ranks, stage, mesh, schedule}; }
 };
 
 struct Spread {
@@ -131,7 +149,7 @@ struct PointResult {
 };
 
 struct StudyResults {
-  std::vector<PointResult> points;  ///< by ranks, then stage, then mesh; only those that have a run
+  std::vector<PointResult> points;  ///< by ranks, then stage, mesh, schedule; only those with a run
   std::vector<RunFailure> failures;
   std::vector<std::string> differences;  ///< measured values that differ from the prediction
   std::int64_t runs_wanted = 0, runs_done = 0;

@@ -21,10 +21,12 @@ namespace tranche::tools {
 
 struct ScaleRun {
   int ranks = 1, stage = 0, repeat = 1;
-  std::string mesh = {};     ///< as ScaleOptions has it
-  int mesh_number = 0;       ///< from 1 on; 0: the study names none
-  std::string name() const;  ///< "n2-stage3-r1", "n2-stage3-mesh1-r1"
-  PointKey point() const { return {ranks, stage, mesh}; }
+  std::string mesh = {};      ///< as ScaleOptions has it
+  int mesh_number = 0;        ///< from 1 on; 0: the study names none
+  std::string schedule = {};  ///< as ScaleOptions has it
+  int schedule_number = 0;    ///< like mesh_number
+  std::string name() const;   ///< "n2-stage3-r1", "n2-stage3-mesh1-r1", "n2-stage3-schedule2-r1"
+  PointKey point() const { return {ranks, stage, mesh, schedule}; }
 };
 
 class ScaleStudy {
@@ -56,9 +58,14 @@ class ScaleStudy {
   const std::string& settings() const { return settings_; }
 
  private:
-  Options at(int ranks, int stage, const std::string& mesh) const;
-  /// With the first of the study's meshes.
-  Options at(int ranks, int stage) const { return at(ranks, stage, facts_.meshes.front()); }
+  Options at(const PointKey& point) const;
+  /// With the first of the study's meshes and schedules.
+  Options at(int ranks, int stage) const {
+    return at({ranks, stage, facts_.meshes.front(), facts_.schedules.front()});
+  }
+  /// The configuration keys that a point's schedule sets, as --set has them.
+  std::vector<std::string> schedule_keys(const std::string& schedule) const;
+  PointPlan plan_point(const PointKey& key);
   void choose_threads();
   void choose_batches();
   void plan_points();
@@ -70,6 +77,7 @@ class ScaleStudy {
   std::string program_, launcher_;
   Allocation allocation_ = Allocation::of_environment();
   StudyFacts facts_;
+  bool has_pipeline_ = false;  ///< a point has
   std::string settings_;
   int lock_ = -1;
 };

@@ -92,6 +92,8 @@ struct Pass {
   /// Ranks of the axis `context`, and which of them this is.
   int context_ranks() const;
   int context_rank() const;
+  /// True where ranks of the axis send each other heads (Config::context_exchange ulysses).
+  bool exchanges_heads() const;
   /// Runs of `time` neighbouring tokens that this rank has of each sequence, and the first token of one.
   int runs() const { return context == nullptr ? 1 : 2; }
   std::int64_t first_of_run(int run) const;
