@@ -362,9 +362,10 @@ void read_context_ranks(const Values& values, bool mesh_given, Config& config, P
     config.mesh = fmt::format("replicate=*, shard={}, context={}", config.shard_size / config.context_ranks,
                               config.context_ranks);
   } else {
-    problems.add(fmt::format("{}: {} with {} {}: ranks that share sequences share the state too, so that the "
-                             "latter has to be a multiple of the former",
-                             key, config.context_ranks, config.shard_size_key, config.shard_size));
+    problems.add(
+        fmt::format("{}: {} with {} {}: ranks that share sequences share the state too, so that the "
+                    "latter has to be a multiple of the former",
+                    key, config.context_ranks, config.shard_size_key, config.shard_size));
   }
 }
 
@@ -453,8 +454,7 @@ Config config_from(const Values& values, Problems& problems) {
 /// which has as many ranks as DeepSpeed's keys ask for on the axes `pipeline`, `context` and `tensor`; where
 /// the figures do not tell a number, there is one data rank.
 int ranks_of_batch(const Config& config) {
-  std::int64_t asked =
-      std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.context_ranks);
+  std::int64_t asked = std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.context_ranks);
   asked = asked <= INT32_MAX ? asked * std::max(1, config.tensor_ranks) : asked;
   const int beside = asked <= INT32_MAX ? static_cast<int>(asked) : 1;
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;

@@ -39,17 +39,17 @@ constexpr std::array searched{MeshAxis::replicate, MeshAxis::pipeline, MeshAxis:
 struct MeshCase {
   std::string mesh;
   Mesh axes{1};
-  std::string schedule;  ///< empty: there is no pipeline
-  Config base;           ///< complete, with the smallest micro-batch
-  std::string refused;   ///< why no run can have the mesh; empty: runs can
-  std::vector<int> ranks;  ///< one of each class of equal plans: the first and the last stage lead
-  std::vector<HeldState> held;           ///< by these
-  StageShares shares;                    ///< of a pipeline
-  PlanRequest alone;                     ///< a stage's ranks without the pipeline
-  Sizes sizes;                           ///< on its mesh
+  std::string schedule;         ///< empty: there is no pipeline
+  Config base;                  ///< complete, with the smallest micro-batch
+  std::string refused;          ///< why no run can have the mesh; empty: runs can
+  std::vector<int> ranks;       ///< one of each class of equal plans: the first and the last stage lead
+  std::vector<HeldState> held;  ///< by these
+  StageShares shares;           ///< of a pipeline
+  PlanRequest alone;            ///< a stage's ranks without the pipeline
+  Sizes sizes;                  ///< on its mesh
   CostModel rates;
-  std::vector<Levers> levers;            ///< simplest first
-  std::vector<std::vector<int>> dearer;  ///< by lever: those that are tried once it does not fit
+  std::vector<Levers> levers;               ///< simplest first
+  std::vector<std::vector<int>> dearer;     ///< by lever: those that are tried once it does not fit
   std::vector<std::int64_t> micro_batches;  ///< ascending
   int stages() const { return axes.size(MeshAxis::pipeline); }
 };
@@ -71,7 +71,7 @@ struct PlannedPeaks {
   bool all_ranks = false;  ///< false: ranks behind the first that does not fit were not planned
 };
 
-/// What keeps a configuration from being the choice.
+/// A configuration that does not fit.
 struct Failure {
   Candidate candidate;
   std::int64_t missing = 0;
@@ -144,8 +144,7 @@ class MeshSearch {
       if (one.stages() > 1) {
         // Each micro-batch would bring a stage's weights anew, and several are open at once.
         std::erase_if(one.levers, [&](const Levers& levers) {
-          return levers.activations ||
-                 (levers.parameters != OffloadTier::none && !fit_.keep_parameters_tier);
+          return levers.activations || (levers.parameters != OffloadTier::none && !fit_.keep_parameters_tier);
         });
       }
       if (one.levers.empty()) throw ConfigurationError("no tier that is given goes with a pipeline");
@@ -168,10 +167,11 @@ class MeshSearch {
   /// Throws what each rank of a run would refuse at its start.
   void require_sequence_parts(int ranks) const {
     if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample % (2 * ranks) == 0)) return;
-    throw ConfigurationError(
-        spec_.sequence_parts
-            ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts", spec_.tokens_per_sample, 2 * ranks)
-            : fmt::format("{} computes no parts of sequences", spec_.name.empty() ? "the model" : spec_.name));
+    throw ConfigurationError(spec_.sequence_parts
+                                 ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts",
+                                               spec_.tokens_per_sample, 2 * ranks)
+                                 : fmt::format("{} computes no parts of sequences",
+                                               spec_.name.empty() ? "the model" : spec_.name));
   }
 
   /// The samples of a step in the smallest micro-batches.
@@ -183,9 +183,9 @@ class MeshSearch {
     const std::int64_t data_ranks = one.axes.data_ranks();
     const std::int64_t micro = fit_.keep_micro_batch ? given_micro_batch_ : 1;
     if (samples_ % (data_ranks * micro) != 0) {
-      throw ConfigurationError(fmt::format(
-          "the {} samples of a step cannot be shared by {} data ranks{}", samples_, data_ranks,
-          micro > 1 ? fmt::format(" in micro-batches of {}", micro) : std::string()));
+      throw ConfigurationError(
+          fmt::format("the {} samples of a step cannot be shared by {} data ranks{}", samples_, data_ranks,
+                      micro > 1 ? fmt::format(" in micro-batches of {}", micro) : std::string()));
     }
     one.base.micro_batch_size = micro;
     one.base.accumulation_steps = samples_ / data_ranks / micro;
@@ -385,10 +385,15 @@ class MeshSearch {
   Work work_of(const Candidate& one) const {
     const MeshCase& place = case_at(one);
     const Levers& levers = levers_at(one);
-    return {place.stages(),     place.axes.size(MeshAxis::context), place.axes.size(MeshAxis::tensor),
-            place.schedule,     place.ranks.size(),
-            levers.checkpoint_every, levers.vocabulary_chunk,
-            levers.activations, one.micro_batch};
+    return {place.stages(),
+            place.axes.size(MeshAxis::context),
+            place.axes.size(MeshAxis::tensor),
+            place.schedule,
+            place.ranks.size(),
+            levers.checkpoint_every,
+            levers.vocabulary_chunk,
+            levers.activations,
+            one.micro_batch};
   }
 
   /// Bytes that no plan of the configuration is below: state, and activations as far as they are known.
@@ -397,8 +402,8 @@ class MeshSearch {
     const auto known = activations_.find(work_of(one));
     std::int64_t most = 0;
     for (std::size_t rank = 0; rank < place.ranks.size(); ++rank) {
-      most = std::max(most, state_bound(place, config, rank) +
-                                (known == activations_.end() ? 0 : known->second[rank]));
+      most = std::max(
+          most, state_bound(place, config, rank) + (known == activations_.end() ? 0 : known->second[rank]));
     }
     return most;
   }
@@ -444,7 +449,8 @@ class MeshSearch {
   /// The peaks of a trial, planned at most once. Throws what a run would refuse.
   PlannedPeaks trial_peaks(const Candidate& one, bool all_ranks) {
     const auto found = peaks_.find(key_of(one));
-    if (found != peaks_.end() && (found->second.all_ranks || (!all_ranks && excess(found->second, room_) > 0))) {
+    if (found != peaks_.end() &&
+        (found->second.all_ranks || (!all_ranks && excess(found->second, room_) > 0))) {
       return found->second;
     }
     const Config config = config_of(one);
@@ -469,7 +475,7 @@ class MeshSearch {
       refuse(one, error.message());
       return Verdict::refused;
     }
-    // What was planned for the sake of a larger micro-batch has its verdict.
+    // A candidate may have been planned already, for the sake of a larger micro-batch.
     if (!request_.exhaustive && peaks_.count(key_of(one)) == 0) {
       if (lacks_beside_.count(beside_of(one)) > 0) return Verdict::by_state;
       if (bound_of(one, config) > room_) {
@@ -511,15 +517,21 @@ class MeshSearch {
       shard = std::max(shard, held.shard);
       trained = std::max(trained, held.trained_shard);
     }
-    return {levers.stage,  levers.reduction, levers.optimizer, levers.parameters, config.accumulation_steps == 1,
-            owners, shard, trained};
+    return {levers.stage,
+            levers.reduction,
+            levers.optimizer,
+            levers.parameters,
+            config.accumulation_steps == 1,
+            owners,
+            shard,
+            trained};
   }
   void note_memory_beside(const Candidate& one, const PlannedPeaks& peaks) {
     if (levers_at(one).activations || excess({0, peaks.host, peaks.nvme}, room_) == 0) return;
     lacks_beside_.insert(beside_of(one));
   }
 
-  /// What is refused on the device is so with less memory too.
+  /// Counts a candidate as refused, and with it everything that takes less memory than it.
   void refuse(const Candidate& one, const std::string& reason) {
     if (first_refusal_.empty()) first_refusal_ = case_at(one).mesh + ": " + reason;
     result_.counts.refused += 1 + static_cast<std::int64_t>(dearer_than(one).size());
@@ -759,12 +771,14 @@ class MeshSearch {
   void find_less_time() {
     const double limit = result_.chosen.trial.cost.total();
     const Candidate chosen = chosen_;
-    result_.less_time = least_missing([&](const Candidate& one) { return one.seconds < limit; }, most_alternatives);
+    result_.less_time =
+        least_missing([&](const Candidate& one) { return one.seconds < limit; }, most_alternatives);
     chosen_ = chosen;
   }
 
   void find_least_missing() {
-    const std::optional<MeshTrial> least = least_missing([](const Candidate&) { return true; }, most_failures);
+    const std::optional<MeshTrial> least =
+        least_missing([](const Candidate&) { return true; }, most_failures);
     if (!least) {
       throw ConfigurationError("--mesh search: no mesh of " + std::to_string(fit_.plan.ranks) +
                                " ranks can be used; " + first_refusal_);
@@ -857,9 +871,8 @@ std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
       }
     }
   }
-  const auto free = std::find_if(searched.begin(), searched.end(), [&](MeshAxis axis) {
-    return !given[static_cast<std::size_t>(axis)];
-  });
+  const auto free = std::find_if(searched.begin(), searched.end(),
+                                 [&](MeshAxis axis) { return !given[static_cast<std::size_t>(axis)]; });
   std::string whole = sizes;
   if (free != searched.end()) whole += (sizes.empty() ? "" : ", ") + std::string(name_of(*free)) + "=*";
   const Mesh fixed = Mesh::parse(whole, ranks);

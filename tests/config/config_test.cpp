@@ -325,8 +325,9 @@ TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
 }
 
 TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
-  EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
-              HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
+  EXPECT_THAT(
+      problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
+      HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
   EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_chunks": 1025}})"),
               HasSubstr("tranche.pipeline_chunks: 1025 is not in 0 to 1024"));
 }
@@ -678,18 +679,21 @@ TEST(Config, TheAxisContextByDeepSpeedsKey) {
   EXPECT_EQ(parse_config(all, 32, {"zero_optimization.mics_shard_size=4"}).mesh,
             "pipeline=2, replicate=*, shard=2, context=2, tensor=2")
       << "two of the four ranks that share a copy share its sequences";
-  EXPECT_EQ(problems(two, 8, {"zero_optimization.mics_shard_size=1"}),
-            "configuration: sequence_parallel_size: 2 with zero_optimization.mics_shard_size 1: ranks that share "
-            "sequences share the state too, so that the latter has to be a multiple of the former");
+  EXPECT_EQ(
+      problems(two, 8, {"zero_optimization.mics_shard_size=1"}),
+      "configuration: sequence_parallel_size: 2 with zero_optimization.mics_shard_size 1: ranks that share "
+      "sequences share the state too, so that the latter has to be a multiple of the former");
   EXPECT_EQ(check_config(all).ranks, 8);
   EXPECT_EQ(parse_config(two, 8, {"tranche.mesh=\"context=2, shard=*\""}).mesh, "context=2, shard=*");
-  EXPECT_EQ(problems(two, 8, {"tranche.mesh=\"shard=*, context=4\""}),
-            "configuration: sequence_parallel_size: 2 with tranche.mesh (--mesh) \"shard=*, context=4\", whose "
-            "axis context has 4; give one of the two");
-  EXPECT_EQ(problems(two, 3),
-            "configuration: sequence_parallel_size, tranche.mesh: mesh \"shard=*, context=2\": context 2 does "
-            "not divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"shard=*, "
-            "context=3\"");
+  EXPECT_EQ(
+      problems(two, 8, {"tranche.mesh=\"shard=*, context=4\""}),
+      "configuration: sequence_parallel_size: 2 with tranche.mesh (--mesh) \"shard=*, context=4\", whose "
+      "axis context has 4; give one of the two");
+  EXPECT_EQ(
+      problems(two, 3),
+      "configuration: sequence_parallel_size, tranche.mesh: mesh \"shard=*, context=2\": context 2 does "
+      "not divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"shard=*, "
+      "context=3\"");
   EXPECT_EQ(problems(R"({"sequence_parallel_size": 0})", 8),
             "configuration: sequence_parallel_size: 0 is not at least 1");
   EXPECT_THAT(parse_config(R"({"sequence_parallel_size": "auto"})", 8).notes,

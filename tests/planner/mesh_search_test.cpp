@@ -88,9 +88,10 @@ TEST(MeshSearch, TriesEveryMeshOfTheRanksAndKeepsWhatIsGiven) {
   EXPECT_EQ(searched_axes("search"), "");
   EXPECT_EQ(searched_axes("search, tensor=2,pipeline=4"), "tensor=2, pipeline=4");
   EXPECT_EQ(searched_axes("tensor=2"), std::nullopt);
-  EXPECT_EQ(message_of<ConfigurationError>([] { (void)all_meshes(8, "tensor=3"); }),
-            "mesh \"tensor=3, replicate=*\": tensor 3 does not divide the 8 ranks, so replicate cannot take the "
-            "rest; the closest mesh of 8 ranks is \"tensor=4, replicate=*\"");
+  EXPECT_EQ(
+      message_of<ConfigurationError>([] { (void)all_meshes(8, "tensor=3"); }),
+      "mesh \"tensor=3, replicate=*\": tensor 3 does not divide the 8 ranks, so replicate cannot take the "
+      "rest; the closest mesh of 8 ranks is \"tensor=4, replicate=*\"");
 }
 
 /// The pruned search chooses what the exhaustive one does, which plans everything in the order of its
@@ -110,9 +111,9 @@ void expect_equal_searches(MeshSearchRequest request, const std::vector<double>&
   request.exhaustive = false;
   for (const double share : shares) {
     request.fit.budget = least + static_cast<std::int64_t>(share * static_cast<double>(most - least));
-    const auto expected = std::find_if(
-        whole.planned.begin(), whole.planned.end(),
-        [&](const MeshTrial& one) { return one.trial.peak <= request.fit.budget; });
+    const auto expected = std::find_if(whole.planned.begin(), whole.planned.end(), [&](const MeshTrial& one) {
+      return one.trial.peak <= request.fit.budget;
+    });
     const MeshSearchResult pruned = search_meshes(request);
     ASSERT_TRUE(pruned.fits) << request.fit.budget;
     EXPECT_EQ(settings_of(pruned.chosen), settings_of(*expected)) << request.fit.budget;
@@ -247,8 +248,8 @@ TEST(MeshSearch, HonoursWhatIsGivenAndLeavesOutWhatIsRefused) {
   for (const SearchedMesh& one : search_meshes(request).meshes) {
     const int data_ranks = Mesh::parse(one.mesh, 8).data_ranks();
     if (data_ranks == 1) continue;
-    EXPECT_EQ(one.verdict, "the 3 samples of a step cannot be shared by " + std::to_string(data_ranks) +
-                               " data ranks");
+    EXPECT_EQ(one.verdict,
+              "the 3 samples of a step cannot be shared by " + std::to_string(data_ranks) + " data ranks");
   }
 }
 
@@ -327,9 +328,19 @@ TEST(MeshSearchProposalsSlow, NoProposalIsOutOfMemory) {
 }
 
 ProgramResult planned_by(const std::vector<std::string>& more) {
-  std::vector<std::string> arguments{"plan",    "--model",    "gpt-nano", "--sequence", "32",
-                                     "--ranks", "4",          "--set",    "tranche.workspace=1MiB",
-                                     "--set",   "tranche.communication_slab=1MiB", "--dtype", "fp32"};
+  std::vector<std::string> arguments{"plan",
+                                     "--model",
+                                     "gpt-nano",
+                                     "--sequence",
+                                     "32",
+                                     "--ranks",
+                                     "4",
+                                     "--set",
+                                     "tranche.workspace=1MiB",
+                                     "--set",
+                                     "tranche.communication_slab=1MiB",
+                                     "--dtype",
+                                     "fp32"};
   arguments.insert(arguments.end(), more.begin(), more.end());
   return tools::test::run(arguments);
 }
@@ -393,8 +404,9 @@ TEST(MeshSearchProgram, RefusesWhatASearchDoesNotHave) {
   EXPECT_THAT(errors({"--mesh", "search, tensr=2", "--fit", "1GiB"}), HasSubstr("the closest is tensor"));
   EXPECT_THAT(tools::test::run({"train", "--mesh", "search"}).errors,
               HasSubstr("tranche plan --fit SIZE searches a mesh; name the axes that it finds"));
-  EXPECT_THAT(errors({"--mesh", "search, tensor=2", "--fit", "1GiB", "--set", "tensor_parallel.autotp_size=4"}),
-              HasSubstr("give one of the two"));
+  EXPECT_THAT(
+      errors({"--mesh", "search, tensor=2", "--fit", "1GiB", "--set", "tensor_parallel.autotp_size=4"}),
+      HasSubstr("give one of the two"));
 }
 
 }  // namespace
