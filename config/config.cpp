@@ -354,9 +354,18 @@ void read_context_ranks(const Values& values, bool mesh_given, Config& config, P
   }
   if (config.context_ranks == 1) return;
   if (!values.has("tranche.context_exchange")) config.context_exchange = ContextExchange::ulysses;
-  if (!mesh_given) {
-    config.mesh =
-        fmt::format("{}, context={}", config.mesh.empty() ? "shard=*" : config.mesh, config.context_ranks);
+  if (mesh_given) return;
+  if (config.shard_size == 0) {
+    config.mesh = fmt::format("shard=*, context={}", config.context_ranks);
+  } else if (config.shard_size % config.context_ranks == 0) {
+    // Ranks that share sequences share state too.
+    config.mesh = fmt::format("replicate=*, shard={}, context={}", config.shard_size / config.context_ranks,
+                              config.context_ranks);
+  } else {
+    problems.add(
+        fmt::format("{}: {} with {} {}: ranks that share sequences share the state too, so that the "
+                    "latter has to be a multiple of the former",
+                    key, config.context_ranks, config.shard_size_key, config.shard_size));
   }
 }
 
@@ -385,8 +394,8 @@ void read_together(const Values& values, Config& config, Problems& problems) {
   }
   const bool mesh_given = !config.mesh.empty();
   read_replicas(values, config, problems);
-  read_stages(values, mesh_given, config, problems);
   read_context_ranks(values, mesh_given, config, problems);
+  read_stages(values, mesh_given, config, problems);
   read_tensor_ranks(values, mesh_given, config, problems);
   read_offload(values, config, problems);
 }
@@ -445,8 +454,7 @@ Config config_from(const Values& values, Problems& problems) {
 /// which has as many ranks as DeepSpeed's keys ask for on the axes `pipeline`, `context` and `tensor`; where
 /// the figures do not tell a number, there is one data rank.
 int ranks_of_batch(const Config& config) {
-  std::int64_t asked =
-      std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.context_ranks);
+  std::int64_t asked = std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.context_ranks);
   asked = asked <= INT32_MAX ? asked * std::max(1, config.tensor_ranks) : asked;
   const int beside = asked <= INT32_MAX ? static_cast<int>(asked) : 1;
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;

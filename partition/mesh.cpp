@@ -39,8 +39,8 @@ MeshAxis axis_of(std::string_view name, std::string_view text) {
 
 using AxisSizes = std::vector<std::pair<MeshAxis, std::int64_t>>;  // size 0: `*`
 
-/// The same axes with the sizes nearest to these, in ratio, whose product divides the ranks, or is all of them
-/// where no axis takes the rest.
+/// The same axes with the sizes nearest to these, in ratio, whose product divides the ranks, or is all of
+/// them where no axis takes the rest.
 AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
   const bool open = std::any_of(axes.begin(), axes.end(), [](const auto& axis) { return axis.second == 0; });
   AxisSizes best, tried = axes;
@@ -49,23 +49,23 @@ AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
     if (ranks % size == 0) divisors.push_back(size);
   }
   double least = std::numeric_limits<double>::infinity();
-  const std::function<void(std::size_t, std::int64_t, double)> choose = [&](std::size_t next, std::int64_t left,
-                                                                           double distance) {
-    if (distance >= least) return;
-    if (next == axes.size()) {
-      if (left > 1 && !open) return;
-      least = distance;
-      best = tried;
-      return;
-    }
-    if (axes[next].second == 0) return choose(next + 1, left, distance);
-    const auto given = static_cast<double>(axes[next].second);
-    for (const std::int64_t size : divisors) {
-      if (left % size != 0) continue;
-      tried[next].second = size;
-      choose(next + 1, left / size, distance + std::abs(std::log(static_cast<double>(size) / given)));
-    }
-  };
+  const std::function<void(std::size_t, std::int64_t, double)> choose =
+      [&](std::size_t next, std::int64_t left, double distance) {
+        if (distance >= least) return;
+        if (next == axes.size()) {
+          if (left > 1 && !open) return;
+          least = distance;
+          best = tried;
+          return;
+        }
+        if (axes[next].second == 0) return choose(next + 1, left, distance);
+        const auto given = static_cast<double>(axes[next].second);
+        for (const std::int64_t size : divisors) {
+          if (left % size != 0) continue;
+          tried[next].second = size;
+          choose(next + 1, left / size, distance + std::abs(std::log(static_cast<double>(size) / given)));
+        }
+      };
   choose(0, ranks, 0);
   return best;
 }
@@ -77,8 +77,8 @@ std::string closest_text(const AxisSizes& axes, int ranks) {
     text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + "=" +
             (size == 0 ? std::string("*") : std::to_string(size));
   }
-  return "; the closest mesh of " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") + " is \"" + text +
-         "\"";
+  return "; the closest mesh of " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") + " is \"" +
+         text + "\"";
 }
 
 }  // namespace

@@ -31,8 +31,7 @@ std::vector<ReductionPolicy> all_policies(const FitRequest& request, const Confi
 
 std::vector<Levers> all_levers(const FitRequest& request, const Config& base) {
   // Ranks of the axis `tensor` share the state of tensors that it does not cut.
-  const bool several =
-      owners_of(base, request.plan.ranks) > 1 || tensor_ranks_of(request.plan, base) > 1;
+  const bool several = owners_of(base, request.plan.ranks) > 1 || tensor_ranks_of(request.plan, base) > 1;
   // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
   const bool shared = base.mesh_of(request.plan.ranks).size(MeshAxis::replicate) > 1 &&
                       base.replicate == Replicate::parameters;

@@ -25,8 +25,8 @@ double axis_rate(const ProjectionRequest& request, MeshAxis axis) {
   const int per_node = request.plan.ranks_per_node > 0 ? std::min(request.plan.ranks_per_node, ranks) : ranks;
   const Mesh mesh = config.mesh_of(ranks);
   // State is shared over context too.
-  std::vector<int> group = axis == MeshAxis::shard ? mesh.group({MeshAxis::shard, MeshAxis::context}, 0)
-                                                   : mesh.group({axis}, 0);
+  std::vector<int> group =
+      axis == MeshAxis::shard ? mesh.group({MeshAxis::shard, MeshAxis::context}, 0) : mesh.group({axis}, 0);
   // A message goes from one stage of a pipeline to the next.
   if (axis == MeshAxis::pipeline && group.size() > 2) group.resize(2);
   const auto size = static_cast<int>(group.size());

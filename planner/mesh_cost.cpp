@@ -87,7 +87,8 @@ PlanRequest without_pipeline(const PlanRequest& request) {
   alone.config.pipeline_stages = 0;
   const int per_node = request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
   // Stages lie between the copies of the model and the ranks of one stage, which are neighbours.
-  const int of_stage = mesh.size(MeshAxis::shard) * mesh.size(MeshAxis::context) * mesh.size(MeshAxis::tensor);
+  const int of_stage =
+      mesh.size(MeshAxis::shard) * mesh.size(MeshAxis::context) * mesh.size(MeshAxis::tensor);
   alone.ranks_per_node = std::min(alone.ranks, per_node <= of_stage           ? per_node
                                                : per_node < of_stage * stages ? of_stage
                                                                               : per_node / stages);
@@ -96,7 +97,8 @@ PlanRequest without_pipeline(const PlanRequest& request) {
 
 double message_seconds(const ModelSpec& spec, const Config& config, int ranks_of_sample,
                        const CostModel& rates) {
-  const std::int64_t rows = divide_round_up(config.micro_batch_size * spec.tokens_per_sample, ranks_of_sample);
+  const std::int64_t rows =
+      divide_round_up(config.micro_batch_size * spec.tokens_per_sample, ranks_of_sample);
   const auto bytes = static_cast<double>(rows * spec.residual_width * size_of(config.precision.compute));
   return bytes / (rates.over_pipeline > 0 ? rates.over_pipeline : rates.network);
 }

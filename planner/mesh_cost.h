@@ -11,7 +11,7 @@
 
 namespace tranche::planner {
 
-/// What each stage of a pipeline has of the model.
+/// The parts of the model that the stages of a pipeline have.
 struct StageShares {
   std::vector<double> operations;  ///< of forward; they add up to 1
   double most_operations = 1;      ///< the largest of them
@@ -36,6 +36,7 @@ PlanRequest without_pipeline(const PlanRequest& request);
 
 /// Seconds of a message between two stages in which a rank sends its part of the residual of a micro-batch,
 /// of which `ranks_of_sample` have a part each.
-double message_seconds(const ModelSpec& spec, const Config& config, int ranks_of_sample, const CostModel& rates);
+double message_seconds(const ModelSpec& spec, const Config& config, int ranks_of_sample,
+                       const CostModel& rates);
 
 }  // namespace tranche::planner

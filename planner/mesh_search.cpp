@@ -39,17 +39,17 @@ constexpr std::array searched{MeshAxis::replicate, MeshAxis::pipeline, MeshAxis:
 struct MeshCase {
   std::string mesh;
   Mesh axes{1};
-  std::string schedule;  ///< empty: there is no pipeline
-  Config base;           ///< complete, with the smallest micro-batch
-  std::string refused;   ///< why no run can have the mesh; empty: runs can
-  std::vector<int> ranks;  ///< one of each class of equal plans: the first and the last stage lead
-  std::vector<HeldState> held;           ///< by these
-  StageShares shares;                    ///< of a pipeline
-  PlanRequest alone;                     ///< a stage's ranks without the pipeline
-  Sizes sizes;                           ///< on its mesh
+  std::string schedule;         ///< empty: there is no pipeline
+  Config base;                  ///< complete, with the smallest micro-batch
+  std::string refused;          ///< why no run can have the mesh; empty: runs can
+  std::vector<int> ranks;       ///< one of each class of equal plans: the first and the last stage lead
+  std::vector<HeldState> held;  ///< by these
+  StageShares shares;           ///< of a pipeline
+  PlanRequest alone;            ///< a stage's ranks without the pipeline
+  Sizes sizes;                  ///< on its mesh
   CostModel rates;
-  std::vector<Levers> levers;            ///< simplest first
-  std::vector<std::vector<int>> dearer;  ///< by lever: those that are tried once it does not fit
+  std::vector<Levers> levers;               ///< simplest first
+  std::vector<std::vector<int>> dearer;     ///< by lever: those that are tried once it does not fit
   std::vector<std::int64_t> micro_batches;  ///< ascending
   int stages() const { return axes.size(MeshAxis::pipeline); }
 };
@@ -71,16 +71,16 @@ struct PlannedPeaks {
   bool all_ranks = false;  ///< false: ranks behind the first that does not fit were not planned
 };
 
-/// What keeps a configuration from being the choice.
+/// A configuration that does not fit.
 struct Failure {
   Candidate candidate;
   std::int64_t missing = 0;
   bool resolved = false;  ///< planned on all ranks
 };
 
-enum class Verdict { fits, by_activations, by_micro_batch, refused, too_large };
+enum class Verdict { fits, by_state, by_activations, by_micro_batch, refused, too_large };
 
-std::int64_t beyond_budget(std::int64_t bytes, std::int64_t budget) {
+std::int64_t bytes_beyond(std::int64_t bytes, std::int64_t budget) {
   return budget == 0 ? 0 : std::max<std::int64_t>(0, bytes - budget);
 }
 
@@ -144,8 +144,7 @@ class MeshSearch {
       if (one.stages() > 1) {
         // Each micro-batch would bring a stage's weights anew, and several are open at once.
         std::erase_if(one.levers, [&](const Levers& levers) {
-          return levers.activations ||
-                 (levers.parameters != OffloadTier::none && !fit_.keep_parameters_tier);
+          return levers.activations || (levers.parameters != OffloadTier::none && !fit_.keep_parameters_tier);
         });
       }
       if (one.levers.empty()) throw ConfigurationError("no tier that is given goes with a pipeline");
@@ -168,10 +167,11 @@ class MeshSearch {
   /// Throws what each rank of a run would refuse at its start.
   void require_sequence_parts(int ranks) const {
     if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample % (2 * ranks) == 0)) return;
-    throw ConfigurationError(
-        spec_.sequence_parts
-            ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts", spec_.tokens_per_sample, 2 * ranks)
-            : fmt::format("{} computes no parts of sequences", spec_.name.empty() ? "the model" : spec_.name));
+    throw ConfigurationError(spec_.sequence_parts
+                                 ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts",
+                                               spec_.tokens_per_sample, 2 * ranks)
+                                 : fmt::format("{} computes no parts of sequences",
+                                               spec_.name.empty() ? "the model" : spec_.name));
   }
 
   /// The samples of a step in the smallest micro-batches.
@@ -183,9 +183,9 @@ class MeshSearch {
     const std::int64_t data_ranks = one.axes.data_ranks();
     const std::int64_t micro = fit_.keep_micro_batch ? given_micro_batch_ : 1;
     if (samples_ % (data_ranks * micro) != 0) {
-      throw ConfigurationError(fmt::format(
-          "the {} samples of a step cannot be shared by {} data ranks{}", samples_, data_ranks,
-          micro > 1 ? fmt::format(" in micro-batches of {}", micro) : std::string()));
+      throw ConfigurationError(
+          fmt::format("the {} samples of a step cannot be shared by {} data ranks{}", samples_, data_ranks,
+                      micro > 1 ? fmt::format(" in micro-batches of {}", micro) : std::string()));
     }
     one.base.micro_batch_size = micro;
     one.base.accumulation_steps = samples_ / data_ranks / micro;
@@ -376,8 +376,8 @@ class MeshSearch {
   }
 
   std::int64_t excess(const PlannedPeaks& peaks, std::int64_t room) const {
-    return beyond_budget(peaks.device, room) + beyond_budget(peaks.host, fit_.plan.host_memory.bytes) +
-           beyond_budget(peaks.nvme, fit_.nvme_budget);
+    return bytes_beyond(peaks.device, room) + bytes_beyond(peaks.host, fit_.plan.host_memory.bytes) +
+           bytes_beyond(peaks.nvme, fit_.nvme_budget);
   }
 
   // Activations, which depend on neither the stage of ZeRO nor on where state lives.
@@ -385,10 +385,15 @@ class MeshSearch {
   Work work_of(const Candidate& one) const {
     const MeshCase& place = case_at(one);
     const Levers& levers = levers_at(one);
-    return {place.stages(),     place.axes.size(MeshAxis::context), place.axes.size(MeshAxis::tensor),
-            place.schedule,     place.ranks.size(),
-            levers.checkpoint_every, levers.vocabulary_chunk,
-            levers.activations, one.micro_batch};
+    return {place.stages(),
+            place.axes.size(MeshAxis::context),
+            place.axes.size(MeshAxis::tensor),
+            place.schedule,
+            place.ranks.size(),
+            levers.checkpoint_every,
+            levers.vocabulary_chunk,
+            levers.activations,
+            one.micro_batch};
   }
 
   /// Bytes that no plan of the configuration is below: state, and activations as far as they are known.
@@ -397,8 +402,8 @@ class MeshSearch {
     const auto known = activations_.find(work_of(one));
     std::int64_t most = 0;
     for (std::size_t rank = 0; rank < place.ranks.size(); ++rank) {
-      most = std::max(most, state_bound(place, config, rank) +
-                                (known == activations_.end() ? 0 : known->second[rank]));
+      most = std::max(
+          most, state_bound(place, config, rank) + (known == activations_.end() ? 0 : known->second[rank]));
     }
     return most;
   }
@@ -444,7 +449,8 @@ class MeshSearch {
   /// The peaks of a trial, planned at most once. Throws what a run would refuse.
   PlannedPeaks trial_peaks(const Candidate& one, bool all_ranks) {
     const auto found = peaks_.find(key_of(one));
-    if (found != peaks_.end() && (found->second.all_ranks || (!all_ranks && excess(found->second, room_) > 0))) {
+    if (found != peaks_.end() &&
+        (found->second.all_ranks || (!all_ranks && excess(found->second, room_) > 0))) {
       return found->second;
     }
     const Config config = config_of(one);
@@ -469,7 +475,9 @@ class MeshSearch {
       refuse(one, error.message());
       return Verdict::refused;
     }
-    if (!request_.exhaustive) {
+    // A candidate may have been planned already, for the sake of a larger micro-batch.
+    if (!request_.exhaustive && peaks_.count(key_of(one)) == 0) {
+      if (lacks_beside_.count(beside_of(one)) > 0) return Verdict::by_state;
       if (bound_of(one, config) > room_) {
         failures_.push_back({one, bound_of(one, config) - room_, false});
         return Verdict::by_activations;
@@ -488,6 +496,7 @@ class MeshSearch {
       const PlannedPeaks peaks = trial_peaks(one, request_.exhaustive);
       if (excess(peaks, room_) == 0) return Verdict::fits;
       failures_.push_back({one, excess(peaks, room_), peaks.all_ranks});
+      note_memory_beside(one, peaks);
       return Verdict::too_large;
     } catch (const ConfigurationError& error) {
       refuse(one, error.message());
@@ -495,7 +504,34 @@ class MeshSearch {
     }
   }
 
-  /// What is refused on the device is so with less memory too.
+  // State that lives beside the device takes as much with any micro-batch, checkpointing and head, on every
+  // mesh whose ranks hold as much.
+  using Beside = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier, bool, int, double, double>;
+  Beside beside_of(const Candidate& one) const {
+    const MeshCase& place = case_at(one);
+    const Levers& levers = levers_at(one);
+    const Config config = config_of(one);
+    const int owners = owners_of(config, fit_.plan.ranks) / shards_of(config, fit_.plan.ranks);
+    double shard = 0, trained = 0;
+    for (const HeldState& held : place.held) {
+      shard = std::max(shard, held.shard);
+      trained = std::max(trained, held.trained_shard);
+    }
+    return {levers.stage,
+            levers.reduction,
+            levers.optimizer,
+            levers.parameters,
+            config.accumulation_steps == 1,
+            owners,
+            shard,
+            trained};
+  }
+  void note_memory_beside(const Candidate& one, const PlannedPeaks& peaks) {
+    if (levers_at(one).activations || excess({0, peaks.host, peaks.nvme}, room_) == 0) return;
+    lacks_beside_.insert(beside_of(one));
+  }
+
+  /// Counts a candidate as refused, and with it everything that takes less memory than it.
   void refuse(const Candidate& one, const std::string& reason) {
     if (first_refusal_.empty()) first_refusal_ = case_at(one).mesh + ": " + reason;
     result_.counts.refused += 1 + static_cast<std::int64_t>(dearer_than(one).size());
@@ -511,7 +547,10 @@ class MeshSearch {
     Config config = config_of(least);
     try {
       validate_config(config, fit_.plan.ranks);
-      return bound_of(least, config) <= room_ && excess(trial_peaks(least, false), room_) == 0;
+      if (lacks_beside_.count(beside_of(least)) > 0 || bound_of(least, config) > room_) return false;
+      const PlannedPeaks peaks = trial_peaks(least, false);
+      note_memory_beside(least, peaks);
+      return excess(peaks, room_) == 0;
     } catch (const ConfigurationError&) {
       return true;
     }
@@ -546,6 +585,7 @@ class MeshSearch {
 
   void count(Verdict verdict) {
     SearchCounts& counts = result_.counts;
+    if (verdict == Verdict::by_state) ++counts.by_state;
     if (verdict == Verdict::by_activations) ++counts.by_activations;
     if (verdict == Verdict::by_micro_batch) ++counts.by_micro_batch;
   }
@@ -731,12 +771,14 @@ class MeshSearch {
   void find_less_time() {
     const double limit = result_.chosen.trial.cost.total();
     const Candidate chosen = chosen_;
-    result_.less_time = least_missing([&](const Candidate& one) { return one.seconds < limit; }, most_alternatives);
+    result_.less_time =
+        least_missing([&](const Candidate& one) { return one.seconds < limit; }, most_alternatives);
     chosen_ = chosen;
   }
 
   void find_least_missing() {
-    const std::optional<MeshTrial> least = least_missing([](const Candidate&) { return true; }, most_failures);
+    const std::optional<MeshTrial> least =
+        least_missing([](const Candidate&) { return true; }, most_failures);
     if (!least) {
       throw ConfigurationError("--mesh search: no mesh of " + std::to_string(fit_.plan.ranks) +
                                " ranks can be used; " + first_refusal_);
@@ -779,6 +821,7 @@ class MeshSearch {
   std::map<std::tuple<int, int, std::int64_t>, PlannedPeaks> peaks_;
   std::map<std::tuple<int, int, std::int64_t>, bool> least_fits_;  ///< by case, lever and room
   std::set<std::tuple<int, int, std::int64_t>> refused_;
+  std::set<Beside> lacks_beside_;  ///< whose host memory or nvme is beyond the budget
   std::vector<Failure> failures_;
   std::vector<Candidate> candidates_;  ///< that fit
   Candidate chosen_;
@@ -828,9 +871,8 @@ std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
       }
     }
   }
-  const auto free = std::find_if(searched.begin(), searched.end(), [&](MeshAxis axis) {
-    return !given[static_cast<std::size_t>(axis)];
-  });
+  const auto free = std::find_if(searched.begin(), searched.end(),
+                                 [&](MeshAxis axis) { return !given[static_cast<std::size_t>(axis)]; });
   std::string whole = sizes;
   if (free != searched.end()) whole += (sizes.empty() ? "" : ", ") + std::string(name_of(*free)) + "=*";
   const Mesh fixed = Mesh::parse(whole, ranks);
@@ -862,8 +904,8 @@ std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
   };
   std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
     const auto key = [&](const auto& one) {
-      return std::tuple(at(one, MeshAxis::pipeline) * at(one, MeshAxis::tensor), at(one, MeshAxis::tensor),
-                        at(one, MeshAxis::replicate));
+      return std::tuple(at(one, MeshAxis::pipeline) * at(one, MeshAxis::context) * at(one, MeshAxis::tensor),
+                        at(one, MeshAxis::tensor), at(one, MeshAxis::context), at(one, MeshAxis::replicate));
     };
     return key(a) < key(b);
   });

@@ -22,7 +22,7 @@ std::string search_row(const std::string& name, const std::string& value) {
 
 std::string count_row(const std::string& name, std::int64_t count, const std::string& why) {
   if (count == 0) return {};
-  return fmt::format("  {:<26} {:>12L}  {}\n", name, count, why);
+  return fmt::format("  {:<26} {:>12}  {}\n", name, count, why);
 }
 
 std::string peaks_text(const MeshTrial& one) {
@@ -32,7 +32,7 @@ std::string peaks_text(const MeshTrial& one) {
   return text;
 }
 
-/// What became of the seconds of a step.
+/// The parts of the seconds of a step.
 std::string parts_text(const StepCost& cost) {
   return fmt::format("{:.3g} computing, {:.3g} again, {:.3g} waiting for other ranks, {:.3g} for offload",
                      cost.compute, cost.recompute, cost.exposed, cost.offload);
@@ -41,13 +41,15 @@ std::string parts_text(const StepCost& cost) {
 std::string seconds_of(const MeshSearchRequest& request) {
   const CostModel& rates = request.fit.rates;
   if (request.machine) {
-    return fmt::format("by a formula with the rates of {}, and the best of each mesh, stage and schedule by its "
-                       "simulation",
-                       request.machine->machine.name);
+    return fmt::format(
+        "by a formula with the rates of {}, and the best of each mesh, stage and schedule by its "
+        "simulation",
+        request.machine->machine.name);
   }
-  return fmt::format("by a formula: a rank sends {}/s and computes {:.3g}e12 operations/s; without a machine "
-                     "file (--machine) all links are taken to be alike",
-                     format_bytes(static_cast<std::int64_t>(rates.network)), rates.operations / 1e12);
+  return fmt::format(
+      "by a formula: a rank sends {}/s and computes {:.3g}e12 operations/s; without a machine "
+      "file (--machine) all links are taken to be alike",
+      format_bytes(static_cast<std::int64_t>(rates.network)), rates.operations / 1e12);
 }
 
 std::string why_text(const MeshSearchRequest& request, const MeshSearchResult& result) {
@@ -55,10 +57,16 @@ std::string why_text(const MeshSearchRequest& request, const MeshSearchResult& r
   std::string text = fmt::format("the fastest that fits: {:.3g} s a step", result.chosen.seconds);
   if (request.machine) text += fmt::format(" in the simulation; {:.3g} by formula", cost.total());
   text += fmt::format(" ({})", parts_text(cost));
-  const auto faster = std::count_if(result.planned.begin(), result.planned.end(), [&](const MeshTrial& one) {
+  // Behind them are those that were run for the next best.
+  const auto end =
+      result.planned.begin() + std::min<std::int64_t>(result.counts.planned, std::ssize(result.planned));
+  const auto faster = std::count_if(result.planned.begin(), end, [&](const MeshTrial& one) {
     return one.missing > 0 && one.trial.cost.total() < cost.total();
   });
-  if (faster > 0) text += fmt::format("; {} that were run and would be faster lack memory", faster);
+  if (faster > 0) {
+    text += fmt::format("; {} that {} run and would be faster {} memory", faster,
+                        faster == 1 ? "was" : "were", faster == 1 ? "lacks" : "lack");
+  }
   return text;
 }
 
@@ -70,23 +78,28 @@ std::string beside_choice(const MeshSearchResult& result, const MeshTrial& one, 
   return fmt::format("{:.1f} % {}", percent < 0 ? -percent : percent, percent < 0 ? "faster" : "slower");
 }
 
-/// What takes the memory of a configuration that does not fit, and what would take less.
+/// The part that takes most memory of a configuration which does not fit, and settings that would take less.
 std::string room_text(const MeshSearchRequest& request, const MeshSearchResult& result) {
   const FitRequest& fit = request.fit;
   const TierAccount& device = result.plan.tier(Tier::device);
   const std::int64_t state = device.at_peak[Category::parameters] + device.at_peak[Category::gradients] +
                              device.at_peak[Category::optimizer] + device.at_peak[Category::gathered];
   const std::int64_t activations = device.at_peak[Category::activations];
-  std::string text = fmt::format("--fit {} or more", format_bytes(device.peak));
-  const std::int64_t host = result.plan.tier(Tier::host).peak;
-  if (fit.plan.host_memory.bytes > 0 && host > fit.plan.host_memory.bytes) {
-    text += fmt::format(", or --host-memory of {} or more", format_bytes(host));
-  }
+  std::string text;
+  if (device.peak > fit.budget) text = fmt::format("--fit {} or more", format_bytes(device.peak));
+  const auto beside = [&](Tier tier, std::int64_t limit, const char* of) {
+    const std::int64_t peak = result.plan.tier(tier).peak;
+    if (limit == 0 || peak <= limit) return;
+    text += fmt::format("{}{} or more of {} a rank", text.empty() ? "" : ", and ", format_bytes(peak), of);
+  };
+  beside(Tier::host, fit.plan.host_memory.bytes, "host memory (--host-memory)");
+  beside(Tier::nvme, fit.nvme_budget, "nvme (--nvme-space)");
   if (activations > state) {
     text += fmt::format("; activations are {} of it: a shorter --sequence", format_bytes(activations));
     return text;
   }
-  text += fmt::format("; parameters, gradients and optimizer state are {} of it: more --ranks", format_bytes(state));
+  text += fmt::format("; parameters, gradients and optimizer state are {} of it: more --ranks",
+                      format_bytes(state));
   if (fit.plan.config.offload.nvme_path.empty()) text += ", a disk for state (--nvme-path)";
   if (!fit.plan.config.lora.any()) text += ", or adapters in place of whole weights (tranche.lora)";
   return text;
@@ -127,23 +140,24 @@ std::string mesh_search_text(const MeshSearchRequest& request, const MeshSearchR
     return one.verdict != "chosen" && one.verdict != "fits" && one.verdict != "slower" &&
            one.verdict != "does not fit";
   });
-  std::string text = fmt::format("search of {} meshes of {} ranks{} within {}\n", result.meshes.size(),
-                                 fit.plan.ranks, request.axes.empty() ? "" : " with " + request.axes,
-                                 format_bytes(fit.budget));
+  std::string text =
+      fmt::format("search of {} meshes of {} ranks{} within {}\n", result.meshes.size(), fit.plan.ranks,
+                  request.axes.empty() ? "" : " with " + request.axes, format_bytes(fit.budget));
   text += search_row("seconds", seconds_of(request));
   text += search_row("host memory", describe(fit.plan.host_memory));
-  text += count_row("configurations", counts.all,
-                    "meshes x stages x reductions x schedules x checkpointing x heads x tiers x micro-batches");
-  text += count_row("  beyond it by state", counts.by_state, "the state formula alone is more than the budget");
-  text += count_row("  by activations too", counts.by_activations,
+  text +=
+      count_row("configurations", counts.all,
+                "meshes x stages x reductions x schedules x checkpointing x heads x tiers x micro-batches");
+  text += count_row("  by state", counts.by_state, "the state alone is more than the budget");
+  text += count_row("  by activations", counts.by_activations,
                     "with the activations that a plan of equal stages had");
   text += count_row("  by the micro-batch", counts.by_micro_batch, "a smaller one does not fit");
   text += count_row("  by time", counts.by_time, "they take no less than the choice");
   text += count_row("  refused", counts.refused, "a run would not start");
-  text += count_row("  run", counts.planned,
-                    "on the meta device" + (counts.projected > 0
-                                                ? fmt::format("; {} of them simulated", counts.projected)
-                                                : std::string()));
+  text += count_row(
+      "  run", counts.planned,
+      "on the meta device" +
+          (counts.projected > 0 ? fmt::format("; {} of them simulated", counts.projected) : std::string()));
   if (refused > 0) {
     const auto first = std::find_if(result.meshes.begin(), result.meshes.end(), [](const SearchedMesh& one) {
       return one.verdict != "chosen" && one.verdict != "fits" && one.verdict != "slower" &&
@@ -170,10 +184,10 @@ std::string mesh_search_text(const MeshSearchRequest& request, const MeshSearchR
   }
   if (result.less_time) {
     const MeshTrial& one = *result.less_time;
-    text += search_row("next best on less time",
-                       fmt::format("{}: lacks {}, {:.3g} s a step by formula, {}", describe(one),
-                                   format_bytes(one.missing), one.trial.cost.total(),
-                                   beside_choice(result, one, true)));
+    text += search_row(
+        "next best on less time",
+        fmt::format("{}: lacks {}, {:.3g} s a step by formula, {}", describe(one), format_bytes(one.missing),
+                    one.trial.cost.total(), beside_choice(result, one, true)));
   }
   return text + search_row("to run it", command) + "\n";
 }

@@ -105,7 +105,8 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
     const int holders = buffer.sharers * std::max(1, static_cast<int>(buffer.stages.size()));
     PlacedState& state = placed[{kind, layout.ranks(), holders}];
     state.elements += layout.padded_elements();
-    state.state_bytes = buffer.frozen ? 0 : state_bytes_of(classes.classes[static_cast<std::size_t>(buffer.state_class)]);
+    state.state_bytes =
+        buffer.frozen ? 0 : state_bytes_of(classes.classes[static_cast<std::size_t>(buffer.state_class)]);
     state.frozen = buffer.frozen;
     state.group = layout.ranks();
     state.holders = holders;

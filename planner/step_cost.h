@@ -1,6 +1,6 @@
 #pragma once
-/// The formulas behind step_cost() and the memory that a step takes at least, for searches that have a model's
-/// facts at hand. Private to planner/.
+/// The formulas behind step_cost() and the memory that a step takes at least, for searches that have a
+/// model's facts at hand. Private to planner/.
 
 #include <cstdint>
 #include <vector>
@@ -26,21 +26,22 @@ int tensor_ranks_of(const PlanRequest& request, const Config& config);
 
 /// `spec` has its adapters; `language`: it is a language model's.
 Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int ranks);
-/// step_cost() of a configuration that is complete, on a mesh without a pipeline. `spec` and `sizes` are those
-/// of the request.
+/// step_cost() of a configuration that is complete, on a mesh without a pipeline. `spec` and `sizes` are
+/// those of the request.
 StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec, const Sizes& sizes,
                  const CostModel& rates);
 
 /// Bytes of an element in all states of a class, without master weights.
 double state_bytes_of(const detail::StateClass& one);
 
-/// What the flat buffers of a rank hold.
+/// Sizes of the flat buffers that a rank holds.
 struct HeldState {
   double whole = 0, shard = 0;                  ///< elements of all buffers, and of the rank's shards of them
   double trained_whole = 0, trained_shard = 0;  ///< the same without frozen tensors
   double state_whole = 0, state_shard = 0;      ///< bytes of their optimizer states
 };
-/// By rank of `which`. Throws ConfigurationError for a model that the mesh cannot divide.
+/// The sizes for each rank of `which`, in their order. Throws ConfigurationError for a model that the mesh
+/// cannot divide.
 std::vector<HeldState> held_by(const ModelSpec& spec, const Config& config, int ranks,
                                const std::vector<int>& which);
 /// Bytes of device memory that a rank holds whatever a step does: a bound that no plan is below.

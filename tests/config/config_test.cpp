@@ -325,8 +325,9 @@ TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
 }
 
 TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
-  EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
-              HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
+  EXPECT_THAT(
+      problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
+      HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
   EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_chunks": 1025}})"),
               HasSubstr("tranche.pipeline_chunks: 1025 is not in 0 to 1024"));
 }
@@ -675,16 +676,24 @@ TEST(Config, TheAxisContextByDeepSpeedsKey) {
   const std::string all = R"({"sequence_parallel_size": 2, "pipeline": {"stages": 2},
                               "tensor_parallel": {"autotp_size": 2}})";
   EXPECT_EQ(parse_config(all, 16).mesh, "pipeline=2, shard=*, context=2, tensor=2");
-  EXPECT_EQ(parse_config(all, 16, {"zero_optimization.mics_shard_size=2"}).mesh_of(32).data_ranks(), 4);
+  EXPECT_EQ(parse_config(all, 32, {"zero_optimization.mics_shard_size=4"}).mesh,
+            "pipeline=2, replicate=*, shard=2, context=2, tensor=2")
+      << "two of the four ranks that share a copy share its sequences";
+  EXPECT_EQ(
+      problems(two, 8, {"zero_optimization.mics_shard_size=1"}),
+      "configuration: sequence_parallel_size: 2 with zero_optimization.mics_shard_size 1: ranks that share "
+      "sequences share the state too, so that the latter has to be a multiple of the former");
   EXPECT_EQ(check_config(all).ranks, 8);
   EXPECT_EQ(parse_config(two, 8, {"tranche.mesh=\"context=2, shard=*\""}).mesh, "context=2, shard=*");
-  EXPECT_EQ(problems(two, 8, {"tranche.mesh=\"shard=*, context=4\""}),
-            "configuration: sequence_parallel_size: 2 with tranche.mesh (--mesh) \"shard=*, context=4\", whose "
-            "axis context has 4; give one of the two");
-  EXPECT_EQ(problems(two, 3),
-            "configuration: sequence_parallel_size, tranche.mesh: mesh \"shard=*, context=2\": context 2 does "
-            "not divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"shard=*, "
-            "context=3\"");
+  EXPECT_EQ(
+      problems(two, 8, {"tranche.mesh=\"shard=*, context=4\""}),
+      "configuration: sequence_parallel_size: 2 with tranche.mesh (--mesh) \"shard=*, context=4\", whose "
+      "axis context has 4; give one of the two");
+  EXPECT_EQ(
+      problems(two, 3),
+      "configuration: sequence_parallel_size, tranche.mesh: mesh \"shard=*, context=2\": context 2 does "
+      "not divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"shard=*, "
+      "context=3\"");
   EXPECT_EQ(problems(R"({"sequence_parallel_size": 0})", 8),
             "configuration: sequence_parallel_size: 0 is not at least 1");
   EXPECT_THAT(parse_config(R"({"sequence_parallel_size": "auto"})", 8).notes,
@@ -751,7 +760,8 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
       "pipeline has 1; give one of the two");
   EXPECT_EQ(problems(two, 3),
             "configuration: pipeline.stages, tranche.mesh: mesh \"pipeline=2, shard=*\": pipeline 2 does not "
-            "divide the 3 ranks, so shard cannot take the rest");
+            "divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"pipeline=3, "
+            "shard=*\"");
   EXPECT_EQ(problems(block(R"("stages": 0)"), 8), "configuration: pipeline.stages: 0 is not at least 1");
   // The figures of a batch count data ranks.
   EXPECT_EQ(

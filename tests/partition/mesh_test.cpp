@@ -94,11 +94,12 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
   EXPECT_EQ(refusal("shard=4", 1),
             "mesh \"shard=4\": shard 4, but there is 1 rank; give one axis the size * to take "
             "the rest; the closest mesh of 1 rank is \"shard=1\"");
-  EXPECT_EQ(refusal("replicate=2000000000, shard=2000000000", 8),
-            "mesh \"replicate=2000000000, shard=2000000000\": replicate 2000000000 x shard 2000000000 is "
-            "more than 8, "
-            "but there are 8 ranks; give one axis the size * to take the rest; the closest mesh of 8 ranks is "
-            "\"replicate=1, shard=8\"");
+  EXPECT_EQ(
+      refusal("replicate=2000000000, shard=2000000000", 8),
+      "mesh \"replicate=2000000000, shard=2000000000\": replicate 2000000000 x shard 2000000000 is "
+      "more than 8, "
+      "but there are 8 ranks; give one axis the size * to take the rest; the closest mesh of 8 ranks is "
+      "\"replicate=1, shard=8\"");
   EXPECT_THAT(refusal("pipeline=3, shard=5, tensor=2", 32),
               testing::HasSubstr("; the closest mesh of 32 ranks is \"pipeline=4, shard=4, tensor=2\""));
   EXPECT_EQ(refusal("search", 8),

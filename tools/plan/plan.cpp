@@ -226,7 +226,8 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
 int run_plan(const Options& options, const Output& output) {
   check_speeds(options);
   if (options.mesh) {
-    if (const auto axes = planner::searched_axes(*options.mesh)) return run_mesh_search(options, *axes, output);
+    if (const auto axes = planner::searched_axes(*options.mesh))
+      return run_mesh_search(options, *axes, output);
   }
   planner::PlanRequest request = plan_request(options);
   std::optional<planner::ProjectionRequest> projection = projection_request(options, request);

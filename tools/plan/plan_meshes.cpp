@@ -24,8 +24,9 @@ namespace tranche::tools {
 namespace {
 
 std::string quoted(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                                                             "0123456789_-./=:,") == std::string::npos;
+  const bool plain = !word.empty() && word.find_first_not_of(
+                                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                          "0123456789_-./=:,") == std::string::npos;
   if (plain) return word;
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -38,7 +39,8 @@ void check_flags(const Options& options) {
         "--mesh search finds the axes for a budget: give --fit SIZE, or name the axes of the mesh");
   }
   if (options.rank) {
-    throw ConfigurationError("--rank is not for --mesh search, which plans a rank of each kind; leave it out");
+    throw ConfigurationError(
+        "--rank is not for --mesh search, which plans a rank of each kind; leave it out");
   }
   if (!options.trace.empty()) {
     throw ConfigurationError(
@@ -85,10 +87,11 @@ bool has_several_kinds(const Config& config, int ranks) {
 }  // namespace
 
 std::string training_command(const Options& options, const Config& config, std::int64_t budget) {
-  std::vector<std::string> words{"mpirun", "-n",      std::to_string(options.ranks),
-                                 "tranche", "train",   "--model",
-                                 options.model};
-  const auto flag = [&](const char* name, const std::string& value) { words.insert(words.end(), {name, value}); };
+  std::vector<std::string> words{"mpirun",  "-n",         std::to_string(options.ranks), "tranche", "train",
+                                 "--model", options.model};
+  const auto flag = [&](const char* name, const std::string& value) {
+    words.insert(words.end(), {name, value});
+  };
   const auto set = [&](const std::string& text) { flag("--set", text); };
   if (options.write.empty()) {
     if (!options.config.empty()) flag("--config", options.config);
@@ -103,7 +106,8 @@ std::string training_command(const Options& options, const Config& config, std::
       set(fmt::format("tranche.pipeline_schedule={}", config.pipeline_schedule));
     }
     set(fmt::format("tranche.activation_checkpointing={}", config.activation_checkpointing));
-    if (config.activation_checkpointing) set(fmt::format("tranche.checkpoint_every={}", config.checkpoint_every));
+    if (config.activation_checkpointing)
+      set(fmt::format("tranche.checkpoint_every={}", config.checkpoint_every));
     if (config.vocabulary_chunk > 0) set(fmt::format("tranche.vocabulary_chunk={}", config.vocabulary_chunk));
     flag("--offload-optimizer", std::string(name_of(config.offload.optimizer)));
     flag("--offload-param", std::string(name_of(config.offload.parameters)));
@@ -146,8 +150,8 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
   std::vector<planner::StagePlan> plans;
   if (stages) plans = planner::plan_stages(chosen, budget, options.json);
   if (options.json) {
-    const std::string text = stages ? planner::stage_plans_json(plans, budget)
-                                    : planner::plan_json(chosen, result.plan, budget);
+    const std::string text =
+        stages ? planner::stage_plans_json(plans, budget) : planner::plan_json(chosen, result.plan, budget);
     output.out << planner::with_search(text, request, result, command);
   } else {
     output.out << planner::mesh_search_text(request, result, command)

@@ -1,6 +1,6 @@
 #pragma once
-/// The search for a mesh: which axes, with which stage, schedule, checkpointing, tiers and micro-batches, take
-/// the least time of all that fit a budget. docs/guides/mesh-search.md says how to read its answer.
+/// The search for a mesh: which axes, with which stage, schedule, checkpointing, tiers and micro-batches,
+/// take the least time of all that fit a budget. docs/guides/mesh-search.md says how to read its answer.
 
 #include <cstdint>
 #include <optional>
@@ -17,8 +17,9 @@ namespace tranche::planner {
 /// begin with the word "search", else the axes behind it ("tensor=2").
 std::optional<std::string> searched_axes(std::string_view mesh);
 
-/// Every mesh of so many ranks on the axes replicate, pipeline, shard, context and tensor, in that order, slowest first,
-/// and with the sizes that `axes` gives; that of data ranks alone comes first. An axis of `axes` with the size
+/// Every mesh of so many ranks on the axes replicate, pipeline, shard, context and tensor, in that order,
+/// slowest first, and with the sizes that `axes` gives; that of data ranks alone comes first. An axis of
+/// `axes` with the size
 /// `*` is searched. Throws ConfigurationError as Mesh::parse() does for the text, and for sizes that do
 /// not divide the ranks, with the closest that do.
 std::vector<std::string> all_meshes(int ranks, const std::string& axes = {});
@@ -43,14 +44,15 @@ struct MeshTrial {
   double seconds = 0;    ///< of a step: by the machine's simulation where there is one, else the cost's
   /// Bytes beyond the budgets; of one that was not planned the least that a bound tells.
   std::int64_t missing = 0;
-  bool planned = false;     ///< the peaks are those of a plan
-  std::int64_t bound = 0;   ///< bytes of device memory by the state formula, which no plan is below
+  bool planned = false;    ///< the peaks are those of a plan
+  std::int64_t bound = 0;  ///< bytes of device memory by the state formula, which no plan is below
 };
 
 /// How many configurations there were, and what became of them. All but `all` and `meshes` add up to `all`.
 struct SearchCounts {
   std::int64_t all = 0;
-  std::int64_t by_state = 0;        ///< the state formula alone is beyond the budget
+  /// The state formula alone is beyond the budget, or equal state beside the device was in a plan.
+  std::int64_t by_state = 0;
   std::int64_t by_activations = 0;  ///< state, and activations that another plan of equal stages measured
   std::int64_t by_micro_batch = 0;  ///< a smaller micro-batch does not fit
   std::int64_t by_time = 0;         ///< takes no less time than what was chosen, whatever its memory
@@ -59,7 +61,7 @@ struct SearchCounts {
   std::int64_t projected = 0;       ///< of these: simulated on the machine
 };
 
-/// What became of a mesh.
+/// The outcome of a search on one mesh.
 struct SearchedMesh {
   std::string mesh;
   std::string verdict;  ///< "chosen", "fits", "does not fit", "slower", or why a run would refuse it
@@ -68,7 +70,7 @@ struct SearchedMesh {
 
 struct MeshSearchResult {
   bool fits = false;
-  MeshTrial chosen;  ///< the fastest that fits; else the one that lacks least
+  MeshTrial chosen;                      ///< the fastest that fits; else the one that lacks least
   std::optional<MeshTrial> less_memory;  ///< the fastest with at most nine tenths of its device memory
   /// One that would take less time by formula, and lacks least memory of those.
   std::optional<MeshTrial> less_time;
