@@ -777,14 +777,26 @@ class MeshSearch {
   }
 
   void find_least_missing() {
-    const std::optional<MeshTrial> least =
-        least_missing([](const Candidate&) { return true; }, most_failures);
-    if (!least) {
+    const auto any = [](const Candidate&) { return true; };
+    if (!least_missing(any, most_failures)) {
       throw ConfigurationError("--mesh search: no mesh of " + std::to_string(fit_.plan.ranks) +
                                " ranks can be used; " + first_refusal_);
     }
+    // One configuration stood for all with the same state, where that alone was beyond the budget.
+    const Candidate nearest = chosen_;
+    const auto state_of = [&](int lever) {
+      const Levers& levers = case_at(nearest).levers[static_cast<std::size_t>(lever)];
+      return std::tuple(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
+    };
+    failures_ = {{nearest, excess(peaks_.at(key_of(nearest)), fit_.budget), true}};
+    for (int lever = 0; lever < static_cast<int>(case_at(nearest).levers.size()); ++lever) {
+      if (state_of(lever) != state_of(nearest.lever) || lever == nearest.lever) continue;
+      failures_.push_back(
+          {{0, false, nearest.place, lever, case_at(nearest).micro_batches.front()}, 1, false});
+    }
+    const MeshTrial least = *least_missing(any, most_failures);
     whole_step_fits(chosen_);
-    take_choice(chosen_, least->seconds);
+    take_choice(chosen_, least.seconds);
   }
 
   void judge_meshes() {
