@@ -23,8 +23,7 @@ struct TensorDifference {
 };
 
 struct Comparison {
-  std::int64_t compared = 0;                  ///< pairs of (tensor, kind) that exist in both with equal
-                                              ///< shapes
+  std::int64_t compared = 0;                  ///< pairs of (tensor, kind) in both with equal shapes
   std::vector<TensorDifference> differences;  ///< in the first's order, then those that only the second has
   bool equal() const { return differences.empty(); }
 };

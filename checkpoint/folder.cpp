@@ -326,7 +326,7 @@ void RunFolder::remove_stale_folders(const std::string& own) {
   FileSystem& files = storage_.files;
   for (const DirectoryEntry& entry : files.list(parent_)) {
     const std::string path = join_path(parent_, entry.name);
-    // left by a write of `latest`
+    // An interrupted write of `latest` leaves such a file.
     if (!entry.is_directory && detail::is_temporary_name(entry.name)) files.remove(path);
     if (!entry.is_directory || path == own) continue;
     if (is_replaced(entry.name)) {

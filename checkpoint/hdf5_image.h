@@ -34,8 +34,7 @@ struct ShardImage {
   SparseImage file;
   std::vector<std::int64_t> offsets;        ///< byte offset of each section's dataset; -1: none
   std::vector<std::int64_t> array_offsets;  ///< byte offset of each array's dataset; -1: none
-  std::int64_t table_offset = 0;  ///< byte offset of "digests", the last dataset: one entry per leaf before
-                                  ///< it
+  std::int64_t table_offset = 0;            ///< byte offset of the last dataset, "digests"
   std::int64_t leaves = 0;
 };
 

@@ -52,8 +52,7 @@ struct StoredRange {
 struct PlacedTensor {
   int tensor = 0;  ///< index in its unit
   Box box;
-  std::int64_t offset = 0;  ///< position of the box's first element in the flat buffer; the box is row-major
-                            ///< there
+  std::int64_t offset = 0;  ///< of the box's first element in the flat buffer; row-major
   friend bool operator==(const PlacedTensor&, const PlacedTensor&) = default;
 };
 
@@ -104,8 +103,7 @@ constexpr DataType stored_as(DataType dtype) {
 DataType element_type(DataType stored, const BlockFormat& block);
 
 /// One quantity (weights, exp_avg ...) of every element of the frozen buffers, or of a state class's
-/// trainable ones: one HDF5 dataset in each rank's file, in which the rank's ranges follow each other without
-/// gaps.
+/// trainable ones: one HDF5 dataset in each rank's file, in which the rank's ranges are contiguous.
 struct SectionRecord {
   std::string dataset;                 ///< path in the file: "weights", "frozen", "state/exp_avg"
   std::string kind;                    ///< "weight", or the name of an optimizer state

@@ -24,13 +24,11 @@ struct ExportOptions {
   /// Small files that are written unchanged. If the folder already has a file with such a name, or
   /// config.json, with other contents, the export is refused.
   Companions beside = {};
-  std::int64_t largest_file = 5'000'000'000;  ///< the most bytes of tensors in one file; a larger tensor gets
-                                              ///< its own
+  std::int64_t largest_file = 5'000'000'000;  ///< bytes of tensors; a larger tensor has its own file
   /// The exported name of a tensor, or "" to leave it out; absent: its own name. Tied tensors are written
   /// once, under their first name, as transformers does.
   std::function<std::string(const std::string&)> rename;
-  std::function<void(std::int64_t)> progress;  ///< called with the number of tensor bytes written since the
-                                               ///< last call
+  std::function<void(std::int64_t)> progress;  ///< called with the bytes written since the last call
 };
 
 /// A tensor to export, from any source.

@@ -4,8 +4,8 @@
 
 namespace tranche::detail {
 
-/// Replaces numbers between dots by "*": "transformer.h.12 master" becomes "transformer.h.* master", so that
-/// the blocks of a model share one name.
+/// Replaces each number that begins a part of a name by "*": "transformer.h.12 master" becomes
+/// "transformer.h.* master", so that the blocks of a model share one name.
 std::string with_folded_numbers(std::string_view name);
 
 }  // namespace tranche::detail

@@ -1,5 +1,5 @@
 #pragma once
-/// A file that a user named for what the program writes: a report, a trace, a table.
+/// A file that the program writes under a name given by the user: a report, a trace, a table.
 
 #include <string>
 #include <string_view>

@@ -184,8 +184,7 @@ struct Ledger::Impl {
   std::string phase;  // includes the unit
   std::size_t phase_length = 0;
   LedgerObserver* observer = nullptr;
-  std::function<void(std::string_view, std::string_view)> mark;  // called by the issuing thread, not under
-                                                                 // the mutex
+  std::function<void(std::string_view, std::string_view)> mark;  // for the issuing thread; not guarded
 
   std::string_view phase_name() const { return std::string_view(phase).substr(0, phase_length); }
   std::string_view unit_name() const {

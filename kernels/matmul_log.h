@@ -23,7 +23,7 @@ struct MatmulLog {
   std::vector<Gemm>* gemms = nullptr;
 };
 
-/// From now on every GEMM issued to the stream is appended to `gemms`, which must outlive the recording; null
+/// Appends every GEMM issued to the stream from now on to `gemms`, which must outlive the recording; null
 /// ends it. For the issuing thread.
 inline void log_gemms(Stream& stream, std::vector<Gemm>* gemms) {
   stream.attachment<MatmulLog>().gemms = gemms;

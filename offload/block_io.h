@@ -38,9 +38,8 @@ struct IoTicket {
 struct BlockIoStatistics {
   std::int64_t read_bytes = 0;
   std::int64_t written_bytes = 0;
-  std::int64_t direct_bytes = 0;      ///< bytes of both that bypassed the page cache (0 for files without
-                                      ///< native())
-  std::int64_t registered_bytes = 0;  ///< bytes of both in registered memory
+  std::int64_t direct_bytes = 0;      ///< bytes that bypassed the page cache (0 without native())
+  std::int64_t registered_bytes = 0;  ///< bytes read or written in registered memory
   std::int64_t blocks = 0;            ///< operations issued to the kernel
   std::int64_t resumed = 0;           ///< blocks that continued after a short or interrupted operation
 };

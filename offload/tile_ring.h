@@ -1,6 +1,18 @@
 #pragma once
 /// Moves tiles of state on the nvme tier through host memory: each is read, updated, and written back in
 /// place. A ring of buffers lets the three overlap.
+///
+/// Note: an offloaded update. engine/offloaded_state.h issues the update of one tile; this ring moves its
+/// optimizer state, and offload/host_link.h its gradients and weights. With the state on the nvme tier:
+///
+///     gradients:  device --HostLink--> host memory, before the first tile
+///     state:      disk --TileFlow--> ring buffer --updated on the host stream--> TileFlow --> disk
+///     weights:    host slot --HostLink--> device; or written in place, if parameters live in host memory;
+///                 or host slot --> disk, if parameters are on the nvme tier too
+///
+/// Streams and events order these steps: the host stream waits for gradients and state, and the copies of
+/// weights wait for the update. With overlap the issuing thread waits for none of them. If the state is in
+/// host memory, the ring is not used and the other steps are the same.
 
 #include <cstdint>
 #include <memory>

@@ -27,13 +27,12 @@ struct DeviceCall {
   std::int64_t count = 0;
   DataType dtype = DataType::float32;
   DataType output_dtype = DataType::float32;  ///< for a reduce_scatter
-  ReductionOptions sum;                       ///< for a reduce_scatter; its bucket_elements also for an
-                                              ///< all_gather
+  ReductionOptions sum;                       ///< for a reduce_scatter; bucket_elements also for a gather
   int other = 0;                              ///< the root, or the peer of send and recv
   /// The ranges of `from` and of `to` for each rank, in an all_to_all or all_to_all_v.
   std::vector<RankElements> sends, receives;
-  /// Asks the peers which call they are in; called once if the call takes long; empty if nobody can be asked.
-  /// From any thread.
+  /// Asks the peers whether they will make this call; called once if the call takes long; empty if no peer
+  /// can be asked. From any thread.
   std::function<void()> ask;
 
   std::string what() const;

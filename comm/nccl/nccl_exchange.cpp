@@ -198,8 +198,7 @@ class NcclExchange : public DeviceExchange {
   cudaStream_t stream_;
   HostMessages messages_;
   Buffer staging_;
-  std::unique_ptr<NcclGroup> nccl_;  // last, because it must be destroyed before the memory that it
-                                     // registered
+  std::unique_ptr<NcclGroup> nccl_;  // last: destroyed before the memory that it registered
 };
 
 }  // namespace

@@ -24,8 +24,7 @@ class HierarchicalAllGather : public HierarchicalExchange {
   void place(int member, std::int64_t chunk, const void* from);
 
   unsigned char* full_;
-  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by the local index of their
-                                                ///< receiver
+  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by their receiver's local index
   std::vector<bool> copied_, copied_received_;  ///< by local index
   bool told_ = false;
 };

@@ -19,7 +19,7 @@ class WindowAllGather : public WindowExchange {
   std::int64_t copied_ = 0;  ///< parts of the current chunk
 };
 
-/// From this size on, over all members, gathered bytes are written past the caches.
+/// Gathered bytes are written past the caches from this size on, over all members.
 inline constexpr std::int64_t streamed_gather_bytes = 4 << 20;
 
 }  // namespace tranche::comm

@@ -31,7 +31,7 @@ class WindowReduceScatter : public WindowExchange {
   std::int64_t summed_ = 0;  ///< elements of the current chunk
 };
 
-/// From this size on results are written past the caches.
+/// Results are written past the caches from this size on.
 inline constexpr std::int64_t streamed_bytes = 1 << 20;
 
 }  // namespace tranche::comm

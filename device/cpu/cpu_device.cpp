@@ -78,7 +78,7 @@ class CpuDevice : public Device {
   void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy_bytes(stream, "copy from host", device, host, bytes,
                [](void* to, const void* from, std::int64_t size) {
-                 // is read soon, so it stays in the caches
+                 // The bytes are read soon, so they stay in the caches.
                  std::memcpy(to, from, static_cast<std::size_t>(size));
                });
   }

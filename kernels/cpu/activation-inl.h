@@ -45,8 +45,7 @@ HWY_INLINE void for_each_activation(const T* from, std::int64_t count, const std
                                     bool streaming, const Exponential& exponential, const Body& body) {
   constexpr std::int64_t block = 256;
   alignas(64) float e[block];
-  alignas(64) std::byte kept[n][block * sizeof(T)];  // bytes, because an array of 16-bit numbers would be
-                                                     // zeroed
+  alignas(64) std::byte kept[n][block * sizeof(T)];  // an array of 16-bit numbers would be zeroed
   for (std::int64_t offset = 0; offset < count; offset += block) {
     const std::int64_t width = std::min(block, count - offset);
     const bool in_turns = streaming && n > 1 && sizeof(T) == 2 && width == block;

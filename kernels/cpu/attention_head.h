@@ -11,7 +11,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// Where a mask hides a key tile's first keys, the tile starts at a multiple of this.
+/// If a mask hides a key tile's first keys, the tile starts at a multiple of this.
 inline constexpr std::int64_t attention_key_step = 16;
 
 /// The position of one head of one batch entry in the operands, and the tiles of its scores: key tiles start

@@ -196,8 +196,7 @@ HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
 /// its interval from bit 16 on; a lookup uses the lowest three bits of it.
 struct Stretches {
   std::uint32_t factor = 0;
-  float least = 0;  ///< begin of the first interval; smaller magnitudes have the code of 0 and are raised to
-                    ///< it
+  float least = 0;         ///< begin of the first interval; smaller magnitudes are raised to it
   std::int32_t first = 0;  ///< the first interval's number
 };
 constexpr std::uint32_t stretch_of(float magnitude, std::uint32_t factor) {

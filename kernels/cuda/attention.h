@@ -39,8 +39,8 @@ struct ScoreChunk {
 constexpr std::int64_t aligned_stride(std::int64_t columns) {
   return columns < 8 ? columns : (columns + 7) / 8 * 8;  // rows aligned to 16 bytes in every dtype
 }
-/// As many whole heads as `bytes` can hold with `copies` of each, else as many queries of one head; 0 rows
-/// when not even one fits.
+/// The chunk with as many whole heads as `bytes` can hold with `copies` of each, else as many queries of one
+/// head; 0 rows when not even one fits.
 constexpr ScoreChunk query_chunk(std::int64_t heads, std::int64_t queries, std::int64_t keys,
                                  std::int64_t bytes, int copies) {
   const std::int64_t row = copies * aligned_stride(keys) * std::int64_t{sizeof(float)};
@@ -50,8 +50,8 @@ constexpr ScoreChunk query_chunk(std::int64_t heads, std::int64_t queries, std::
   }
   return {1, rows, aligned_stride(keys)};
 }
-/// As many keys of one head as `bytes` can hold, with `copies` columns and `more` elements for each, if
-/// possible a multiple of 8 keys; `rows` are the queries, the number of keys is `stride`.
+/// The chunk with as many keys of one head as `bytes` can hold, with `copies` columns and `more` elements for
+/// each, if possible a multiple of 8 keys; `rows` are the queries, the number of keys is `stride`.
 constexpr ScoreChunk key_chunk(std::int64_t queries, std::int64_t bytes, int copies, std::int64_t more) {
   const std::int64_t columns = bytes / (copies * (queries + more) * std::int64_t{sizeof(float)});
   return {1, queries, columns < 8 ? columns : columns / 8 * 8};

@@ -36,7 +36,7 @@ struct TrustPart : UpdatePart {
     const double* sums;
   };
 };
-/// As many segments as fit in the 4 KiB of a kernel's parameters beside its operands.
+/// Holds as many segments as fit in the 4 KiB of a kernel's parameters beside its operands.
 template <class Part>
 struct UpdateParts {
   static constexpr int most = 3072 / static_cast<int>(sizeof(Part));

@@ -58,19 +58,7 @@ const char* touched_by(const Combination& c) {
 ModelSpec spec_of(const Combination& c) {
   const ModelSpec drawn = model_of(c)->spec(time_steps_of(c));
   if (!c.own_weights) return drawn;
-  ModelSpec spec;
-  spec.tokens_per_sample = drawn.tokens_per_sample;
-  spec.gathers_per_micro_batch = drawn.gathers_per_micro_batch;
-  spec.gathers_with_chunks = drawn.gathers_with_chunks;
-  spec.recomputes_activations = drawn.recomputes_activations;
-  spec.forward = drawn.forward;
-  spec.residual_width = drawn.residual_width;
-  spec.tensor_dimensions = drawn.tensor_dimensions;
-  spec.whole_dimensions = drawn.whole_dimensions;
-  spec.chain_sums = drawn.chain_sums;
-  spec.tensor_messages = drawn.tensor_messages;
-  spec.sequence_parts = drawn.sequence_parts;
-  spec.context_elements = drawn.context_elements;
+  ModelSpec spec = drawn.without_units();
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";
   for (UnitSpec unit : drawn.units()) {

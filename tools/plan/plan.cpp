@@ -26,7 +26,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// "100T", "3e14": operations a second.
+/// Parses "100T" or "3e14" operations per second.
 double parse_rate(const std::string& text, const char* flag) {
   const std::string suffixes = "kMGTPE";
   char* end = nullptr;
@@ -56,7 +56,7 @@ std::int64_t parse_size(const std::string& text, const char* flag) {
   return bytes;
 }
 
-/// Refuses a flag that would say nothing, or something else than the machine does.
+/// Refuses a flag that has no effect, or contradicts the machine.
 void check_speeds(const Options& options) {
   if (options.network && options.machine.empty() && !options.fit) {
     throw ConfigurationError("--network is for --fit SIZE or --machine FILE; give one of them");
@@ -72,7 +72,7 @@ void check_speeds(const Options& options) {
   }
 }
 
-/// The rates of flags; those of a --machine take their place where there is one.
+/// The rates from flags; a --machine replaces them.
 planner::CostModel rates_of(const Options& options, const Config& config) {
   planner::CostModel rates;
   if (options.network && options.machine.empty()) {
@@ -115,7 +115,7 @@ int ranks_of_a_node(const planner::PlanRequest& request) {
   return request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
 }
 
-/// True when ranks differ in what they compute of a sample.
+/// True when ranks differ in the work that they do for a sample.
 bool has_stages(const planner::PlanRequest& request) {
   const Mesh mesh = request.config.mesh_of(request.ranks);
   return mesh.size(MeshAxis::pipeline) > 1 || mesh.size(MeshAxis::tensor) > 1;
@@ -147,11 +147,11 @@ planner::PlanRequest plan_request(const Options& options) {
     request.config.notes.push_back(fmt::format("--ranks-per-node {} is taken as {}, the ranks of the run",
                                                options.ranks_per_node, options.ranks));
   }
-  // Schedules may want to know where the run ends; a plan does not depend on it.
+  // Schedules may need the total number of steps; a plan does not depend on it.
   if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
   request.rates = rates_of(options, request.config);
   request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-  // Another machine's memory is not this one's, and --host-memory 0 asks for no limit.
+  // This machine's memory does not limit a plan for another one, and --host-memory 0 removes the limit.
   const std::int64_t host_limit = request.config.offload.host_memory_limit;
   if (host_limit > 0 || (!options.host_memory && options.machine.empty())) {
     request.host_memory = planner::host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
@@ -217,7 +217,7 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
         "\nno stage, micro-batch, checkpointing or offload fits in {} on {} rank{}: the least, {}, takes {}",
         format_bytes(fit.budget), request.ranks, request.ranks == 1 ? "" : "s", describe(trial),
         format_bytes(trial.peak));
-  } catch (const std::exception&) {  // the error at hand is the one to tell
+  } catch (const std::exception&) {  // the original error is reported
     return fmt::format("\ntranche plan --ranks {} --fit {} finds what would have fitted", request.ranks,
                        fit.budget);
   }
@@ -281,7 +281,7 @@ int run_plan(const Options& options, const Output& output) {
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;
-    // The steps that plan_request() made up must not end a training's schedule.
+    // The number of steps that plan_request() assumed must not end a training's schedule.
     written.total_steps_hint = read_config(options, request.ranks).total_steps_hint;
     detail::write_output_file(options.write, written.to_json() + "\n");
     if (!options.json) output.out << "configuration: " << options.write << "\n";

@@ -48,7 +48,7 @@ void check_flags(const Options& options) {
   }
 }
 
-/// The sizes that DeepSpeed's keys give take part where the command line names none.
+/// Sizes from DeepSpeed's keys apply if the command line gives none.
 std::string axes_of(const std::string& given, const Config& config) {
   std::string axes = given;
   const auto add = [&](MeshAxis axis, int size) {
@@ -63,8 +63,8 @@ std::string axes_of(const std::string& given, const Config& config) {
   return axes;
 }
 
-/// The rates of the machine's ranks where all share one copy of the model: the links of each mesh replace
-/// those of this one.
+/// The rates of the machine's ranks if all share one copy of the model; each mesh replaces the links by its
+/// own.
 planner::CostModel rates_of_ranks(planner::ProjectionRequest at) {
   Config& config = at.plan.config;
   config.mesh.clear();
@@ -160,7 +160,7 @@ int run_mesh_search(const Options& given, const std::string& axes, const Output&
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;
-    // The steps that plan_request() made up must not end a training's schedule.
+    // The number of steps that plan_request() assumed must not end a training's schedule.
     written.total_steps_hint = read_config(options, chosen.ranks).total_steps_hint;
     detail::write_output_file(options.write, written.to_json() + "\n");
     if (!options.json) output.out << "configuration: " << options.write << "\n";

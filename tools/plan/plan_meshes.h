@@ -7,11 +7,11 @@
 
 namespace tranche::tools {
 
-/// `tranche plan --fit SIZE --mesh 'search, AXES'`: as run_plan(). `axes` are the sizes that are given.
+/// `tranche plan --fit SIZE --mesh 'search, AXES'`: like run_plan(). `axes` are the given sizes.
 int run_mesh_search(const Options& options, const std::string& axes, const Output& output);
 
-/// The command line that trains with `config`, which the search chose for the options: the flags that say
-/// what a model and its sequences are, and one for each setting that was searched.
+/// The command line that trains with `config`, which the search chose for the options: the flags of the model
+/// and its sequences, and one flag for each searched setting.
 std::string training_command(const Options& options, const Config& config, std::int64_t budget);
 
 }  // namespace tranche::tools

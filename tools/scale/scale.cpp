@@ -22,17 +22,17 @@ namespace {
 
 using detail::write_output_file;
 
-/// Open MPI says a lot.
+/// Open MPI prints many lines.
 constexpr int tail_lines = 30;
-/// So many failures before any run has ended well are the launcher's, a node's or the program's: the others
-/// would end the same way, each perhaps behind a time-out of its own.
+/// After so many failures before any run has succeeded, the launcher, a node or the program is at fault: the
+/// other runs would fail the same way, each perhaps after its own time-out.
 constexpr int failures_before_giving_up = 3;
 
 class StudyRunner {
  public:
   StudyRunner(const Options& options, const Output& output)
       : output_(output),
-        // With --json standard output is for programs.
+        // With --json, standard output is for programs.
         lines_(options.json ? output.errors : output.out),
         json_(options.json),
         terminal_(output.terminal && !options.json),
@@ -80,7 +80,7 @@ class StudyRunner {
     lines_ << std::flush;
   }
 
-  /// Returns the signal that ended it, 0 for none.
+  /// Returns the signal that ended it, or 0.
   int conduct(const ScaleRun& run, const std::vector<ScaleRun>& all, training::StopSignals& signals) {
     const std::string name = fmt::format("repeat {}, {}", run.repeat, run.point().text());
     if (hopeless_.count(run.point()) > 0) {
@@ -136,7 +136,7 @@ class StudyRunner {
       rest.remove_prefix(std::min(end + 1, rest.size()));
     }
     output_.errors << std::flush;
-    // The request cannot be met, and memory does not grow: other repeats would end the same way.
+    // The request cannot be met, and memory does not grow, so other repeats would end the same way.
     if (result.status == static_cast<int>(ExitStatus::configuration) ||
         result.status == static_cast<int>(ExitStatus::out_of_memory)) {
       hopeless_.insert(run.point());
@@ -229,13 +229,13 @@ class StudyRunner {
   std::ostream& lines_;
   bool json_, terminal_;
   ScaleStudy study_;
-  std::set<std::string> kept_;   ///< names of runs whose reports are there
-  std::set<PointKey> hopeless_;  ///< points that no further repeat would mend
+  std::set<std::string> kept_;   ///< names of runs that have reports
+  std::set<PointKey> hopeless_;  ///< points whose further repeats would fail too
   std::vector<RunFailure> failures_;
   int failed_runs_ = 0;   ///< runs that failed for another reason
-  std::size_t done_ = 0;  ///< runs that failed or were left out
+  std::size_t done_ = 0;  ///< runs that failed or were skipped
   TimeLeft left_;
-  std::size_t drawn_ = 0;  ///< characters of the redrawn line
+  std::size_t drawn_ = 0;  ///< length of the redrawn line
 };
 
 }  // namespace
@@ -251,7 +251,7 @@ void TimeLeft::took(const ScaleRun& run, double seconds) {
 double TimeLeft::of(const ScaleRun& run) const {
   const auto known = by_ranks_.find(run.ranks);
   if (known != by_ranks_.end()) return known->second.seconds / known->second.count;
-  // If ranks share cores a run takes longer with each.
+  // If ranks share cores, a run takes longer with each rank.
   return per_rank_.count > 0 ? per_rank_.seconds / per_rank_.count * run.ranks
                              : std::numeric_limits<double>::infinity();
 }

@@ -15,7 +15,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// Flags of `train` that are not a study's, and why.
+/// The flags of `train` that a study does not accept, and the reasons.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 19> not_of_a_study{{
     {"--stage", "a study runs several: --stages 0,1,2,3"},
     {"--report", "every run of a study has its report, in the folder of --out"},

@@ -19,7 +19,8 @@ namespace {
 
 using Named = std::pair<std::string, std::string>;
 
-/// By stage; in a study of several meshes or schedules no two of its curves have the same.
+/// The color depends on the stage; in a study of several meshes or schedules, every curve has a different
+/// one.
 std::string color_of(const StudyFacts& facts, const CurveKey& curve) {
   if (facts.variants().size() == 1) return std::string(plot::color(plot::Palette::stage, curve.stage));
   const auto number = std::distance(facts.curves.begin(), facts.curves.find(curve));
@@ -38,7 +39,7 @@ plot::Shape shape_of(int stage) {
   return shapes[static_cast<std::size_t>(stage) % shapes.size()];
 }
 
-/// An entry of the legend that stands for the series of all stages.
+/// A legend entry that represents the series of all stages.
 plot::LineSeries entry(const std::string& name, bool joined, bool hollow, bool dashed = false) {
   plot::LineSeries series{name, "#222222", {}, {}, dashed};
   series.joined = joined;
@@ -53,8 +54,8 @@ std::string what_ran(const StudyFacts& facts) {
                      facts.node.cores);
 }
 
-/// Stages' points, joined or not, of those that `takes`, with `value`'s range over the repeats. Returns
-/// whether there are any.
+/// Adds the points of all stages that `takes` accepts, joined or not, with the range of `value` over the
+/// repeats. Returns whether there are any.
 bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResults& results, bool joined,
                 bool hollow, const std::function<bool(const PointResult&)>& takes,
                 const std::function<Spread(const PointResult&)>& value) {
@@ -80,7 +81,7 @@ bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResu
   return any;
 }
 
-/// From between the last number of ranks that has its cores and the first that has not.
+/// The band from between the last number of ranks with enough cores and the first without.
 std::vector<plot::Band> shaded(const StudyResults& results) {
   double first = 0, before = 0;
   for (const PointResult& point : results.points) {
@@ -228,8 +229,8 @@ std::vector<Named> results_plots(const StudyFacts& facts, const StudyResults& re
   add_throughput(plots, facts, results);
   add_time(plots, facts, results, false);
   add_time(plots, facts, results, true);
-  // Model state first: the workspace and the activations in the peak, which no stage shards, hide its fall.
-  // Elsewhere the formula is of all tiers together.
+  // Model state comes first, because in the peak the workspace and the activations, which no stage shards,
+  // hide its decrease. With offload the formula covers all tiers together.
   if (!facts.any_offload) {
     add_memory(
         plots, facts, results, "model_state.svg", "Parameters, gradients and optimizer state of a rank",

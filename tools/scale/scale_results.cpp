@@ -23,7 +23,7 @@ const PointResult* find_point(const std::vector<PointResult>& points, const Poin
   return nullptr;
 }
 
-/// value(run, run of the base) over the repeats that both have.
+/// Computes value(run, run of the base) over the repeats that both have.
 template <typename Value>
 std::optional<Spread> within_repeats(const PointResult& point, const PointResult& base, const Value& value) {
   std::vector<double> values;
@@ -37,7 +37,7 @@ std::optional<Spread> within_repeats(const PointResult& point, const PointResult
 }
 
 bool is_oversubscribed(const StudyFacts& facts, const RunFigures& run) {
-  // A rank that its launcher bound sees its own cores only.
+  // A rank that its launcher bound sees only its own cores.
   const int cores = facts.launcher_binds ? run.node_cores : run.cores;
   return run.ranks_on_node * run.threads > cores;
 }
@@ -112,7 +112,7 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
        {&run.step.gather, &run.step.reduce, &run.step.messages, &run.step.update, &run.step.other}) {
     *part /= timed;
   }
-  // Waits of the update itself are in both; what is left is never below nothing.
+  // Waits of the update itself are counted twice, so the remainder is clamped to 0.
   run.step.compute = std::max(0.0, seconds / timed - run.step.seconds());
   run.tokens_per_step = tokens / timed;
   run.tokens_per_second = tokens / seconds;
@@ -149,7 +149,7 @@ double state_bytes_per_parameter(int stage, bool boundary, int ranks, int comput
                                  double master, double moments) {
   const double n = ranks;
   const double parameters = stage >= 3 ? compute / n : compute;
-  // Boundary reduction accumulates whole gradients on every rank, whatever the stage.
+  // Boundary reduction accumulates whole gradients on every rank, at any stage.
   const double gradients = stage == 0 || boundary ? accumulation : accumulation / n;
   const double optimizer = stage == 0 ? master + moments : (master + moments) / n;
   return parameters + gradients + optimizer;

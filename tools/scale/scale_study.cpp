@@ -37,7 +37,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// Sequences of a micro-batch where neither flags nor configuration say anything of batches.
+/// The sequences in a micro-batch if neither flags nor configuration set batches.
 constexpr std::int64_t default_micro_batch = 4;
 
 bool exists(const std::string& path) {
@@ -45,7 +45,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-/// The text that a study trains on where none is given: speed does not depend on it.
+/// The text that a study trains on if none is given; speed does not depend on it.
 std::string some_text() {
   std::string text;
   for (int i = 0; text.size() < (1U << 20); ++i)
@@ -66,7 +66,7 @@ double load_average() {
   return ::getloadavg(&minute, 1) == 1 ? minute : 0;
 }
 
-/// A line for each setting that two studies do not share.
+/// A line for each setting that differs between two studies.
 std::vector<std::string> differing(const ordered_json& saved, const ordered_json& present) {
   std::vector<std::string> lines;
   const nlohmann::json before = nlohmann::json(saved).flatten(), now = nlohmann::json(present).flatten();
@@ -156,7 +156,7 @@ void ScaleStudy::find_programs() {
 }
 
 void ScaleStudy::choose_threads() {
-  // Equal at every point: a rank alone that had all cores would leave no speed-up to find.
+  // The threads are equal at every point: if a single rank used all cores, there could be no speed-up.
   const Config config = read_config(at(facts_.ranks.front(), facts_.stages.front()), facts_.ranks.front());
   facts_.threads = config.threads;
   if (config.threads > 0) return;
@@ -231,7 +231,7 @@ std::vector<std::string> ScaleStudy::schedule_keys(const std::string& schedule) 
   if (schedule.empty()) return {};
   std::vector<std::string> keys{"tranche.pipeline_schedule=" + ordered_json(schedule).dump()};
   const pipeline::NamedSchedule* const named = pipeline::find_schedule(schedule);
-  // Each schedule that has but one number of chunks, and each file, brings its own.
+  // Each schedule with a fixed number of chunks, and each file, sets its own.
   if (named == nullptr || !named->any_chunks) keys.emplace_back("tranche.pipeline_chunks=0");
   return keys;
 }
@@ -261,7 +261,7 @@ PointPlan ScaleStudy::plan_point(const PointKey& key) {
   point.micro_batch = config.micro_batch_size;
   point.accumulation = config.accumulation_steps;
   point.batch = config.train_batch_size;
-  // If nodes are declared, the runs take those.
+  // If nodes are declared, the runs use those.
   const int declared = config.debug.ranks_per_host;
   point.ranks_per_node = declared > 0 ? std::min(declared, ranks) : request.ranks_per_node;
   point.placed = per_node.has_value() || declared > 0;
@@ -292,7 +292,7 @@ void ScaleStudy::plan_points() {
   }
   for (const int stage : facts_.stages) {
     std::vector<int> along = facts_.ranks;
-    // A batch that ranks share has no part for any number of them.
+    // A batch that ranks share cannot be divided among every number of ranks.
     for (int ranks = 1; !facts_.strong && ranks < facts_.ranks.back(); ranks *= 2) {
       if (ranks > facts_.ranks.front()) along.push_back(ranks);
     }
@@ -307,7 +307,8 @@ void ScaleStudy::plan_points() {
             facts_.curves[{stage, mesh, schedule}].push_back(point);
             if (runs) facts_.plans[point.key()] = point;
           } catch (const ConfigurationError&) {
-            // A curve leaves out what no run is of, where the mesh or the model cannot have so many ranks.
+            // A curve leaves out points without a run if the mesh or the model does not support that many
+            // ranks.
             if (runs) throw;
           }
         }
@@ -400,7 +401,7 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
     const auto ends_all = [](const std::string& word) {
       return word.starts_with("-K") || word.starts_with("--kill-on-bad-exit");
     };
-    // Ranks that are left would wait for one that died until their time-out.
+    // Otherwise the remaining ranks would wait until their time-out for one that died.
     if (std::none_of(scale.launcher_arguments.begin(), scale.launcher_arguments.end(), ends_all)) {
       add({"--kill-on-bad-exit=1"});
     }
@@ -421,13 +422,13 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
     environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
     environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
-  // A host that is gone is noticed in some 12 s, not in minutes (scripts/run_mpi.sh).
+  // A lost host is noticed within some 12 s instead of minutes (scripts/run_mpi.sh).
   environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_time", "5");
   environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_intvl", "2");
   environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_probes", "3");
   if (!facts_.launcher_binds) environment.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
-  // On one host; a list of hosts, or an allocation of several nodes, says itself how many ranks each may
-  // have, and what connects them.
+  // This is for one host; a list of hosts, or an allocation of several nodes, determines the ranks of each
+  // and their network.
   if (scale.hostfile.empty() && scale.host.empty() && scale.launcher_arguments.empty() &&
       !allocation_.several()) {
     environment.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
@@ -496,7 +497,7 @@ bool ScaleStudy::open_folder() {
   try {
     facts_.begun = begun.value("time", "");
     facts_.load_average = begun.value("load_average", 0.0);
-    // The version is that of the program that was run, whatever has been committed since.
+    // The version is that of the program that was run, even if commits followed.
     facts_.version = begun.value("version", "");
     facts_.commit = begun.value("commit", "");
   } catch (const ordered_json::exception&) {

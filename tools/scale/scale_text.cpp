@@ -34,7 +34,7 @@ std::string rate(double value) {
   return value >= 1000 ? grouped(std::llround(value)) : fmt::format("{:.3g}", value);
 }
 
-/// "90 (85 to 95)"; without the ends where they are the same.
+/// "90 (85 to 95)"; without the range if all are equal.
 std::string with_ends(const Spread& spread, const std::function<std::string(double)>& text,
                       const char* unit = "") {
   const std::string middle = text(spread.middle) + unit;
@@ -51,7 +51,7 @@ std::string milliseconds(double seconds) {
   return fmt::format("{:.1f}", 1e3 * seconds);
 }
 
-/// "equal" or what it should have been.
+/// "equal", or the expected value.
 std::string against(std::int64_t measured, std::int64_t expected, const std::string& text) {
   return measured == expected ? text : fmt::format("{} (**differs**)", text);
 }
@@ -66,7 +66,7 @@ std::string heading(const std::vector<std::string>& cells) {
   return row(cells) + line + "\n";
 }
 
-/// Cells of memory, tier by tier that anything lies in.
+/// Adds cells of memory, for each tier in use.
 void add_memory(std::vector<std::string>& cells, const PointResult& point, const std::vector<Tier>& tiers) {
   for (const Tier tier : tiers) {
     const auto t = static_cast<std::size_t>(tier);
@@ -87,7 +87,7 @@ std::vector<Tier> tiers_of(const StudyResults& results) {
   return tiers;
 }
 
-/// Behind the stage's cell, where the study compares meshes or schedules.
+/// Adds the cells after the stage's, if the study compares meshes or schedules.
 void add_variant(std::vector<std::string>& cells, const StudyFacts& facts, const std::string& mesh,
                  const std::string& schedule) {
   if (!facts.schedules.front().empty()) cells.insert(cells.begin() + 2, schedule);

@@ -24,12 +24,12 @@ struct Cell {
   bool exact = true;
 };
 
-/// The longest time of which all others are multiples: a part of the shortest.
+/// The largest time of which all others are multiples: a fraction of the shortest.
 Cell cell_of(const PipelineSchedule& schedule, const Simulation& run) {
   std::set<double> times;
   for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Span& span : run.spans[rank]) {
-      // Ends are sums, whose last digits differ.
+      // Times are rounded, because the last digits of sums differ.
       if (span.end > span.start)
         times.insert(std::round((span.end - span.start) / run.length * 1e9) * run.length / 1e9);
     }
@@ -74,7 +74,7 @@ std::string chart_text(const PipelineSchedule& schedule, const Simulation& run) 
   if (!(run.length <= cell.time * most_chart_cells)) {
     return fmt::format("no chart: it would have more than {} cells on a rank\n", most_chart_cells);
   }
-  if (cell.time <= 0) return {};  // nothing takes any time
+  if (cell.time <= 0) return {};  // no action takes any time
   const auto cells = static_cast<std::size_t>(std::llround(run.length / cell.time));
   std::vector<std::vector<std::string>> lines;
   std::size_t width = 2;

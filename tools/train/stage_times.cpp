@@ -10,7 +10,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// Steps that plan memory.
+/// The first steps plan memory.
 constexpr std::int64_t planning_steps = 2;
 
 bool waits_less(const StageTime& a, const StageTime& b) {

@@ -50,8 +50,7 @@ struct CommunicatorOptions {
   /// The device of the ranks' buffers, not owned. A group of one rank reduces with as many threads as the
   /// device's kernels have; with null, one.
   const Device* device = nullptr;
-  std::shared_ptr<detail::WorkRecorder> recorder = nullptr;  ///< meta: records the operations; null: not
-                                                             ///< recorded
+  std::shared_ptr<detail::WorkRecorder> recorder = nullptr;  ///< meta: records operations; may be null
 };
 
 /// One rank; collectives are copies.

@@ -30,7 +30,7 @@ struct TrafficCount {
 class ByteMeter {
  public:
   void add(std::string_view operation, Traffic traffic, const TrafficCount& call);
-  /// By operation name ("all_gather", "reduce_scatter", ...).
+  /// The counts for each operation name ("all_gather", "reduce_scatter", ...).
   std::map<std::string, TrafficCount> counts(Traffic traffic) const;
   /// Sum over operations.
   TrafficCount total(Traffic traffic) const;

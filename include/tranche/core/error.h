@@ -1,6 +1,6 @@
 #pragma once
 /// Typed errors. Every error carries the source position that raised it, and the rank once a caller that
-/// knows the rank has attached it; `exit_status()` is what the `tranche` program ends with.
+/// knows the rank has attached it; `exit_status()` is the exit status of the `tranche` program.
 
 #include <exception>
 #include <source_location>
@@ -79,7 +79,7 @@ class NotCompiled : public Error {
               ExitStatus::configuration, where) {}
 };
 
-/// A tier cannot hold what was asked for. Exit status 3.
+/// A tier cannot hold a requested allocation. Exit status 3.
 class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(std::string message, std::source_location where = std::source_location::current())

@@ -36,8 +36,7 @@ struct MemoryInfo {
   std::int64_t total = 0;    ///< of the whole GPU
   std::int64_t free = 0;     ///< of the whole GPU, shared with all its users
   std::int64_t mapped = 0;   ///< physical bytes that this Device's resource holds
-  std::int64_t placed = 0;   ///< the allocated part of `mapped` (in multiples of memory_alignment); the rest
-                             ///< is rounding
+  std::int64_t placed = 0;   ///< the allocated part of `mapped` (in multiples of memory_alignment)
   std::int64_t pinned = 0;   ///< host bytes registered by this Device, its own staging included
   std::int64_t staging = 0;  ///< the part of `pinned` that the Device keeps for its own copies and flags
 };

@@ -137,6 +137,8 @@ class ModelSpec {
   /// The unit of that name; throws InvalidArgument naming the closest match.
   UnitId find_unit(std::string_view name) const;
   std::int64_t parameters() const;
+  /// All that the model says but its units, which a model that is made of this one adds again.
+  ModelSpec without_units() const;
 
   std::string name = {};  ///< for messages: "GPT2LMHeadModel"; not part of hash()
   /// Tokens (or whatever the loss is averaged over) in one sample; with train_batch_size it gives the nominal

@@ -23,8 +23,7 @@ struct Heads {
 
 struct AttentionOptions {
   std::int64_t heads = 1;
-  std::int64_t key_value_heads = 0;  ///< divides heads; neighbouring heads share one in equal groups; 0:
-                                     ///< heads
+  std::int64_t key_value_heads = 0;  ///< divides heads; each serves a group of neighbours; 0: heads
   std::int64_t window = 0;           ///< a query sees the last `window` keys, including its own; 0: all
   float scale = 0;                   ///< of scores; 0: 1 / sqrt(head width)
   /// Dropout of the probabilities; the index of an element is ((first_head + head) * time + query) * time +

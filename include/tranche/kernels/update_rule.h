@@ -27,7 +27,7 @@
 ///     static float initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
 ///     static constexpr bool whole_matrices = true;           // Muon's alone: an Optimizer runs it
 /// @endcode
-/// and, in place of element(), what rules with a trust ratio have (LARS, LAMB):
+/// and, in place of element(), the members of rules with a trust ratio (LARS, LAMB):
 /// @code
 ///     static constexpr bool states_first = ...;
 ///     template <unsigned kept>  // states_first alone: the states' new values
