@@ -16,7 +16,7 @@
 #include "tools/plan/plan_meshes.h"
 #include "tools/train/settings.h"
 #include "tranche/core/error.h"
-#include "tranche/planner/mesh_search.h"
+#include "tranche/planner/all_meshes.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
 #include "tranche/planner/schedule_choice.h"
