@@ -8,6 +8,8 @@
 
 #include <unistd.h>
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include "device/cuda_probe.h"
 #include "tests/core/rounds.h"
@@ -86,6 +88,13 @@ TEST_F(CombinationsOfTwo, HaveTheBitsOfStageZero) {
   const std::vector<CombinationAxis> axes = combination_axes();
   const std::vector<CoveringRow> rows = rows_of(axes);
   expect_pairs_of_the_table("CombinationsOfTwo.HaveTheBitsOfStageZero", axes, rows, {"cpu", "threads"});
+  std::set<std::string> schedules;
+  for (const CoveringRow& row : rows) {
+    const Combination c = combination_of(axes, row);
+    if (c.pipeline > 1) schedules.insert(c.config.pipeline_schedule);
+  }
+  EXPECT_EQ(schedules,
+            (std::set<std::string>{"1f1b", "afab", "breadth-first", "interleaved", "zb-h1", "zb-v"}));
   expect_bits_of_stage_zero(axes, rows, DeviceKind::cpu);
 }
 
