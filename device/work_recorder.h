@@ -21,8 +21,10 @@ enum class WorkKind : std::uint8_t {
   collective,      ///< of a communicator
   disk_read,
   disk_write,
-  join,  ///< nothing: a point behind several others (the host has waited, say)
-  mark   ///< nothing: a place in the program, named by who records
+  send,     ///< of a message: nothing by itself, because the receive takes its time
+  receive,  ///< of a message; the n-th from a rank is the n-th that it sends to this one
+  join,     ///< nothing: a point behind several others (the host has waited, say)
+  mark      ///< nothing: a place in the program, named by who records
 };
 std::string_view name_of(WorkKind kind);
 
@@ -45,7 +47,9 @@ struct RecordedWork {
   /// Collectives: bytes of all ranks' parts together, as they are sent, and ranks of the group.
   double full_bytes = 0;
   int ranks = 0;
-  int ranks_on_node = 0;   ///< the most of them that share one
+  int ranks_on_node = 0;  ///< the most of them that share one
+  /// Collectives: the group's ranks of the run. Messages: the other rank, alone. Null: not known.
+  std::shared_ptr<const std::vector<int>> members;
   double seconds = 0;      ///< that it took, where it was done and timed
   std::vector<int> after;  ///< indices of what must be done before; lower than its own
 };

@@ -12,11 +12,11 @@ class App;
 namespace tranche::tools {
 
 struct ScaleOptions {
-  std::vector<int> ranks;               ///< rising
-  std::vector<int> stages;              ///< rising
-  std::vector<std::string> meshes{""};  ///< as given; one empty: what the configuration or --mesh says
+  std::vector<int> ranks;                  ///< rising
+  std::vector<int> stages;                 ///< rising
+  std::vector<std::string> meshes{""};     ///< as given; one empty: what the configuration or --mesh says
   std::vector<std::string> schedules{""};  ///< of a pipeline; one empty: what the configuration says
-  bool strong = false;                  ///< the batch of a step stays, and not that of a rank
+  bool strong = false;                     ///< the batch of a step stays, and not that of a rank
   std::int64_t repeats = 3;
   std::int64_t warmup = 3;  ///< steps of a run that are not timed
   std::int64_t steps = 10;  ///< steps of a run that are

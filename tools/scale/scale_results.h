@@ -23,12 +23,12 @@ inline constexpr const char* scale_schema = "tranche-scale-1";
 
 /// The parts of a step's time, on rank 0, mean over the timed steps of a run; adds up to `seconds`.
 struct StepParts {
-  double compute = 0;  ///< the rest of the step
-  double gather = 0;   ///< exposed
-  double reduce = 0;   ///< exposed
-  double messages = 0; ///< exposed: waits for other stages of a pipeline, and for rows of the axis `tensor`
-  double update = 0;   ///< norm, agreement, optimizer
-  double other = 0;    ///< exposed offload, and between steps
+  double compute = 0;   ///< the rest of the step
+  double gather = 0;    ///< exposed
+  double reduce = 0;    ///< exposed
+  double messages = 0;  ///< exposed: waits for other stages of a pipeline, and for rows of the axis `tensor`
+  double update = 0;    ///< norm, agreement, optimizer
+  double other = 0;     ///< exposed offload, and between steps
   double seconds() const { return compute + gather + reduce + messages + update + other; }
   double exposed() const { return gather + reduce + messages; }
 };
