@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <random>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -63,9 +64,7 @@ class DeviceCommunicator : public CommunicatorBase {
         exchange_ = make_shared_exchange(group_);
         name_ = size() == 1 ? "self" : fmt::format("shared {}", host_->backend());
     }
-    for (const int peer : group_.neighbours()) {
-      for (const bool sending : {false, true}) (void)channel(peer, sending);
-    }
+    for (const int peer : group_.neighbours()) make_channels(peer);
     if (size() == 1 && options_.transport != DeviceTransport::nccl) return;
     watch_ = std::make_unique<DeviceWatch>(
         failure_, exchange_->watched() ? options_.timeout_seconds : 0,
@@ -215,6 +214,14 @@ class DeviceCommunicator : public CommunicatorBase {
     return part(host_->subgroup(ranks), true);
   }
 
+  void join_ends() override {
+    if (!group_.line) throw LogicError("join_ends() of a group that is no line");
+    if (std::exchange(group_.ring, true) || group_.other_end() < 0) return;
+    open("join_ends", {});
+    exchange_->connect(group_.other_end());
+    make_channels(group_.other_end());
+  }
+
   void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
     host_->post_failure(cause, status, seconds);
   }
@@ -266,6 +273,10 @@ class DeviceCommunicator : public CommunicatorBase {
     return *stream;
   }
 
+  void make_channels(int peer) {
+    for (const bool sending : {false, true}) (void)channel(peer, sending);
+  }
+
   static bool on_host(const OperationLabel& label) { return label.memory == Tier::host; }
 
   /// Takes over what has ended the host communicator.
@@ -298,7 +309,9 @@ class DeviceCommunicator : public CommunicatorBase {
 
   /// A peer that is no rank of the group is refused with the call's other arguments.
   void require_neighbour(std::string_view name, int peer, const OperationLabel& label) const {
-    if (!group_.line || peer < 0 || peer >= size() || std::abs(peer - rank()) == 1) return;
+    if (!group_.line || peer < 0 || peer >= size()) return;
+    const std::vector<int> neighbours = group_.neighbours();
+    if (std::find(neighbours.begin(), neighbours.end(), peer) != neighbours.end()) return;
     throw InvalidArgument(fmt::format("{}: rank {} is no neighbour of rank {} on a line of {} ranks",
                                       describe(name, label.unit, label.phase), peer, rank(), size()));
   }

@@ -21,14 +21,13 @@ std::string name_of_tensor(const ModelSpec& model, int tensor) {
 }
 
 /// The ranks of this rank's stage that hold the same part of tensors which `sharers` neighbouring ranks of
-/// the axis `tensor` share, by data rank and then by coordinate on `tensor`.
+/// the axis `tensor` share, by Mesh::state_rank() and then by coordinate on `tensor`.
 std::vector<int> ranks_that_share(const Mesh& mesh, int sharers, int rank) {
   const auto part = [&](int of) { return mesh.coordinate(MeshAxis::tensor, of); };
-  std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank);
+  std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
   std::erase_if(ranks, [&](int of) { return part(of) / sharers != part(rank) / sharers; });
   std::sort(ranks.begin(), ranks.end(), [&](int one, int other) {
-    return std::pair(mesh.coordinate(MeshAxis::shard, one), part(one)) <
-           std::pair(mesh.coordinate(MeshAxis::shard, other), part(other));
+    return std::pair(mesh.state_rank(one), part(one)) < std::pair(mesh.state_rank(other), part(other));
   });
   return ranks;
 }
@@ -43,6 +42,7 @@ DataGroups::DataGroups(const Runtime& runtime, const Config& config, const Model
   add(runtime.replicas(), MeshAxis::replicate);
   add(runtime.pipeline(), MeshAxis::pipeline);
   add(runtime.pipeline_ends(), MeshAxis::pipeline);
+  add(runtime.context(), MeshAxis::context);
   add(runtime.tensor(), MeshAxis::tensor);
   add(runtime.tensor_and_shard(), MeshAxis::tensor);
 }

@@ -69,6 +69,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   }
   recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
   stages.schedule = std::move(schedule);
+  step_schedule = nullptr;
   config.micro_batch_size = micro_batch_size;
   config.accumulation_steps = accumulation_steps;
   config.train_batch_size = micro_batch_size * accumulation_steps * data_ranks;

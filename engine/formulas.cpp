@@ -236,7 +236,9 @@ std::string StateFormulas::stages_for_comparison() const {
 }
 
 std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) const {
-  const std::vector<int> declared = model_.gathers_per_micro_batch
+  const bool cut = stages_ != nullptr && stages_->count > 1 && model_.gathers_with_chunks;
+  const std::vector<int> declared = cut ? model_.gathers_with_chunks(config_, stages_->begins)
+                                    : model_.gathers_per_micro_batch
                                         ? model_.gathers_per_micro_batch(config_)
                                         : std::vector<int>(store_.units().size(), 2);
   if (declared.size() != store_.units().size()) {

@@ -82,12 +82,15 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   result.tokens_per_sample = model.tokens_per_sample;
   result.flops_per_token = model.flops_per_token;
   result.gathers_per_micro_batch = model.gathers_per_micro_batch;
+  result.gathers_with_chunks = model.gathers_with_chunks;
   result.recomputes_activations = model.recomputes_activations;
   result.forward = model.forward;
   result.residual_width = model.residual_width;
   result.tensor_dimensions = model.tensor_dimensions;
   result.tensor_messages = model.tensor_messages;  // adapters lie within their layers' messages
   result.chain_sums = model.chain_sums;
+  result.sequence_parts = model.sequence_parts;
+  result.context_elements = model.context_elements;
   result.whole_dimensions = model.whole_dimensions;
   result.name = model.name;
   std::vector<bool> matched(lora.targets.size(), false);

@@ -91,12 +91,12 @@ void check_neighbours(const Config& config, int stages, DeviceKind device) {
   const std::vector<int> stage_of = stages_of_chunks(config, stages);
   for (std::size_t chunk = 0; chunk + 1 < stage_of.size(); ++chunk) {
     const int here = stage_of[chunk], next = stage_of[chunk + 1];
-    if (std::abs(next - here) <= 1) continue;
+    if (const int apart = std::abs(next - here); apart <= 1 || apart == stages - 1) continue;
     throw ConfigurationError("tranche.pipeline_schedule \"" + config.pipeline_schedule + "\": chunk " +
                              std::to_string(chunk) + " is on stage " + std::to_string(here) +
                              " and the next one on stage " + std::to_string(next) +
-                             "; on GPUs a stage sends messages to its neighbours alone yet: choose zb-v or a "
-                             "schedule with one chunk on each rank, or two stages");
+                             "; on GPUs a stage sends messages to the stages before and behind it alone, and "
+                             "the last one to the first: place the chunks in a loop or in a V");
   }
 }
 

@@ -31,7 +31,8 @@ int units_held(const Stages& stages, const ModelSpec& model);
 /// chunks that hold a unit at once gather it once.
 std::int64_t chunk_gathers_of(const Stages& stages, const ModelSpec& model, int stage, int unit);
 
-/// Throws ConfigurationError where messages would have to go to a stage that is no neighbour, on GPUs.
+/// Throws ConfigurationError where messages would have to go to a stage that is no neighbour, on GPUs. The
+/// first and the last stage are neighbours too (Stages::joins_ends()).
 void check_neighbours(const Config& config, int stages, DeviceKind device);
 
 }  // namespace tranche::detail

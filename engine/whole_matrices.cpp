@@ -76,8 +76,7 @@ ElementRange WholeMatrices::brought_by(const Exchange& exchange, int rank) const
   const FlatBuffer& flat = *exchange.flat;
   if (!store_.residency().over_replicas(flat)) return flat.layout.shard_range(rank);
   const int number = in_mesh_[static_cast<std::size_t>(rank)];
-  return flat.owned_by(mesh_.coordinate(MeshAxis::shard, number),
-                       mesh_.coordinate(MeshAxis::replicate, number));
+  return flat.owned_by(mesh_.state_rank(number), mesh_.coordinate(MeshAxis::replicate, number));
 }
 
 void WholeMatrices::plan(Communicator& group) {

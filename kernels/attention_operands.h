@@ -34,7 +34,9 @@ struct HeadRows {
 
 /// Forward leaves d_out and d_parts null.
 struct AttentionOperands {
-  std::int64_t batch = 0, time = 0, heads = 1, key_value_heads = 1, head_width = 0;
+  std::int64_t batch = 0, heads = 1, key_value_heads = 1, head_width = 0;
+  std::int64_t time = 0;                      ///< tokens of a sequence, which are the keys
+  std::int64_t first_query = 0, queries = 0;  ///< the tokens among them whose queries there are
   DataType dtype = DataType::float32;
   float scale = 1;
   std::int64_t window = 0;
@@ -48,6 +50,7 @@ struct AttentionOperands {
   std::vector<std::int64_t> samples;  ///< global sample of each batch entry when there is dropout
 
   std::int64_t width() const { return heads * head_width; }
+  std::int64_t end_query() const { return first_query + queries; }
   /// Heads that share a key and value.
   std::int64_t group() const { return heads / key_value_heads; }
   AttentionMask mask(std::int64_t batch_entry) const {

@@ -65,6 +65,28 @@ void copy(Stream& stream, const ConstTensorView& from, const TensorView& to) {
       [&] { cuda::copy(stream, from, to); });
 }
 
+void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
+                  std::int64_t to_column, std::int64_t count) {
+  constexpr std::string_view name = "copy_columns";
+  check_dtype(name, "to", to.dtype, {from.dtype});
+  check_rank(name, "from", from.shape, 2);
+  check_shape(name, "to", to.shape, {from.shape[0], to.shape[to.shape.rank() - 1]});
+  const auto holds = [count](std::int64_t first, std::int64_t columns) {
+    return first >= 0 && count >= 0 && first <= columns - count;
+  };
+  if (!holds(from_column, from.shape[1]) || !holds(to_column, to.shape[1])) {
+    refuse(name, fmt::format("{} columns from {} on to {} on are not in rows of {} and {}", count, from_column,
+                             to_column, from.shape[1], to.shape[1]));
+  }
+  const auto bytes = static_cast<double>(from.shape[0] * count * size_of(from.dtype));
+  dispatch(
+      stream, name, {0, bytes, bytes},
+      [threads = stream.threads(), from, from_column, to, to_column, count] {
+        cpu::copy_columns(threads, from, from_column, to, to_column, count);
+      },
+      [&] { cuda::copy_columns(stream, from, from_column, to, to_column, count); });
+}
+
 void fill_zero(Stream& stream, const TensorView& out) {
   dispatch(
       stream, "fill_zero", meta::elementwise(0, out),
@@ -214,12 +236,13 @@ void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorVie
     refuse(name, fmt::format("probability is {}, wanted a number in [0, 1)", options.probability));
   }
   const auto samples = static_cast<std::int64_t>(options.samples.size());
-  cpu::DropoutPart part{options.first_element, options.sample_elements};
+  cpu::DropoutPart part{options.first_element, options.sample_elements, options.sample_offset};
   if (part.first < 0 || part.per_sample < 0 || (part.first > 0 && part.per_sample == 0)) {
     refuse(name, fmt::format("first_element is {} with sample_elements {}, wanted at least 0, and "
                              "sample_elements where a part begins behind the first element",
                              part.first, part.per_sample));
   }
+  if (part.offset < 0) refuse(name, fmt::format("sample_offset is {}, wanted at least 0", part.offset));
   if (part.per_sample == 0) {
     if (samples == 0 ? x.elements() != 0 : x.elements() % samples != 0) {
       refuse(name, fmt::format("`x` has {} elements, which {} samples do not divide", x.elements(), samples));

@@ -87,7 +87,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
       if (rank == pass.tensor_rank()) (void)logits_of(piece);
       const TensorView logits = matrix(memory[6], rows, piece.count);
       broadcast_from_rank(pass, "logits of a block", rank, logits);
-      copy_columns(stream, logits, 0, whole, piece.first - blocks.first(block), piece.count);
+      kernels::copy_columns(stream, logits, 0, whole, piece.first - blocks.first(block), piece.count);
     }
     kernels::cross_entropy_accumulate(stream, whole, labels, blocks.first(block), state);
   }

@@ -1,34 +1,15 @@
 #include "models/chained_sums.h"
 
-#include <cstddef>
-#include <cstring>
 #include <vector>
 
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/launch.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::models {
-
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count) {
-  const std::int64_t rows = from.shape[0], element = size_of(from.dtype);
-  const auto bytes = static_cast<double>(rows * count * element);
-  kernels::KernelWork work;
-  work.cpu = [=] {
-    const auto* source = static_cast<const std::byte*>(from.data) + from_column * element;
-    auto* target = static_cast<std::byte*>(to.data) + to_column * element;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::memcpy(target + row * to.shape[1] * element, source + row * from.shape[1] * element,
-                  static_cast<std::size_t>(count * element));
-    }
-  };
-  kernels::launch(stream, "copy_columns", {.bytes_read = bytes, .bytes_written = bytes}, work);
-}
 
 void chained_product(const Pass& pass, std::string_view unit, std::span<const ChainedPart> parts,
                      bool transpose_b, bool accumulate, const TensorView& c) {

@@ -13,11 +13,6 @@
 
 namespace tranche::models {
 
-/// Columns [from_column, from_column + count) of `from` to columns [to_column, ...) of `to`; matrices of as
-/// many rows and of one dtype, in host memory, where all chains are.
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count);
-
 /// A part of a product: a[rows, k] times b[k, n] (or its transpose), where k is this rank's.
 struct ChainedPart {
   ConstTensorView a, b;

@@ -163,8 +163,8 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
                                                              {weight.dtype, {in_out ? in : 0, columns}}});
     const StepTensors& own = memory.back();
     Stream& stream = engine.compute_stream();
-    copy_columns(stream, d_out, block * columns, own[0], 0, columns);
-    if (in_out) copy_columns(stream, weight, block * columns, own[1], 0, columns);
+    kernels::copy_columns(stream, d_out, block * columns, own[0], 0, columns);
+    if (in_out) kernels::copy_columns(stream, weight, block * columns, own[1], 0, columns);
     parts.push_back({own[0], in_out
                                  ? ConstTensorView(own[1])
                                  : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});

@@ -152,7 +152,7 @@ void add_plan_flags(CLI::App& app, Options& options) {
   add(app, "--fit", options.fit, "SIZE",
       "search the cheapest configuration that takes at most this device memory, like 80GiB; "
       "--stage, --micro-batch, --offload-optimizer and --offload-param are kept where given; nvme is "
-      "tried with --nvme-path");
+      "tried with --nvme-path; with --mesh search, or --mesh 'search, tensor=2', the axes are searched too");
   add(app, "--write", options.write, "FILE", "with --fit: file for the configuration that was chosen");
   heading(app, "Speeds");
   add(app, "--machine", options.machine, "NAME|FILE",

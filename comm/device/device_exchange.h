@@ -68,6 +68,7 @@ struct DeviceGroup {
   Device* device = nullptr;
   Stream* stream = nullptr;  ///< the communication stream; null on a line
   bool line = false;         ///< for messages between neighbours alone (Communicator::line())
+  bool ring = false;         ///< the ends of the line are neighbours too (Communicator::join_ends())
   Communicator* host = nullptr;
   std::shared_ptr<DeviceFailure> failure;
   std::vector<int> job_ranks;  ///< of the members, for messages
@@ -82,6 +83,8 @@ struct DeviceGroup {
   std::vector<int> peers() const;
   /// The ranks before and behind this one on a line; otherwise none.
   std::vector<int> neighbours() const;
+  /// The other end, at the ends of a line of three ranks or more; otherwise -1.
+  int other_end() const;
   /// The rank of the job that a member is.
   int job_rank(int member) const { return job_ranks[static_cast<std::size_t>(member)]; }
 };
@@ -106,6 +109,8 @@ class DeviceExchange {
   /// and has been told to wait for everything before the call.
   virtual Issued message(const std::shared_ptr<const DeviceCall>& call, const Event& started,
                          Stream& channel) = 0;
+  /// Makes a further peer a neighbour on a line. Both of them call it at once.
+  virtual void connect(int /*peer*/) {}
   /// As of a Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {

@@ -22,6 +22,7 @@ class HostLine : public DeviceExchange {
   Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& channel) override {
     return messages_.issue(call, channel);
   }
+  void connect(int peer) override { messages_.connect(peer); }
 
  private:
   HostMessages messages_;
@@ -59,9 +60,11 @@ HostMessages::HostMessages(const DeviceGroup& group)
     : group_(group),
       host_(group.host->split(0, group.rank())),
       slot_bytes_(group.line ? line_slot_bytes : slab_bytes) {
-  for (const int peer : group_.neighbours()) {
-    for (const bool sending : {false, true}) (void)slots_of(peer, sending);
-  }
+  for (const int peer : group_.neighbours()) connect(peer);
+}
+
+void HostMessages::connect(int peer) {
+  for (const bool sending : {false, true}) (void)slots_of(peer, sending);
 }
 
 HostMessages::Slots& HostMessages::slots_of(int peer, bool sending) {

@@ -24,6 +24,8 @@ class HostMessages {
   explicit HostMessages(const DeviceGroup& group);
   /// A send holds `channel` up until the peer has taken the bytes, a recv until they have come.
   Issued issue(const std::shared_ptr<const DeviceCall>& call, Stream& channel);
+  /// Takes the slots of a neighbour.
+  void connect(int peer);
 
  private:
   using Slots = std::array<Buffer, 2>;

@@ -113,7 +113,7 @@ void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, boo
                        float* scratch) {
   const std::int64_t width = head.width();
   const std::int64_t tile_elements = attention_keys * width;
-  const std::int64_t kept = keep_packed ? divide_round_up(call.time, attention_keys) : 1;
+  const std::int64_t end_key = call.end_query(), kept = keep_packed ? divide_round_up(end_key, attention_keys) : 1;
   Scratch at(scratch);
   float* scores = at.floats(attention_queries * attention_keys);
   float* accumulated = at.floats(attention_queries * width);
@@ -125,12 +125,13 @@ void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, boo
                     attention_keys);
     pack_rows(rows_of(head, 2, k), head.stride(2), keys, width, value_rows + place * tile_elements, width);
   };
-  for (std::int64_t k = 0; keep_packed && k < call.time; k += attention_keys) {
-    pack(k, std::min(attention_keys, call.time - k), k / attention_keys);
+  for (std::int64_t k = 0; keep_packed && k < end_key; k += attention_keys) {
+    pack(k, std::min(attention_keys, end_key - k), k / attention_keys);
   }
   float maximum[attention_queries], sum[attention_queries];
-  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
+  for (std::int64_t q = call.first_query, queries = 0; q < call.end_query(); q += queries) {
+    queries = head.queries(q);
+    const std::int64_t first = head.first_key_tile(q);
     for (std::int64_t k = first; k < q + queries; k += attention_keys) {
       const AttentionTile tile = head.tile(q, k);
       if (!keep_packed) pack(tile.first_key, tile.keys, 0);
@@ -158,16 +159,17 @@ std::int64_t bf16_backward_floats(std::int64_t head_width) {
 /// operands, which are packed as they stand.
 void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k,
                             bool all_queries, float* scratch) {
-  const std::int64_t width = call.head_width, time = call.time;
+  const std::int64_t width = call.head_width;
   const BackwardTiles s(scratch, width);
   const AttentionHead shared(call, first_head);
-  const std::int64_t tile_keys = std::min(attention_keys, time - k);
+  const std::int64_t tile_keys = std::min(attention_keys, call.time - k);
   pack_keys(shared, k, tile_keys, s);
   std::fill_n(s.d_key, attention_keys * width, 0.0f);
   std::fill_n(s.d_value, attention_keys * width, 0.0f);
   for (std::int64_t g = 0; g < call.group(); ++g) {
     const AttentionHead head(call, first_head + g);
-    for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
+    for (std::int64_t q = std::max(k, call.first_query); q < call.end_query() && head.sees(q, k);
+         q += head.queries(q)) {
       const AttentionTile tile = head.tile(q, k);
       const std::int64_t queries = tile.queries, keys = tile.keys, skipped = tile.first_key - k;
       backward_tile(call, head, tile, skipped, s);
@@ -182,7 +184,8 @@ void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, 
       multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
                 attention_keys, s.d_key + skipped, attention_keys, 1.0f, true});
       if (all_queries) {
-        add_query_gradient(tile, skipped, width, s, s.d_query + (g * time + q) * width,
+        add_query_gradient(tile, skipped, width, s,
+                           s.d_query + (g * call.queries + q - call.first_query) * width,
                            k == head.first_key_tile(q));
       }
     }

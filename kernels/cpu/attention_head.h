@@ -15,7 +15,8 @@ namespace tranche::kernels::cpu {
 inline constexpr std::int64_t attention_key_step = 16;
 
 /// The layout of one head of one batch entry in the operands, and the tiles of its scores: key tiles start at
-/// multiples of attention_keys, query tiles at multiples of attention_queries.
+/// multiples of attention_keys, query tiles at multiples of attention_queries and at the first query. Queries
+/// and keys go by their token in the sequence.
 class AttentionHead {
  public:
   AttentionHead(const AttentionCall& call, std::int64_t index)
@@ -45,15 +46,20 @@ class AttentionHead {
   void store_gradient(int part, std::int64_t first, std::int64_t rows, const float* from) const {
     narrow_tile(from, width(), rows, width(), call_.dtype, d_part(part, first), d_stride(part));
   }
-  /// Element of `out` and `d_out` where row `first` of this head starts; rows are call.width() apart.
+  /// Element of `out` and `d_out` where query `first` of this head starts; rows are call.width() apart.
   std::int64_t row(std::int64_t first) const {
-    return (batch_ * call_.time + first) * call_.width() + head_ * width();
+    return (batch_ * call_.queries + first - call_.first_query) * call_.width() + head_ * width();
   }
-  float* log_sum_exp(std::int64_t first) const { return call_.log_sum_exp + index_ * call_.time + first; }
+  float* log_sum_exp(std::int64_t first) const {
+    return call_.log_sum_exp + index_ * call_.queries + first - call_.first_query;
+  }
   float scale() const { return call_.scale; }
   std::int64_t width() const { return call_.head_width; }
 
-  std::int64_t queries(std::int64_t first) const { return std::min(attention_queries, call_.time - first); }
+  /// Queries of the tile that begins with query `first`.
+  std::int64_t queries(std::int64_t first) const {
+    return std::min(attention_queries - first % attention_queries, call_.end_query() - first);
+  }
   /// The first key tile that a tile of queries sees.
   std::int64_t first_key_tile(std::int64_t query) const {
     return mask_.first(query) / attention_keys * attention_keys;
@@ -79,8 +85,8 @@ class AttentionHead {
 
  private:
   std::int64_t element(int part, std::int64_t first, std::int64_t stride) const {
-    const std::int64_t head = part == 0 ? head_ : head_ / call_.group();
-    return (batch_ * call_.time + first) * stride + head * width();
+    if (part == 0) return (batch_ * call_.queries + first - call_.first_query) * stride + head_ * width();
+    return (batch_ * call_.time + first) * stride + head_ / call_.group() * width();
   }
   const AttentionCall& call_;
   std::int64_t index_, batch_, head_;

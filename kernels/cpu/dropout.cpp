@@ -85,8 +85,9 @@ void dropout_of_columns(int threads, const DropoutMask& mask, std::span<const st
       for (std::int64_t at = 0; at < part.columns;) {
         const std::int64_t in_run = at % run, now = std::min(factors_at_once, run - in_run);
         mask.factors(samples[static_cast<std::size_t>(sample)],
-                     in_sample * part.row_elements + at / run * apart + part.first_column + in_run, now,
-                     factors);
+                     part.offset + in_sample * part.row_elements + at / run * apart + part.first_column +
+                         in_run,
+                     now, factors);
         HWY_DYNAMIC_DISPATCH(apply_factors)(factors, x, y, row * part.columns + at, now);
         at += now;
       }
@@ -110,7 +111,8 @@ void dropout(int threads, const DropoutMask& mask, std::span<const std::int64_t>
       std::int64_t now = std::min(factors_at_once, end - first);
       if (sample < last) {
         now = std::min(now, (sample + 1) * per_sample - element);
-        mask.factors(samples[static_cast<std::size_t>(sample)], element - sample * per_sample, now, factors);
+        mask.factors(samples[static_cast<std::size_t>(sample)], part.offset + element - sample * per_sample,
+                     now, factors);
       } else {
         std::fill_n(factors, now, 0.0f);
       }

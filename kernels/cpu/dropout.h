@@ -3,10 +3,11 @@
 
 namespace tranche::kernels::cpu {
 
-/// The elements of samples of `per_sample` elements that a call takes: those from `first` on; or, where
-/// `columns` is not 0, some columns of all rows (DropoutOptions::row_elements).
+/// The elements that a call takes of samples of which there are `per_sample` elements each, from element
+/// `offset` of the sample on: those from `first` on; or, where `columns` is not 0, some columns of all rows
+/// (DropoutOptions::row_elements).
 struct DropoutPart {
-  std::int64_t first = 0, per_sample = 0;
+  std::int64_t first = 0, per_sample = 0, offset = 0;
   std::int64_t columns = 0, row_elements = 0, first_column = 0, column_blocks = 1;
 };
 

@@ -7,6 +7,7 @@ namespace tranche::kernels::cpu {
 /// As in kernels/elementwise.h, arguments checked, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::cast)> cast;
 OnThreads<decltype(kernels::copy)> copy;
+OnThreads<decltype(kernels::copy_columns)> copy_columns;
 OnThreads<decltype(kernels::fill_zero)> fill_zero;
 OnThreads<decltype(kernels::fill_constant)> fill_constant;
 OnThreads<decltype(kernels::fill_normal)> fill_normal;

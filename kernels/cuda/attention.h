@@ -41,17 +41,20 @@ constexpr std::int64_t aligned_stride(std::int64_t columns) {
 }
 /// As many whole heads as `bytes` hold `copies` of, else as many queries of one; 0 rows when not even one
 /// fits.
-constexpr ScoreChunk query_chunk(std::int64_t heads, std::int64_t time, std::int64_t bytes, int copies) {
-  const std::int64_t row = copies * aligned_stride(time) * std::int64_t{sizeof(float)};
+constexpr ScoreChunk query_chunk(std::int64_t heads, std::int64_t queries, std::int64_t keys,
+                                 std::int64_t bytes, int copies) {
+  const std::int64_t row = copies * aligned_stride(keys) * std::int64_t{sizeof(float)};
   const std::int64_t rows = bytes / row;
-  if (rows >= time) return {rows / time < heads ? rows / time : heads, time, aligned_stride(time)};
-  return {1, rows, aligned_stride(time)};
+  if (rows >= queries) {
+    return {rows / queries < heads ? rows / queries : heads, queries, aligned_stride(keys)};
+  }
+  return {1, rows, aligned_stride(keys)};
 }
 /// As many keys of one head as `bytes` hold `copies` of columns of, with `more` elements beside each column,
-/// a multiple of 8 of them if it can be; `rows` is the time, the number of keys is `stride`.
-constexpr ScoreChunk key_chunk(std::int64_t time, std::int64_t bytes, int copies, std::int64_t more) {
-  const std::int64_t columns = bytes / (copies * (time + more) * std::int64_t{sizeof(float)});
-  return {1, time, columns < 8 ? columns : columns / 8 * 8};
+/// a multiple of 8 of them if it can be; `rows` are the queries, the number of keys is `stride`.
+constexpr ScoreChunk key_chunk(std::int64_t queries, std::int64_t bytes, int copies, std::int64_t more) {
+  const std::int64_t columns = bytes / (copies * (queries + more) * std::int64_t{sizeof(float)});
+  return {1, queries, columns < 8 ? columns : columns / 8 * 8};
 }
 /// Workspace with which either path runs: the statistics of one head; or a row of scores and one of their
 /// gradients, with the gradients of a key and value.

@@ -31,17 +31,23 @@ constexpr int key_tiles_seen(int first, int count, int time, int keys) {
   const int end = count < time - first ? first + count : time;
   return (end + keys - 1) / keys;
 }
-/// First query tile that sees keys from `first_key` on.
-constexpr int first_query_tile(int first_key, int queries) {
-  return first_key / queries;
+/// The first of the query tiles from query `first_query` on that sees keys from `first_key` on.
+constexpr int first_query_tile(int first_key, int first_query, int queries) {
+  return first_key > first_query ? (first_key - first_query) / queries : 0;
 }
-/// One past the last of `tiles` query tiles of which some query sees a key below end_key, from `first` on,
-/// which does: what a tile's first query sees begins first, and never earlier than for the tile before.
-constexpr int end_query_tile(const AttentionMask& mask, int first, int tiles, int queries, int end_key) {
+/// One past the last of `tiles` query tiles of which some query sees a key below end_key, from tile `first`
+/// on; `first` where none does. What a tile's first query sees begins first, and never earlier than for the
+/// tile before.
+constexpr int end_query_tile(const AttentionMask& mask, int first_query, int first, int tiles, int queries,
+                             int end_key) {
+  const auto sees = [&](int tile) {
+    return mask.first(first_query + static_cast<std::int64_t>(tile) * queries) < end_key;
+  };
+  if (first >= tiles || !sees(first)) return first;
   int seeing = first, end = tiles;  // the tile `seeing` does, and `end` does not
   while (end - seeing > 1) {
     const int middle = seeing + (end - seeing) / 2;
-    if (mask.first(static_cast<std::int64_t>(middle) * queries) < end_key) {
+    if (sees(middle)) {
       seeing = middle;
     } else {
       end = middle;

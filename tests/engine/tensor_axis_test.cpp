@@ -1,4 +1,5 @@
-// The axis `tensor`: ranks that have parts of tensors hold, train, count and save what one rank does.
+// The axes `tensor` and `context`: ranks that have parts of tensors or of samples hold, train, count and save
+// what one rank does.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -96,7 +97,16 @@ const std::vector<std::pair<int, std::string>> meshes = {{2, "tensor=2"},
                                                          {8, "replicate=2, shard=2, tensor=2"},
                                                          {4, "pipeline=2, tensor=2"},
                                                          {8, "pipeline=2, shard=2, tensor=2"},
-                                                         {8, "tensor=2, pipeline=4"}};
+                                                         {8, "tensor=2, pipeline=4"},
+                                                         {2, "context=2"},
+                                                         {4, "context=4"},
+                                                         {4, "shard=2, context=2"},
+                                                         {4, "context=2, shard=2"},
+                                                         {4, "replicate=2, context=2"},
+                                                         {4, "pipeline=2, context=2"},
+                                                         {4, "context=2, tensor=2"},
+                                                         {8, "context=2, pipeline=2, tensor=2"},
+                                                         {8, "tensor=4, context=2"}};
 
 TEST(TensorAxis, EveryMeshAndStageHasTheBitsOfOneRank) {
   const Outcome expected = train({});
@@ -112,7 +122,7 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   const auto compare = [](CutRun run) {
     const Outcome expected = train(run);
     run.ranks = 4;
-    for (const char* mesh : {"shard=2, tensor=2", "tensor=4"}) {
+    for (const char* mesh : {"shard=2, tensor=2", "tensor=4", "context=2, tensor=2"}) {
       run.mesh = mesh;
       for (const int stage : {0, 2, 3}) {
         run.stage = stage;
@@ -171,8 +181,18 @@ TEST(TensorAxis, GradientsAreNotCheckedOnIt) {
   });
 }
 
+TEST(ContextAxis, GradientsAreNotCheckedOnIt) {
+  on_cut_ranks({2, "context=2"}, [](Engine& engine, Runtime&) {
+    EXPECT_THAT(
+        message_of<ConfigurationError>([&] { (void)check_gradients(engine, [] {}); }),
+        HasSubstr("check_gradients() on a mesh with the axis context (context=2), whose ranks have parts "
+                  "of each sample: check on one rank"));
+  });
+}
+
 TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
-  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(2, "tensor=2"), std::pair(4, "tensor=4")}) {
+  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(2, "tensor=2"), std::pair(4, "tensor=4"),
+                                    std::pair(4, "context=2, tensor=2")}) {
     on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
       cut_step(engine, runtime, 0, "qkv");
       const StepResult result = engine.step();
@@ -183,15 +203,18 @@ TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
 }
 
 TEST(TensorAxis, EvaluationsCountEachSampleOnce) {
-  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(4, "shard=2, tensor=2")}) {
+  for (const auto& [ranks, mesh] :
+       {std::pair(1, ""), std::pair(4, "shard=2, tensor=2"), std::pair(8, "shard=2, context=2, tensor=2")}) {
     on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
+      const int parts = runtime.context() == nullptr ? 1 : runtime.context()->size();
       engine.begin_evaluation();
       for (int m = 0; m < 4 / runtime.mesh().data_ranks(); ++m) {
         engine.begin_micro_batch();
         const std::int64_t data_rank = runtime.mesh().data_rank(runtime.rank());
         StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
-        const double loss = 1.0 + static_cast<double>(data_rank * (4 / runtime.mesh().data_ranks()) + m);
-        const std::int64_t tokens = 2;
+        const double loss =
+            (1.0 + static_cast<double>(data_rank * (4 / runtime.mesh().data_ranks()) + m)) / parts;
+        const std::int64_t tokens = 2 / parts;
         auto* sum = static_cast<double*>(scalars.data());
         engine.device().copy_from_host(engine.compute_stream(), sum, &loss, 8);
         engine.device().copy_from_host(engine.compute_stream(), sum + 1, &tokens, 8);
@@ -236,7 +259,7 @@ TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
           EXPECT_EQ(each["bytes"], each["formula_bytes"]) << mesh << " stage " << stage << " " << each;
           found = found || each["axis"] == "tensor";
         }
-        EXPECT_TRUE(found) << mesh;
+        EXPECT_EQ(found, runtime.tensor() != nullptr) << mesh;
       });
     }
   }
@@ -259,19 +282,19 @@ CutRun draw_layout(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 14};
   std::uint64_t counter = number * 64;
   const auto pick = [&](std::size_t n) -> std::size_t { return random_bits(key, counter++) % n; };
-  int sizes[4] = {};
+  int sizes[mesh_axes] = {}, ranks = 1;
   do {
-    sizes[0] = 1 << (number == 0 ? 0 : pick(3));
-    for (int axis = 1; axis < 4; ++axis) sizes[axis] = 1 << pick(2);
-  } while (sizes[0] * sizes[1] * sizes[2] * sizes[3] > 8);
-  const char* const names[] = {"tensor=", "shard=", "replicate=", "pipeline="};
+    sizes[0] = ranks = 1 << (number == 0 ? 0 : pick(3));
+    for (int axis = 1; axis < mesh_axes; ++axis) ranks *= sizes[axis] = 1 << pick(2);
+  } while (ranks > 8);
+  const char* const names[] = {"tensor=", "shard=", "replicate=", "pipeline=", "context="};
   std::vector<std::string> axes;
-  for (int axis = 0; axis < 4; ++axis) {
+  for (int axis = 0; axis < mesh_axes; ++axis) {
     axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(axes.size() + 1)),
                 names[axis] + std::to_string(sizes[axis]));
   }
-  CutRun run{sizes[0] * sizes[1] * sizes[2] * sizes[3],
-             axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3], static_cast<int>(pick(4))};
+  CutRun run{ranks, axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3] + ", " + axes[4],
+             static_cast<int>(pick(4))};
   if (pick(3) == 0) run.offload.optimizer = OffloadTier::cpu;
   run.clipping = 0.5;
   return run;
@@ -314,10 +337,11 @@ TEST(TensorAxis, OneNormOnDrawnLayouts) {
     axes.meet("stages", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::pipeline));
     axes.meet("shards", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::shard));
     axes.meet("replicas", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::replicate));
+    axes.meet("contexts", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::context));
     axes.meet("stage", run.stage);
   }
   axes.expect("parts", {1, 2, 4});
-  for (const char* axis : {"stages", "shards", "replicas"}) axes.expect(axis, {1, 2});
+  for (const char* axis : {"stages", "shards", "replicas", "contexts"}) axes.expect(axis, {1, 2});
   axes.expect("stage", {0, 1, 2, 3});
   for (const std::uint64_t number : rounds(cases)) {
     const CutRun run = draw_layout(number);
@@ -367,8 +391,13 @@ using TensorAxisSaving = Saving;
 
 TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
   const Outcome expected = train({}, 4);
-  const std::vector<std::pair<int, std::string>> pairs = {
-      {1, ""}, {2, "tensor=2"}, {4, "shard=2, tensor=2"}, {4, "tensor=4"}, {4, "replicate=2, tensor=2"}};
+  const std::vector<std::pair<int, std::string>> pairs = {{1, ""},
+                                                          {2, "tensor=2"},
+                                                          {4, "shard=2, tensor=2"},
+                                                          {4, "tensor=4"},
+                                                          {4, "replicate=2, tensor=2"},
+                                                          {2, "context=2"},
+                                                          {4, "context=2, tensor=2"}};
   int folder = 0;
   for (std::size_t a = 0; a < pairs.size(); ++a) {
     const std::string to = path(std::to_string(folder++));
@@ -381,6 +410,30 @@ TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
       EXPECT_EQ(loaded.initial, saved.state) << where;
       EXPECT_EQ(loaded.state, expected.state) << where;
     }
+  }
+}
+
+TEST_F(TensorAxisSaving, ANoteSaysThatOtherPartsRoundDifferently) {
+  on_cut_ranks({2, "shard=2"}, [&](Engine& engine, Runtime&) { engine.save(path(), {.wait = true}); });
+  for (const auto& [ranks, mesh, told] :
+       {std::tuple(2, "shard=2", ""),
+        std::tuple(2, "context=2",
+                   "saved by 2 ranks, loaded by 2 (context=2): state is equal to the bit, sums over ranks "
+                   "round differently from here on"),
+        std::tuple(2, "tensor=2",
+                   "saved by 2 ranks, loaded by 2 (tensor=2): state is equal to the bit, sums over ranks "
+                   "round differently from here on"),
+        std::tuple(4, "shard=2, context=2",
+                   "saved by 2 ranks, loaded by 4 (shard=2, context=2): state is equal to the bit, sums over "
+                   "ranks round differently from here on")}) {
+    on_cut_ranks({ranks, mesh}, [&, told = told](Engine& engine, Runtime&) {
+      const LoadResult result = engine.load(path());
+      if (*told != 0) {
+        EXPECT_THAT(result.notes, ElementsAre(told));
+      } else {
+        EXPECT_THAT(result.notes, IsEmpty());
+      }
+    });
   }
 }
 
@@ -434,6 +487,73 @@ TEST_F(TensorAxisSaving, NotesSayWhatAnotherSizeOfTheAxisChanges) {
                          }),
                 IsEmpty());
   }
+}
+
+TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
+  const auto text_of = [](const CutRun& run, const std::function<void(Config&)>& adjust,
+                          const ModelSpec& model = cut_model()) {
+    return message_of<ConfigurationError>([&] {
+      on_cut_ranks(
+          run, [](Engine&, Runtime&) {}, adjust, model);
+    });
+  };
+  ModelSpec without = cut_model();
+  without.sequence_parts = false;
+  EXPECT_THAT(text_of({2, "context=2"}, {}, without),
+              HasSubstr("tranche.mesh \"context=2\": the model computes no parts of sequences "
+                        "(ModelSpec::sequence_parts), so all 2 ranks of context would compute the same; "
+                        "leave context out"));
+  EXPECT_THAT(
+      text_of({5, "context=5"}, {}),
+      HasSubstr("tranche.mesh \"context=5\": samples of 8 tokens cannot be cut into the 10 parts that "
+                "5 ranks of context share; use sequences of at least 10 tokens, or a smaller "
+                "context"));
+  EXPECT_THAT(
+      text_of({3, "context=3"}, {}),
+      HasSubstr("tranche.mesh \"context=3\": samples of 8 tokens cannot be cut into 6 equal parts, of "
+                "which each of the 3 ranks of context has two; use sequences of 6 or 12 tokens"));
+  const auto ulysses = [](Config& c) { c.context_exchange = ContextExchange::ulysses; };
+  ModelSpec six_heads;
+  six_heads.sequence_parts = true;
+  six_heads.tokens_per_sample = 24;
+  six_heads.tensor_dimensions = {"heads"};
+  six_heads.add_unit(
+      {"u", {{.name = "qkv", .shape = {36}, .initializer = {}, .dimensions = {{"heads", 3, 2}}}}, 1});
+  EXPECT_THAT(
+      text_of({4, "context=4"}, ulysses, six_heads),
+      HasSubstr("tranche.context_exchange ulysses with context=4: 6 heads cannot be shared by 4 ranks; "
+                "use gather, or a context of 2, 3 or 6"));
+  EXPECT_THAT(
+      text_of({4, "context=2, tensor=2"}, ulysses, six_heads),
+      HasSubstr("tranche.context_exchange ulysses with context=2: 3 heads of a rank of tensor cannot be "
+                "shared by 2 ranks; use gather, or a context of 3"));
+  EXPECT_THAT(text_of({4, "context=4"}, ulysses),
+              HasSubstr("tranche.context_exchange ulysses with context=4: 2 key and value heads cannot be "
+                        "shared by 4 ranks; use gather, or a context of 2"));
+  EXPECT_THAT(text_of({4, "context=2, tensor=2"}, ulysses),
+              HasSubstr("1 key and value head of a rank of tensor cannot be shared by 2 ranks; use gather"));
+  EXPECT_EQ(text_of({2, "context=2"}, ulysses), nothing_thrown);
+  const auto refused = [&](const std::function<void(Config&)>& adjust, const char* text) {
+    EXPECT_THAT(text_of({2, "context=2"}, adjust), HasSubstr(text));
+  };
+  refused(
+      [](Config& c) {
+        c.world_size_invariant = true;
+        c.accumulation_steps = 0;
+      },
+      "tranche.world_size_invariant: tranche.mesh \"context=2\" with context=2 cannot be used with it: a "
+      "sample's gradient is the sum over the ranks of context, which rounds differently on another number of "
+      "them; leave one of the two out");
+  refused([](Config& c) { c.gradient_noise_scale = true; },
+          "tranche.gradient_noise_scale: tranche.mesh \"context=2\" with context=2 cannot be used with it: a "
+          "rank of context has a part of each sample's gradient alone; leave it out");
+  EXPECT_THAT(text_of({4, "context=2, tensor=2"}, [](Config& c) { c.tensor_sums = TensorSums::chain; }),
+              HasSubstr("tranche.tensor_sums: tranche.mesh \"context=2, tensor=2\" with context=2 cannot be "
+                        "used with it: chain has the bits of one rank, which sums over parts of sequences "
+                        "have not; write rank_order"));
+  EXPECT_THAT(text_of({4, "replicate=2, context=2"}, [](Config& c) { c.reduction_group = 1; }),
+              HasSubstr("tranche.reduction_group: 1 with tranche.mesh \"replicate=2, context=2\", where "
+                        "gradients are added within the 2 ranks of shard and context first; leave it out"));
 }
 
 TEST(TensorAxis, RefusesWhatItCannotCut) {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/run_order.h"
+#include "pipeline/schedule/run_order.h"
 #include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/lower.h"
 

@@ -56,8 +56,10 @@ std::vector<Measured> measure(const PlanRequest& request) {
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(shape.micro_batch), 0);
     const std::vector<std::int32_t> places(tokens.size(), 0);
     const auto lengths = static_cast<std::int64_t>(std::max<std::size_t>(request.lengths.size(), 1));
-    // Other ranks than the planned one begin elsewhere in the round.
-    auto next = static_cast<std::size_t>(request.rank == rank ? 0 : rank);
+    // Other data ranks than that of the planned one begin elsewhere in the round.
+    const Mesh& mesh = runtime.mesh();
+    const int data_rank = mesh.data_rank(rank);
+    auto next = static_cast<std::size_t>(mesh.data_rank(request.rank) == data_rank ? 0 : data_rank);
     const auto batch = [&] {
       const std::int64_t length =
           request.lengths.empty() ? request.sequence : request.lengths[next++ % request.lengths.size()];
@@ -241,8 +243,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
   // A plan's seconds are of the same bytes; the disk's are rounded up, tensor by tensor and tile by
   // tile.
-  // They are of the whole sequence, and leave messages of matrices out; on the axis tensor they are an estimate
-  // where tensors are frozen.
+  // They are of the whole sequence, and leave messages of matrices out; on the axis tensor they are an
+  // estimate where tensors are frozen.
   if (request.lengths.empty() && !whole && mesh.size(MeshAxis::tensor) == 1) {
     EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
     EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
@@ -330,7 +332,7 @@ TEST(PlanIsMeasured, EveryRankOfAPipeline) {
 }
 
 /// The draw on a mesh with the axis tensor, without what that refuses.
-PlanRequest draw_parts(std::uint64_t number) {
+PlanRequest draw_parts(std::uint64_t number, std::int64_t positions = 9) {
   const RandomKey key{97, RandomPurpose::test, 13};
   std::uint64_t counter = number * 64;
   const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
@@ -343,7 +345,7 @@ PlanRequest draw_parts(std::uint64_t number) {
     gpt.width = 36;
     gpt.layers = 1 + pick(4);
     gpt.vocabulary = 31 + pick(60);
-    gpt.positions = 9;
+    gpt.positions = positions;
     gpt.inner = 11 + pick(30);
     gpt.residual_dropout = gpt.attention_dropout = pick(2) == 0 ? 0.0f : 0.1f;
     request.model.language = std::make_shared<models::Gpt>(gpt);
@@ -360,7 +362,7 @@ PlanRequest draw_parts(std::uint64_t number) {
     llama.tied = pick(2) == 0;
     llama.vocabulary = 31 + pick(60);
     llama.inner = 11 + pick(30);
-    llama.positions = 9;
+    llama.positions = positions;
     request.model.language = std::make_shared<models::Llama>(llama);
     if (!config.frozen.empty()) {
       config.frozen = pick(2) == 0 ? std::vector<std::string>{"*k_proj*", "*layernorm*"}
@@ -401,6 +403,38 @@ PlanRequest draw_parts(std::uint64_t number) {
   if (config.precision.compute != DataType::float16 && config.precision.communication != DataType::float16) {
     config.quantized_gradients = pick(4) == 0;
     config.quantized_weights = pick(4) == 0;
+  }
+  return request;
+}
+
+/// The draw on a mesh with the axis context, with the axis tensor or without it.
+PlanRequest draw_sequences(std::uint64_t number) {
+  const RandomKey key{97, RandomPurpose::test, 16};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::uint32_t n) { return static_cast<int>(random_bits(key, counter++) % n); };
+  const int context = 2 + pick(3);
+  const bool cut = pick(2) == 0;
+  std::uint64_t other = 1000 * (number + 1);
+  PlanRequest request = draw_parts(other, 24);
+  const auto ranks_of = [&] {
+    const int parts = request.config.mesh_of(request.ranks).size(MeshAxis::tensor);
+    return request.ranks / (cut ? 1 : parts) * context;
+  };
+  while (ranks_of() > 8) request = draw_parts(++other, 24);
+  Config& config = request.config;
+  const std::string tensor = "tensor=" + std::to_string(config.mesh_of(request.ranks).size(MeshAxis::tensor));
+  request.ranks = ranks_of();
+  if (!cut) config.mesh.replace(config.mesh.find(tensor), tensor.size(), "tensor=1");
+  const std::string axis = "context=" + std::to_string(context);
+  config.mesh = pick(2) == 0 ? axis + ", " + config.mesh : config.mesh + ", " + axis;
+  request.sequence = 2 * context * (1 + pick(3));
+  request.documents = request.model.language->architecture() != "GPT2LMHeadModel" && pick(2) == 0;
+  if (pick(3) == 0) {
+    for (int i = 0; i < 3; ++i) {
+      request.lengths.push_back(
+          2 * context *
+          (1 + pick(static_cast<std::uint32_t>(request.sequence) / 2 / static_cast<std::uint32_t>(context))));
+    }
   }
   return request;
 }
@@ -457,6 +491,40 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsLayers) {
     PlanRequest request = draw_parts(number);
     const std::vector<Measured> runs = measure(request);
     for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+      expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);
+      if (testing::Test::HasFailure()) return;
+    }
+  }
+}
+
+TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsSequences) {
+  const tranche::test::Sweep cases = tranche::test::sweep({0, 40});
+  tranche::test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const PlanRequest request = draw_sequences(number);
+    const Mesh mesh = request.config.mesh_of(request.ranks);
+    axes.meet("parts", mesh.size(MeshAxis::context));
+    axes.meet("stages", mesh.size(MeshAxis::pipeline));
+    axes.meet("tensor", mesh.size(MeshAxis::tensor) > 1);
+    axes.meet("shards", mesh.size(MeshAxis::shard) > 1);
+    axes.meet("replicas", mesh.size(MeshAxis::replicate) > 1);
+    axes.meet("stage", request.config.stage);
+    axes.meet("documents", request.documents);
+    axes.meet("lengths", !request.lengths.empty());
+  }
+  axes.expect("parts", {2, 3, 4});
+  axes.expect("stages", {1, 2});
+  for (const char* axis : {"tensor", "shards", "replicas", "documents", "lengths"}) {
+    axes.expect(axis, {false, true});
+  }
+  axes.expect("stage", {0, 1, 2, 3});
+  for (const std::uint64_t number : tranche::test::rounds(cases)) {
+    PlanRequest request = draw_sequences(number);
+    const std::vector<Measured> runs = measure(request);
+    const Mesh mesh = request.config.mesh_of(request.ranks);
+    for (request.rank = 0; request.rank < request.ranks; ++request.rank) {
+      // Other data ranks begin at other lengths.
+      if (!request.lengths.empty() && mesh.data_rank(request.rank) != 0) continue;
       expect_plan_is_measured(number, request, runs[static_cast<std::size_t>(request.rank)]);
       if (testing::Test::HasFailure()) return;
     }

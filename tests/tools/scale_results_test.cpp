@@ -56,8 +56,10 @@ TEST(ScaleFormula, IsTheStateThatAPlanHoldsOnEveryMesh) {
   request.ranks = 8;
   request.config.workspace_bytes = 8 << 20;
   request.config.accumulation_steps = 2;
-  for (const char* mesh : {"", "replicate=2, shard=4", "shard=4, tensor=2", "shard=2, tensor=4",
-                           "pipeline=2, shard=4", "pipeline=2, shard=2, tensor=2", "replicate=4, tensor=2"}) {
+  for (const char* mesh :
+       {"", "replicate=2, shard=4", "shard=4, tensor=2", "shard=2, tensor=4", "pipeline=2, shard=4",
+        "pipeline=2, shard=2, tensor=2", "replicate=4, tensor=2", "shard=4, context=2",
+        "pipeline=2, context=2, tensor=2", "replicate=2, context=4"}) {
     for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
       for (int stage = 0; stage <= 3; ++stage) {
         if (replicate == Replicate::parameters &&

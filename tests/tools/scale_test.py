@@ -145,9 +145,9 @@ def suite_study():
 
 def suite_meshes():
     out = HERE / "meshes"
-    meshes = ["shard=*", "replicate=2, shard=1", "tensor=2"]
+    meshes = ["shard=*", "replicate=2, shard=1", "tensor=2", "context=2"]
     done = scale(out, ["--ranks", "2", "--stages", "0,3", "--repeats", "1", "--meshes", "; ".join(meshes), "--json"])
-    expect_in(["1 x 2 x 3 points, 1 repeats: 6 runs", "repeat 1, 2 ranks, stage 3, mesh replicate=2, shard=1: "],
+    expect_in(["1 x 2 x 4 points, 1 repeats: 8 runs", "repeat 1, 2 ranks, stage 3, mesh replicate=2, shard=1: "],
               done.stderr, "progress")
     results = json.loads(done.stdout)
     assert results["complete"] and results["differences"] == [], results["differences"]
@@ -159,11 +159,13 @@ def suite_meshes():
         assert abs(point["state_formula_bytes"] - measured) <= measured / 1000, point
     # Ranks of tensor hold half of the cut tensors, at every stage.
     assert runs[0, meshes[2]]["state_measured_bytes"] < 0.6 * runs[0, meshes[1]]["state_measured_bytes"], runs
+    # Ranks of context share state as those of shard do.
+    assert all(runs[stage, meshes[3]]["state_measured_bytes"] == runs[stage, meshes[0]]["state_measured_bytes"] for stage in (0, 3)), runs
     # With one copy on each rank no stage shards anything: all hold and send the same.
     assert runs[0, meshes[1]]["state_measured_bytes"] == runs[3, meshes[1]]["state_measured_bytes"], runs
     assert runs[3, meshes[0]]["state_measured_bytes"] < runs[3, meshes[1]]["state_measured_bytes"], runs
     assert sorted(path.name for path in (out / "runs").glob("*.json")) == [
-        f"n2-stage{stage}-mesh{number}-r1.json" for stage in (0, 3) for number in (1, 2, 3)]
+        f"n2-stage{stage}-mesh{number}-r1.json" for stage in (0, 3) for number in (1, 2, 3, 4)]
     report = json.loads((out / "runs" / "n2-stage3-mesh2-r1.json").read_text(encoding="utf-8"))
     assert report["mesh"] == {"axes": "replicate=2", "coordinates": [{"replicate": 0, "shard": 0}, {"replicate": 1, "shard": 0}]}
     assert [one["axis"] for one in report["traffic"]["by_axis"]] == ["replicate", "shard"], report["traffic"]

@@ -14,8 +14,10 @@
 #include "core/clock.h"
 #include "core/output_file.h"
 #include "tools/files.h"
+#include "tools/plan/plan_meshes.h"
 #include "tools/train/settings.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/mesh_search.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
 #include "tranche/planner/schedule_choice.h"
@@ -89,17 +91,6 @@ planner::CostModel rates_of(const Options& options, const Config& config) {
   rates.host_update = options.host_update.empty() ? planner::core_update_rate * std::max(1, config.threads)
                                                   : parse_rate(options.host_update, "--host-update");
   return rates;
-}
-
-/// The projection that --machine asks for beside the plan; empty: none.
-std::optional<planner::ProjectionRequest> projection_request(const Options& options,
-                                                             const planner::PlanRequest& plan) {
-  if (options.machine.empty()) return std::nullopt;
-  planner::ProjectionRequest request;
-  request.plan = plan;
-  request.machine = planner::load_machine(options.machine);
-  if (options.network) request.network = planner::parse_network(*options.network, "--network");
-  return request;
 }
 
 struct Projected {
@@ -186,6 +177,29 @@ planner::PlanRequest plan_request(const Options& options) {
   return request;
 }
 
+std::optional<planner::ProjectionRequest> projection_request(const Options& options,
+                                                             const planner::PlanRequest& plan) {
+  if (options.machine.empty()) return std::nullopt;
+  planner::ProjectionRequest request;
+  request.plan = plan;
+  request.machine = planner::load_machine(options.machine);
+  if (options.network) request.network = planner::parse_network(*options.network, "--network");
+  return request;
+}
+
+planner::FitRequest fit_request(const Options& options, const planner::PlanRequest& plan) {
+  planner::FitRequest fit;
+  fit.plan = plan;
+  fit.budget = parse_size(*options.fit, "--fit");
+  fit.rates = plan.rates;
+  fit.keep_optimizer_tier = options.offload_optimizer.has_value();
+  fit.keep_parameters_tier = options.offload_parameters.has_value();
+  fit.nvme_budget = plan.config.offload.nvme_limit;
+  fit.keep_stage = options.stage.has_value();
+  fit.keep_micro_batch = options.micro_batch.has_value();
+  return fit;
+}
+
 std::string what_would_have_fitted(const planner::PlanRequest& request, double seconds) {
   planner::FitRequest fit;
   const detail::Stopwatch clock;
@@ -216,6 +230,9 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
 
 int run_plan(const Options& options, const Output& output) {
   check_speeds(options);
+  if (options.mesh) {
+    if (const auto axes = planner::searched_axes(*options.mesh)) return run_mesh_search(options, *axes, output);
+  }
   planner::PlanRequest request = plan_request(options);
   std::optional<planner::ProjectionRequest> projection = projection_request(options, request);
   if (projection && (options.fit || request.config.offload.any())) {
@@ -258,21 +275,13 @@ int run_plan(const Options& options, const Output& output) {
     }
     return status_of(planner::shortages(request, result, limit).empty());
   }
-  planner::FitRequest fit;
-  fit.plan = request;
-  fit.budget = parse_size(*options.fit, "--fit");
-  fit.rates = request.rates;
+  planner::FitRequest fit = fit_request(options, request);
   if (projection) {
     fit.seconds = [at = *projection](const planner::PlanRequest& candidate) mutable {
       at.plan = candidate;
       return planner::projected_cost(at);
     };
   }
-  fit.keep_optimizer_tier = options.offload_optimizer.has_value();
-  fit.keep_parameters_tier = options.offload_parameters.has_value();
-  fit.nvme_budget = request.config.offload.nvme_limit;
-  fit.keep_stage = options.stage.has_value();
-  fit.keep_micro_batch = options.micro_batch.has_value();
   if (!options.write.empty()) require_writable(options.write, "--write");
   const planner::FitResult result = planner::find_fit(fit);
   planner::PlanRequest chosen = request;

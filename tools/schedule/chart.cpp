@@ -46,11 +46,6 @@ Cell cell_of(const PipelineSchedule& schedule, const Simulation& run) {
   return {shortest / 2, false};
 }
 
-std::string short_name(const PipelineSchedule& schedule, const Action& action) {
-  const std::string name = action.name();
-  return schedule.chunks() == schedule.stages() ? name.substr(name.find_first_not_of("0123456789")) : name;
-}
-
 std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simulation& run, std::size_t rank,
                                   double cell, std::size_t cells) {
   std::vector<std::string> line(cells, ".");
@@ -61,7 +56,7 @@ std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simula
     const auto start = std::min(cells, static_cast<std::size_t>(std::llround(span.start / cell)));
     const auto end = std::min(cells, static_cast<std::size_t>(std::llround(span.end / cell)));
     for (std::size_t i = start; i < end; ++i)
-      line[i] = i == start ? short_name(schedule, schedule.ranks[rank][at]) : "--";
+      line[i] = i == start ? schedule.name_of(schedule.ranks[rank][at]) : "--";
     first = std::min(first, start);
     last = std::max(last, end);
   }

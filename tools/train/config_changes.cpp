@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -89,8 +90,8 @@ std::optional<Mesh> saved_mesh(std::string_view config_json) {
     const auto found = block->find("mesh");
     if (found != block->end() && found->is_string()) text = found->get<std::string>();
   }
-  // The batch counts data ranks; a pipeline and the axis tensor have several ranks for each.
-  for (const MeshAxis beside : {MeshAxis::pipeline, MeshAxis::tensor}) {
+  // The batch counts data ranks; these axes have several ranks for each.
+  for (const MeshAxis beside : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
     const std::string axis(name_of(beside));
     const auto named = text.find(axis);
     if (named == std::string::npos) continue;
@@ -116,7 +117,8 @@ bool of_one_mesh(std::string_view saved, std::string_view present) {
   if (!was || !is) return false;
   const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
   const auto parts = [](const Mesh& mesh) {
-    return std::pair(mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor));
+    return std::array{mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::context),
+                      mesh.size(MeshAxis::tensor)};
   };
   return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && parts(*was) == parts(*is));
 }

@@ -65,11 +65,12 @@ std::string name_of(const Mesh& mesh, int rank) {
   return mesh.name_of_rank(rank);
 }
 
-/// Stages of a data rank follow each other, and within a stage the ranks of the axis `tensor`.
+/// Stages of a data rank follow each other, and within a stage the ranks of the axes `context` and `tensor`.
 int position_of(const Mesh& mesh, int rank) {
   const int stage =
       mesh.data_rank(rank) * mesh.size(MeshAxis::pipeline) + mesh.coordinate(MeshAxis::pipeline, rank);
-  return stage * mesh.size(MeshAxis::tensor) + mesh.coordinate(MeshAxis::tensor, rank);
+  const int part = stage * mesh.size(MeshAxis::context) + mesh.coordinate(MeshAxis::context, rank);
+  return part * mesh.size(MeshAxis::tensor) + mesh.coordinate(MeshAxis::tensor, rank);
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ class StageTimes {
 };
 
 /// "waiting for messages of other stages: 4.0% of a step on stage 2, the slowest, to 31.0% on stage 0, the
-/// fastest". The slowest stage waits least. Where the mesh has the axis `tensor`, the line says that a
-/// stage's own layers wait as well.
+/// fastest". The slowest stage waits least. Where the mesh has the axis `context` or
+/// `tensor`, the line says that a stage's own layers wait as well.
 std::string idle_line(const std::vector<StageTime>& stages, const Mesh& mesh);
 
 }  // namespace tranche::tools

@@ -125,6 +125,9 @@ class Communicator {
   /// collectives on device memory throw LogicError, and a message to a rank that is no neighbour
   /// InvalidArgument. Collectives on host memory are those of any group.
   virtual std::unique_ptr<Communicator> line(std::span<const int> ranks) { return subgroup(ranks); }
+  /// Makes neighbours of the first and the last rank of a line. All ranks of the line call it, while no message
+  /// is under way; a second call does nothing. Blocking. Groups whose ranks all reach each other need nothing.
+  virtual void join_ends() {}
 
   /// True when there are no peers (plans): nothing is received, and a caller that simulates their data need
   /// not hold it once for each of them.

@@ -9,8 +9,8 @@
 
 namespace tranche::kernels {
 
-/// The heads of every token side by side, in the columns from first_column on of `rows`, [batch, time, n] or
-/// [batch * time, n]: a tensor of their own, or a part of wider rows (GPT-2 packs queries, keys and values).
+/// The heads of every token side by side, in the columns from first_column on of `rows`, [batch, tokens, n] or
+/// [batch * tokens, n]: a tensor of their own, or a part of wider rows (GPT-2 packs queries, keys and values).
 struct ConstHeads {
   ConstTensorView rows;
   std::int64_t first_column = 0;
@@ -31,13 +31,18 @@ struct AttentionOptions {
   /// each token's document. Never decreases along a row; keys before it are not seen.
   ConstTensorView document_begin = {};
   std::int64_t first_head = 0;  ///< heads of the layer before these, which other ranks have
+  /// The token of the first query. Other ranks may have the queries of other tokens: query, d_query, out,
+  /// d_out and log_sum_exp have `queries` tokens, fewer than `time`, which are those of the keys.
+  std::int64_t first_query = 0;
 };
 
 /// Causal self-attention: query t sees keys [max(document_begin, t - window + 1, 0), t]. query, d_query and
-/// out hold `heads` heads, key and value key_value_heads. out [batch, time, heads * head width], in the
-/// compute dtype, says the head width; log_sum_exp fp32 [batch, heads, time] is saved for backward, the score
-/// matrix is not. Softmax in fp32. Tiles of which no query sees a key are skipped on cpu and by the fused
-/// kernels.
+/// out hold `heads` heads, key and value key_value_heads. out [batch, queries, heads * head width], in the
+/// compute dtype, says the head width; log_sum_exp fp32 [batch, heads, queries] is saved for backward, the
+/// score matrix is not. Keys and values have `time` tokens, which are the queries too unless
+/// AttentionOptions::first_query says otherwise. Softmax in fp32. Tiles of which no query sees a key are
+/// skipped on cpu and by the fused kernels. On a CPU the results of a part of the queries have the bits of
+/// the whole, but for products that round another number of rows differently.
 ///
 /// cpu: tiles widened to fp32; for bf16 in heads of whole multiples of 32 elements, on CPUs whose bf16 dot
 /// products are faster than fp32 (AVX512-BF16 on AMD), bf16 GEMMs with fp32 sums, for which probabilities and
@@ -52,7 +57,8 @@ void attention_forward(Stream& stream, const AttentionOptions& options, const Co
                        const ConstHeads& key, const ConstHeads& value, const TensorView& out,
                        const TensorView& log_sum_exp, const Workspace& workspace);
 
-/// d_query, d_key and d_value are written (not added to), other columns of their rows are left alone. The
+/// d_query, d_key and d_value are written (not added to), other columns of their rows are left alone; keys
+/// that none of the queries sees get zeros. The
 /// gradients of a key and value that a group of heads shares are summed in fp32, in the order of the heads.
 /// `out` is forward's result.
 void attention_backward(Stream& stream, const AttentionOptions& options, const ConstTensorView& d_out,

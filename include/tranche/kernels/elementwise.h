@@ -18,6 +18,10 @@ namespace tranche::kernels {
 void cast(Stream& stream, const ConstTensorView& from, const TensorView& to);
 /// Copies bytes; dtypes and element counts are equal.
 void copy(Stream& stream, const ConstTensorView& from, const TensorView& to);
+/// Copies columns [from_column, from_column + count) of `from` to columns [to_column, ...) of `to`: matrices
+/// of as many rows and of one dtype, which do not overlap.
+void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
+                  std::int64_t to_column, std::int64_t count);
 /// Sets every byte to zero.
 void fill_zero(Stream& stream, const TensorView& out);
 /// out = value in every element.
@@ -68,6 +72,9 @@ struct DropoutOptions {
   /// a sample. Attention takes no part.
   std::int64_t first_element = 0;
   std::int64_t sample_elements = 0;  ///< 0: x holds all elements of the samples
+  /// For the same run of every sample (a rank's tokens of each sequence): what x holds of a sample begins
+  /// with its element sample_offset.
+  std::int64_t sample_offset = 0;
   /// For a part of the columns (a rank's part of a layer's inputs): x is [rows, columns], and its columns are
   /// column_blocks equal runs. Run k is at first_column of the k-th of as many equal blocks of a row of
   /// row_elements. Rows are whole samples: first_element and sample_elements are 0 then.

@@ -18,10 +18,10 @@ namespace tranche::kernels {
 std::vector<float> rope_frequencies(std::int64_t rotary_width, double theta, const RopeScaling& scaling);
 
 /// table[row] = cos(angle), then sin(angle), of angle = position * frequencies[i] in fp32. table is fp32
-/// [rows, 2 * frequencies]; positions is int32 [rows], or empty for row % time. `frequencies` is host memory
-/// and copied.
+/// [rows, 2 * frequencies]; positions is int32 [rows], or empty for first_position + row % time.
+/// `frequencies` is host memory and copied.
 void rope_table(Stream& stream, std::span<const float> frequencies, const ConstTensorView& positions,
-                std::int64_t time, const TensorView& table);
+                std::int64_t time, const TensorView& table, std::int64_t first_position = 0);
 
 /// Rotates the pairs (i, i + rotary_width / 2) of each head of x[rows, heads * head_dim] in place, by the
 /// row's angles in `table` [rows, rotary_width]; a head's elements from rotary_width on stay. In fp32,
