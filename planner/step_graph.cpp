@@ -116,8 +116,9 @@ class Builder {
 
   void join_messages() {
     std::map<int, int> received;  // by send
-    for (const auto& [pair, sends] : sends_) {
-      const std::vector<int>& receives = receives_[pair];
+    for (const auto& [pair, sends] : sends_) (void)receives_[pair];
+    for (const auto& [pair, receives] : receives_) {
+      const std::vector<int>& sends = sends_[pair];
       if (sends.size() != receives.size()) refuse("messages", sends.size(), receives.size());
       for (std::size_t i = 0; i < sends.size(); ++i) received[sends[i]] = receives[i];
     }
