@@ -39,9 +39,7 @@ LossScalerOptions scaler_options(const Config& config) {
 
 /// With the schedule that the configuration asks for.
 Stages scheduled(Stages stages, const Config& config) {
-  if (stages.count > 1) {
-    stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
-  }
+  if (stages.count > 1) stages.schedule = schedule_of(config, stages);
   return stages;
 }
 
@@ -91,10 +89,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       formulas(config, model, store, updater, &stages,
                runtime_in.pipeline() == nullptr ? 0 : runtime_in.pipeline()->rank()),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
-      matrices(
-          store, config, updater, *optimizer, runtime.of_stage(),
-          runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, runtime.rank()),
-          runtime.mesh(), runtime.device(), *arena),
+      matrices(store, config, updater, *optimizer, data_groups, runtime.device(), *arena),
       gatherer(store, gather_options(config, stages, model), *arena, compute, recorder.exposed()),
       reducer(store, *arena, compute, runtime.ledger(), scalars, config.overlap),
       traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
@@ -325,8 +320,8 @@ const pipeline::RankSchedule& Engine::rank_schedule(bool training) const {
     const pipeline::PipelineSchedule& step = pipeline_schedule();
     kept = std::make_unique<const pipeline::RankSchedule>(
         training ? impl_->stages.schedule
-                 : std::make_shared<const pipeline::PipelineSchedule>(
-                       pipeline::with_messages(pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
+                 : std::make_shared<const pipeline::PipelineSchedule>(pipeline::with_messages(
+                       pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
         impl_->traffic.stage());
   }
   return *kept;

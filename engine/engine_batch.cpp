@@ -62,7 +62,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
     Config other = config;
     other.accumulation_steps = accumulation_steps;
     try {
-      schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(other, stages.count));
+      schedule = schedule_of(other, stages);
     } catch (const ConfigurationError& error) {
       throw InvalidArgument("set_batch() to " + mine.text() + " a step: " + error.message());
     }

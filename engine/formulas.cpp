@@ -251,8 +251,8 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) c
     const UnitState& unit = store_.units()[u];
     const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
     gathers.push_back(gather_for == GatherFor::step ? std::min(count, 1)
-                      : gathers_chunks()            ? chunk_gathers_of(*stages_, model_, stage_, static_cast<int>(u))
-                                                    : config_.accumulation_steps * count);
+                      : gathers_chunks() ? chunk_gathers_of(*stages_, model_, stage_, static_cast<int>(u))
+                                         : config_.accumulation_steps * count);
   }
   return gathers;
 }

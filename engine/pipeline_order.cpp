@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -86,6 +87,14 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
   });
 }
 
+std::shared_ptr<const pipeline::PipelineSchedule> schedule_of(const Config& config, const Stages& stages) {
+  auto schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
+  if (schedule->rank_of_chunk == stages.stage_of_chunk) return schedule;
+  throw ConfigurationError(
+      "tranche.pipeline_schedule: " + config.pipeline_schedule +
+      " was changed while the run started: its chunks lie on other stages now; start again");
+}
+
 void check_neighbours(const Config& config, int stages, DeviceKind device) {
   if (device == DeviceKind::cpu || device == DeviceKind::meta || stages <= 2) return;
   const std::vector<int> stage_of = stages_of_chunks(config, stages);
@@ -104,9 +113,8 @@ int units_held(const Stages& stages, const ModelSpec& model) {
   std::size_t most = 0;
   if (stages.schedule == nullptr) return 0;
   for (int stage = 0; stage < stages.count; ++stage) {
-    hold_units(stages, model, stage, [&](const std::map<int, int>& held, int) {
-      most = std::max(most, held.size());
-    });
+    hold_units(stages, model, stage,
+               [&](const std::map<int, int>& held, int) { most = std::max(most, held.size()); });
   }
   return static_cast<int>(most);
 }

@@ -90,6 +90,9 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   if (axis == MeshAxis::context) return of_sequences();
   if (axis != MeshAxis::tensor) return in_groups(axis, 0);
   TrafficCount sent = of_rows();
+  const TrafficCount of_matrices = matrices_.sent(axis);
+  sent.elements += of_matrices.elements;
+  sent.bytes += of_matrices.bytes;
   // Whole tensors and those that some ranks share are summed over groups of different sizes.
   std::set<int> sizes;
   for (const FlatBuffer* flat : store_.trainable()) {
@@ -103,16 +106,15 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
 
 TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   const PrecisionConfig& precision = config_.precision;
-  TrafficCount sent;
+  TrafficCount sent = axis == MeshAxis::tensor ? TrafficCount() : matrices_.sent(axis);
   const bool of_stages = axis == MeshAxis::pipeline;
   if (of_stages) {
     // The residual to the next chunk, its gradient to the one before, where these are on other stages.
     const int messages = stages_.messages_of(stage());
     const std::int64_t rows = divide_round_up(tokens_of_rank(), runtime_.mesh().size(MeshAxis::tensor));
-    sent.elements = config_.accumulation_steps * rows * model_.residual_width * messages;
-    sent.bytes = sent.elements * size_of(precision.compute);
-  } else if (axis == MeshAxis::shard) {
-    sent = matrices_.sent();
+    const std::int64_t elements = config_.accumulation_steps * rows * model_.residual_width * messages;
+    sent.elements += elements;
+    sent.bytes += elements * size_of(precision.compute);
   }
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
   std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent

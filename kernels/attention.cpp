@@ -19,14 +19,14 @@ namespace tranche::kernels {
 
 namespace {
 
-/// Tokens of each batch entry in rows of keys, [batch, tokens, n] or [batch * tokens, n].
+/// The number of tokens of each batch entry in rows of keys, [batch, tokens, n] or [batch * tokens, n].
 std::int64_t tokens_of(const Shape& shape, std::int64_t batch) {
   if (shape.rank() == 3) return shape[1];
   return batch > 0 && shape.rank() == 2 ? shape[0] / batch : 0;
 }
 
-/// `operand` has rows of `tokens` tokens of every batch entry that hold `heads` heads from its first column
-/// on.
+/// Checks that `operand` has rows for `tokens` tokens of every batch entry, with `heads` heads from its first
+/// column on.
 template <class Held>
 auto checked_rows(std::string_view kernel, std::string_view operand, const Held& held,
                   const AttentionOperands& of, std::int64_t tokens, std::int64_t heads) {
@@ -43,13 +43,13 @@ auto checked_rows(std::string_view kernel, std::string_view operand, const Held&
            fmt::format("`{}` has rows of {} elements, which do not hold {} heads of {} from column {}",
                        operand, stride, heads, of.head_width, held.first_column));
   }
-  // A tensor on meta has no address, and none is made from it.
+  // A tensor on meta has no address, so none is computed.
   auto* const data = held.rows.data == nullptr ? held.rows.data
                                                : cpu::element_at(of.dtype, held.rows.data, held.first_column);
   return HeadRows<std::remove_pointer_t<decltype(data)>>{data, stride};
 }
 
-/// Checks what forward and backward have in common. `out` is named as given.
+/// Checks the operands that forward and backward have in common. `out` is named in errors as given.
 cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
                                 const AttentionOptions& options, const ConstHeads& query,
                                 const ConstHeads& key, const ConstHeads& value, const ConstTensorView& out,
@@ -62,7 +62,7 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
   call.batch = out.shape[0];
   call.queries = out.shape[1];
   call.first_query = options.first_query;
-  // Other numbers of keys than of queries are meant only where a part of the queries is named.
+  // The number of keys may differ from that of the queries only if first_query is set.
   const std::int64_t tokens = tokens_of(key.rows.shape, call.batch);
   call.time = call.first_query == 0 && tokens < call.queries ? call.queries : tokens;
   if (call.first_query < 0 || call.end_query() > call.time || (call.queries == 0 && call.time > 0)) {
@@ -175,7 +175,7 @@ void attention_backward(Stream& stream, const AttentionOptions& options, const C
   call.d_parts = {checked_rows(kernel, "d_query", d_query, call, call.queries, call.heads),
                   checked_rows(kernel, "d_key", d_key, call, call.time, call.key_value_heads),
                   checked_rows(kernel, "d_value", d_value, call, call.time, call.key_value_heads)};
-  // One description serves both directions; backward only reads these two.
+  // One description serves both directions; backward only reads these two members.
   call.out = const_cast<void*>(out.data);
   call.log_sum_exp = const_cast<float*>(log_sum_exp.as<float>());
   call.d_out = d_out.data;

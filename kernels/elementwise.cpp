@@ -25,7 +25,7 @@ void check_first_element(std::string_view kernel, std::int64_t first_element) {
   if (first_element < 0) refuse(kernel, fmt::format("first_element is {}, wanted at least 0", first_element));
 }
 
-/// Refuses columns that are no part of dropout's rows.
+/// Refuses columns that do not lie within dropout's rows.
 void check_columns(std::string_view kernel, const DropoutOptions& options, const Shape& x) {
   const std::int64_t blocks = options.column_blocks, columns = x[x.rank() - 1];
   const auto samples = static_cast<std::int64_t>(options.samples.size());

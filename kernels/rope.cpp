@@ -30,8 +30,9 @@ void check_scaling(std::string_view kernel, const RopeScaling& scaling) {
   }
 }
 
-/// As _compute_llama3_parameters() of transformers' modeling_rope_utils.py. A Python number beside a tensor
-/// of fp32 is rounded to fp32, and number / tensor is the tensor's reciprocal times the number.
+/// Follows _compute_llama3_parameters() in transformers' modeling_rope_utils.py. There a Python number
+/// combined with an fp32 tensor is rounded to fp32, and number / tensor is computed as the tensor's
+/// reciprocal times the number.
 float llama3_frequency(float frequency, const RopeScaling& scaling) {
   const auto positions = static_cast<double>(scaling.original_positions);
   const auto factor = static_cast<float>(scaling.factor);

@@ -1,13 +1,10 @@
 #pragma once
 /// The messages that the ranks which see the same samples send each other within a pass.
 
-#include <fmt/core.h>
-
 #include <string>
 #include <string_view>
 
 #include "tranche/comm/communicator.h"
-#include "tranche/engine/engine.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::models {
@@ -15,19 +12,11 @@ namespace tranche::models {
 /// The names of a message in errors and traces.
 struct PassLabel {
   std::string unit, phase;
-  PassLabel(const Pass& pass, std::string_view what)
-      : unit(what),
-        phase(pass.training ? fmt::format("micro-batch {}", pass.engine.micro_batch()) : "forward pass") {}
+  PassLabel(const Pass& pass, std::string_view what);
   OperationLabel label(Tier tier = Tier::device) const { return {unit, phase, Traffic::data, tier}; }
 };
 
 /// The compute stream waits for a message.
-inline void wait_for(const Pass& pass, const Event& done) {
-  if (pass.training) {
-    pass.engine.wait_for_message(done);
-  } else {
-    pass.engine.compute_stream().wait(done);
-  }
-}
+void wait_for(const Pass& pass, const Event& done);
 
 }  // namespace tranche::models

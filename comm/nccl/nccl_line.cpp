@@ -1,6 +1,7 @@
-/// Messages of a line of ranks by ncclSend and ncclRecv. NCCL runs what one communicator is given in order,
-/// whatever the streams. So each neighbour and direction has a communicator of two ranks, on a stream of its
-/// own, and a send never waits behind a receive. Messages lie in no host memory and in no buffer of ours.
+/// Sends messages on a line of ranks by ncclSend and ncclRecv. NCCL runs the calls of one communicator in
+/// order, whatever the streams. So each neighbour and direction has a communicator of two ranks, on a
+/// separate stream, and a send never waits for a receive. Messages use neither host memory nor a buffer of
+/// ours.
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -16,8 +17,8 @@ namespace tranche::comm {
 namespace {
 
 constexpr OperationLabel channel_label{"", "start", Traffic::control, Tier::host};
-/// A receive occupies its blocks until the message has come. Four channels of so many leave most of a GPU to
-/// the kernels that the peer's message waits for.
+/// A receive occupies its thread blocks until the message has arrived. Four channels of this size leave most
+/// of a GPU to the kernels that the peer's message waits for.
 constexpr int channel_blocks = 8;
 
 class NcclLine : public DeviceExchange {

@@ -13,7 +13,7 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-/// Row-major GEMM on dense fp32 tiles.
+/// A row-major GEMM on dense fp32 tiles.
 void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
           const float* a, const float* b, float beta, float* c) {
   sgemm(
@@ -50,7 +50,7 @@ void forward_head(const AttentionCall& call, const AttentionHead& head, float* s
   }
 }
 
-/// Scratch of a task of backward. `d_query`, at the end, holds one tile, or all queries of all heads that
+/// The scratch of a task of backward. `d_query`, at the end, holds one tile, or all queries of all heads that
 /// share a key and value.
 struct BackwardScratch {
   float *scores, *d_scores, *query, *d_out, *key, *value, *d_key, *d_value, *d_query;
@@ -66,13 +66,14 @@ struct BackwardScratch {
         d_value(d_key + attention_keys * width),
         d_query(d_value + attention_keys * width) {}
 
-  /// Without d_query.
+  /// The number of floats without d_query.
   static std::int64_t floats(std::int64_t width) {
     return 2 * attention_queries * attention_keys + (2 * attention_queries + 4 * attention_keys) * width;
   }
 };
 
-/// Scores and their gradient for one tile, from the query, d_out, key and value tiles in scratch.
+/// Computes the scores and their gradient for one tile, from the query, d_out, key and value tiles in
+/// scratch.
 void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
                    const float* key, const float* value, const BackwardScratch& s) {
   const std::int64_t width = head.width();
@@ -93,8 +94,8 @@ void load_query_tile(const AttentionCall& call, const AttentionHead& head, std::
              head.width(), s.d_out, head.width());
 }
 
-/// Gradients of a tile of the keys and values that heads [first_head, first_head + group) share, over
-/// ascending heads and queries; with all_queries the gradient of the queries is summed beside them, over
+/// Computes the gradients of a tile of keys and values that heads [first_head, first_head + group) share,
+/// over ascending heads and queries; with all_queries the gradient of the queries is also summed, over
 /// ascending tiles of keys.
 void backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k, bool all_queries,
                        const BackwardScratch& s) {
@@ -126,8 +127,8 @@ void backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::
   shared.store_gradient(2, k, tile_keys, s.d_value);
 }
 
-/// The gradient of a tile of queries where not all of them go along with the keys: its tiles once more, the
-/// same sums in the same order.
+/// Computes the gradient of a tile of queries if the key tiles do not compute all of it: the tiles are
+/// recomputed, with the same sums in the same order.
 void backward_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t q,
                          const BackwardScratch& s) {
   const std::int64_t width = head.width(), queries = head.queries(q), first = head.first_key_tile(q);
@@ -162,7 +163,8 @@ void attention_forward(const AttentionCall& call) {
   const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
   const std::int64_t tasks = std::min<std::int64_t>(call.threads, call.batch * call.heads);
   const std::int64_t whole = bf16_forward_floats(width, call.end_query());
-  // The whole head's keys and values are packed once where they fit, else tile by tile: the same bits.
+  // A head's keys and values are packed once as a whole if they fit, else tile by tile; the bits are the
+  // same.
   const bool keep_packed = in_bf16 && call.workspace.bytes / bytes_of(whole) >= tasks;
   const std::int64_t floats = !in_bf16      ? forward_floats(width)
                               : keep_packed ? whole
@@ -183,8 +185,8 @@ void attention_forward(const AttentionCall& call) {
 
 namespace {
 
-/// Runs the tasks of backward, which share no sums. `key_tile` and `query_tile` are called with (scratch,
-/// first head or head, first key or query, ...).
+/// Runs the tasks of backward, which share no sums. `key_tile` is called with (scratch, first head, first
+/// key, all_queries) and `query_tile` with (scratch, head, first query).
 template <class KeyTile, class QueryTile>
 void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& key_tile,
                   const QueryTile& query_tile) {
@@ -194,9 +196,9 @@ void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& 
   const auto threads_with = [&](std::int64_t floats) {
     return std::min<std::int64_t>(call.threads, call.workspace.bytes / bytes_of(floats));
   };
-  // One pass, a task for each key and value head, when the query gradients of all heads that share it fit
-  // beside the tiles for half the threads or more. Two passes, a task for each tile, take 7 GEMMs instead of
-  // 5, and occupy threads that would idle. The same bits either way.
+  // One pass has a task for each key and value head. It is used when the query gradients of all heads that
+  // share it fit beside the tiles for at least half the threads. Two passes have a task for each tile; they
+  // take 7 GEMMs instead of 5, but occupy threads that would idle. The bits are the same.
   const std::int64_t whole = tiles + call.group() * queries * width,
                      parted = tiles + attention_queries * width;
   const std::int64_t least = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, shared) / 2);
@@ -212,7 +214,8 @@ void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& 
     });
     return;
   }
-  // The longest start first: the first keys are seen by most queries, the last queries see most keys.
+  // The longest tasks start first: the first keys are seen by most queries, and the last queries see most
+  // keys.
   const std::int64_t key_tiles = divide_round_up(time, attention_keys),
                      first_tile = call.first_query / attention_queries,
                      query_tiles = divide_round_up(call.end_query(), attention_queries) - first_tile;

@@ -9,7 +9,7 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-/// Takes arrays one behind the other from scratch memory counted in floats.
+/// Takes consecutive arrays from scratch memory that is counted in floats.
 class Scratch {
  public:
   explicit Scratch(float* at) : at_(at) {}
@@ -36,18 +36,18 @@ const bfloat16* d_out_of(const AttentionCall& call, const AttentionHead& head, s
   return static_cast<const bfloat16*>(call.d_out) + head.row(first);
 }
 
-/// scores[queries, keys] = alpha a b, where b is a tile of keys or values packed as its transpose.
+/// scores[queries, keys] = alpha a b, where b is the packed transpose of a tile of keys or values.
 void score(const AttentionTile& tile, std::int64_t width, const bfloat16* a, std::int64_t stride_a,
            const bfloat16* b, float alpha, float* scores) {
   multiply({tile.queries, tile.keys, width, a, stride_a, b, attention_keys, scores, tile.keys, alpha, false});
 }
 
-/// Scratch of a task of backward.
+/// The scratch of a task of backward.
 struct BackwardTiles {
   float *scores, *d_scores, *d_out, *d_key, *d_value, *d_query;
-  bfloat16 *key_columns, *value_columns, *key_rows;          // of a tile of keys, packed
+  bfloat16 *key_columns, *value_columns, *key_rows;          // packed, of a tile of keys
   bfloat16 *query_transposed, *d_out_transposed;             // [width, queries]
-  bfloat16 *packed_scores, *packed_d_scores, *d_score_rows;  // of a tile of scores
+  bfloat16 *packed_scores, *packed_d_scores, *d_score_rows;  // packed, of a tile of scores
 
   BackwardTiles(float* scratch, std::int64_t width) {
     constexpr std::int64_t tile = attention_queries * attention_keys;
@@ -76,7 +76,8 @@ void pack_keys(const AttentionHead& head, std::int64_t first, std::int64_t keys,
   pack_rows(rows_of(head, 1, first), head.stride(1), keys, width, s.key_rows, width);
 }
 
-/// Scores and their gradient for one tile, whose first key is number `skipped` of the packed ones in scratch.
+/// Computes the scores and their gradient for one tile; its first key is number `skipped` among the packed
+/// keys.
 void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
                    std::int64_t skipped, const BackwardTiles& s) {
   const std::int64_t width = head.width(), q = tile.first_query;
@@ -155,8 +156,8 @@ std::int64_t bf16_backward_floats(std::int64_t head_width) {
          (3 * tile + (3 * attention_keys + 2 * attention_queries) * head_width) / 2;
 }
 
-/// The gradients of keys and values are summed as transposes [width, keys]: so the scores are their right
-/// operands, which are packed as they stand.
+/// The gradients of keys and values are summed as transposes [width, keys], so that the scores are the right
+/// operands, which are packed without a transposition.
 void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k,
                             bool all_queries, float* scratch) {
   const std::int64_t width = call.head_width;

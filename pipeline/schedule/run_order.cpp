@@ -173,7 +173,8 @@ RunOrder run_order(const PipelineSchedule& schedule, int rank) {
   order.incoming.resize(schedule.ranks.size());
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
     for (const Action& action : schedule.ranks[r]) {
-      if (sends(action.kind) && peer_of(schedule, action) == rank) order.incoming[r].push_back(partner(action));
+      if (sends(action.kind) && peer_of(schedule, action) == rank)
+        order.incoming[r].push_back(partner(action));
     }
   }
   find_ends(order, schedule, rank);

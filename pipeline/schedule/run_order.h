@@ -23,12 +23,13 @@ struct RunOrder {
   /// the memory of a gradient that was sent counts as such a need.
   std::vector<std::vector<std::int64_t>> ends;
   /// The rank's own actions that sent a gradient which its receiver has taken when this action, a receive, is
-  /// done; the index is this action. Empty with one chunk on each rank, where memory of a gradient may be asked
-  /// for again at once: the rank before takes it whatever this one waits for.
+  /// done; the index is this action. Empty with one chunk on each rank, where memory of a gradient may be
+  /// asked for again at once: the rank before takes it whatever this one waits for.
   std::vector<std::vector<std::size_t>> taken;
   /// The receives of this rank in the order in which a rank sends; the index is the sending rank.
   std::vector<std::vector<Action>> incoming;
-  /// Weight gradients of a chunk that stand before those of the same micro-batch on a later chunk of the rank.
+  /// Weight gradients of a chunk that stand before those of the same micro-batch on a later chunk of the
+  /// rank.
   struct EarlyWeights {
     Action action;  ///< the first of the two chunks
     int later_chunk = 0;

@@ -75,7 +75,7 @@ TEST_P(DeviceRanks, SmallAndLargeStagingBuffersGiveTheSameBits) {
 }
 
 TEST_P(DeviceRanks, PartsOfEverySizePassTheLeastStagingBuffer) {
-  // Of 8 bytes an element, fewer than a granule of each part go at once.
+  // Fewer elements of 8 bytes than a granule of each part go at once.
   const std::int64_t least = 64 * 8 * (GetParam().ranks + 1) * 4;
   run_device_ranks(
       GetParam().ranks, GetParam().transport,

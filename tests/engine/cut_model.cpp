@@ -72,16 +72,25 @@ ModelSpec cut_model() {
          .shape = {6, 24},
          .initializer = normal,
          .linear = LinearLayout::in_out,
+         .matrices = 3,
          .dimensions = {width, fused}},
         {.name = "qkv.bias", .shape = {24}, .initializer = uniform, .dimensions = {fused}},
-        {.name = "key", .shape = {6, 6}, .initializer = own, .dimensions = {key_value, width}},
-        {.name = "projection", .shape = {8, 6}, .initializer = normal, .dimensions = {heads, width}},
+        {.name = "key", .shape = {6, 6}, .initializer = own, .matrices = 1, .dimensions = {key_value, width}},
+        {.name = "projection",
+         .shape = {8, 6},
+         .initializer = normal,
+         .linear = LinearLayout::in_out,
+         .matrices = 1,
+         .dimensions = {heads, width}},
         {.name = "projection.bias", .shape = {6}, .initializer = Initializer::zeros()},
-        {.name = "up", .shape = {6, 11}, .initializer = own, .dimensions = {width, inner}},
+        {.name = "up", .shape = {6, 11}, .initializer = own, .matrices = 1, .dimensions = {width, inner}},
         {.name = "even", .shape = {32, 256}, .initializer = normal, .dimensions = {inner, width}},
         {.name = "big", .shape = {11, 300}, .initializer = normal, .dimensions = {inner, width}}},
        1});
-  model.add_unit({"whole", {{.name = "whole.norm", .shape = {9}, .initializer = normal}}, 1});
+  model.add_unit({"whole",
+                  {{.name = "whole.norm", .shape = {9}, .initializer = normal},
+                   {.name = "whole.square", .shape = {5, 4}, .initializer = normal, .matrices = 1}},
+                  1});
   model.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{2}, 0, 1}, {{0}, 1, 1}};
   return model;
 }
@@ -155,6 +164,7 @@ void on_cut_ranks(const CutRun& run, const std::function<void(Engine&, Runtime&)
     Config config;
     config.stage = run.stage;
     config.mesh = run.mesh;
+    config.replicate = run.replicate;
     for (const std::string& dimension : run.whole) config.layout[dimension] = "whole";
     config.train_batch_size = cut_samples;
     config.micro_batch_size = 2;

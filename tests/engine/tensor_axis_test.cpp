@@ -140,6 +140,39 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   compare(away);
 }
 
+CutRun muon(int ranks, const std::string& mesh, int stage = 0) {
+  return {ranks, mesh, stage, "Muon"};
+}
+
+// Row and column cuts, fused and shared heads, uneven parts, and a matrix that every rank has: the owner puts
+// together what one rank has.
+TEST(TensorAxis, WholeMatricesHaveTheBitsOfOneRank) {
+  const Outcome expected = train(muon(1, ""));
+  EXPECT_NE(expected.weights, train({}).weights) << "Muon moves them otherwise";
+  for (const auto& [ranks, mesh] : meshes) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      if (ranks > 4 && stage % 2 == 1) continue;
+      expect_same(expected, train(muon(ranks, mesh, stage)), mesh + " at stage " + std::to_string(stage));
+    }
+  }
+  const std::vector<std::pair<int, std::string>> over_replicas = {{4, "replicate=2, tensor=2"},
+                                                                  {8, "replicate=2, pipeline=2, tensor=2"},
+                                                                  {8, "tensor=2, replicate=2, shard=2"},
+                                                                  {8, "replicate=2, context=2, tensor=2"}};
+  for (const auto& [ranks, mesh] : over_replicas) {
+    CutRun run = muon(ranks, mesh, ranks == 4 ? 3 : 1);
+    run.replicate = Replicate::parameters;
+    expect_same(expected, train(run), mesh + ", copies of parameters alone");
+  }
+  for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
+    CutRun run = muon(4, "shard=2, tensor=2", 2);
+    run.offload.optimizer = tier;
+    run.offload.tile_elements = 4096;
+    run.offload.nvme_path = std::filesystem::temp_directory_path().string();
+    expect_same(expected, train(run), std::string(name_of(tier)));
+  }
+}
+
 TEST(TensorAxis, ALayoutThatLeavesTensorsWholeHasTheBitsOfOneRank) {
   CutRun run;
   const Outcome expected = train(run);
@@ -244,10 +277,11 @@ TEST(TensorAxis, WrittenTensorsAreReadBackWhole) {
   });
 }
 
-TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
+void expect_traffic_by_formula(const std::string& optimizer) {
   for (const auto& [ranks, mesh] : meshes) {
     for (int stage = 0; stage <= 3; ++stage) {
-      on_cut_ranks({ranks, mesh, stage}, [&](Engine& engine, Runtime& runtime) {
+      on_cut_ranks({ranks, mesh, stage, optimizer}, [&, &ranks = ranks, &mesh = mesh](Engine& engine,
+                                                                                      Runtime& runtime) {
         for (int step = 0; step < 2; ++step) {
           cut_step(engine, runtime, step);
           (void)engine.step();
@@ -259,10 +293,18 @@ TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
           EXPECT_EQ(each["bytes"], each["formula_bytes"]) << mesh << " stage " << stage << " " << each;
           found = found || each["axis"] == "tensor";
         }
-        EXPECT_EQ(found, runtime.tensor() != nullptr) << mesh;
+        EXPECT_EQ(found, runtime.tensor() != nullptr) << mesh << " of " << ranks;
       });
     }
   }
+}
+
+TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
+  expect_traffic_by_formula("AdamW");
+}
+
+TEST(TensorAxis, TrafficOfWholeMatricesIsTheFormulaOfItsAxis) {
+  expect_traffic_by_formula("Muon");
 }
 
 /// Values of drawn sizes, of which neither sums nor sums of squares are exact in any order.
@@ -410,6 +452,19 @@ TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
       EXPECT_EQ(loaded.initial, saved.state) << where;
       EXPECT_EQ(loaded.state, expected.state) << where;
     }
+  }
+}
+
+TEST_F(TensorAxisSaving, MatricesGoOnOnAnyOtherMesh) {
+  const Outcome expected = train(muon(1, ""), 4);
+  const std::vector<std::pair<int, std::string>> pairs = {{1, ""}, {4, "shard=2, tensor=2"}, {4, "tensor=4"}};
+  for (std::size_t a = 0; a < pairs.size(); ++a) {
+    const auto& [from_ranks, from_mesh] = pairs[a];
+    const auto& [to_ranks, to_mesh] = pairs[(a + 1) % pairs.size()];
+    const Outcome saved = train(muon(from_ranks, from_mesh, static_cast<int>(a)), 2, {}, path(from_mesh));
+    const Outcome loaded = train(muon(to_ranks, to_mesh, 3 - static_cast<int>(a)), 4, path(from_mesh));
+    EXPECT_EQ(loaded.initial, saved.state) << from_mesh << " to " << to_mesh;
+    EXPECT_EQ(loaded.state, expected.state) << from_mesh << " to " << to_mesh;
   }
 }
 
@@ -675,16 +730,30 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
           {2, "tensor=2"}, [](Config& c) { c.precision.moments = DataType::block8; }, columns),
       HasSubstr("tranche.moments: with tranche.mesh \"tensor=2\" a rank has elements 0 to 79 of tensor w, "
                 "which are not whole blocks of 256; keep the moments in fp32, or leave tensor out"));
-  ModelSpec matrix = cut_model();
-  matrix.add_unit(
-      {"m",
-       {{.name = "m.w", .shape = {4, 4}, .initializer = {}, .linear = LinearLayout::in_out, .matrices = 1}},
-       1});
+  ModelSpec tied;
+  tied.tensor_dimensions = {"inner"};
+  tied.residual_width = 4;
+  tied.add_unit({"ends",
+                 {{.name = "ends.w",
+                   .shape = {4, 4},
+                   .initializer = {},
+                   .matrices = 1,
+                   .dimensions = {{"inner"}, {"width"}}}},
+                 2});
+  tied.add_unit({"middle", {{.name = "middle.w", .shape = {4, 4}, .initializer = {}, .matrices = 1}}, 1});
+  tied.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{0}, 1, 1}};
   EXPECT_THAT(
       text_of(
-          {2, "tensor=2"}, [](Config& c) { c.optimizer.type = "Muon"; }, matrix),
-      HasSubstr("tranche.mesh \"tensor=2\": the optimizer computes tensor m.w as a whole matrix, which ranks "
-                "of the axis tensor do not have yet; leave tensor out, or choose another optimizer"));
+          {6, "pipeline=3, tensor=2"},
+          [](Config& c) {
+            c.optimizer.type = "Muon";
+            c.pipeline_cuts = PipelineCuts::equal;
+          },
+          tied),
+      HasSubstr(
+          "tranche.mesh \"pipeline=3, tensor=2\": tensor cuts, and stages of the pipeline share, tensor "
+          "ends.w, which its optimizer updates as a whole matrix; leave out tensor or pipeline, or "
+          "choose another optimizer for it"));
 }
 
 }  // namespace

@@ -1,6 +1,11 @@
 // The axes of the covering arrays, and what may not meet.
 
 #include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "combinations.h"
 #include "tranche/partition/mesh.h"
@@ -292,8 +297,8 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
-  // Refused: parts of matrices and of blocks.
-  if (are("tensor", "muon") || are("tensor", "moments-block8")) return false;
+  // Refused: parts of blocks.
+  if (are("tensor", "moments-block8")) return false;
   // A sample's gradient is a sum over the ranks of context.
   if (are("context", "world-size-invariant")) return false;
   // Two parts of two data ranks take four here.
@@ -365,12 +370,24 @@ void complete(Combination& c) {
   c.config.micro_batch_size = 12 / (data_ranks_of(c) * c.config.accumulation_steps);
 }
 
+/// The rows with a pipeline take its schedules in turn.
+std::string schedule_of_row(const Combination& c, const test::CoveringRow& row) {
+  std::vector<const char*> schedules{"1f1b", "zb-v", "breadth-first", "zb-h1", "afab"};
+  // It takes a multiple of the stages.
+  if (c.config.accumulation_steps % c.pipeline == 0 && !c.change_batch && !c.config.world_size_invariant) {
+    schedules.push_back("interleaved");
+  }
+  const int sum = std::accumulate(row.begin(), row.end(), 0);
+  return schedules[static_cast<std::size_t>(sum) % schedules.size()];
+}
+
 }  // namespace
 
 Combination combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {
   Combination c = start();
   for (std::size_t i = 0; i < axes.size(); ++i) axes[i].values[static_cast<std::size_t>(row[i])].apply(c);
   complete(c);
+  if (c.pipeline > 1) c.config.pipeline_schedule = schedule_of_row(c, row);
   return c;
 }
 

@@ -18,6 +18,7 @@ namespace {
 struct Point {
   int replicas = 1, stages = 1, shards = 1, context = 1, parts = 1;
   int zero = 0;
+  ContextExchange exchange = ContextExchange::gather;
   int ranks() const { return replicas * stages * shards * context * parts; }
   std::string mesh() const {
     const auto axis = [](const char* name, int size) { return name + std::to_string(size); };
@@ -36,7 +37,13 @@ std::vector<Point> points_of(int ranks, int most_parts) {
           for (int context = 2; context <= ranks; context *= 2) {
             Point point{replicas, stages, shards, context, parts};
             if (point.ranks() != ranks || stages > 4 || replicas * shards > 4) continue;
-            for (point.zero = 0; point.zero <= 3; ++point.zero) points.push_back(point);
+            for (point.zero = 0; point.zero <= 3; ++point.zero) {
+              point.exchange = ContextExchange::gather;
+              points.push_back(point);
+              if (context > 2 || parts > 1) continue;  // there are not enough heads
+              point.exchange = ContextExchange::ulysses;
+              points.push_back(point);
+            }
           }
         }
       }
@@ -54,6 +61,7 @@ Config config_at(const Point& point) {
   config.stage = point.zero;
   if (point.ranks() > 1) config.mesh = point.mesh();
   config.activation_checkpointing = point.zero % 2 == 1;
+  if (point.ranks() > 1) config.context_exchange = point.exchange;
   return config;
 }
 
@@ -73,7 +81,8 @@ void sweep(const LanguageModel& model, const ContextRun& run, int most_parts, bo
     if (!every && number % 13 != 5) continue;
     if (every && !test::swept(static_cast<int>(number), 4)) continue;
     if (test::sanitized && point.ranks() > 4) continue;
-    SCOPED_TRACE(model.describe() + " on " + point.mesh() + " at stage " + std::to_string(point.zero));
+    SCOPED_TRACE(model.describe() + " on " + point.mesh() + " at stage " + std::to_string(point.zero) + ", " +
+                 std::string(name_of(point.exchange)));
     const double difference =
         largest_relative_difference(losses_of(point.ranks(), model, config_at(point), run), one);
     EXPECT_LE(difference, 1e-5);

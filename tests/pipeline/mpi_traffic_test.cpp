@@ -199,6 +199,11 @@ Drawn draw_context(std::uint64_t number, int ranks) {
   const std::string axis = "context=" + std::to_string(context);
   config.mesh = pick(2) == 0 ? axis + ", " + config.mesh : config.mesh + ", " + axis;
   drawn.time = context == 3 ? 12 : 8;
+  const bool twelve_heads = drawn.model->architecture() == "GPT2LMHeadModel" && others > 0;
+  const int parts = config.mesh_of(ranks).size(MeshAxis::tensor);
+  if (twelve_heads && 12 / parts % context == 0 && pick(2) == 0) {
+    config.context_exchange = ContextExchange::ulysses;
+  }
   return drawn;
 }
 
@@ -455,7 +460,9 @@ TEST(MpiTraffic, AlongTheAxisContextOfDrawnMeshesIsTheFormula) {
   const test::Sweep cases = test::sweep({first, count});
   test::AxesMet axes;
   for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
-    const Mesh mesh = draw_context(number, ranks).config.mesh_of(ranks);
+    const Config config = draw_context(number, ranks).config;
+    const Mesh mesh = config.mesh_of(ranks);
+    axes.meet("exchange", config.context_exchange);
     axes.meet("parts", mesh.size(MeshAxis::context));
     axes.meet("stages", mesh.size(MeshAxis::pipeline) > 1);
     axes.meet("tensor", mesh.size(MeshAxis::tensor) > 1);
@@ -463,6 +470,7 @@ TEST(MpiTraffic, AlongTheAxisContextOfDrawnMeshesIsTheFormula) {
   }
   if (ranks == 8) {
     axes.expect("parts", {2, 4});
+    axes.expect("exchange", {ContextExchange::gather, ContextExchange::ulysses});
     for (const char* axis : {"stages", "tensor", "shards"}) axes.expect(axis, {false, true});
   }
   for (const std::uint64_t number : test::rounds(cases)) {

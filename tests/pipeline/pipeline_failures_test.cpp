@@ -89,9 +89,10 @@ TEST(Pipeline, RefusesSchedulesBeforeTheFirstStep) {
   EXPECT_THAT(with_file("0F0,0B0\n1F0,1B0\n", 3), HasSubstr("was made for 1 micro-batch"));
   EXPECT_THAT(with_file("1F0,1B0\n0F0,0B0\n", 1), HasSubstr("chunk 0 is on rank 1; the first stage has to"));
   EXPECT_THAT(with_file("0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n", 2), HasSubstr("tranche.pipeline_schedule: "));
-  EXPECT_THAT(with_file("0F0,0F1,0I1,0I0,0W0,0W1\n1F0,1F1,1I1,1I0,1W0,1W1\n", 2),
-              HasSubstr("0I0 of rank 0 stands behind 0I1: the input gradients of a chunk have to be computed in "
-                        "ascending"));
+  EXPECT_THAT(
+      with_file("0F0,0F1,0I1,0I0,0W0,0W1\n1F0,1F1,1I1,1I0,1W0,1W1\n", 2),
+      HasSubstr("0I0 of rank 0 stands behind 0I1: the input gradients of a chunk have to be computed in "
+                "ascending"));
   std::filesystem::remove(file);
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Training on the stages of a pipeline, for tests that compare what comes of it: narrow models, and the bits of
-/// a few steps and an evaluation.
+/// Training on the stages of a pipeline, for tests that compare what comes of it: narrow models, and the bits
+/// of a few steps and an evaluation.
 
 #include <array>
 #include <cstddef>
@@ -99,7 +99,7 @@ inline Bits bits_of(Engine& engine, const LanguageModel& model) {
 
 /// The observations of every rank of the mesh; they have to agree.
 inline Bits trained(const LanguageModel& model, Config config, const std::string& mesh, int ranks,
-             const std::string& schedule = "1f1b") {
+                    const std::string& schedule = "1f1b") {
   config.mesh = mesh;
   config.pipeline_schedule = schedule;
   std::vector<Bits> all;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -175,20 +176,22 @@ TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
   }
 }
 
-// Two chunks on a rank: in a loop the last stage sends to the first one, and the other way round. Rank by
-// rank the same message channels are met with ZeRO stage 3, where breadth-first gathers a chunk at once.
+// Two chunks on a rank in a loop: the last stage sends residuals to the first one, which sends gradients
+// back. With ZeRO stage 3 breadth-first gathers a chunk at once. zb-v, which is no loop, has its plan's
+// memory below.
 TEST_F(GpuPipeline, HasTheBitsOfOneGpuWithSeveralChunks) {
   for (const int stages : {3, 4}) {
     const Bits one = trained(base_config(0, 2 * stages), "", 1, 2, deep_gpt()).front();
     int number = stages;
     for (const char* transport : {"auto", "staged"}) {
-      for (const char* const schedule : {"interleaved", "breadth-first", "zb-v"}) {
+      for (const char* const schedule : {"interleaved", "breadth-first"}) {
         for (const int zero : {0, 3}) {
           if (test::sanitized && number++ % 3 != 0) continue;
           Config config = base_config(zero, 2 * stages);
           config.device_transport = transport;
           config.pipeline_schedule = schedule;
-          for (const Bits& rank : trained(config, "pipeline=" + std::to_string(stages), stages, 2, deep_gpt())) {
+          for (const Bits& rank :
+               trained(config, "pipeline=" + std::to_string(stages), stages, 2, deep_gpt())) {
             EXPECT_TRUE(rank == one) << stages << " stages, " << schedule << ", ZeRO stage " << zero
                                      << ", transport " << transport;
           }
@@ -275,7 +278,8 @@ TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
       expect_memory_of_plan(config, 3, std::string(schedule) + ", " + transport);
     }
   }
-  for (const char* const schedule : {"interleaved", "breadth-first", "zb-v", "zb-h1"}) {
+  for (const char* const schedule : {"interleaved", "zb-v", "breadth-first", "zb-h1"}) {
+    if (test::sanitized && std::string_view(schedule) == "breadth-first") break;
     Config config = base_config(3, 6);
     config.mesh = "pipeline=3";
     config.pipeline_schedule = schedule;
@@ -400,8 +404,8 @@ TEST_F(GpuPipeline, AStageThatHangsIsNamedWithTheMessage) {
 
 TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
   const auto at_rank_1 = ContainsRegex("rank 1 failed: forward of micro-batch 2 on chunk 1, .*: planted");
-  std::vector<std::string> texts =
-      ends("auto", 60, [](const std::atomic<int>&) { throw NumericalError("planted"); }, "interleaved");
+  std::vector<std::string> texts = ends(
+      "auto", 60, [](const std::atomic<int>&) { throw NumericalError("planted"); }, "interleaved");
   for (const std::size_t rank : {0, 2}) EXPECT_THAT(texts[rank], at_rank_1) << rank;
   const detail::Stopwatch watch;
   texts = ends(
@@ -412,9 +416,10 @@ TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
       },
       "interleaved");
   for (const std::size_t rank : {0, 2}) {
-    EXPECT_THAT(texts[rank],
-                ContainsRegex("of micro-batch [0-9] .*: (rank [0-2] has not taken the data of this rank|no data "
-                              "from rank [0-2]) after 1.5 s"))
+    EXPECT_THAT(
+        texts[rank],
+        ContainsRegex("of micro-batch [0-9] .*: (rank [0-2] has not taken the data of this rank|no data "
+                      "from rank [0-2]) after 1.5 s"))
         << rank;
   }
   EXPECT_LT(watch.seconds(), 40);

@@ -217,6 +217,21 @@ TEST(Stages, AreNeighboursOnGpus) {
   EXPECT_EQ(text(file, 4, DeviceKind::cpu), test::nothing_thrown);
 }
 
+// The file is read when the model is divided, and again for the actions.
+TEST(Stages, RefuseAFileThatChangesMeanwhile) {
+  const tools::test::TemporaryFolder folder;
+  Config config;
+  config.accumulation_steps = 1;
+  config.pipeline_schedule = folder.write("mine.csv", "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n");
+  config.pipeline_cuts = PipelineCuts::equal;
+  const Stages stages = divide(tied_model(), config, 2);
+  EXPECT_EQ(schedule_of(config, stages)->rank_of_chunk, stages.stage_of_chunk);
+  (void)folder.write("mine.csv", "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n");
+  EXPECT_EQ(test::message_of<ConfigurationError>([&] { (void)schedule_of(config, stages); }),
+            "tranche.pipeline_schedule: " + config.pipeline_schedule +
+                " was changed while the run started: its chunks lie on other stages now; start again");
+}
+
 TEST(Stages, JoinTheirEndsInALoop) {
   Config config;
   const auto joined = [&](const char* schedule, int stages) {

@@ -427,8 +427,12 @@ PlanRequest draw_sequences(std::uint64_t number) {
   if (!cut) config.mesh.replace(config.mesh.find(tensor), tensor.size(), "tensor=1");
   const std::string axis = "context=" + std::to_string(context);
   config.mesh = pick(2) == 0 ? axis + ", " + config.mesh : config.mesh + ", " + axis;
+  const int parts = config.mesh_of(request.ranks).size(MeshAxis::tensor);
+  const bool gpt = request.model.language->architecture() == "GPT2LMHeadModel";
+  const bool heads_divide = gpt ? 12 / parts % context == 0 : parts == 1 && context == 2;
+  if (heads_divide && pick(2) == 0) config.context_exchange = ContextExchange::ulysses;
   request.sequence = 2 * context * (1 + pick(3));
-  request.documents = request.model.language->architecture() != "GPT2LMHeadModel" && pick(2) == 0;
+  request.documents = !gpt && pick(2) == 0;
   if (pick(3) == 0) {
     for (int i = 0; i < 3; ++i) {
       request.lengths.push_back(
@@ -510,6 +514,7 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsSequences) {
     axes.meet("replicas", mesh.size(MeshAxis::replicate) > 1);
     axes.meet("stage", request.config.stage);
     axes.meet("documents", request.documents);
+    axes.meet("exchange", request.config.context_exchange);
     axes.meet("lengths", !request.lengths.empty());
   }
   axes.expect("parts", {2, 3, 4});
@@ -518,6 +523,7 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsSequences) {
     axes.expect(axis, {false, true});
   }
   axes.expect("stage", {0, 1, 2, 3});
+  axes.expect("exchange", {ContextExchange::gather, ContextExchange::ulysses});
   for (const std::uint64_t number : tranche::test::rounds(cases)) {
     PlanRequest request = draw_sequences(number);
     const std::vector<Measured> runs = measure(request);

@@ -31,7 +31,7 @@ namespace tranche {
 namespace pipeline {
 struct PipelineSchedule;
 struct RankSchedule;
-}
+}  // namespace pipeline
 
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
 /// whichever thread (docs/internals/design.md, "Threads of a program"); request_stop() at any time. Calls

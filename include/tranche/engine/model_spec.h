@@ -169,7 +169,8 @@ class ModelSpec {
   std::function<std::vector<int>(const Config& config)> gathers_per_micro_batch;
   /// The same on a pipeline whose chunks begin with these uses of `forward`, for a model whose gathers depend
   /// on that. Empty: they do not.
-  std::function<std::vector<int>(const Config& config, const std::vector<int>& begins)> gathers_with_chunks = {};
+  std::function<std::vector<int>(const Config& config, const std::vector<int>& begins)> gathers_with_chunks =
+      {};
   /// The uses of units in forward order, between which a pipeline can be cut. Empty: the model cannot be cut.
   std::vector<UnitUse> forward;
   /// Uses [begin, end) of `forward` in words: "embedding to h.2", "h.3 to the last use of embedding", "h.4".

@@ -14,7 +14,8 @@ struct StageChunk {
   bool last() const { return number + 1 == chunks; }
 };
 
-/// The chunks of stage `stage` of `stages`. Without a pipeline there is one stage, with one chunk of all uses.
+/// The chunks of stage `stage` of `stages`. Without a pipeline there is one stage, with one chunk of all
+/// uses.
 struct StageUses {
   int stage = 0, stages = 1;
   std::vector<StageChunk> chunks;  ///< ascending; one, or several (Config::pipeline_chunks)
