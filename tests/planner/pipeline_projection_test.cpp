@@ -40,7 +40,7 @@ using tools::test::message_of;
 using tools::test::TemporaryFolder;
 
 /// Bytes pass at 1 GB/s, products compute at 1 GFLOP/s, and a gather of two ranks takes `seconds`.
-Machine machine_of(double seconds) {
+Machine machine_with_link(double seconds) {
   Machine machine;
   machine.name = "round";
   machine.source = "measured";
@@ -60,7 +60,7 @@ Machine machine_of(double seconds) {
   return machine;
 }
 
-PlanRequest request_of(int stages, std::int64_t micro_batches, const std::string& schedule = "1f1b") {
+PlanRequest pipeline_request(int stages, std::int64_t micro_batches, const std::string& schedule = "1f1b") {
   PlanRequest request;
   request.model.name = "gpt-nano";
   models::GptConfig gpt = models::GptConfig::preset("gpt-nano");
@@ -147,7 +147,7 @@ double simulated(const PipelineSchedule& schedule, const pipeline::StageTimes& t
   for (int rank = 0; rank < schedule.stages(); ++rank)
     ranks.push_back({rank, recorded(schedule, rank, times)});
   ProjectionRequest request;
-  request.machine = machine_of(message);
+  request.machine = machine_with_link(message);
   request.plan.ranks = schedule.stages();
   Config config;
   config.threads = 1;
@@ -208,7 +208,7 @@ TEST(StepGraph, RanksThatDoNotMatchAreRefused) {
                 [](const Action& action) { return action.kind == ActionKind::send_gradient; });
   const pipeline::StageTimes times = pipeline::StageTimes::equal(2);
   ProjectionRequest request;
-  request.machine = machine_of(1);
+  request.machine = machine_with_link(1);
   request.plan.ranks = 2;
   Config config;
   WorkCost costs(request, config);
@@ -218,9 +218,9 @@ TEST(StepGraph, RanksThatDoNotMatchAreRefused) {
 }
 
 TEST(ProjectedPipeline, OneMicroBatchPassesAllStages) {
-  const Machine fast = machine_of(1e-9);
+  const Machine fast = machine_with_link(1e-9);
   const auto compute = [&](int stages, int rank) {
-    PlanRequest request = request_of(stages, 1);
+    PlanRequest request = pipeline_request(stages, 1);
     request.rank = rank;
     return step_of(request, fast).compute;
   };
@@ -229,13 +229,13 @@ TEST(ProjectedPipeline, OneMicroBatchPassesAllStages) {
   for (int rank = 0; rank < 3; ++rank) of_stages += compute(3, rank);
   EXPECT_NEAR(of_stages, whole, 0.01 * whole) << "and gradients of the tied table are rounded twice";
   // All but its own stage's passes is waiting.
-  const StepBreakdown step = step_of(request_of(3, 1), fast);
+  const StepBreakdown step = step_of(pipeline_request(3, 1), fast);
   EXPECT_NEAR(step.exposed_message + step.compute, whole, 0.02 * whole);
   // Two messages there and two back.
   const double message = 0.25;
   const auto more = [&](int stages) {
-    return step_of(request_of(stages, 1), machine_of(message)).exposed_message -
-           step_of(request_of(stages, 1), fast).exposed_message;
+    return step_of(pipeline_request(stages, 1), machine_with_link(message)).exposed_message -
+           step_of(pipeline_request(stages, 1), fast).exposed_message;
   };
   // With three ranks on a node a gather of two takes as long as measured.
   EXPECT_NEAR(more(3), 4 * message, 0.05 * message);
@@ -243,38 +243,39 @@ TEST(ProjectedPipeline, OneMicroBatchPassesAllStages) {
 }
 
 TEST(ProjectedPipeline, MoreMicroBatchesCostWhatTheSlowestStageOrTheLinkTakes) {
-  const Machine fast = machine_of(1e-9);
+  const Machine fast = machine_with_link(1e-9);
   const auto of = [](std::int64_t micro_batches, const char* schedule, const Machine& machine) {
-    return seconds_of(request_of(2, micro_batches, schedule), machine);
+    return seconds_of(pipeline_request(2, micro_batches, schedule), machine);
   };
-  PlanRequest last = request_of(2, 4);
+  PlanRequest last = pipeline_request(2, 4);
   last.rank = 1;
-  const double slowest = std::max(step_of(request_of(2, 4), fast).compute, step_of(last, fast).compute) / 4;
+  const double slowest =
+      std::max(step_of(pipeline_request(2, 4), fast).compute, step_of(last, fast).compute) / 4;
   for (const char* schedule : {"1f1b", "afab", "zb-h1"}) {
     EXPECT_NEAR(of(6, schedule, fast) - of(4, schedule, fast), 2 * slowest, 0.05 * slowest) << schedule;
   }
   // Where messages take longest, each micro-batch of 1F1B waits for one, and of AFAB for two.
-  const Machine slow = machine_of(10);
+  const Machine slow = machine_with_link(10);
   EXPECT_NEAR(of(6, "1f1b", slow) - of(4, "1f1b", slow), 2 * 10, 0.1);
   EXPECT_NEAR(of(6, "afab", slow) - of(4, "afab", slow), 4 * 10, 0.1);
 }
 
 TEST(ProjectedPipeline, MoreMicroBatchesThanAreSimulatedAreThoseOfAFile) {
-  const Machine machine = machine_of(1e-3);
+  const Machine machine = machine_with_link(1e-3);
   const TemporaryFolder folder;
   for (const char* schedule : {"1f1b", "interleaved", "zb-v"}) {
     const std::string path =
         folder.write(std::string(schedule) + ".csv", write_schedule(pipeline::generate(schedule, 2, 22)));
-    const Projection named = project({request_of(2, 22, schedule), machine, std::nullopt, 0});
+    const Projection named = project({pipeline_request(2, 22, schedule), machine, std::nullopt, 0});
     EXPECT_THAT(named.notes, testing::Contains("22 micro-batches from the simulation of 8 and 6"));
-    EXPECT_NEAR(named.step.total() / seconds_of(request_of(2, 22, path), machine), 1, 1e-3) << schedule;
+    EXPECT_NEAR(named.step.total() / seconds_of(pipeline_request(2, 22, path), machine), 1, 1e-3) << schedule;
   }
 }
 
 TEST(ProjectedPipeline, SchedulesDifferAsOnPaper) {
   // Four stages of which none does much more than another: the order of the lengths is that of the table.
-  const Machine machine = machine_of(1e-6);
-  PlanRequest request = request_of(4, 8);
+  const Machine machine = machine_with_link(1e-6);
+  PlanRequest request = pipeline_request(4, 8);
   request.config.pipeline_cuts = PipelineCuts::balanced;
   const auto projected = [&](const char* schedule) {
     request.config.pipeline_schedule = schedule;
@@ -286,8 +287,8 @@ TEST(ProjectedPipeline, SchedulesDifferAsOnPaper) {
 }
 
 TEST(ProjectedPipeline, StagesOnSeveralNodesSendThroughTheNetwork) {
-  Machine machine = machine_of(1e-9);
-  PlanRequest request = request_of(2, 4);
+  Machine machine = machine_with_link(1e-9);
+  PlanRequest request = pipeline_request(2, 4);
   request.ranks_per_node = 1;
   EXPECT_THAT(message_of<ConfigurationError>([&] {
                 project({request, machine, std::nullopt, 0});
@@ -304,9 +305,9 @@ TEST(ProjectedPipeline, StagesOnSeveralNodesSendThroughTheNetwork) {
 }
 
 TEST(ProjectedPipeline, RecordingChangesNoPlanAndAllRanksHaveOneStep) {
-  PlanRequest request = request_of(2, 4, "zb-v");
+  PlanRequest request = pipeline_request(2, 4, "zb-v");
   const PlanResult before = plan_run(request);
-  const Machine machine = machine_of(1e-3);
+  const Machine machine = machine_with_link(1e-3);
   const double first = seconds_of(request, machine);
   EXPECT_EQ(plan_run(request).memory, before.memory);
   request.rank = 1;
@@ -314,22 +315,22 @@ TEST(ProjectedPipeline, RecordingChangesNoPlanAndAllRanksHaveOneStep) {
 }
 
 TEST(ProjectedPipeline, AStageIsShardedAndCut) {
-  PlanRequest request = request_of(2, 4);
+  PlanRequest request = pipeline_request(2, 4);
   request.ranks = 8;
   request.config.mesh = "pipeline=2, shard=2, tensor=2";
   request.config.train_batch_size = 16;
   for (const int stage : {0, 3}) {
     request.config.stage = stage;
-    const StepBreakdown step = step_of(request, machine_of(1e-4));
+    const StepBreakdown step = step_of(request, machine_with_link(1e-4));
     EXPECT_GT(step.exposed_message, 0);
     EXPECT_GT(step.compute, 0);
   }
 }
 
 TEST(ScheduleChoices, AreOrderedByProjectedSecondsWhereThereAreSome) {
-  const PlanRequest request = request_of(2, 4);
+  const PlanRequest request = pipeline_request(2, 4);
   const std::vector<StagePlan> plans = plan_stages(request, 0);
-  const Machine slow = machine_of(10);
+  const Machine slow = machine_with_link(10);
   const auto seconds = [&](const PlanRequest& plan) { return seconds_of(plan, slow); };
   const std::vector<ScheduleChoice> choices = schedule_choices(request, plans, 0, seconds);
   const auto of = [&](const char* name) {
