@@ -354,7 +354,7 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
     check_axis(MeshAxis::pipeline, "pipeline.stages", config.pipeline_stages);
     check_axis(MeshAxis::context, "sequence_parallel_size", config.context_ranks);
     check_axis(MeshAxis::tensor, "tensor_parallel.autotp_size", config.tensor_ranks);
-    const int shards = mesh.state_ranks();
+    const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
       problems.add(fmt::format(
           "{}: {} with tranche.mesh (--mesh) \"{}\", where {} ranks share a copy; give one of the two",
@@ -368,11 +368,13 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                       config.mesh, mesh.size(MeshAxis::replicate)));
     }
     check_replicas(config, problems);
-    if (config.reduction_group == 0 || config.reduction_group == shards) return;
-    problems.add(fmt::format(
-        "tranche.reduction_group: {} with tranche.mesh \"{}\", where gradients are added within "
-        "the {} ranks of shard{} first; leave it out",
-        config.reduction_group, config.mesh, shards, mesh.size(MeshAxis::context) > 1 ? " and context" : ""));
+    const int in_a_copy = mesh.state_ranks();
+    if (config.reduction_group == 0 || config.reduction_group == in_a_copy) return;
+    problems.add(
+        fmt::format("tranche.reduction_group: {} with tranche.mesh \"{}\", where gradients are added within "
+                    "the {} ranks of shard{} first; leave it out",
+                    config.reduction_group, config.mesh, in_a_copy,
+                    mesh.size(MeshAxis::context) > 1 ? " and context" : ""));
   } catch (const ConfigurationError& error) {
     problems.add(std::string(config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
                  (config.context_ranks > 1 ? "sequence_parallel_size, " : "") +

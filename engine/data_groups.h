@@ -33,10 +33,10 @@ class DataGroups {
     Communicator* group = nullptr;  ///< null: this rank does not hold the buffer
     std::vector<int> in_mesh;       ///< their numbers in the mesh, by their rank in the group
   };
-  /// Those that have a part of the buffer, wherever the axis `tensor` cuts it: all ranks of a stage's axes
-  /// tensor and shard, and with Replicate::parameters those of its replicas too. All ranks ask for the same
-  /// buffers in the same order. Throws ConfigurationError for a buffer that two stages of a pipeline share
-  /// and the axis `tensor` cuts.
+  /// The ranks that have a part of the buffer: those of a stage's axes that share out state, with `tensor`
+  /// where it cuts the buffer, and with Replicate::parameters those of its replicas too. All ranks ask for
+  /// the same buffers in the same order. Throws ConfigurationError for a buffer that two stages of a pipeline
+  /// share and the axis `tensor` cuts.
   MatrixRanks of_matrices(const Placement& placement, int buffer);
 
   const std::vector<Communicator*>& all() const { return groups_; }

@@ -65,7 +65,7 @@ class Planner {
                                                             : placement.shard(exchange.buffer, number);
   }
 
-  /// Of ranks that keep the same state, the owner or the next one behind it sends its part.
+  /// Where several ranks keep the same part, the owner or the next of them behind it sends it.
   bool gives(const MatrixExchange& exchange, int rank, int owner) const {
     if (!(exchange.cut && exchange.everywhere)) return true;
     const int part = part_of(exchange, rank), ranks = exchange.group().size();
@@ -102,7 +102,7 @@ class Planner {
     }
   }
 
-  /// What this rank keeps, for the owners of its matrices.
+  /// Plans the message to the owners of matrices, of what this rank keeps.
   void plan_messages(MatrixExchange& exchange, std::span<const int> owners) {
     const FlatBuffer& flat = *exchange.flat;
     const ElementRange kept = store_.residency().optimizer_range(flat);
@@ -122,7 +122,7 @@ class Planner {
     }
   }
 
-  /// What this rank owns, and what each rank brings of it.
+  /// Plans the matrices that this rank owns, and their parts that each rank brings.
   void plan_owned(MatrixExchange& exchange, std::span<const int> owners) {
     const FlatBuffer& flat = *exchange.flat;
     const Placement& placement = store_.placement();

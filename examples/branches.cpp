@@ -91,7 +91,7 @@ class Block {
   void product(const kernels::MatmulOptions& options, int unit, int tensor, Numbers& a, Numbers& out) {
     const GatheredUnit weights = engine_.gather({unit});
     kernels::matmul(stream(), options, view(a), weights.tensor(tensor), view(out), engine_.workspace());
-    // A layer of this size takes no time. It is made to.
+    // Layers of this size take next to no time. A pause stands for their work.
     if (unit > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 

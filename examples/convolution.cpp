@@ -1,10 +1,9 @@
 // Two 3 x 3 convolutions by im2col and matrix products, on images that are split in two ways. Alone, or
 //   mpirun -n 2 convolution tensor=2   by filters: a rank computes half of the channels between the two
-//   mpirun -n 2 convolution shard=2    by space: a rank has half of each image's rows, and gets the row
-//   beside
-//                                      them (the halo) from its neighbour
-// Both have the losses and weights of one rank up to rounding. By filters a rank holds half of the weights.
-// By space it holds all of them, and the gradients of its rows are a part of the sum that ZeRO adds up.
+//   mpirun -n 2 convolution shard=2    by space: a rank has half of the rows of each image
+// The row beside a rank's own (the halo) comes from its neighbour. Both ways have the losses and weights of
+// one rank up to rounding. Split by filters a rank holds half of the weights. Split by space it holds all of
+// them, and the gradients of its rows are a part of the sum that ZeRO adds up.
 #include <tranche/models/tensor_rows.h>
 #include <tranche/tranche.h>
 

@@ -26,7 +26,7 @@ TensorView view(std::vector<float>& values) {
   return {values.data(), DataType::float32, {rows, width}};
 }
 
-/// A layer of this size takes no time. It is made to: this is the pause of a forward, and a backward has two.
+/// Layers of this size take next to no time. A pause stands for their work: one in forward, two in backward.
 void work(double& worked, int pauses) {
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(10 * pauses));

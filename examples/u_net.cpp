@@ -21,8 +21,8 @@ constexpr std::int64_t samples = 4, length = 32, channels = 8;  // of a micro-ba
 constexpr std::int64_t crossing = samples * length * channels;  // numbers between any two layers
 constexpr int encoder = 0, down = 1, bottleneck = 2, decoder = 3, layers = 4;
 
-/// A convolution over three neighbours, with gelu behind it but for the last one. Lengths and channels of the
-/// layers' inputs and outputs are such that all of them have as many numbers.
+/// A convolution over three neighbours, with gelu behind all but the last one. Halved lengths come with
+/// doubled channels, so that one shape crosses every cut.
 struct Convolution {
   std::int64_t length, inputs, outputs;
   std::int64_t rows() const { return samples * length; }
@@ -84,7 +84,7 @@ class Skips {
   OperationLabel label_{"skip connection", "u-net"};
 };
 
-/// What the chunks of a micro-batch that this rank computes have in common.
+/// State that the chunks of a micro-batch on this rank share.
 struct Shared {
   Engine& engine;
   Skips& skips;

@@ -65,28 +65,6 @@ void copy(Stream& stream, const ConstTensorView& from, const TensorView& to) {
       [&] { cuda::copy(stream, from, to); });
 }
 
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count) {
-  constexpr std::string_view name = "copy_columns";
-  check_dtype(name, "to", to.dtype, {from.dtype});
-  check_rank(name, "from", from.shape, 2);
-  check_shape(name, "to", to.shape, {from.shape[0], to.shape[to.shape.rank() - 1]});
-  const auto holds = [count](std::int64_t first, std::int64_t columns) {
-    return first >= 0 && count >= 0 && first <= columns - count;
-  };
-  if (!holds(from_column, from.shape[1]) || !holds(to_column, to.shape[1])) {
-    refuse(name, fmt::format("{} columns from {} on to {} on are not in rows of {} and {}", count, from_column,
-                             to_column, from.shape[1], to.shape[1]));
-  }
-  const auto bytes = static_cast<double>(from.shape[0] * count * size_of(from.dtype));
-  dispatch(
-      stream, name, {0, bytes, bytes},
-      [threads = stream.threads(), from, from_column, to, to_column, count] {
-        cpu::copy_columns(threads, from, from_column, to, to_column, count);
-      },
-      [&] { cuda::copy_columns(stream, from, from_column, to, to_column, count); });
-}
-
 void fill_zero(Stream& stream, const TensorView& out) {
   dispatch(
       stream, "fill_zero", meta::elementwise(0, out),

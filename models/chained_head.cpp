@@ -6,6 +6,7 @@
 #include "models/language_head.h"
 #include "tranche/core/shape.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"

@@ -9,6 +9,7 @@
 #include "models/pass_messages.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/models/context_rows.h"
 #include "tranche/models/step_tensors.h"

@@ -4,6 +4,7 @@
 
 #include "tranche/comm/communicator.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 
 namespace tranche::models {
 

@@ -9,6 +9,7 @@
 #include "models/chained_sums.h"
 #include "models/low_rank.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/matmul_rows.h"

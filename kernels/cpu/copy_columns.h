@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// As in kernels/copy_columns.h, arguments checked, on the calling thread and `threads - 1` more.
+/// The copy of kernels/copy_columns.h, arguments checked, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::copy_columns)> copy_columns;
 
 }  // namespace tranche::kernels::cpu

@@ -138,20 +138,6 @@ void copy(int threads, const ConstTensorView& from, const TensorView& to) {
   });
 }
 
-void copy_columns(int threads, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count) {
-  const std::int64_t element = size_of(from.dtype), bytes = count * element;
-  const std::int64_t from_row = from.shape[1] * element, to_row = to.shape[1] * element;
-  const auto* source = static_cast<const char*>(from.data) + from_column * element;
-  auto* target = static_cast<char*>(to.data) + to_column * element;
-  const std::int64_t rows_at_once = std::max<std::int64_t>(4 * parallel_grain / std::max<std::int64_t>(bytes, 1), 1);
-  parallel_ranges(threads, from.shape[0], rows_at_once, [&](std::int64_t first, std::int64_t rows) {
-    for (std::int64_t row = first; row < first + rows; ++row) {
-      std::memcpy(target + row * to_row, source + row * from_row, static_cast<std::size_t>(bytes));
-    }
-  });
-}
-
 void fill_zero(int threads, const TensorView& out) {
   parallel_ranges(threads, out.bytes(), 4 * parallel_grain, [&](std::int64_t first, std::int64_t count) {
     std::memset(static_cast<char*>(out.data) + first, 0, static_cast<std::size_t>(count));

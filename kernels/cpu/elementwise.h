@@ -7,7 +7,6 @@ namespace tranche::kernels::cpu {
 /// Like kernels/elementwise.h with checked arguments, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::cast)> cast;
 OnThreads<decltype(kernels::copy)> copy;
-OnThreads<decltype(kernels::copy_columns)> copy_columns;
 OnThreads<decltype(kernels::fill_zero)> fill_zero;
 OnThreads<decltype(kernels::fill_constant)> fill_constant;
 OnThreads<decltype(kernels::fill_normal)> fill_normal;

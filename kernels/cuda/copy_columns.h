@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/copy_columns.h, arguments checked: one copy of the runtime's.
+/// The copy of kernels/copy_columns.h, arguments checked: one copy of the runtime's.
 decltype(kernels::copy_columns) copy_columns;
 
 }  // namespace tranche::kernels::cuda

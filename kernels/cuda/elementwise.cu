@@ -188,18 +188,6 @@ void copy(Stream& stream, const ConstTensorView& from, const TensorView& to) {
              "copy");
 }
 
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count) {
-  if (from.shape[0] == 0 || count == 0) return;
-  const std::int64_t element = size_of(from.dtype);
-  const auto bytes = [element](std::int64_t elements) { return static_cast<std::size_t>(elements * element); };
-  check_cuda(cudaMemcpy2DAsync(static_cast<char*>(to.data) + bytes(to_column), bytes(to.shape[1]),
-                               static_cast<const char*>(from.data) + bytes(from_column), bytes(from.shape[1]),
-                               bytes(count), static_cast<std::size_t>(from.shape[0]),
-                               cudaMemcpyDeviceToDevice, native(stream)),
-             "copy_columns");
-}
-
 void fill_zero(Stream& stream, const TensorView& out) {
   const std::int64_t bytes = out.bytes();
   const auto fill = [&](auto storage) {

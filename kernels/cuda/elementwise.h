@@ -7,7 +7,6 @@ namespace tranche::kernels::cuda {
 /// bias_gradient takes two for as many rows as the workspace holds sums of, dropout one for each 256 samples.
 decltype(kernels::cast) cast;
 decltype(kernels::copy) copy;
-decltype(kernels::copy_columns) copy_columns;
 decltype(kernels::fill_zero) fill_zero;
 decltype(kernels::fill_constant) fill_constant;
 decltype(kernels::fill_normal) fill_normal;

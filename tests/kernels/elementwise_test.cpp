@@ -170,25 +170,6 @@ TEST(CopyAndFill, EverySizeTypeAndThreadCount) {
   EXPECT_EQ(others.bits(), std::string(40, '\0'));
 }
 
-TEST(CopyColumns, TakesAnyColumnsOfEveryTypeAndLeavesTheOthers) {
-  for (const int threads : thread_counts()) {
-    for (const DataType type : {DataType::float32, DataType::bfloat16, DataType::int32}) {
-      for (const std::int64_t rows : {0, 1, 5, 3000}) {
-        TestStream stream(threads);
-        Guarded from(type, rows * 7), to(type, rows * 9), wanted(type, rows * 9);
-        for (std::int64_t i = 0; i < rows * 7; ++i) from.set(i, static_cast<float>(i % 200));
-        for (std::int64_t i = 0; i < rows * 9; ++i) {
-          to.set(i, -3.0f);
-          const std::int64_t column = i % 9 - 4;
-          wanted.set(i, column >= 0 && column < 3 ? from.get(i / 9 * 7 + 2 + column) : -3.0f);
-        }
-        copy_columns(stream, from.view().reshaped({rows, 7}), 2, to.view().reshaped({rows, 9}), 4, 3);
-        EXPECT_TRUE(to.bits() == wanted.bits());
-      }
-    }
-  }
-}
-
 TEST(Fill, RandomElementsAreTheirKeysDraws) {
   constexpr std::int64_t n = 5003;
   const RandomKey key{42, RandomPurpose::initialization, 7};
@@ -419,13 +400,6 @@ TEST(Elementwise, RefusesByName) {
   EXPECT_EQ(refusal([&] { cast(stream, x, s); }), "cast: `to` has 7 elements, wanted 12");
   EXPECT_EQ(refusal([&] { copy(stream, x, y); }), "copy: `to` has dtype fp16, wanted fp32");
   EXPECT_EQ(refusal([&] { copy(stream, x, s); }), "copy: `to` has 7 elements, wanted 12");
-  const auto matrix = x.reshaped({3, 4});
-  EXPECT_EQ(refusal([&] { copy_columns(stream, matrix, 0, y.reshaped({3, 4}), 0, 1); }),
-            "copy_columns: `to` has dtype fp16, wanted fp32");
-  EXPECT_EQ(refusal([&] { copy_columns(stream, matrix, 2, matrix, 0, 3); }),
-            "copy_columns: 3 columns from 2 on to 0 on are not in rows of 4 and 4");
-  EXPECT_EQ(refusal([&] { copy_columns(stream, matrix, 0, x.reshaped({4, 3}), 0, 1); }),
-            "copy_columns: `to` has shape [4, 3], wanted [3, 3]");
   EXPECT_EQ(refusal([&] { fill_constant(stream, n, 1); }),
             "fill_constant: `out` has dtype int32, wanted fp32, bf16 or fp16");
   EXPECT_EQ(refusal([&] { fill_normal(stream, y, key, 0, 0, 1); }),

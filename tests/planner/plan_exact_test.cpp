@@ -220,9 +220,14 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   expect_equal(plan.data, traffic, line);
   expect_equal(plan.control, traffic["control"], line);
   EXPECT_EQ(plan.formula_elements, run.formula) << line;
+  // The formula of layers' messages is of whole sequences.
+  const bool formula_holds =
+      request.lengths.empty() || mesh.ranks() == mesh.size(MeshAxis::replicate) * mesh.size(MeshAxis::shard);
   std::int64_t bytes = 0;
   for (const auto& [operation, count] : plan.data) bytes += count.bytes;
-  EXPECT_EQ(traffic["formula_bytes"], bytes) << line;
+  if (formula_holds) {
+    EXPECT_EQ(traffic["formula_bytes"], bytes) << line;
+  }
   // Along each axis the plan counts what the run sends, and both are the formula.
   std::size_t axes = 0;
   for (const json& sent : traffic["by_axis"]) {
@@ -230,8 +235,9 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
     for (const auto& [axis, planned] : plan.axes) {
       if (sent["axis"] != name_of(axis)) continue;
       EXPECT_EQ(sent["elements"], planned.elements) << line;
-      EXPECT_EQ(sent["formula_elements"], planned.elements) << line;
       EXPECT_EQ(sent["bytes"], planned.bytes) << line;
+      if (!formula_holds) continue;
+      EXPECT_EQ(sent["formula_elements"], planned.elements) << line;
       EXPECT_EQ(planned.formula_bytes, planned.bytes) << line;
     }
   }

@@ -18,10 +18,6 @@ namespace tranche::kernels {
 void cast(Stream& stream, const ConstTensorView& from, const TensorView& to);
 /// Copies bytes; dtypes and element counts are equal.
 void copy(Stream& stream, const ConstTensorView& from, const TensorView& to);
-/// Copies columns [from_column, from_column + count) of `from` to columns [to_column, ...) of `to`. Both are
-/// matrices with equally many rows and one dtype, and do not overlap.
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count);
 /// Sets every byte to zero.
 void fill_zero(Stream& stream, const TensorView& out);
 /// out = value in every element.
