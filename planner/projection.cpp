@@ -175,6 +175,17 @@ class Analysis {
     return work->name;
   }
 
+  /// False for what other stages do by themselves; a wait for that is a wait for their messages.
+  bool takes_part(int task) const {
+    const auto at = static_cast<std::size_t>(task);
+    if (graph_.place[at] == place_) return true;
+    const RecordedWork* work = graph_.work[at];
+    if (work == nullptr || work->kind != WorkKind::collective) return false;
+    const std::vector<int>& members = *work->members;
+    return std::find(members.begin(), members.end(), graph_.ranks[static_cast<std::size_t>(place_)]) !=
+           members.end();
+  }
+
   /// The stream that computes stands still from `from` to `to`, for work that ends with `cause`.
   void wait(StepBreakdown& step, double from, double to, int cause) const {
     while (cause >= 0 && to > from) {
@@ -182,9 +193,7 @@ class Analysis {
       const double begin = std::max(from, span.begin);
       if (span.end < to) step.other += to - span.end;
       const double end = std::min(to, span.end);
-      // What another stage does meanwhile, this one waits for by messages.
-      const bool elsewhere = graph_.place[static_cast<std::size_t>(cause)] != place_;
-      if (end > begin) add(step, elsewhere ? Role::message : role(cause), end - begin);
+      if (end > begin) add(step, takes_part(cause) ? role(cause) : Role::message, end - begin);
       to = std::min(to, begin);
       cause = span.cause;
     }

@@ -41,6 +41,7 @@ class Builder {
   void add(int place) {
     const auto& [rank, recorded] = ranks_[static_cast<std::size_t>(place)];
     const WorkRecorder& recorder = *recorded;
+    graph_.ranks.push_back(rank);
     const int first_lane = static_cast<int>(graph_.lanes.size());
     const int first_resource = place * rank_resources;
     graph_.capacities.insert(graph_.capacities.end(), rank_resources, 1.0);

@@ -27,6 +27,7 @@ struct StepGraph {
   std::vector<double> node_bytes;                 ///< by task: data that the node sends to others
   std::vector<bool> ordered;                      ///< by lane
   std::vector<std::string> lanes;                 ///< by lane: its name
+  std::vector<int> ranks;                         ///< by place: its number in the run
   std::vector<int> compute_lane;                  ///< by place
   std::vector<double> capacities;                 ///< of each rank's resources
 };
