@@ -80,7 +80,7 @@ StepCost projected_cost(const ProjectionRequest& request) {
   StepCost cost;
   cost.recompute = step.compute * operations.recompute / (operations.compute + operations.recompute);
   cost.compute = step.compute - cost.recompute;
-  cost.exposed = step.exposed_gather + step.exposed_reduce;
+  cost.exposed = step.exposed_gather + step.exposed_reduce + step.exposed_message;
   cost.offload = step.exposed_offload;
   cost.other = step.optimizer + step.other;
   return cost;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -121,6 +122,10 @@ bool has_stages(const planner::PlanRequest& request) {
   return mesh.size(MeshAxis::pipeline) > 1 || mesh.size(MeshAxis::tensor) > 1;
 }
 
+bool has_pipeline(const planner::PlanRequest& request) {
+  return request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
+}
+
 int status_of(bool fits) {
   return static_cast<int>(fits ? ExitStatus::success : ExitStatus::out_of_memory);
 }
@@ -235,13 +240,26 @@ int run_plan(const Options& options, const Output& output) {
     request.rates = planner::machine_rates(*projection);
   }
   const std::int64_t limit = request.config.device_memory_limit;
-  if (!options.fit && !projection && !options.rank && has_stages(request)) {
+  if (!options.fit && !options.rank && has_stages(request) && (!projection || has_pipeline(request))) {
     const std::vector<planner::StagePlan> plans = planner::plan_stages(request, limit, options.json);
-    const std::vector<planner::ScheduleChoice> choices = planner::schedule_choices(request, plans, limit);
-    output.out << (options.json
-                       ? planner::with_schedules(planner::stage_plans_json(plans, limit), choices)
-                       : planner::stage_plans_text(plans, limit) + planner::schedule_choices_text(choices))
-               << std::flush;
+    const std::optional<Projected> step = projected(options, projection);
+    std::function<double(const planner::PlanRequest&)> seconds;
+    if (projection) {
+      seconds = [at = *projection](const planner::PlanRequest& candidate) mutable {
+        at.plan = candidate;
+        return planner::project_step(at).total();
+      };
+    }
+    const std::vector<planner::ScheduleChoice> choices =
+        planner::schedule_choices(request, plans, limit, seconds);
+    if (options.json) {
+      const std::string text = planner::with_schedules(planner::stage_plans_json(plans, limit), choices);
+      output.out << (step ? planner::with_projection(text, step->request, step->projection) : text);
+    } else {
+      output.out << planner::stage_plans_text(plans, limit) << planner::schedule_choices_text(choices)
+                 << (step ? planner::projection_text(step->request, step->projection) : "");
+    }
+    output.out << std::flush;
     return status_of(planner::shortages(plans.front().request, plans.front().plan, limit).empty());
   }
   if (!options.fit) {
