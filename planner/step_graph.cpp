@@ -170,7 +170,7 @@ class Builder {
   WorkCost& costs_;
   StepGraph graph_;
   std::map<std::pair<int, int>, std::vector<int>> sends_, receives_;  ///< by places: from, to
-  /// By places, ranks of the group and operation: the tasks of each place.
+  /// The tasks of each place, by places, ranks of the group and operation.
   std::map<std::tuple<std::vector<int>, int, std::string>, std::map<int, std::vector<int>>> meetings_;
 };
 

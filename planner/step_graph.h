@@ -13,7 +13,7 @@
 
 namespace tranche::planner {
 
-/// What a rank was recorded to ask of its streams and communicators.
+/// The recorded calls of a rank on its streams and communicators.
 struct RecordedRank {
   int rank = 0;
   std::shared_ptr<detail::WorkRecorder> recorder;

@@ -24,7 +24,7 @@ class WorkCost {
 
   /// Bytes of data that the rank's node sends to others for a collective or a message.
   double node_bytes(const detail::RecordedWork& work, int rank) const;
-  /// Of the resource `cores`.
+  /// The capacity of the resource `cores`.
   double core_capacity() const { return on_cpu_ ? cores_ : 1; }
   /// Seconds in which a kernel starts.
   double launch() const { return share_.launch_seconds; }
