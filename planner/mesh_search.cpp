@@ -107,6 +107,7 @@ class MeshSearch {
     }
     result_.counts = counts;
     SearchCounts& all = result_.counts;
+    all.projected = request_.machine ? std::ssize(fitting) : 0;
     all.by_time =
         all.all - all.by_state - all.by_activations - all.by_micro_batch - all.refused - all.planned;
     judge_meshes();
@@ -684,7 +685,6 @@ class MeshSearch {
   void choose(std::vector<MeshTrial>& fitting) {
     if (request_.machine) {
       for (std::size_t i = 0; i < fitting.size(); ++i) fitting[i].seconds = projected(candidates_[i]).total();
-      result_.counts.projected = static_cast<std::int64_t>(fitting.size());
     }
     std::vector<std::size_t> order(fitting.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
