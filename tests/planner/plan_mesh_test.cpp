@@ -226,6 +226,29 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
   EXPECT_EQ(staged("tensor=4"), 4 * (3 << 20)) << "two ranks each share a head of keys and values";
 }
 
+// The ranks of a stage in all replicas, among which matrices have owners, are a group of the engine's own.
+TEST(PlanOfAMesh, HasAStagingBufferForTheOwnersOfMatricesOnGpus) {
+  PlanRequest request = gpt_on(8);
+  request.model.language = std::make_shared<models::Gpt>(four_heads());
+  request.device = DeviceKind::cuda;
+  request.config.staging_bytes = 3 << 20;
+  request.config.stage = 1;
+  const auto staged = [&](const char* mesh, Replicate replicate, const char* optimizer) {
+    request.config.mesh = mesh;
+    request.config.replicate = replicate;
+    request.config.optimizer.type = optimizer;
+    return plan_run(request).tier(Tier::device).persistent[Category::communication];
+  };
+  const auto of_owners = [&](const char* mesh, Replicate replicate) {
+    return staged(mesh, replicate, "Muon") - staged(mesh, replicate, "AdamW");
+  };
+  EXPECT_EQ(of_owners("replicate=2, pipeline=2, tensor=2", Replicate::parameters), 3 << 20);
+  EXPECT_EQ(of_owners("replicate=2, pipeline=2, tensor=2", Replicate::all), 0);
+  EXPECT_EQ(of_owners("replicate=2, shard=2, tensor=2", Replicate::parameters), 0)
+      << "all ranks are the stage";
+  EXPECT_EQ(of_owners("replicate=2, pipeline=2, shard=2", Replicate::parameters), 0);
+}
+
 TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
   PlanRequest request = gpt_on(4);
   request.model.language = std::make_shared<models::Gpt>(four_heads());
