@@ -118,11 +118,14 @@ DataGroups::MatrixRanks DataGroups::of_matrices(const Placement& placement, int 
     add(stage_.get(), MeshAxis::shard);
   }
   if (!placement.holds(buffer, rank)) return {};
-  if (over_all) return {stage_ ? stage_.get() : &world, std::move(of_stage)};
-  if (over_replicas) return {&runtime_.of_stage(), std::move(of_stage)};
-  if (placed.parts() > 1) return {runtime_.tensor_and_shard(), tensor_and_shard(mesh, rank)};
-  if (placed.sharers > 1) return {runtime_.tensor_and_shard(), placement.group(buffer, rank)};
-  return {tied ? runtime_.pipeline_ends() : &runtime_.shard(), placement.group(buffer, rank)};
+  const auto ranks_of = [&](Communicator& group, std::vector<int> in_mesh) {
+    return MatrixRanks{&group, std::move(in_mesh), axis_of(group)};
+  };
+  if (over_all) return ranks_of(stage_ ? *stage_ : world, std::move(of_stage));
+  if (over_replicas) return ranks_of(runtime_.of_stage(), std::move(of_stage));
+  if (placed.parts() > 1) return ranks_of(*runtime_.tensor_and_shard(), tensor_and_shard(mesh, rank));
+  if (placed.sharers > 1) return ranks_of(*runtime_.tensor_and_shard(), placement.group(buffer, rank));
+  return ranks_of(tied ? *runtime_.pipeline_ends() : runtime_.shard(), placement.group(buffer, rank));
 }
 
 MeshAxis DataGroups::axis_of(const Communicator& group) const {

@@ -30,8 +30,9 @@ class DataGroups {
 
   /// The ranks among which matrices of a buffer have owners that compute them whole.
   struct MatrixRanks {
-    Communicator* group = nullptr;  ///< null: this rank does not hold the buffer
-    std::vector<int> in_mesh;       ///< their numbers in the mesh, by their rank in the group
+    Communicator* group = nullptr;    ///< null: this rank does not hold the buffer
+    std::vector<int> in_mesh;         ///< their numbers in the mesh, by their rank in the group
+    MeshAxis axis = MeshAxis::shard;  ///< that their messages go along
   };
   /// The ranks that have a part of the buffer: those of a stage's axes that share out state, with `tensor`
   /// where it cuts the buffer, and with Replicate::parameters those of its replicas too. All ranks ask for
@@ -42,8 +43,6 @@ class DataGroups {
   const std::vector<Communicator*>& all() const { return groups_; }
   /// The axis that data goes along in a group, by its place in all().
   MeshAxis axis(std::size_t group) const { return axes_[group]; }
-  MeshAxis axis_of(const Communicator& group) const;
-
   /// Bytes of a step's data that went to other nodes: from this rank, and from all ranks of its node, which
   /// are taken to send alike.
   struct Crossing {
@@ -53,6 +52,7 @@ class DataGroups {
   std::optional<Crossing> to_other_nodes(const StepTraffic& traffic) const;
 
  private:
+  MeshAxis axis_of(const Communicator& group) const;
   void add(Communicator* group, MeshAxis axis);
 
   const Runtime& runtime_;

@@ -89,7 +89,10 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       formulas(config, model, store, updater, &stages,
                runtime_in.pipeline() == nullptr ? 0 : runtime_in.pipeline()->rank()),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
-      matrices(store, config, updater, *optimizer, data_groups, runtime.device(), *arena),
+      matrices(
+          store, config, updater, *optimizer,
+          [&](const Placement& placement, int buffer) { return data_groups.of_matrices(placement, buffer); },
+          runtime.device(), *arena),
       gatherer(store, gather_options(config, stages, model), *arena, compute, recorder.exposed()),
       reducer(store, *arena, compute, runtime.ledger(), scalars, config.overlap),
       traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),

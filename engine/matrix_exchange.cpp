@@ -20,16 +20,15 @@ class Planner {
   Planner(const StateStore& store, const FlatUpdater& updater, const Optimizer& optimizer)
       : store_(store), updater_(updater), optimizer_(optimizer) {}
 
-  MatrixPlan run(DataGroups& groups) {
+  MatrixPlan run(const MatrixRanksOf& ranks_of) {
     const Placement& placement = store_.placement();
     for (FlatBuffer* flat : store_.trainable()) {
       if (!flat->whole_matrices || flat->tensors.empty()) continue;
       MatrixExchange exchange;
       exchange.flat = flat;
       exchange.buffer = placement.buffer_of(flat->tensors.front());
-      exchange.ranks = groups.of_matrices(placement, exchange.buffer);
+      exchange.ranks = ranks_of(placement, exchange.buffer);
       if (flat->empty()) continue;
-      exchange.axis = groups.axis_of(exchange.group());
       exchange.cut = placement.buffer(exchange.buffer).parts() > 1;
       exchange.everywhere = store_.residency().whole_optimizer(*flat);
       plan_.exchanges.push_back(std::move(exchange));
@@ -183,8 +182,8 @@ std::int64_t MatrixExchange::elements_sent() const {
 }
 
 MatrixPlan plan_exchanges(const StateStore& store, const FlatUpdater& updater, const Optimizer& optimizer,
-                          DataGroups& groups) {
-  return Planner(store, updater, optimizer).run(groups);
+                          const MatrixRanksOf& ranks_of) {
+  return Planner(store, updater, optimizer).run(ranks_of);
 }
 
 }  // namespace tranche::detail

@@ -3,6 +3,7 @@
 /// engine/.
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "engine/data_groups.h"
@@ -35,7 +36,6 @@ struct MatrixExchange {
   FlatBuffer* flat = nullptr;
   int buffer = 0;  ///< of the placement
   DataGroups::MatrixRanks ranks;
-  MeshAxis axis = MeshAxis::shard;
   bool cut = false;                    ///< by the axis `tensor`: ranks of the group have different parts
   bool everywhere = false;             ///< every rank keeps all state of its part
   std::vector<Piece> pieces;           ///< of what this rank keeps, by the owner of their matrix
@@ -60,8 +60,11 @@ struct MatrixPlan {
   double load_ratio = 1;
 };
 
-/// A function of the placement and of groups. Throws as DataGroups::of_matrices() does, which it asks.
+/// DataGroups::of_matrices(), which says among which ranks the matrices of a buffer have owners.
+using MatrixRanksOf = std::function<DataGroups::MatrixRanks(const Placement& placement, int buffer)>;
+
+/// The plan depends on the placement and on `ranks_of`, whose errors it passes on.
 MatrixPlan plan_exchanges(const StateStore& store, const FlatUpdater& updater, const Optimizer& optimizer,
-                          DataGroups& groups);
+                          const MatrixRanksOf& ranks_of);
 
 }  // namespace tranche::detail

@@ -31,14 +31,15 @@ TensorView message_view(void* data, std::int64_t first, std::int64_t elements) {
 }  // namespace
 
 WholeMatrices::WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater,
-                             const Optimizer& optimizer, DataGroups& groups, Device& device, StepArena& arena)
+                             const Optimizer& optimizer, const MatrixRanksOf& ranks_of, Device& device,
+                             StepArena& arena)
     : store_(store),
       config_(config),
       updater_(updater),
       optimizer_(optimizer),
       arena_(arena),
       compute_(device.compute_stream()),
-      plan_(plan_exchanges(store, updater, optimizer, groups)) {}
+      plan_(plan_exchanges(store, updater, optimizer, ranks_of)) {}
 
 void WholeMatrices::allocate(MemoryResource& host_memory) {
   std::int64_t message = 0, piece = 0;
@@ -58,7 +59,7 @@ void WholeMatrices::allocate(MemoryResource& host_memory) {
 TrafficCount WholeMatrices::sent(MeshAxis axis) const {
   TrafficCount count;
   for (const MatrixExchange& exchange : plan_.exchanges) {
-    if (exchange.axis == axis) count.elements += exchange.elements_sent();
+    if (exchange.ranks.axis == axis) count.elements += exchange.elements_sent();
   }
   count.bytes = count.elements * message_width;
   return count;

@@ -6,7 +6,6 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/data_groups.h"
 #include "engine/flat_updater.h"
 #include "engine/matrix_exchange.h"
 #include "engine/state_store.h"
@@ -24,7 +23,7 @@ class WholeMatrices {
  public:
   /// All arguments outlive it. Throws as DataGroups::of_matrices() does, which it asks.
   WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater, const Optimizer& optimizer,
-                DataGroups& groups, Device& device, StepArena& arena);
+                const MatrixRanksOf& ranks_of, Device& device, StepArena& arena);
 
   bool any() const { return !plan_.exchanges.empty(); }
   /// Takes host memory for state that lives there or on disk.

@@ -91,8 +91,13 @@ struct RankState {
         scalars(memory, config.accumulation_steps, store.trainable().size()),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
         updater(*optimizer, store.tensors(), config.precision, config.seed),
-        matrices(store, config, updater, *optimizer, group,
-                 mesh.group({MeshAxis::replicate, MeshAxis::shard}, group.rank()), mesh, *device, arena) {
+        matrices(
+            store, config, updater, *optimizer,
+            [this](const detail::Placement& placement, int buffer) {
+              return detail::DataGroups::MatrixRanks{&group, placement.group(buffer, group.rank()),
+                                                     MeshAxis::shard};
+            },
+            *device, arena) {
     if (config.offload.any()) {
       detail::OffloadOptions options;
       options.swap.directory = nvme_folder;
