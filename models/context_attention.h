@@ -22,8 +22,8 @@ struct AttentionGradients {
 void gathered_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
                         const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp);
 
-/// The keys and values are gathered once more; what each rank's queries give their gradients is added up in
-/// rank order, in fp32, and rounded once to the compute dtype.
+/// The keys and values are gathered once more. What a rank's runs of queries give their gradients is rounded to
+/// the compute dtype, and so is the sum over the ranks, which is taken in fp32 and rank order.
 void gathered_attention_backward(const Pass& pass, std::int64_t block,
                                  const kernels::AttentionOptions& options, const ConstTensorView& d_out,
                                  const AttentionInputs& inputs, const ConstTensorView& out,

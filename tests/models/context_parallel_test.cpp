@@ -252,6 +252,36 @@ TEST(ContextExchangeOfHeads, ActivationsAndLogitsHaveTheBitsOfOneRank) {
   }
 }
 
+/// Bytes of the activations that a block of the model saves on a rank.
+std::int64_t saved_bytes(const LanguageModel& model, ContextExchange exchange, int tensors) {
+  std::int64_t bytes = 0;
+  Config config = on_mesh(context(2));
+  config.context_exchange = exchange;
+  on_ranks(2, model.spec(16), config, [&](Engine& engine) {
+    TokenData data(16, model.shape().vocabulary, false);
+    data.draw(0, batch);
+    const InferenceScope scope(engine);
+    const Pass pass = model.pass_of(engine, data.batch(), true);
+    const StepTensors saved = model.acquire_block_activations(pass);
+    std::int64_t sum = 0;
+    for (int i = 0; i < tensors; ++i) sum += saved[i].bytes();
+    if (engine.runtime().rank() == 0) bytes = sum;
+  });
+  return bytes;
+}
+
+TEST(ContextExchangeOfHeads, KeepsTheOutputBesideWhatIsSavedAnyway) {
+  const auto more = [](const LanguageModel& model, int tensors) {
+    return saved_bytes(model, ContextExchange::ulysses, tensors) -
+           saved_bytes(model, ContextExchange::gather, tensors);
+  };
+  const std::int64_t row = batch * 16 / 2 * std::int64_t{sizeof(float)};
+  EXPECT_EQ(more(eight_headed_gpt(), 12), row * 24);
+  EXPECT_EQ(more(llama_to_exchange(LlamaKind::llama), 15), row * 8 * 6);
+  // Backward of Qwen3's norms reads queries and keys from before them.
+  EXPECT_EQ(more(llama_to_exchange(LlamaKind::qwen3), 15), row * (8 + 8 + 4) * 6);
+}
+
 TEST(ContextExchangeOfHeads, HeadsThatRanksCannotShareAreRefused) {
   const auto refused = [](int ranks, const LanguageModel& model, const std::string& mesh) -> std::string {
     try {
