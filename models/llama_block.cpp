@@ -152,8 +152,8 @@ struct LlamaStep {
     const TensorView values = own[2];
     return {std::move(own), before, values};
   }
-  /// Norms, where there are any, and rotation of queries and keys, into `scratch` where there are norms, which
-  /// read the saved ones, else in place.
+  /// Norms, where there are any, and rotation of queries and keys, into `scratch` where there are norms,
+  /// which read the saved ones, else in place.
   Rotated norm_and_rotate(const Rotated& before, const StepTensors& scratch) const {
     if (!config.query_key_norm()) {
       rotate(false, before);

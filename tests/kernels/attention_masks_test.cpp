@@ -121,14 +121,19 @@ TEST(AttentionMasks, BitsDependNeitherOnThreadsNorOnWorkspace) {
   }
 }
 
-// The queries of some tokens, with the keys of all: their results are those of all queries, and what the parts
-// give the gradients of keys and values is their sum.
+// The queries of some tokens, with the keys of all: their results are those of all queries, and what the
+// parts give the gradients of keys and values is their sum.
 TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
   const AttentionSizes sizes[] = {
       {.batch = 2, .time = 640, .heads = 2, .key_value_heads = 1, .head_width = 32, .dropout = 0.2f},
       {.time = 560, .heads = 3, .head_width = 24, .documents = {200, 1, 63}, .padding = 2},
       {.time = 600, .heads = 2, .key_value_heads = 2, .head_width = 32, .window = 70, .dropout = 0.1f},
-      {.time = 300, .heads = 7, .key_value_heads = 1, .head_width = 16, .window = 40, .documents = {64, 1, 150}}};
+      {.time = 300,
+       .heads = 7,
+       .key_value_heads = 1,
+       .head_width = 16,
+       .window = 40,
+       .documents = {64, 1, 150}}};
   for (const AttentionSizes& s : sizes) {
     for (const int threads : {1, 5}) {  // a pass over keys, and a task for each tile
       Machine machine(threads);
@@ -160,7 +165,8 @@ TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
           options.first_query = first;
           HostTensor query = tokens_of(p.parts[0], first, count), d_out = tokens_of(p.d_out, first, count);
           HostTensor out(dtype, {s.batch, count, s.out()[2]}), statistics(fp32, {s.batch, s.heads, count}),
-              d_query(dtype, {s.batch, count, s.rows(0)[2]}), d_key(dtype, s.rows(1)), d_value(dtype, s.rows(2));
+              d_query(dtype, {s.batch, count, s.rows(0)[2]}), d_key(dtype, s.rows(1)),
+              d_value(dtype, s.rows(2));
           const ConstHeads queries{query.view(), s.padding}, key{p.parts[1].view(), s.padding},
               value{p.parts[2].view(), s.padding};
           attention_forward(machine.stream(), options, queries, key, value, out.view(), statistics.view(),
