@@ -186,8 +186,8 @@ void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& al
   }
 }
 
-/// What exchanged_attention() keeps: queries, keys and values side by side, and the output, of all tokens and
-/// this rank's heads.
+/// The memory that exchanged_attention() keeps: queries, keys and values side by side, and the output, of all
+/// tokens and this rank's heads.
 template <typename View>
 struct Kept {
   View inputs, out;

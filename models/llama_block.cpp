@@ -203,7 +203,7 @@ StepTensors Llama::acquire_block_activations(const Pass& pass) const {
   const auto dtype = pass.dtype();
   const std::int64_t rows = pass.rows(), local = pass.local_rows(),
                      norms = config_.query_key_norm() ? rows : 0;
-  // What attention keeps itself is not saved as well.
+  // Operands that attention keeps itself are not saved as well.
   const std::int64_t values = pass.exchanges_heads() ? 0 : rows, operands = std::max(values, norms);
   const LlamaSizes sizes(pass, config_);
   return {pass.engine,

@@ -36,8 +36,8 @@ View rows_of_run(const Pass& pass, const View& rows, int run) {
 /// sequence] to [batch, time] of the pass.
 void copy_local_tokens(const Pass& pass, const ConstTensorView& whole, const TensorView& local);
 
-/// What a micro-batch on this rank reads: its tokens and targets, and positions where the batch has any.
-/// Without the axis it is the caller's batch.
+/// The part of a micro-batch that this rank reads: its tokens and targets, and positions where the batch has
+/// any. Without the axis it is the caller's batch.
 class LocalBatch {
  public:
   LocalBatch() = default;
