@@ -156,7 +156,7 @@ ShardRecord Bench::write_image(const std::string& folder) {
   return writer.finish();
 }
 
-/// As a pipeline that updates tile by tile would: all kinds of a stretch, then the next.
+/// Writes in the order of an update tile by tile: all kinds of state of one tile, then the next tile.
 void Bench::write_pieces(const std::string& folder) {
   constexpr std::int64_t tile = 1 << 20;
   ShardWriter writer(storage(), plan_, folder);

@@ -59,7 +59,7 @@ class DeviceBench {
 
  private:
   double seconds_of(const std::vector<Call>& sets, int calls);
-  /// By the wall clock; of one thread the processor's time, in which others on the machine count less.
+  /// The wall-clock time of `work`; with one thread its processor time, on which other processes act less.
   double host_seconds(const std::function<void()>& work) const;
   /// Seconds of one pass of the traffic.
   double stream_seconds(const Traffic& traffic, bool non_temporal);

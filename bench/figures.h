@@ -5,7 +5,7 @@
 
 namespace tranche::bench {
 
-/// By the wall clock, and of all threads' processors: those say more on a machine that others use too.
+/// Wall-clock time, and processor time of all threads, which is steadier on a machine that is shared.
 struct Seconds {
   double wall = 0;
   double processor = 0;

@@ -130,7 +130,7 @@ class Case {
     std::fill_n(streams_.master, elements, 0.5f);
     std::fill_n(streams_.state[0], elements, 0.0f);
     std::fill_n(streams_.state[1], elements, 0.0f);
-    // As in a transformer: a matrix, then a bias without weight decay, all the way.
+    // A transformer's order: a matrix, then a bias without weight decay, and so on.
     constexpr std::int64_t matrix = 768 * 768, bias = 768;
     for (std::int64_t at = 0; at < elements;) {
       const bool decays = segments_.size() % 2 == 0;

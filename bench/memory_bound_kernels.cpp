@@ -221,7 +221,7 @@ void add_rms_norm(const Entries& entry, DataType dtype, std::int64_t rows, std::
         {.updated = static_cast<double>(rows * columns * size_of(dtype))});
 }
 
-/// Of the Llama family; rows of 128 are of heads.
+/// Shapes of the Llama family; rows of 128 elements are heads.
 void add_llama_layers(const Entries& entry) {
   for (const DataType dtype : {bf16, fp32}) {
     for (const auto& [rows, columns] :
@@ -242,7 +242,7 @@ void add_llama_layers(const Entries& entry) {
   }
 }
 
-/// Of generation: keys, values and weights pass once for a token of each text.
+/// Shapes of generation: keys, values and weights are read once for a token of each text.
 void add_generation(const Entries& entry) {
   struct Heads {
     std::int64_t batch, heads, shared, width, keys;

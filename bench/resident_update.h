@@ -18,8 +18,8 @@ class ResidentUpdate {
   /// `rule`: adamw, adam or sgd (with momentum).
   ResidentUpdate(const std::string& rule, DataType gradient, int threads);
   ~ResidentUpdate();
-  /// As many blocks as `elements` fill, an equal number on each thread. Returns the elements updated, of all
-  /// threads together.
+  /// Updates as many blocks as `elements` fill, an equal number on each thread. Returns the elements that all
+  /// threads together updated.
   std::int64_t pass(std::int64_t elements);
 
   static constexpr std::int64_t block_elements = 8192;

@@ -152,7 +152,7 @@ class ModelRun {
     ++rounds_;
   }
 
-  /// Of the chosen clock: the median over rounds of bare products over step.
+  /// The median over rounds of the bare products' time over the step's, by the chosen clock.
   double bare_of_step() const { return median(ratios(processor())); }
 
   void print() const {
@@ -224,7 +224,7 @@ class ModelRun {
     kernels::log_gemms(trainer.stream(), nullptr);
     return gemms;
   }
-  /// Of all products of a shape, with the bias or activation that is computed along with some.
+  /// Seconds in all products of each shape, with the bias or activation that some compute along.
   std::map<kernels::Gemm, double> seconds_in_step() const {
     const std::vector<double> seconds = parts_.products();
     std::map<kernels::Gemm, double> sums;

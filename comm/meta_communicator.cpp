@@ -24,13 +24,14 @@ namespace {
 /// Checks, counts and hashes like the real communicators; it moves nothing and accesses no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
-  /// `nodes`: the node of each rank.
-  MetaCommunicator(int rank, std::vector<int> nodes, NodeCollectives collectives,
+  /// `nodes`: the node of each rank. `members`: its number in the whole run.
+  MetaCommunicator(int rank, std::vector<int> nodes, std::vector<int> members, NodeCollectives collectives,
                    std::shared_ptr<comm::StagingBuffer> staging,
                    std::shared_ptr<detail::WorkRecorder> recorder)
       : rank_(rank),
         size_(static_cast<int>(nodes.size())),
         nodes_(std::move(nodes)),
+        members_(std::make_shared<const std::vector<int>>(std::move(members))),
         collectives_(collectives),
         layout_(nodes_),
         staging_(std::move(staging)),
@@ -114,15 +115,15 @@ class MetaCommunicator : public comm::CommunicatorBase {
     validate_and_record_broadcast(values, count, dtype, root, label);
     return record("broadcast", count, dtype, ready, label);
   }
-  Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
+  Event send(const void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
              const OperationLabel& label) override {
     validate_and_record_send(values, count, dtype, peer, label);
-    return {};
+    return record_message(detail::WorkKind::send, peer, count, dtype, ready, label);
   }
-  Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event>,
+  Event recv(void* values, std::int64_t count, DataType dtype, int peer, std::span<const Event> ready,
              const OperationLabel& label) override {
     validate_and_record_recv(values, count, dtype, peer, label);
-    return {};
+    return record_message(detail::WorkKind::receive, peer, count, dtype, ready, label);
   }
   Event barrier(const OperationLabel& label) override {
     validate_and_record_barrier(label);
@@ -132,14 +133,18 @@ class MetaCommunicator : public comm::CommunicatorBase {
   std::unique_ptr<Communicator> split(int color, int) override {
     validate_and_record_split();
     if (color < 0) return nullptr;
-    return std::make_unique<MetaCommunicator>(rank_, nodes_, collectives_, staging_, recorder_);
+    return std::make_unique<MetaCommunicator>(rank_, nodes_, *members_, collectives_, staging_, recorder_);
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks) override {
     validate_and_record_split();
-    std::vector<int> nodes;
-    for (const int member : ranks) nodes.push_back(nodes_.at(static_cast<std::size_t>(member)));
+    std::vector<int> nodes, members;
+    for (const int member : ranks) {
+      nodes.push_back(nodes_.at(static_cast<std::size_t>(member)));
+      members.push_back((*members_)[static_cast<std::size_t>(member)]);
+    }
     const auto own = static_cast<int>(std::find(ranks.begin(), ranks.end(), rank_) - ranks.begin());
-    return std::make_unique<MetaCommunicator>(own, std::move(nodes), collectives_, staging_, recorder_);
+    return std::make_unique<MetaCommunicator>(own, std::move(nodes), std::move(members), collectives_,
+                                              staging_, recorder_);
   }
   void post_failure(std::string_view, ExitStatus, double) noexcept override {}
   void post_unwinding(std::string_view, double) noexcept override {}
@@ -157,13 +162,43 @@ class MetaCommunicator : public comm::CommunicatorBase {
     work.full_bytes = static_cast<double>(elements * size_of(dtype));
     work.ranks = size_;
     work.ranks_on_node = most_on_node_;
+    work.members = members_;
     return recorder_->add(lane_, std::move(work), ready);
+  }
+  /// Messages of each neighbour and direction have a lane of their own, in which they pass in order.
+  Event record_message(detail::WorkKind kind, int peer, std::int64_t elements, DataType dtype,
+                       std::span<const Event> ready, const OperationLabel& label) {
+    if (!recorder_) return {};
+    const bool sends = kind == detail::WorkKind::send;
+    auto [channel, is_new] = channels_.try_emplace({peer, sends});
+    if (is_new) {
+      const int rank = (*members_)[static_cast<std::size_t>(peer)];
+      channel->second.lane = recorder_->add_lane(fmt::format("{} rank {}", sends ? "to" : "from", rank));
+      channel->second.rank = std::make_shared<const std::vector<int>>(1, rank);
+    }
+    detail::RecordedWork work;
+    work.kind = kind;
+    work.name = sends ? "send" : "receive";
+    work.detail = label.unit;
+    work.dtype = dtype;
+    work.full_bytes = static_cast<double>(elements * size_of(dtype));
+    work.ranks = 2;
+    work.ranks_on_node = most_on_node_;
+    work.members = channel->second.rank;
+    return recorder_->add(channel->second.lane, std::move(work), ready);
   }
 
   int node() const { return nodes_[static_cast<std::size_t>(rank_)]; }
 
+  struct Channel {
+    int lane = 0;
+    std::shared_ptr<const std::vector<int>> rank;
+  };
+
   int rank_, size_, most_on_node_ = 0;
   std::vector<int> nodes_;
+  std::shared_ptr<const std::vector<int>> members_;
+  std::map<std::pair<int, bool>, Channel> channels_;  ///< by peer and direction; true: to it
   NodeCollectives collectives_;
   comm::NodeLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
@@ -186,10 +221,13 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   if (local_size <= 0) local_size = size;
   // Without a resource no ledger counts the memory, so none is allocated.
   const bool tracked = options.memory != nullptr;
-  std::vector<int> nodes;
-  for (int member = 0; member < size; ++member) nodes.push_back(member / local_size);
+  std::vector<int> nodes, members;
+  for (int member = 0; member < size; ++member) {
+    nodes.push_back(member / local_size);
+    members.push_back(member);
+  }
   return std::make_unique<MetaCommunicator>(
-      rank, std::move(nodes), options.collectives,
+      rank, std::move(nodes), std::move(members), options.collectives,
       std::make_shared<comm::StagingBuffer>(options.memory, options.staging_bytes, tracked ? size : 1),
       options.recorder);
 }

@@ -355,18 +355,8 @@ void read_context_ranks(const Values& values, bool mesh_given, Config& config, P
   if (config.context_ranks == 1) return;
   if (!values.has("tranche.context_exchange")) config.context_exchange = ContextExchange::ulysses;
   if (mesh_given) return;
-  if (config.shard_size == 0) {
-    config.mesh = fmt::format("shard=*, context={}", config.context_ranks);
-  } else if (config.shard_size % config.context_ranks == 0) {
-    // Ranks that share sequences share state too.
-    config.mesh = fmt::format("replicate=*, shard={}, context={}", config.shard_size / config.context_ranks,
-                              config.context_ranks);
-  } else {
-    problems.add(
-        fmt::format("{}: {} with {} {}: ranks that share sequences share the state too, so that the "
-                    "latter has to be a multiple of the former",
-                    key, config.context_ranks, config.shard_size_key, config.shard_size));
-  }
+  config.mesh =
+      fmt::format("{}, context={}", config.mesh.empty() ? "shard=*" : config.mesh, config.context_ranks);
 }
 
 /// The same by DeepSpeed's key for layers on several ranks, which are neighbours: the fastest axis.

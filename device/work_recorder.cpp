@@ -19,6 +19,10 @@ std::string_view name_of(WorkKind kind) {
       return "disk read";
     case WorkKind::disk_write:
       return "disk write";
+    case WorkKind::send:
+      return "send";
+    case WorkKind::receive:
+      return "receive";
     case WorkKind::join:
       return "join";
     case WorkKind::mark:

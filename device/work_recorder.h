@@ -21,8 +21,10 @@ enum class WorkKind : std::uint8_t {
   collective,      ///< runs on a communicator
   disk_read,
   disk_write,
-  join,  ///< costs nothing: a point after several others (a wait of the host, for example)
-  mark   ///< costs nothing: a named place in the program
+  send,     ///< of a message; costs nothing by itself, because its receive takes the time
+  receive,  ///< of a message; the n-th from a rank is the n-th that it sends to this one
+  join,     ///< costs nothing: a point after several others (a wait of the host, for example)
+  mark      ///< costs nothing: a named place in the program
 };
 std::string_view name_of(WorkKind kind);
 
@@ -45,7 +47,9 @@ struct RecordedWork {
   /// Collectives: the bytes of all ranks' parts together, as sent, and the number of ranks in the group.
   double full_bytes = 0;
   int ranks = 0;
-  int ranks_on_node = 0;   ///< the largest number of them on one node
+  int ranks_on_node = 0;  ///< the largest number of them on one node
+  /// Collectives: the group's ranks of the run. Messages: the other rank, alone. Null: not known.
+  std::shared_ptr<const std::vector<int>> members;
   double seconds = 0;      ///< the measured duration, if it was executed and timed
   std::vector<int> after;  ///< indices of its dependencies, all lower than its own
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// What the ranks of the axis `context` can share. Private to engine/.
+/// Checks of what the ranks of the axis `context` are to share. Private to engine/.
 
 #include "tranche/config/config.h"
 #include "tranche/engine/model_spec.h"

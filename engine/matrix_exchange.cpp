@@ -65,7 +65,7 @@ class Planner {
                                                             : placement.shard(exchange.buffer, number);
   }
 
-  /// Where several ranks keep the same part, the owner or the next of them behind it sends it.
+  /// If several ranks keep the same part, the owner sends it, or the next of them behind the owner.
   bool gives(const MatrixExchange& exchange, int rank, int owner) const {
     if (!(exchange.cut && exchange.everywhere)) return true;
     const int part = part_of(exchange, rank), ranks = exchange.group().size();

@@ -20,7 +20,7 @@ struct NamedGrains {
   std::int64_t grains = 0;
 };
 
-/// Whether `ranks` can share the grains of a dimension.
+/// True if `ranks` can share the grains of a dimension.
 bool can_share(const NamedGrains& dimension, int ranks) {
   if (dimension.name == "heads") return dimension.grains % ranks == 0;
   if (dimension.name == "key_value_heads") {

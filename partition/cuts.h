@@ -1,5 +1,5 @@
 #pragma once
-/// Where a model's units are divided among the stages of a pipeline. Integers and counted operations only.
+/// The cuts that divide a model's units among the stages of a pipeline. Integers and counted operations only.
 
 #include <functional>
 #include <span>
@@ -16,7 +16,7 @@ std::vector<int> balanced_cuts(std::span<const double> work, int stages);
 /// The same with `share(begin, end)` as the work of uses [begin, end), for work that uses have in common. It
 /// never falls as a range grows.
 std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(int, int)>& share);
-/// As many uses a stage as there can be alike; the first stages have one more where they do not divide.
+/// Equal numbers of uses for each stage; the first stages get one more if the uses do not divide.
 std::vector<int> equal_cuts(int uses, int stages);
 /// The cuts that `begins` lists, the first use of each stage but the first. Throws InvalidArgument naming the
 /// list and its first wrong number when it has another length than stages - 1, does not ascend, or leaves a

@@ -13,7 +13,7 @@ namespace tranche::planner {
 
 const CollectiveTable* nearest_table(const Machine& machine, const std::string& operation, int ranks,
                                      int element_bytes) {
-  // What every rank sends to every other takes about as long as a gather of as many bytes.
+  // An all_to_all takes about as long as a gather of as many bytes.
   if (operation == "all_to_all") return nearest_table(machine, "all_gather", ranks, element_bytes);
   const CollectiveTable* best = nullptr;
   double least = std::numeric_limits<double>::infinity();

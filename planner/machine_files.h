@@ -8,7 +8,7 @@
 namespace tranche::planner {
 
 struct MachineFile {
-  /// As `--machine` is given it: the file's name without ".json".
+  /// The name that `--machine` takes: the file's name without ".json".
   std::string_view name;
   std::string_view json;
 };

@@ -27,18 +27,24 @@ double axis_rate(const ProjectionRequest& request, MeshAxis axis) {
   // State is shared over context too.
   std::vector<int> group =
       axis == MeshAxis::shard ? mesh.group({MeshAxis::shard, MeshAxis::context}, 0) : mesh.group({axis}, 0);
-  // A message goes from one stage of a pipeline to the next.
-  if (axis == MeshAxis::pipeline && group.size() > 2) group.resize(2);
-  const auto size = static_cast<int>(group.size());
-  if (size == 1) throw InvalidArgument("the rate of an axis with one rank");
-  const auto inside = static_cast<int>(
-      std::count_if(group.begin(), group.end(), [&](int rank) { return rank / per_node == 0; }));
+  const auto node_of = [&](int rank) { return rank / per_node; };
+  if (group.size() == 1) throw InvalidArgument("the rate of an axis with one rank");
+  auto size = static_cast<int>(group.size());
+  auto inside = static_cast<int>(
+      std::count_if(group.begin(), group.end(), [&](int rank) { return node_of(rank) == 0; }));
+  const int groups = std::max(1, per_node / inside);
+  if (axis == MeshAxis::pipeline) {
+    // A message goes from one stage to the next, and the slowest of them hold up the others.
+    const auto crosses = [&](int one, int next) { return node_of(one) != node_of(next); };
+    size = 2;
+    inside = std::adjacent_find(group.begin(), group.end(), crosses) == group.end() ? 2 : 1;
+  }
   const LinkRate network =
       request.network ? *request.network : request.machine.network.value_or(LinkRate{1, 0});
   const auto seconds = [&](const char* operation, DataType dtype) {
     return collective_seconds(request.machine, network, operation, size, inside,
                               static_cast<int>(size_of(dtype)), block_bytes, config.collectives == "nccl",
-                              std::max(1, per_node / inside));
+                              groups);
   };
   const double gather = seconds("all_gather", config.precision.compute);
   if (axis == MeshAxis::pipeline) return block_bytes / 2 / gather;
@@ -74,7 +80,7 @@ StepCost projected_cost(const ProjectionRequest& request) {
   StepCost cost;
   cost.recompute = step.compute * operations.recompute / (operations.compute + operations.recompute);
   cost.compute = step.compute - cost.recompute;
-  cost.exposed = step.exposed_gather + step.exposed_reduce;
+  cost.exposed = step.exposed_gather + step.exposed_reduce + step.exposed_message;
   cost.offload = step.exposed_offload;
   cost.other = step.optimizer + step.other;
   return cost;

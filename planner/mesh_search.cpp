@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -31,9 +30,6 @@ namespace {
 constexpr std::size_t most_projected = 32;
 /// Plans that look for the next best, and for the one that lacks least where nothing fits.
 constexpr int most_alternatives = 64, most_failures = 400;
-
-constexpr std::array searched{MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context,
-                              MeshAxis::tensor};
 
 /// A mesh under a schedule, with what does not depend on the other settings.
 struct MeshCase {
@@ -111,6 +107,7 @@ class MeshSearch {
     }
     result_.counts = counts;
     SearchCounts& all = result_.counts;
+    all.projected = request_.machine ? std::ssize(fitting) : 0;
     all.by_time =
         all.all - all.by_state - all.by_activations - all.by_micro_batch - all.refused - all.planned;
     judge_meshes();
@@ -688,7 +685,6 @@ class MeshSearch {
   void choose(std::vector<MeshTrial>& fitting) {
     if (request_.machine) {
       for (std::size_t i = 0; i < fitting.size(); ++i) fitting[i].seconds = projected(candidates_[i]).total();
-      result_.counts.projected = static_cast<std::int64_t>(fitting.size());
     }
     std::vector<std::size_t> order(fitting.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -777,14 +773,26 @@ class MeshSearch {
   }
 
   void find_least_missing() {
-    const std::optional<MeshTrial> least =
-        least_missing([](const Candidate&) { return true; }, most_failures);
-    if (!least) {
+    const auto any = [](const Candidate&) { return true; };
+    if (!least_missing(any, most_failures)) {
       throw ConfigurationError("--mesh search: no mesh of " + std::to_string(fit_.plan.ranks) +
                                " ranks can be used; " + first_refusal_);
     }
+    // One configuration stood for all with the same state, where that alone was beyond the budget.
+    const Candidate nearest = chosen_;
+    const auto state_of = [&](int lever) {
+      const Levers& levers = case_at(nearest).levers[static_cast<std::size_t>(lever)];
+      return std::tuple(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
+    };
+    failures_ = {{nearest, excess(peaks_.at(key_of(nearest)), fit_.budget), true}};
+    for (int lever = 0; lever < static_cast<int>(case_at(nearest).levers.size()); ++lever) {
+      if (state_of(lever) != state_of(nearest.lever) || lever == nearest.lever) continue;
+      failures_.push_back(
+          {{0, false, nearest.place, lever, case_at(nearest).micro_batches.front()}, 1, false});
+    }
+    const MeshTrial least = *least_missing(any, most_failures);
     whole_step_fits(chosen_);
-    take_choice(chosen_, least->seconds);
+    take_choice(chosen_, least.seconds);
   }
 
   void judge_meshes() {
@@ -829,99 +837,7 @@ class MeshSearch {
   MeshSearchResult result_;
 };
 
-std::string_view trimmed_word(std::string_view text) {
-  const auto first = text.find_first_not_of(" \t");
-  if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
-}
-
-/// The parts between commas, without spaces around them.
-std::vector<std::string> parts_of(std::string_view text) {
-  std::vector<std::string> parts;
-  for (std::size_t begin = 0, comma = 0; comma != std::string_view::npos; begin = comma + 1) {
-    comma = text.find(',', begin);
-    parts.emplace_back(
-        trimmed_word(text.substr(begin, comma == std::string_view::npos ? comma : comma - begin)));
-  }
-  return parts;
-}
-
 }  // namespace
-
-std::optional<std::string> searched_axes(std::string_view mesh) {
-  std::vector<std::string> parts = parts_of(mesh);
-  if (parts.front() != "search") return std::nullopt;
-  std::string axes;
-  for (std::size_t i = 1; i < parts.size(); ++i) axes += (i > 1 ? ", " : "") + parts[i];
-  return axes;
-}
-
-std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
-  std::array<bool, mesh_axes> given{};
-  std::string sizes;  // without those that are searched
-  if (!trimmed_word(axes).empty()) {
-    for (const std::string& part : parts_of(axes)) {
-      const std::size_t equals = part.find('=');
-      const bool open = equals != std::string::npos && trimmed_word(part.substr(equals + 1)) == "*";
-      if (!open) sizes += (sizes.empty() ? "" : ", ") + part;
-      for (int axis = 0; axis < mesh_axes && !open; ++axis) {
-        if (trimmed_word(part.substr(0, equals)) == name_of(static_cast<MeshAxis>(axis))) {
-          given[static_cast<std::size_t>(axis)] = true;
-        }
-      }
-    }
-  }
-  const auto free = std::find_if(searched.begin(), searched.end(),
-                                 [&](MeshAxis axis) { return !given[static_cast<std::size_t>(axis)]; });
-  std::string whole = sizes;
-  if (free != searched.end()) whole += (sizes.empty() ? "" : ", ") + std::string(name_of(*free)) + "=*";
-  const Mesh fixed = Mesh::parse(whole, ranks);
-  std::array<int, mesh_axes> size{};
-  int rest = ranks;
-  for (int axis = 0; axis < mesh_axes; ++axis) {
-    const auto index = static_cast<std::size_t>(axis);
-    size[index] = given[index] ? fixed.size(static_cast<MeshAxis>(axis)) : 1;
-    rest /= size[index];
-  }
-  std::vector<std::array<int, mesh_axes>> found;
-  const std::function<void(std::size_t, int)> choose = [&](std::size_t next, int left) {
-    if (next == searched.size()) {
-      if (left == 1) found.push_back(size);
-      return;
-    }
-    const auto axis = static_cast<std::size_t>(searched[next]);
-    if (given[axis]) return choose(next + 1, left);
-    for (int one = 1; one <= left; ++one) {
-      if (left % one != 0) continue;
-      size[axis] = one;
-      choose(next + 1, left / one);
-    }
-    size[axis] = 1;
-  };
-  choose(0, rest);
-  const auto at = [](const std::array<int, mesh_axes>& one, MeshAxis axis) {
-    return one[static_cast<std::size_t>(axis)];
-  };
-  std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
-    const auto key = [&](const auto& one) {
-      return std::tuple(at(one, MeshAxis::pipeline) * at(one, MeshAxis::context) * at(one, MeshAxis::tensor),
-                        at(one, MeshAxis::tensor), at(one, MeshAxis::context), at(one, MeshAxis::replicate));
-    };
-    return key(a) < key(b);
-  });
-  std::vector<std::string> meshes;
-  for (const auto& one : found) {
-    std::string text;
-    for (int axis = 0; axis < mesh_axes; ++axis) {
-      const int ranks_of_axis = one[static_cast<std::size_t>(axis)];
-      if (ranks_of_axis == 1) continue;
-      text += (text.empty() ? "" : ", ") + std::string(name_of(static_cast<MeshAxis>(axis))) + "=" +
-              std::to_string(ranks_of_axis);
-    }
-    meshes.push_back(text.empty() ? "shard=1" : text);
-  }
-  return meshes;
-}
 
 MeshSearchResult search_meshes(const MeshSearchRequest& request) {
   if (request.fit.budget < 1) {

@@ -62,7 +62,7 @@ class Walk {
         }
       }
       if (last) waited_here += std::max(0.0, out - now);
-      // Those between the first and the last are alike.
+      // The micro-batches between the first and the last are alike.
       const bool between = m == 1 && !last;
       waited += waited_here * (between ? static_cast<double>(config_.accumulation_steps - 2) : 1.0);
     }

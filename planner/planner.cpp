@@ -14,6 +14,7 @@
 #include "partition/placement.h"
 #include "planner/planned_run.h"
 #include "planner/step_cost.h"
+#include "tranche/optim/parameter_groups.h"
 #include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
@@ -114,14 +115,25 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
   for (const auto& [key, state] : placed) result.placed.push_back(state);
 }
 
-/// True when fewer heads of keys and values than ranks of the axis `tensor` are shared by some of these
-/// ranks, which have a group for their sums then.
-bool has_shared_heads(const PlanRequest& request, const Config& config) {
-  if (config.mesh_of(request.ranks).size(MeshAxis::tensor) == 1) return false;
-  const detail::Placement placement = detail::place(planned_spec(request), config, request.ranks);
-  return std::any_of(placement.buffers().begin(), placement.buffers().end(), [](const auto& buffer) {
-    return !buffer.empty() && buffer.sharers > 1 && buffer.parts() > 1;
-  });
+/// The groups that an engine of this configuration makes beside those of the runtime (DataGroups): of the
+/// ranks that share heads of keys and values, of which there are fewer than ranks of the axis `tensor`; and
+/// of all ranks of a pipeline's stage, among which whole matrices have owners.
+std::size_t groups_of_engine(const PlanRequest& request, const Config& config) {
+  const Mesh mesh = config.mesh_of(request.ranks);
+  if (mesh.size(MeshAxis::tensor) == 1) return 0;
+  const ModelSpec spec = planned_spec(request);
+  const detail::Placement placement = detail::place(spec, config, request.ranks);
+  const bool shared_heads = std::any_of(
+      placement.buffers().begin(), placement.buffers().end(),
+      [](const auto& buffer) { return !buffer.empty() && buffer.sharers > 1 && buffer.parts() > 1; });
+  const detail::StateClasses classes =
+      detail::classify(spec, ParameterGroups(config.group_rules, config.frozen), *make_optimizer(config));
+  const bool stage_of_matrices =
+      config.stage > 0 && config.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1 &&
+      mesh.size(MeshAxis::pipeline) > 1 &&
+      std::any_of(classes.classes.begin(), classes.classes.end(),
+                  [](const detail::StateClass& one) { return one.whole_matrices; });
+  return (shared_heads ? 1 : 0) + (stage_of_matrices ? 1 : 0);
 }
 
 }  // namespace
@@ -153,7 +165,7 @@ PlanResult plan_run(const PlanRequest& request) {
       if (std::find(counted.begin(), counted.end(), group) != counted.end()) continue;
       counted.push_back(group);
     }
-    const std::size_t groups = counted.size() + (has_shared_heads(request, config) ? 1 : 0);
+    const std::size_t groups = counted.size() + groups_of_engine(request, config);
     for (std::size_t group = 0; group < groups; ++group) {
       group_staging.emplace_back(runtime.memory(Tier::device), config.staging_bytes, Category::communication,
                                  "staging buffer");

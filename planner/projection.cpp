@@ -3,34 +3,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <map>
-#include <set>
 
-#include "planner/collective_cost.h"
+#include "pipeline/schedule/generators.h"
 #include "planner/planned_run.h"
 #include "planner/record_steps.h"
 #include "planner/simulation.h"
+#include "planner/step_graph.h"
+#include "planner/work_cost.h"
 #include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
 
 namespace {
 
-using detail::GemmShape;
 using detail::RecordedWork;
 using detail::WorkKind;
-using detail::WorkRecorder;
 
 /// Steps that are simulated: those before the last fill the pipeline that it then finds.
 constexpr int simulated_steps = 3;
-/// A step of more micro-batches costs as many times more of what lies between the third and the fourth.
+/// A step of more micro-batches for each stage of a pipeline costs as many times more of what lies between
+/// the last two that are simulated for each stage.
 constexpr std::int64_t most_micro_batches = 4;
 
-enum Resource { cores, disk_resource, resources };
-
-enum class Role { compute, gather, reduce, offload, other };
+enum class Role { compute, gather, reduce, message, offload, other };
 
 const char* role_text(Role role) {
   switch (role) {
@@ -38,6 +35,8 @@ const char* role_text(Role role) {
       return "gather";
     case Role::reduce:
       return "reduce";
+    case Role::message:
+      return "message";
     case Role::offload:
       return "offload";
     case Role::compute:
@@ -46,247 +45,6 @@ const char* role_text(Role role) {
       break;
   }
   return "other";
-}
-
-/// Recorded work in seconds of the machine.
-class Costs {
- public:
-  Costs(const ProjectionRequest& request, const Config& config)
-      : machine_(request.machine),
-        config_(config),
-        ranks_(request.plan.ranks),
-        ranks_per_node_(request.plan.ranks_per_node > 0
-                            ? std::min(request.plan.ranks_per_node, request.plan.ranks)
-                            : request.plan.ranks),
-        network_(request.network ? *request.network : request.machine.network.value_or(LinkRate{})),
-        sharing_(request.sharing > 0 ? request.sharing : ranks_per_node_),
-        share_(machine_.share(sharing_)) {
-    const int threads = config.threads > 0 ? config.threads : std::max(1, machine_.cores / sharing_);
-    on_cpu_ = machine_.device == DeviceKind::cpu;
-    if (on_cpu_) {
-      const double cores_each = static_cast<double>(machine_.cores) / sharing_;
-      cores_ = std::max(1.0, cores_each);
-      threads_ = std::min(static_cast<double>(threads), cores_);
-      // Fewer cores than a measured share had: its rates in proportion.
-      slower_ = share_.threads / std::min(threads_, cores_each);
-      if (slower_ != 1) {
-        notes_.insert(fmt::format("rates of {} threads taken in proportion for {:g} on each of {} ranks",
-                                  share_.threads, threads_, sharing_));
-      }
-    }
-    if (request.plan.ranks > ranks_per_node_ && !request.network && !machine_.network) {
-      throw ConfigurationError(
-          fmt::format("{} ranks, {} on a node, need --network RATE,LATENCY: the machine file of {} has no "
-                      "network between nodes",
-                      request.plan.ranks, ranks_per_node_, machine_.name));
-    }
-  }
-
-  /// Bytes of data that the rank's node sends to others for a collective.
-  double node_bytes(const RecordedWork& work) const {
-    if (work.kind != WorkKind::collective || work.ranks < 2) return 0;
-    const auto [operation, inside, groups] = placed(work);
-    return crossing_bytes(machine_, operation, work.ranks, inside, static_cast<int>(size_of(work.dtype)),
-                          work.full_bytes, config_.collectives == "nccl", groups,
-                          config_.collectives == "messages");
-  }
-
-  double core_capacity() const { return on_cpu_ ? cores_ : 1; }
-  double launch() const { return share_.launch_seconds; }
-  const std::set<std::string>& notes() const { return notes_; }
-
-  /// Seconds of a task beside its launch; the resources that it claims go to `claims`.
-  double seconds(const RecordedWork& work, const std::string& lane, std::vector<Claim>& claims) {
-    switch (work.kind) {
-      case WorkKind::kernel:
-        if (on_cpu_) claims.push_back({cores, threads_});
-        if (lane == "host update" && !on_cpu_) return bytes(work) / machine_.host_bytes_per_second;
-        return kernel_seconds(work) * slower_;
-      case WorkKind::copy_to_host:
-      case WorkKind::copy_from_host:
-        return copy_seconds(work, lane, claims);
-      case WorkKind::collective:
-        return collective(work, claims);
-      case WorkKind::disk_read:
-      case WorkKind::disk_write:
-        return disk_seconds(work, claims);
-      case WorkKind::join:
-      case WorkKind::mark:
-        break;
-    }
-    return 0;
-  }
-
- private:
-  static double bytes(const RecordedWork& work) { return work.bytes_read + work.bytes_written; }
-
-  const ProductTable& product_table(const GemmShape& product) const {
-    const std::string layout = product.transpose_a ? "tn" : product.transpose_b ? "nt" : "nn";
-    const ProductTable* any = nullptr;
-    for (const ProductTable& table : share_.products) {
-      if (table.dtype != product.dtype) continue;
-      if (table.layout == layout) return table;
-      any = &table;
-    }
-    if (any == nullptr) {
-      throw ConfigurationError(fmt::format("the machine file of {} has no rates of {} products",
-                                           machine_.name, name_of(product.dtype)));
-    }
-    return *any;
-  }
-
-  double kernel_seconds(const RecordedWork& work) {
-    double seconds = 0;
-    const GemmShape& product = work.gemm;
-    if (product.m > 0) {
-      const double m = static_cast<double>(product.m), n = static_cast<double>(product.n),
-                   k = static_cast<double>(product.k);
-      seconds = 2 * m * n * k / product_table(product).rate(m, n, k);
-      if (work.name == "matmul") return seconds;
-    }
-    for (const KernelTable& table : share_.kernels) {
-      if (table.name != work.name || table.dtype != config_.precision.compute) continue;
-      return seconds + table.time.seconds(table.by == "operations" ? work.operations : bytes(work));
-    }
-    if (machine_.measured()) {
-      notes_.insert(fmt::format("kernel {} was not measured: taken at the speed of memory", work.name));
-    }
-    // Bandwidth, or the rate of large products where the kernel is made of such (attention).
-    const double moved = (product.m > 0 ? work.bytes_written : bytes(work)) / share_.memory_bytes_per_second;
-    if (product.m > 0) return seconds + moved;
-    double fastest = 0;
-    for (const ProductTable& table : share_.products) {
-      if (table.dtype == config_.precision.compute) fastest = std::max(fastest, table.rates.back());
-    }
-    return std::max(moved, fastest > 0 ? work.operations / fastest : 0.0);
-  }
-
-  double copy_seconds(const RecordedWork& work, const std::string& lane, std::vector<Claim>& claims) {
-    const bool link = lane == "to host" || lane == "from host";
-    if (!link && on_cpu_) return work.bytes_written / share_.memory_bytes_per_second;
-    double rate = machine_.host_link.bytes_per_second;
-    const double memory = work.bytes_written / rate;
-    if (on_cpu_ && config_.debug.host_link_bytes_per_second > 0) {
-      rate = std::min(rate, config_.debug.host_link_bytes_per_second);
-    }
-    const double seconds = machine_.host_link.latency_seconds + work.bytes_written / rate;
-    if (on_cpu_) claims.push_back({cores, std::min(1.0, memory / seconds)});
-    return seconds;
-  }
-
-  struct Placed {
-    std::string operation;
-    int inside;  ///< ranks of the group on a node
-    int groups;  ///< that do the same at the same time on it
-  };
-  Placed placed(const RecordedWork& work) const {
-    const bool all = work.ranks == ranks_;
-    const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
-    // Barriers are small. The other ranks of the node are in groups of their own.
-    return {work.name == "barrier" ? "all_gather" : work.name, inside,
-            all ? 1 : std::max(1, ranks_per_node_ / inside)};
-  }
-
-  double collective(const RecordedWork& work, std::vector<Claim>& claims) {
-    if (work.ranks < 2) return 0;
-    const auto element = static_cast<int>(size_of(work.dtype));
-    const auto [operation, inside, groups] = placed(work);
-    if (on_cpu_) {
-      if (const CollectiveTable* table = nearest_table(machine_, operation, inside, element)) {
-        claims.push_back({cores, std::min(table->cores, 1.0)});
-        if (table->ranks != inside) {
-          notes_.insert(
-              fmt::format("{} of {} ranks on a node extrapolated from {}", operation, inside, table->ranks));
-        }
-      }
-    }
-    return collective_seconds(machine_, network_, operation, work.ranks, inside, element, work.full_bytes,
-                              config_.collectives == "nccl", groups, config_.collectives == "messages");
-  }
-
-  double disk_seconds(const RecordedWork& work, std::vector<Claim>& claims) const {
-    if (!machine_.disk) {
-      throw ConfigurationError(
-          fmt::format("offload to nvme, but the machine file of {} has no disk; calibrate with --dir DIR",
-                      machine_.name));
-    }
-    if (bytes(work) == 0) return 0;
-    claims.push_back({disk_resource, 1});
-    const bool read = work.kind == WorkKind::disk_read && machine_.disk_read_bytes_per_second > 0;
-    return machine_.disk->latency_seconds +
-           bytes(work) / (read ? machine_.disk_read_bytes_per_second : machine_.disk->bytes_per_second);
-  }
-
-  const Machine& machine_;
-  const Config& config_;
-  int ranks_;
-  int ranks_per_node_;
-  LinkRate network_;
-  int sharing_;
-  const ComputeShare& share_;
-  bool on_cpu_ = true;
-  double cores_ = 1, threads_ = 1, slower_ = 1;
-  std::set<std::string> notes_;
-};
-
-/// A graph of tasks from recorded work, and what each of them is.
-struct Graph {
-  std::vector<SimulatedTask> tasks;
-  std::vector<const RecordedWork*> work;  ///< by task; null: a launch
-  std::vector<double> launch;             ///< by task: seconds of it that only start a kernel
-  std::vector<double> node_bytes;         ///< by task: data that the node sends to others
-  std::vector<bool> ordered;
-  int compute_lane = 0;
-};
-
-Graph graph_of(const WorkRecorder& recorder, Costs& costs) {
-  Graph graph;
-  const auto& lanes = recorder.lanes();
-  for (const detail::RecordedLane& lane : lanes) graph.ordered.push_back(lane.ordered);
-  if (!recorder.inline_compute()) {
-    for (std::size_t i = 0; i < lanes.size(); ++i) {
-      if (lanes[i].name == "compute") graph.compute_lane = static_cast<int>(i);
-    }
-  }
-  std::vector<int> task_of(recorder.work().size(), -1);
-  bool begun = false;
-  for (std::size_t i = 0; i < recorder.work().size(); ++i) {
-    const RecordedWork& work = recorder.work()[i];
-    begun |= work.kind == WorkKind::mark;
-    if (!begun) continue;  // the settled part has passed
-    SimulatedTask task;
-    task.lane = work.lane;
-    for (const int before : work.after) {
-      if (task_of[static_cast<std::size_t>(before)] >= 0) {
-        task.after.push_back(task_of[static_cast<std::size_t>(before)]);
-      }
-    }
-    task.seconds = costs.seconds(work, lanes[static_cast<std::size_t>(work.lane)].name, task.claims);
-    double launch = 0;
-    if (work.kind == WorkKind::kernel) {
-      launch = costs.launch();
-      if (recorder.inline_compute() || work.lane != graph.compute_lane) {
-        task.seconds += launch;
-      } else {
-        // The host issues it first, and runs ahead of the device.
-        SimulatedTask issue;
-        issue.lane = WorkRecorder::host_lane;
-        issue.seconds = launch;
-        launch = 0;
-        task.after.push_back(static_cast<int>(graph.tasks.size()));
-        graph.tasks.push_back(std::move(issue));
-        graph.work.push_back(nullptr);
-        graph.launch.push_back(0);
-        graph.node_bytes.push_back(0);
-      }
-    }
-    task_of[i] = static_cast<int>(graph.tasks.size());
-    graph.tasks.push_back(std::move(task));
-    graph.work.push_back(&work);
-    graph.launch.push_back(launch);
-    graph.node_bytes.push_back(costs.node_bytes(work));
-  }
-  return graph;
 }
 
 Role role_of(const RecordedWork* work, const std::string& lane) {
@@ -307,6 +65,9 @@ Role role_of(const RecordedWork* work, const std::string& lane) {
     case WorkKind::disk_read:
     case WorkKind::disk_write:
       return Role::offload;
+    case WorkKind::send:
+    case WorkKind::receive:
+      return Role::message;
     case WorkKind::join:
     case WorkKind::mark:
       break;
@@ -314,16 +75,17 @@ Role role_of(const RecordedWork* work, const std::string& lane) {
   return Role::other;
 }
 
-/// The last step of a simulated run, taken apart.
+/// The last step of a simulated run, taken apart as one of its ranks sees it.
 class Analysis {
  public:
-  Analysis(const WorkRecorder& recorder, const Graph& graph, const std::vector<SimulatedSpan>& spans)
-      : recorder_(recorder), graph_(graph), spans_(spans) {
+  /// `place`: of the rank in the graph.
+  Analysis(const StepGraph& graph, const std::vector<SimulatedSpan>& spans, int place)
+      : graph_(graph), spans_(spans), place_(place) {
     bool behind = false;
     for (std::size_t i = 0; i < graph.tasks.size(); ++i) {
       const RecordedWork* work = graph.work[i];
       behind_boundary_.push_back(behind);
-      if (work == nullptr || work->kind != WorkKind::mark) continue;
+      if (graph.place[i] != place || work == nullptr || work->kind != WorkKind::mark) continue;
       behind = work->name == boundary_mark;
       if (work->name == end_mark) {
         begin_ = end_;
@@ -336,12 +98,13 @@ class Analysis {
 
   double seconds() const { return end_ - begin_; }
 
-  /// Bytes that a node sends for the gathers and reductions of the last step.
+  /// Bytes that a node sends for the gathers, reductions and messages of the last step.
   double node_bytes() const {
     double bytes = 0;
     for (int i = begin_task_ + 1; i < end_task_; ++i) {
       const Role of = role(i);
-      if (of == Role::gather || of == Role::reduce) bytes += graph_.node_bytes[static_cast<std::size_t>(i)];
+      if (of == Role::gather || of == Role::reduce || of == Role::message)
+        bytes += graph_.node_bytes[static_cast<std::size_t>(i)];
     }
     return bytes;
   }
@@ -350,7 +113,7 @@ class Analysis {
     StepBreakdown step;
     double at = begin_;
     for (std::size_t i = 0; i < graph_.tasks.size(); ++i) {
-      if (graph_.tasks[i].lane != graph_.compute_lane) continue;
+      if (graph_.tasks[i].lane != graph_.compute_lane[static_cast<std::size_t>(place_)]) continue;
       const SimulatedSpan& span = spans_[i];
       const double from = std::max(span.begin, at), to = std::min(span.end, end_);
       if (span.end <= begin_ || span.begin >= end_) continue;
@@ -388,16 +151,18 @@ class Analysis {
     for (std::size_t i = 0; i < graph_.tasks.size(); ++i) {
       const SimulatedSpan& span = spans_[i];
       if (span.end <= begin_ || span.begin >= end_ || span.end <= span.begin) continue;
-      const std::string lane = lane_name(static_cast<int>(i));
-      trace.span(lane == "host" && recorder_.inline_compute() ? "compute" : lane, name(static_cast<int>(i)),
-                 std::max(span.begin, begin_) - begin_, std::min(span.end, end_) - begin_);
+      const auto place = static_cast<std::size_t>(graph_.place[i]);
+      std::string lane = lane_name(static_cast<int>(i));
+      if (graph_.tasks[i].lane == graph_.compute_lane[place]) lane = "compute";
+      if (graph_.compute_lane.size() > 1) lane = fmt::format("stage {} {}", place, lane);
+      trace.span(lane, name(static_cast<int>(i)), std::max(span.begin, begin_) - begin_,
+                 std::min(span.end, end_) - begin_);
     }
   }
 
  private:
   const std::string& lane_name(int task) const {
-    return recorder_.lanes()[static_cast<std::size_t>(graph_.tasks[static_cast<std::size_t>(task)].lane)]
-        .name;
+    return graph_.lanes[static_cast<std::size_t>(graph_.tasks[static_cast<std::size_t>(task)].lane)];
   }
   Role role(int task) const { return role_of(graph_.work[static_cast<std::size_t>(task)], lane_name(task)); }
   std::string name(int task) const {
@@ -406,8 +171,19 @@ class Analysis {
     if (work->kind == WorkKind::kernel) return work->name;
     const Role of = role(task);
     if (work->kind == WorkKind::collective && of == Role::other) return work->name + " (control)";
-    if (work->name.empty()) return role_text(of);
+    if (work->name.empty() || of == Role::message) return role_text(of);
     return work->name;
+  }
+
+  /// False for what other stages do by themselves; a wait for that is a wait for their messages.
+  bool takes_part(int task) const {
+    const auto at = static_cast<std::size_t>(task);
+    if (graph_.place[at] == place_) return true;
+    const RecordedWork* work = graph_.work[at];
+    if (work == nullptr || work->kind != WorkKind::collective) return false;
+    const std::vector<int>& members = *work->members;
+    return std::find(members.begin(), members.end(), graph_.ranks[static_cast<std::size_t>(place_)]) !=
+           members.end();
   }
 
   /// The stream that computes stands still from `from` to `to`, for work that ends with `cause`.
@@ -417,7 +193,7 @@ class Analysis {
       const double begin = std::max(from, span.begin);
       if (span.end < to) step.other += to - span.end;
       const double end = std::min(to, span.end);
-      if (end > begin) add(step, role(cause), end - begin);
+      if (end > begin) add(step, takes_part(cause) ? role(cause) : Role::message, end - begin);
       to = std::min(to, begin);
       cause = span.cause;
     }
@@ -431,6 +207,9 @@ class Analysis {
       case Role::reduce:
         step.exposed_reduce += seconds;
         return;
+      case Role::message:
+        step.exposed_message += seconds;
+        return;
       case Role::offload:
         step.exposed_offload += seconds;
         return;
@@ -441,9 +220,9 @@ class Analysis {
     step.other += seconds;
   }
 
-  const WorkRecorder& recorder_;
-  const Graph& graph_;
+  const StepGraph& graph_;
   const std::vector<SimulatedSpan>& spans_;
+  int place_;
   double begin_ = 0, end_ = 0;
   std::vector<bool> behind_boundary_;  ///< by task: issued by Engine::step()
   int begin_task_ = -1, end_task_ = -1;
@@ -459,13 +238,19 @@ struct Simulated {
 Simulated simulate_step(const ProjectionRequest& request, TraceRecorder* trace) {
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
-  Costs costs(request, config);
-  const std::shared_ptr<WorkRecorder> recorder = record_steps(request.plan, simulated_steps);
-  const Graph graph = graph_of(*recorder, costs);
-  std::vector<double> capacities(resources, 1.0);
-  capacities[cores] = costs.core_capacity();
-  const std::vector<SimulatedSpan> spans = simulate(graph.tasks, graph.ordered, capacities);
-  const Analysis analysis(*recorder, graph, spans);
+  WorkCost costs(request, config);
+  // A rank of each stage of a pipeline; alone where there is none.
+  std::vector<RecordedRank> ranks;
+  int own = 0;
+  for (const int rank : config.mesh_of(request.plan.ranks).group({MeshAxis::pipeline}, request.plan.rank)) {
+    PlanRequest plan = request.plan;
+    plan.rank = rank;
+    if (rank == request.plan.rank) own = static_cast<int>(ranks.size());
+    ranks.push_back({rank, record_steps(plan, simulated_steps)});
+  }
+  const StepGraph graph = graph_of(ranks, costs);
+  const std::vector<SimulatedSpan> spans = simulate(graph.tasks, graph.ordered, graph.capacities);
+  const Analysis analysis(graph, spans, own);
   if (trace != nullptr) analysis.record(*trace);
   return {analysis.breakdown(),
           analysis.node_bytes(),
@@ -502,6 +287,7 @@ StepBreakdown sum(const StepBreakdown& a, const StepBreakdown& b, double times) 
   return {a.compute + times * b.compute,
           a.exposed_gather + times * b.exposed_gather,
           a.exposed_reduce + times * b.exposed_reduce,
+          a.exposed_message + times * b.exposed_message,
           a.exposed_offload + times * b.exposed_offload,
           a.optimizer + times * b.optimizer,
           a.other + times * b.other};
@@ -512,16 +298,21 @@ Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
   const std::int64_t micro_batches = config.accumulation_steps;
-  const std::int64_t run = std::min(micro_batches, most_micro_batches);
+  const std::int64_t stages = config.mesh_of(request.plan.ranks).size(MeshAxis::pipeline);
+  // A file is an order for its own number of micro-batches, and interleaved takes rounds of as many as there
+  // are stages.
+  const bool any_number = stages == 1 || pipeline::find_schedule(config.pipeline_schedule) != nullptr;
+  const std::int64_t most = most_micro_batches * stages;
+  const std::int64_t run = any_number && micro_batches > most ? most + micro_batches % stages : micro_batches;
   Simulated simulated = simulate_step(with(request, run, request.plan.ranks), trace);
   if (micro_batches > run) {
-    const Simulated fewer = simulate_step(with(request, run - 1, request.plan.ranks), nullptr);
-    const StepBreakdown one = sum(simulated.step, fewer.step, -1);
-    const auto more = static_cast<double>(micro_batches - run);
-    simulated.step = sum(simulated.step, one, more);
+    const Simulated fewer = simulate_step(with(request, run - stages, request.plan.ranks), nullptr);
+    const StepBreakdown round = sum(simulated.step, fewer.step, -1);
+    const auto more = static_cast<double>((micro_batches - run) / stages);
+    simulated.step = sum(simulated.step, round, more);
     simulated.node_bytes += more * (simulated.node_bytes - fewer.node_bytes);
     simulated.notes.push_back(
-        fmt::format("{} micro-batches from the simulation of {} and {}", micro_batches, run, run - 1));
+        fmt::format("{} micro-batches from the simulation of {} and {}", micro_batches, run, run - stages));
   }
   return simulated;
 }
@@ -568,10 +359,10 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
     const int on_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
     alone.sharing = std::min(on_node, request.plan.ranks);
     const StepBreakdown step = whole_step(alone, nullptr).step;
-    // Ranks of the axes `context` and `tensor` share the samples of one data rank.
+    // Ranks of the axes `context`, `tensor` and `pipeline` share the samples of one data rank.
     const Mesh mesh = config.mesh_of(request.plan.ranks);
-    projection.efficiency =
-        step.total() / projection.step.total() / mesh.size(MeshAxis::tensor) / mesh.size(MeshAxis::context);
+    projection.efficiency = step.total() / projection.step.total() / mesh.size(MeshAxis::tensor) /
+                            mesh.size(MeshAxis::context) / mesh.size(MeshAxis::pipeline);
     projection.alone_optimizer = step.optimizer;
   }
   return projection;

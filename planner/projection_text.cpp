@@ -19,13 +19,13 @@ std::string row(std::string_view name, const std::string& value) {
   return fmt::format("  {:<22} {}\n", name, value);
 }
 
+}  // namespace
+
 std::string seconds_text(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.3g} us", seconds * 1e6);
   if (seconds < 1) return fmt::format("{:.3g} ms", seconds * 1e3);
   return fmt::format("{:.4g} s", seconds);
 }
-
-}  // namespace
 
 std::string projection_text(const ProjectionRequest& request, const Projection& projection) {
   const Machine& machine = request.machine;
@@ -35,11 +35,14 @@ std::string projection_text(const ProjectionRequest& request, const Projection& 
                   machine.measured() ? "calibrated" + (machine.taken.empty() ? "" : ": " + machine.taken)
                                      : "datasheet figures, not measured");
   text += row("step", seconds_text(step.total()));
+  const bool stages = request.plan.config.mesh_of(request.plan.ranks).size(MeshAxis::pipeline) > 1;
   for (const auto& [name, seconds] :
        {std::pair("  compute", step.compute), std::pair("  exposed gather", step.exposed_gather),
         std::pair("  exposed reduce", step.exposed_reduce),
+        std::pair("  exposed message", step.exposed_message),
         std::pair("  exposed offload", step.exposed_offload), std::pair("  optimizer", step.optimizer),
         std::pair("  other", step.other)}) {
+    if (!stages && seconds == 0 && name == std::string_view("  exposed message")) continue;
     text += row(name, fmt::format("{:<10} {:5.1f} %", seconds_text(seconds), 100 * seconds / step.total()));
   }
   text += row("tokens a second", fmt::format("{:.4g}", projection.tokens_per_second));
@@ -79,6 +82,7 @@ std::string with_projection(const std::string& plan_json, const ProjectionReques
                             {"compute_seconds", step.compute},
                             {"exposed_gather_seconds", step.exposed_gather},
                             {"exposed_reduce_seconds", step.exposed_reduce},
+                            {"exposed_message_seconds", step.exposed_message},
                             {"exposed_offload_seconds", step.exposed_offload},
                             {"optimizer_seconds", step.optimizer},
                             {"other_seconds", step.other},

@@ -1,17 +1,11 @@
 #include "planner/record_steps.h"
 
 #include "planner/planned_run.h"
-#include "tranche/core/error.h"
 
 namespace tranche::planner {
 
 std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps) {
   Config config = checked_config(request);
-  if (config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1) {
-    throw ConfigurationError("--machine projects meshes of replicate, shard and tensor; tranche.mesh \"" +
-                             config.mesh +
-                             "\" has a pipeline, whose messages it does not know: leave --machine out");
-  }
   config.debug.poison_memory = false;
   const std::shared_ptr<detail::WorkRecorder> recorder =
       detail::WorkRecorder::make(request.device != DeviceKind::cuda);

@@ -13,6 +13,7 @@
 #include "pipeline/schedule/simulate.h"
 #include "tranche/core/error.h"
 #include "tranche/planner/plan_text.h"
+#include "tranche/planner/projection_text.h"
 
 namespace tranche::planner {
 
@@ -55,12 +56,14 @@ void take_memory(ScheduleChoice& choice, const std::vector<StagePlan>& plans, st
 }  // namespace
 
 std::vector<ScheduleChoice> schedule_choices(const PlanRequest& request, const std::vector<StagePlan>& plans,
-                                             std::int64_t budget) {
+                                             std::int64_t budget,
+                                             const std::function<double(const PlanRequest&)>& seconds) {
   std::vector<ScheduleChoice> choices;
   if (request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) == 1) return choices;
   ScheduleChoice own{.name = request.config.pipeline_schedule};
   simulate(own, request);
   take_memory(own, plans, budget);
+  if (seconds) own.seconds = seconds(request);
   choices.push_back(std::move(own));
   for (const pipeline::NamedSchedule& named : pipeline::named_schedules()) {
     if (named.name == request.config.pipeline_schedule) continue;
@@ -71,6 +74,7 @@ std::vector<ScheduleChoice> schedule_choices(const PlanRequest& request, const s
     try {
       simulate(choice, other);
       take_memory(choice, plan_stages(other, budget), budget);
+      if (seconds) choice.seconds = seconds(other);
     } catch (const ConfigurationError& error) {
       // Its number of micro-batches, chunks or cuts is not that of the request.
       choice.refused = error.message();
@@ -78,8 +82,8 @@ std::vector<ScheduleChoice> schedule_choices(const PlanRequest& request, const s
     choices.push_back(std::move(choice));
   }
   std::stable_sort(choices.begin(), choices.end(), [](const ScheduleChoice& a, const ScheduleChoice& b) {
-    return std::tuple(!a.refused.empty(), !a.fits, a.length, a.peak) <
-           std::tuple(!b.refused.empty(), !b.fits, b.length, b.peak);
+    return std::tuple(!a.refused.empty(), !a.fits, a.seconds.value_or(a.length), a.peak) <
+           std::tuple(!b.refused.empty(), !b.fits, b.seconds.value_or(b.length), b.peak);
   });
   return choices;
 }
@@ -88,20 +92,25 @@ std::string schedule_choices_text(const std::vector<ScheduleChoice>& choices) {
   if (choices.empty()) return {};
   std::size_t name = 8;
   for (const ScheduleChoice& one : choices) name = std::max(name, one.name.size());
-  std::string text = fmt::format("\n{:<{}}{:>8}{:>10}{:>8}{:>14}\n", "schedule", name, "chunks", "length",
-                                 "idle", "device peak");
+  const bool timed = std::any_of(choices.begin(), choices.end(),
+                                 [](const ScheduleChoice& one) { return one.seconds.has_value(); });
+  std::string text = fmt::format("\n{:<{}}{:>8}{:>10}{:>8}{:>14}{}\n", "schedule", name, "chunks", "length",
+                                 "idle", "device peak", timed ? "      projected" : "");
   for (const ScheduleChoice& one : choices) {
     if (!one.refused.empty()) {
       text += fmt::format("{:<{}}  not here: {}\n", one.name, name, one.refused);
       continue;
     }
-    text += fmt::format("{:<{}}{:>8}{:>10.2f}{:>6.1f} %{:>14}{}\n", one.name, name, one.chunks, one.length,
-                        100 * one.idle, format_bytes(one.peak), one.fits ? "" : "  does not fit");
+    text += fmt::format("{:<{}}{:>8}{:>10.2f}{:>6.1f} %{:>14}{}{}\n", one.name, name, one.chunks, one.length,
+                        100 * one.idle, format_bytes(one.peak),
+                        one.seconds ? fmt::format("{:>15}", seconds_text(*one.seconds)) : "",
+                        one.fits ? "" : "  does not fit");
   }
   return text +
-         "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time; the "
-         "shortest "
-         "that fits stands first\n";
+         fmt::format(
+             "length: forward passes of a mean stage, by operations alone; idle: of all ranks' time{}; the "
+             "shortest that fits stands first\n",
+             timed ? "; projected: a step on the machine" : "");
 }
 
 std::string with_schedules(const std::string& stage_plans_json, const std::vector<ScheduleChoice>& choices) {
@@ -116,6 +125,7 @@ std::string with_schedules(const std::string& stage_plans_json, const std::vecto
                            {"idle", one.idle},
                            {"peak_bytes", one.peak},
                            {"fits", one.fits}});
+      if (one.seconds) schedules.back()["step_seconds"] = *one.seconds;
     } else {
       schedules.push_back({{"schedule", one.name}, {"refused", one.refused}});
     }

@@ -1,6 +1,7 @@
 // The axes of the covering arrays, and what may not meet.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <numeric>
 #include <string>
@@ -372,13 +373,12 @@ void complete(Combination& c) {
 
 /// The rows with a pipeline take its schedules in turn.
 std::string schedule_of_row(const Combination& c, const test::CoveringRow& row) {
-  std::vector<const char*> schedules{"1f1b", "zb-v", "breadth-first", "zb-h1", "afab"};
-  // It takes a multiple of the stages.
-  if (c.config.accumulation_steps % c.pipeline == 0 && !c.change_batch && !c.config.world_size_invariant) {
-    schedules.push_back("interleaved");
-  }
-  const int sum = std::accumulate(row.begin(), row.end(), 0);
-  return schedules[static_cast<std::size_t>(sum) % schedules.size()];
+  constexpr std::array schedules{"1f1b", "zb-v", "breadth-first", "zb-h1", "afab"};
+  const auto sum = static_cast<std::size_t>(std::accumulate(row.begin(), row.end(), 0));
+  // A multiple of the stages, which interleaved takes, is rare.
+  const bool fits_interleaved =
+      c.config.accumulation_steps > 0 && c.config.accumulation_steps % c.pipeline == 0 && !c.change_batch;
+  return fits_interleaved && sum % 2 == 0 ? "interleaved" : schedules[sum % schedules.size()];
 }
 
 }  // namespace
@@ -399,8 +399,13 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   }
   // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart. Parts
   // of layers and of sequences are added in an order of their own.
+  const bool copies = Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1;
   c.ranks = data_ranks_of(c) * c.context * c.tensor;
+  // Sums of tensors that both stages read, or all ranks of tensor, have no bracket for the ranks of a copy,
+  // of which there are two here with the axis context.
+  const bool keeps_copies = copies && c.context > 1 && c.pipeline * c.tensor > 1;
   c.pipeline = 1;
+  if (keeps_copies) c.config.mesh = "replicate=2";
   complete(c);
   c.config.overlap = false;
   c.config.debug.plan_memory = false;
@@ -409,7 +414,8 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     return c;
   }
   // The bracket of sums is that of the copies, and else of the nodes, where nothing else is said.
-  if (Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1) {
+  if (keeps_copies) return c;
+  if (copies) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {
     // Ranks of a node that hold other parts of tensors add theirs up by themselves.

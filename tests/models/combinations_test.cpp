@@ -9,6 +9,8 @@
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include "device/cuda_probe.h"
 #include "tests/core/rounds.h"
@@ -99,6 +101,12 @@ TEST_F(CombinationsOfTwo, HaveTheBitsOfStageZero) {
   const std::vector<CombinationAxis> axes = combination_axes();
   const std::vector<CoveringRow> rows = rows_of(axes);
   expect_pairs_of_the_table("CombinationsOfTwo.HaveTheBitsOfStageZero", axes, rows, {"cpu", "threads"});
+  std::set<std::string> schedules;
+  for (const CoveringRow& row : rows) {
+    const Combination c = combination_of(axes, row);
+    if (c.pipeline > 1) schedules.insert(c.config.pipeline_schedule);
+  }
+  EXPECT_GE(schedules.size(), 3u) << "all six are beside each feature in pipeline_bits_test.cpp";
   expect_bits_of_stage_zero(axes, rows, DeviceKind::cpu);
 }
 

@@ -153,6 +153,7 @@ TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
     const auto run = [&](const Point& point) {
       Config config = config_at(point, DataType::float32);
       config.optimizer.type = "Muon";
+      config.optimizer.learning_rate = 1e-3;
       return train_model(point.tensor * point.shards, *model, config, few_steps, time_steps, true);
     };
     const GptRun one = run({});

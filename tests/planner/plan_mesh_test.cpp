@@ -215,11 +215,38 @@ TEST(PlanOfAMesh, HasAStagingBufferForEachGroupOnGpus) {
       << "replicas', and the stage's over all replicas";
   EXPECT_EQ(staged("tensor=4"), 3 * (3 << 20)) << "all ranks', that of rows, and that of whole tensors' sums";
   EXPECT_EQ(staged("shard=2, tensor=2"), 4 * (3 << 20)) << "and the shard's";
+  EXPECT_EQ(staged("context=4"), 2 * (3 << 20)) << "all ranks', which share state, and that of attention";
+  EXPECT_EQ(staged("shard=2, context=2"), 2 * (3 << 20));
+  EXPECT_EQ(staged("context=2, tensor=2"), 5 * (3 << 20))
+      << "and those that share state, rows and whole tensors";
   models::LlamaConfig llama = models::LlamaConfig::preset("llama-mini");
   llama.key_value_heads = 2;
   request.model.language = std::make_shared<models::Llama>(llama);
   EXPECT_EQ(staged("tensor=2, shard=2"), 4 * (3 << 20)) << "each rank of tensor has a head of its own";
   EXPECT_EQ(staged("tensor=4"), 4 * (3 << 20)) << "two ranks each share a head of keys and values";
+}
+
+// The ranks of a stage in all replicas, among which matrices have owners, are a group of the engine's own.
+TEST(PlanOfAMesh, HasAStagingBufferForTheOwnersOfMatricesOnGpus) {
+  PlanRequest request = gpt_on(8);
+  request.model.language = std::make_shared<models::Gpt>(four_heads());
+  request.device = DeviceKind::cuda;
+  request.config.staging_bytes = 3 << 20;
+  request.config.stage = 1;
+  const auto staged = [&](const char* mesh, Replicate replicate, const char* optimizer) {
+    request.config.mesh = mesh;
+    request.config.replicate = replicate;
+    request.config.optimizer.type = optimizer;
+    return plan_run(request).tier(Tier::device).persistent[Category::communication];
+  };
+  const auto of_owners = [&](const char* mesh, Replicate replicate) {
+    return staged(mesh, replicate, "Muon") - staged(mesh, replicate, "AdamW");
+  };
+  EXPECT_EQ(of_owners("replicate=2, pipeline=2, tensor=2", Replicate::parameters), 3 << 20);
+  EXPECT_EQ(of_owners("replicate=2, pipeline=2, tensor=2", Replicate::all), 0);
+  EXPECT_EQ(of_owners("replicate=2, shard=2, tensor=2", Replicate::parameters), 0)
+      << "all ranks are the stage";
+  EXPECT_EQ(of_owners("replicate=2, pipeline=2, shard=2", Replicate::parameters), 0);
 }
 
 TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
@@ -246,6 +273,15 @@ TEST(PlanOfAMesh, TellsWhatLayersSendBetweenNodes) {
   };
   EXPECT_THAT(notes("tensor=4"), testing::Contains(between("tensor=4", 4, 2)));
   EXPECT_THAT(notes("tensor=2, shard=2"), testing::Contains(between("tensor=2, shard=2", 2, 1)));
+  const std::int64_t to_each = 6 * models::GptConfig::preset("gpt-mini").layers * 128 / 4 *
+                               models::GptConfig::preset("gpt-mini").width *
+                               size_of(request.config.precision.compute);
+  EXPECT_THAT(
+      notes("context=4"),
+      testing::Contains(fmt::format(
+          "tranche.mesh \"context=4\": ranks of context are on several nodes: layers wait for {} that "
+          "a rank sends the others a step, of which {} go to other nodes",
+          format_bytes(3 * to_each), format_bytes(2 * to_each))));
   request.ranks_per_node = 3;  // ranks 0 and 1 are on one node, and ranks 2 and 3 are not
   EXPECT_THAT(notes("shard=2, tensor=2"), testing::Contains(between("shard=2, tensor=2", 2, 1)));
 }

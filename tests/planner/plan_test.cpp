@@ -620,9 +620,6 @@ TEST(PlanCommand, Refusals) {
       HasSubstr("--fit searches on replicate, shard and tensor; tranche.mesh "
                 "\"pipeline=2\" has a pipeline: plan its stages with --rank, or search with --mesh 'search, "
                 "pipeline=2'"));
-  EXPECT_THAT(
-      of_stages({"--device", "cuda", "--machine", "dgx-h100"}),
-      HasSubstr("--machine projects meshes of replicate, shard and tensor; tranche.mesh \"pipeline=2\""));
   EXPECT_THAT(refused({"--rnks", "2"}), HasSubstr("did you mean --ranks?"));
   EXPECT_THAT(refused({"--data", "x"}), HasSubstr("unknown flag --data"));
   EXPECT_THAT(refused({"--stage", "4"}), HasSubstr("stage is 0 to 3"));

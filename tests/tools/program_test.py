@@ -842,7 +842,7 @@ def resident(process):
 
 
 begin = time.time()
-{"alone": suite_alone, "agreement": suite_agreement, "configurations": suite_configurations, "data": suite_data, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
+{"alone": suite_alone, "agreement": suite_agreement, "configurations": suite_configurations, "context": suite_context, "data": suite_data, "errors": suite_errors, "statuses": suite_statuses, "failures": suite_failures, "hosts": suite_hosts, "digests": suite_digests,
  "any_ranks": suite_any_ranks,
  "memory": suite_memory, "pipeline": suite_pipeline, "pipeline_rows": suite_pipeline_rows, "offload": suite_offload, "plan": suite_plan, "report": suite_report, "tensor": suite_tensor}[SUITE]()
 print(f"{SUITE}: {'passed' if not failures else f'{len(failures)} checks FAILED'} in {time.time() - begin:.1f} s")

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -16,7 +17,7 @@
 #include "tools/plan/plan_meshes.h"
 #include "tools/train/settings.h"
 #include "tranche/core/error.h"
-#include "tranche/planner/mesh_search.h"
+#include "tranche/planner/all_meshes.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
 #include "tranche/planner/schedule_choice.h"
@@ -119,6 +120,10 @@ int ranks_of_a_node(const planner::PlanRequest& request) {
 bool has_stages(const planner::PlanRequest& request) {
   const Mesh mesh = request.config.mesh_of(request.ranks);
   return mesh.size(MeshAxis::pipeline) > 1 || mesh.size(MeshAxis::tensor) > 1;
+}
+
+bool has_pipeline(const planner::PlanRequest& request) {
+  return request.config.mesh_of(request.ranks).size(MeshAxis::pipeline) > 1;
 }
 
 int status_of(bool fits) {
@@ -235,13 +240,26 @@ int run_plan(const Options& options, const Output& output) {
     request.rates = planner::machine_rates(*projection);
   }
   const std::int64_t limit = request.config.device_memory_limit;
-  if (!options.fit && !projection && !options.rank && has_stages(request)) {
+  if (!options.fit && !options.rank && has_stages(request) && (!projection || has_pipeline(request))) {
     const std::vector<planner::StagePlan> plans = planner::plan_stages(request, limit, options.json);
-    const std::vector<planner::ScheduleChoice> choices = planner::schedule_choices(request, plans, limit);
-    output.out << (options.json
-                       ? planner::with_schedules(planner::stage_plans_json(plans, limit), choices)
-                       : planner::stage_plans_text(plans, limit) + planner::schedule_choices_text(choices))
-               << std::flush;
+    const std::optional<Projected> step = projected(options, projection);
+    std::function<double(const planner::PlanRequest&)> seconds;
+    if (projection) {
+      seconds = [at = *projection](const planner::PlanRequest& candidate) mutable {
+        at.plan = candidate;
+        return planner::project_step(at).total();
+      };
+    }
+    const std::vector<planner::ScheduleChoice> choices =
+        planner::schedule_choices(request, plans, limit, seconds);
+    if (options.json) {
+      const std::string text = planner::with_schedules(planner::stage_plans_json(plans, limit), choices);
+      output.out << (step ? planner::with_projection(text, step->request, step->projection) : text);
+    } else {
+      output.out << planner::stage_plans_text(plans, limit) << planner::schedule_choices_text(choices)
+                 << (step ? planner::projection_text(step->request, step->projection) : "");
+    }
+    output.out << std::flush;
     return status_of(planner::shortages(plans.front().request, plans.front().plan, limit).empty());
   }
   if (!options.fit) {

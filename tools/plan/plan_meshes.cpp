@@ -113,6 +113,9 @@ std::string training_command(const Options& options, const Config& config, std::
     flag("--offload-param", std::string(name_of(config.offload.parameters)));
     if (config.offload.activations) words.emplace_back("--offload-activations");
     if (!config.offload.nvme_path.empty()) flag("--nvme-path", config.offload.nvme_path);
+    if (options.host_memory) flag("--host-memory", *options.host_memory);
+    if (options.nvme_space) flag("--nvme-space", *options.nvme_space);
+    if (options.offload_ratio) flag("--offload-ratio", fmt::format("{}", *options.offload_ratio));
     if (options.threads) flag("--threads", std::to_string(*options.threads));
   } else {
     flag("--config", options.write);

@@ -65,7 +65,8 @@ class StudyRunner {
         "{}\n",
         facts.strong ? "strong" : "weak", facts.model, facts.ranks.size(), facts.stages.size(),
         facts.variants().size() > 1 ? fmt::format(" x {}", facts.variants().size()) : "", facts.repeats,
-        runs.size(), facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s", study_.options().out);
+        runs.size(), facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s",
+        study_.options().out);
     if (there) {
       lines_ << fmt::format("going on with the study that is there: {} of {} runs are kept\n", kept_.size(),
                             runs.size());

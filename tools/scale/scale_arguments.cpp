@@ -120,8 +120,8 @@ std::vector<std::string> parse_list(const std::string& text, const char* flag, c
     part.erase(0, std::min(part.find_first_not_of(' '), part.size()));
     part.erase(part.find_last_not_of(' ') + 1);
     if (part.empty()) {
-      throw ConfigurationError(fmt::format("{} '{}' has nothing on one side of a '{}'; write them like {}", flag,
-                                           text, separator, example));
+      throw ConfigurationError(fmt::format("{} '{}' has nothing on one side of a '{}'; write them like {}",
+                                           flag, text, separator, example));
     }
     if (std::find(parts.begin(), parts.end(), part) != parts.end()) {
       throw ConfigurationError(fmt::format("{} '{}' has '{}' twice", flag, text, part));

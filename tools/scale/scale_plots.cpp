@@ -175,8 +175,8 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
     const auto at = static_cast<double>(chart.labels.size());
     std::string label = std::to_string(point.plan.stage);
     if (variants.size() > 1) {
-      const auto own = std::find(variants.begin(), variants.end(),
-                                 facts.variant(point.plan.mesh, point.plan.schedule));
+      const auto own =
+          std::find(variants.begin(), variants.end(), facts.variant(point.plan.mesh, point.plan.schedule));
       label += fmt::format(" ({})", own - variants.begin() + 1);
     }
     chart.labels.push_back(std::move(label));

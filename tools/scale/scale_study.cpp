@@ -326,8 +326,8 @@ void ScaleStudy::plan_points() {
                          .pipeline_chunks;
   for (const std::string& schedule : facts_.schedules) {
     if (chunks > 0 && schedule_keys(schedule).size() > 1) {
-      facts_.notes.push_back(
-          fmt::format("tranche.pipeline_chunks {} is not for {}, which has its own number", chunks, schedule));
+      facts_.notes.push_back(fmt::format("tranche.pipeline_chunks {} is not for {}, which has its own number",
+                                         chunks, schedule));
     }
   }
 }

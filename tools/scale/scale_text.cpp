@@ -323,7 +323,7 @@ std::string results_table(const StudyFacts& facts, const StudyResults& results) 
         "median, least and "
         "most. Times, bytes and memory are of the repeat of median speed; bytes of one rank and step.\n",
         base == 1 ? "1" : std::to_string(base),
-        facts.meshes.size() > 1 ? (facts.schedules.size() > 1 ? ", mesh and schedule" : " and mesh")
+        facts.meshes.size() > 1      ? (facts.schedules.size() > 1 ? ", mesh and schedule" : " and mesh")
         : facts.schedules.size() > 1 ? " and schedule"
                                      : "");
   }

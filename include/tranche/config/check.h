@@ -19,8 +19,8 @@ struct ConfigCheck {
   std::vector<IgnoredKey> ignored;  ///< as in Config
   std::vector<std::string>
       refused;  ///< a line each: keys that cannot be honoured, wrong values, batches that do not fit
-  /// As Config::notes: what is taken as something else, and what DeepSpeed would do otherwise. Where
-  /// something is refused, only the former.
+  /// The same as Config::notes: what is taken as something else, and what DeepSpeed would do differently.
+  /// If something is refused, only the former are listed.
   std::vector<std::string> notes;
 
   bool accepted() const { return refused.empty(); }

@@ -19,7 +19,7 @@ struct Loss {
   at::Tensor sum;           ///< of one element: the sum of the losses of tokens (samples, pixels ...)
   std::int64_t tokens = 0;  ///< how many were added
 
-  /// Of a loss that is a mean over `count` of them, as torch's loss functions give it.
+  /// Makes the sum from a loss that is a mean over `count` elements, as torch's loss functions return it.
   static Loss of_mean(const at::Tensor& mean, std::int64_t count) {
     return {mean.to(at::kFloat) * static_cast<double>(count), count};
   }

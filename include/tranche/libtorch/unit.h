@@ -31,7 +31,7 @@ struct UnitLink {
   virtual ~UnitLink() = default;
   UnitState* state = nullptr;  ///< of the Trainer; null: the unit is its module
   bool listed = false;         ///< a member of Units
-  /// Of a deferred unit: makes its module anew, with the weights that it had.
+  /// For a deferred unit: makes its module anew, with the weights that it had.
   std::function<std::shared_ptr<torch::nn::Module>()> rebuild = {};
   std::string born = {};  ///< the random state that it was built with, as text
 };

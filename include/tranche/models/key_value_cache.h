@@ -13,7 +13,7 @@
 
 namespace tranche::models {
 
-/// What a model's blocks keep of a token for those after it.
+/// The heads of keys and values that each block keeps for a token.
 struct CacheHeads {
   std::int64_t key_value_heads = 0;
   std::int64_t head_width = 0;

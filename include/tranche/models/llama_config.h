@@ -57,7 +57,7 @@ struct LlamaConfig {
   /// Hugging Face's name of the architecture ("LlamaForCausalLM"), and its model_type ("llama").
   std::string_view architecture() const;
   std::string_view model_type() const;
-  /// Those names of every architecture.
+  /// The names of all supported architectures, and of their model types.
   static std::vector<std::string> architectures();
   static std::vector<std::string> model_types();
 

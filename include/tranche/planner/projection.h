@@ -17,19 +17,21 @@ struct StepBreakdown {
   double compute = 0;          ///< forward and backward kernels, slowed where they share cores
   double exposed_gather = 0;   ///< waiting for parameters of other ranks
   double exposed_reduce = 0;   ///< waiting for reduced gradients
+  double exposed_message = 0;  ///< waiting for messages of other stages of a pipeline
   double exposed_offload = 0;  ///< waiting for copies, host updates and the disk
   double optimizer = 0;        ///< kernels behind the last micro-batch
   double other = 0;            ///< launches, agreement of ranks, host copies of numbers
   double total() const {
-    return compute + exposed_gather + exposed_reduce + exposed_offload + optimizer + other;
+    return compute + exposed_gather + exposed_reduce + exposed_message + exposed_offload + optimizer + other;
   }
 };
 
 struct Projection {
   StepBreakdown step;
   double tokens_per_second = 0;  ///< of all ranks; positions, learned or not
-  /// Gradients and parameters that a node sends to others in a step. On GPUs what is gathered crosses once
-  /// for all ranks of a node, in a ring; PlanResult::crossing_bytes counts what is meant for each of them.
+  /// Gradients, parameters and messages that a node sends to others in a step. On GPUs what is gathered
+  /// crosses once for all ranks of a node, in a ring; PlanResult::crossing_bytes counts what is meant for
+  /// each of them.
   double node_bytes = 0;
   /// Weak scaling: a rank's tokens a second over those of one rank alone, which updates all of the state.
   double efficiency = 1;
@@ -51,7 +53,10 @@ struct ProjectionRequest {
 
 /// Throws ConfigurationError for what a run would refuse, and where figures are missing: ranks on several
 /// nodes without a network, offload to nvme without a disk, a dtype without rates.
-/// `trace` gets the simulated step, beginning at 0; may be null.
+/// On a mesh with a pipeline the step is that of all stages, joined by their messages, as the request's rank
+/// sees it; a rank of each stage is simulated, and those of the same stage are taken to be alike. A file with
+/// a schedule is simulated with all of its micro-batches. `trace` gets the simulated step, beginning at 0;
+/// may be null.
 Projection project(const ProjectionRequest& request, TraceRecorder* trace = nullptr);
 /// Its `step` alone, for a search that asks for many.
 StepBreakdown project_step(const ProjectionRequest& request);
@@ -62,7 +67,7 @@ StepCost projected_cost(const ProjectionRequest& request);
 /// request's group of shards, the others from its file. Throws as project() does.
 CostModel machine_rates(const ProjectionRequest& request);
 /// Bytes a second that a rank of the request's mesh sends to its group of an axis of several ranks, in
-/// gathers and reductions of large blocks; along `pipeline` in messages from the first stage to the second,
+/// gathers and reductions of large blocks; along `pipeline` in messages between the stages that are furthest apart,
 /// along `shard` over `context` too. The request's configuration is complete (validate_config()).
 double axis_rate(const ProjectionRequest& request, MeshAxis axis);
 

@@ -5,6 +5,8 @@
 
 namespace tranche::planner {
 
+/// "6.88 ms"
+std::string seconds_text(double seconds);
 /// The table below a plan's.
 std::string projection_text(const ProjectionRequest& request, const Projection& projection);
 /// A plan's JSON with the key "projection" (docs/guides/projection.md).

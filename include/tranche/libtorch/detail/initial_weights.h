@@ -37,7 +37,7 @@ inline void write_values(const at::Tensor& tensor, std::int64_t first, std::span
   at::from_blob(values.data(), {count}, at::kFloat).copy_(flat.slice(0, first, first + count));
 }
 
-/// Of a parameter of the unit behind `link`, which outlives the engine's start.
+/// The initializer of a parameter of the unit behind `link`, which outlives the engine's start.
 inline Initializer initializer(const UnitLink& link, const Parameter& p,
                                const std::shared_ptr<Rebuilt>& rebuilt) {
   if (!link.rebuild) {

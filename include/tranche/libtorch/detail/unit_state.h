@@ -56,7 +56,7 @@ class UnitState {
     }
   }
 
-  /// From here on the parameters' memory is the engine's: theirs is freed.
+  /// Frees the parameters' own memory: the engine's takes its place from this call on.
   void adopt(at::ScalarType type, at::Device device) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       Parameter& p = parameters_[i];

@@ -1,0 +1,65 @@
+#pragma once
+/// The seconds that a machine takes for recorded work. Private to planner/.
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/work_recorder.h"
+#include "planner/simulation.h"
+#include "tranche/config/config.h"
+#include "tranche/planner/machine.h"
+#include "tranche/planner/projection.h"
+
+namespace tranche::planner {
+
+/// The resources of a rank in a simulation: cores, and the disk.
+enum RankResource { cores, disk_resource, rank_resources };
+
+/// Refers to the request and the configuration, which must outlive it.
+class WorkCost {
+ public:
+  /// Throws ConfigurationError where ranks on several nodes have no network between them.
+  WorkCost(const ProjectionRequest& request, const Config& config);
+
+  /// Bytes of data that the rank's node sends to others for a collective or a message.
+  double node_bytes(const detail::RecordedWork& work, int rank) const;
+  /// The capacity of the resource `cores`.
+  double core_capacity() const { return on_cpu_ ? cores_ : 1; }
+  /// Seconds in which a kernel starts.
+  double launch() const { return share_.launch_seconds; }
+  /// Figures that were not measured, and where they come from.
+  const std::set<std::string>& notes() const { return notes_; }
+  /// Seconds of work of a rank beside its launch; the resources that it claims go to `claims`. Throws
+  /// ConfigurationError where the machine has no figures for it.
+  double seconds(const detail::RecordedWork& work, int rank, const std::string& lane,
+                 std::vector<Claim>& claims);
+
+ private:
+  struct Placed {
+    std::string operation;
+    int inside;  ///< ranks of the group on a node
+    int groups;  ///< that do the same at the same time on it
+  };
+  double kernel_seconds(const detail::RecordedWork& work);
+  double copy_seconds(const detail::RecordedWork& work, const std::string& lane, std::vector<Claim>& claims);
+  double disk_seconds(const detail::RecordedWork& work, std::vector<Claim>& claims) const;
+  const ProductTable& product_table(const detail::GemmShape& product) const;
+  Placed placed(const detail::RecordedWork& work) const;
+  Placed placed_message(const detail::RecordedWork& work, int rank) const;
+  double collective_seconds_of(const detail::RecordedWork& work, const Placed& place, double full_bytes,
+                               std::vector<Claim>& claims);
+
+  const Machine& machine_;
+  const Config& config_;
+  int ranks_;
+  int ranks_per_node_;
+  LinkRate network_;
+  int sharing_;
+  const ComputeShare& share_;
+  bool on_cpu_ = true;
+  double cores_ = 1, threads_ = 1, slower_ = 1;
+  std::set<std::string> notes_;
+};
+
+}  // namespace tranche::planner
