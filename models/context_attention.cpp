@@ -23,8 +23,8 @@ struct Widths {
   std::int64_t query, key;
   Widths(const kernels::AttentionOptions& options, const Shape& out)
       : query(out[out.rank() - 1]),
-        key(query / options.heads * (options.key_value_heads == 0 ? options.heads : options.key_value_heads)) {
-  }
+        key(query / options.heads *
+            (options.key_value_heads == 0 ? options.heads : options.key_value_heads)) {}
 };
 
 /// A message over the axis in which `width` elements belong to a token. Its tensors lie rank by rank, each
@@ -186,8 +186,8 @@ void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& al
   }
 }
 
-/// What exchanged_attention() keeps: queries, keys and values side by side, and the output, of all tokens and
-/// this rank's heads.
+/// The memory that exchanged_attention() keeps: queries, keys and values side by side, and the output, of all
+/// tokens and this rank's heads.
 template <typename View>
 struct Kept {
   View inputs, out;
@@ -240,12 +240,12 @@ void gathered_attention_backward(const Pass& pass, std::int64_t block,
   const StepTensors d_all(pass.engine, Category::activations, "gradients of keys and values",
                           {exchange.sequences(), exchange.sequences()});
   for (int run = 0; run < pass.runs(); ++run) {
-    kernels::attention_backward(
-        stream, of_run(pass, options, run), rows_of_run(pass, d_out, run),
-        {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column}, {all[0]}, {all[0], width},
-        rows_of_run(pass, out, run), rows_of_run(pass, log_sum_exp, run),
-        {rows_of_run(pass, gradients.query.rows, run), gradients.query.first_column}, {d_all[run]},
-        {d_all[run], width}, pass.engine.workspace());
+    kernels::attention_backward(stream, of_run(pass, options, run), rows_of_run(pass, d_out, run),
+                                {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column},
+                                {all[0]}, {all[0], width}, rows_of_run(pass, out, run),
+                                rows_of_run(pass, log_sum_exp, run),
+                                {rows_of_run(pass, gradients.query.rows, run), gradients.query.first_column},
+                                {d_all[run]}, {d_all[run], width}, pass.engine.workspace());
   }
   kernels::add(stream, d_all[0], d_all[1], d_all[0]);
   const TensorView sent = d_all[1].reshaped(exchange.by_rank().shape),
@@ -265,7 +265,8 @@ void exchanged_attention(const Pass& pass, std::int64_t block, const kernels::At
   const Widths widths(options, out.shape);
   const Kept<TensorView> all(pass, widths, kept);
   send_heads(pass, block,
-             {{inputs.query, widths.query}, {inputs.key, widths.key}, {inputs.value, widths.key}}, all.inputs);
+             {{inputs.query, widths.query}, {inputs.key, widths.key}, {inputs.value, widths.key}},
+             all.inputs);
   kernels::attention_forward(pass.engine.compute_stream(), of_own_heads(pass, options), {all.inputs},
                              {all.inputs, all.key_column}, {all.inputs, all.value_column}, all.out,
                              of_own_heads(pass, log_sum_exp), pass.engine.workspace());
@@ -281,10 +282,10 @@ void exchanged_attention_backward(const Pass& pass, std::int64_t block,
   const StepTensors d_all(pass.engine, Category::activations, "gradients of heads",
                           {{pass.dtype(), all.out.shape}, {pass.dtype(), all.inputs.shape}});
   send_heads(pass, block, {{{d_out}, widths.query}}, d_all[0]);
-  kernels::attention_backward(pass.engine.compute_stream(), of_own_heads(pass, options), d_all[0],
-                              {all.inputs}, {all.inputs, all.key_column}, {all.inputs, all.value_column},
-                              all.out, of_own_heads(pass, log_sum_exp), {d_all[1]}, {d_all[1], all.key_column},
-                              {d_all[1], all.value_column}, pass.engine.workspace());
+  kernels::attention_backward(
+      pass.engine.compute_stream(), of_own_heads(pass, options), d_all[0], {all.inputs},
+      {all.inputs, all.key_column}, {all.inputs, all.value_column}, all.out, of_own_heads(pass, log_sum_exp),
+      {d_all[1]}, {d_all[1], all.key_column}, {d_all[1], all.value_column}, pass.engine.workspace());
   send_tokens(pass, block, d_all[1],
               {{gradients.query, widths.query}, {gradients.key, widths.key}, {gradients.value, widths.key}});
 }

@@ -22,16 +22,16 @@ struct AttentionGradients {
 void gathered_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
                         const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp);
 
-/// The keys and values are gathered once more; what each rank's queries give their gradients is added up in
-/// rank order, in fp32, and rounded once to the compute dtype.
+/// The keys and values are gathered once more. What a rank's runs of queries give their gradients is rounded
+/// to the compute dtype, and so is the sum over the ranks, which is taken in fp32 and rank order.
 void gathered_attention_backward(const Pass& pass, std::int64_t block,
                                  const kernels::AttentionOptions& options, const ConstTensorView& d_out,
                                  const AttentionInputs& inputs, const ConstTensorView& out,
                                  const ConstTensorView& log_sum_exp, const AttentionGradients& gradients);
 
-/// Each rank sends the others the heads that are theirs, attends with its own as on one rank, with all tokens,
-/// and sends the results back. `kept` (attention_memory()) is left for backward, and log_sum_exp is that of
-/// this rank's heads.
+/// Each rank sends the others the heads that are theirs, attends with its own as on one rank, with all
+/// tokens, and sends the results back. `kept` (attention_memory()) is left for backward, and log_sum_exp is
+/// that of this rank's heads.
 void exchanged_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
                          const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp,
                          const TensorView& kept);

@@ -34,9 +34,8 @@ void copy_local_tokens(const Pass& pass, const ConstTensorView& whole, const Ten
 LocalBatch::LocalBatch(Pass& pass, const TokenBatch& batch) : tokens_(batch.tokens), targets_(batch.targets) {
   if (pass.context == nullptr) return;
   const TensorRequest numbers{DataType::int32, {pass.batch, pass.time}};
-  memory_ =
-      StepTensors(pass.engine, Category::activations, "tokens of this rank",
-                  {numbers, numbers, {DataType::int32, {batch.positions ? pass.batch : 0, pass.time}}});
+  memory_ = StepTensors(pass.engine, Category::activations, "tokens of this rank",
+                        {numbers, numbers, {DataType::int32, {batch.positions ? pass.batch : 0, pass.time}}});
   copy_local_tokens(pass, batch.tokens, memory_[0]);
   copy_local_tokens(pass, batch.targets, memory_[1]);
   tokens_ = memory_[0];

@@ -79,8 +79,8 @@ TensorView KeyValueCache::part(std::int64_t block, std::int64_t which, std::int6
   if (place == blocks_.end() || *place != block) {
     std::string held;
     for (const std::int64_t one : blocks_) held += (held.empty() ? "" : ", ") + std::to_string(one);
-    throw InvalidArgument(fmt::format(
-        "block {} is not in the key-value cache of this rank, which has blocks {}", block, held));
+    throw InvalidArgument(
+        fmt::format("block {} is not in the key-value cache of this rank, which has blocks {}", block, held));
   }
   const std::int64_t index = 2 * (place - blocks_.begin()) + which;
   const std::int64_t row = heads_.key_value_heads * capacity_ * heads_.head_width;

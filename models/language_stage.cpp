@@ -223,8 +223,8 @@ void LanguageChunk::backward_head() {
   const TensorView gradient = output_gradient();
   const GatheredUnit unit = engine_.gather(model_.unit_of_head());
   UnitGradients gradients = engine_.gradients(model_.unit_of_head());
-  language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], of_.local_.targets(), of_.totals_[0],
-                of_.totals_[1], &gradient);
+  language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], of_.local_.targets(),
+                of_.totals_[0], of_.totals_[1], &gradient);
   std::move(gradients).reduce();
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -101,6 +102,14 @@ struct Rotated {
   TensorView query, key;
 };
 
+/// A forward's queries, keys and values before attention: saved, or in memory of the forward alone where
+/// backward reads what attention keeps itself (attention_memory()).
+struct LlamaOperands {
+  StepTensors memory;
+  Rotated query_and_key;
+  TensorView value;
+};
+
 /// The sizes of the part of a block that this rank computes.
 struct LlamaSizes {
   DimensionPart heads, key_value_heads;
@@ -131,13 +140,24 @@ struct LlamaStep {
     kernels::rope(stream, inverse, pass.tables[0], sizes.heads.count, config.head_dim, x.query);
     kernels::rope(stream, inverse, pass.tables[0], sizes.key_value_heads.count, config.head_dim, x.key);
   }
-  /// Norms, where there are any, and rotation of the saved queries and keys, into `scratch` where there are
-  /// norms, else in place.
-  Rotated norm_and_rotate(const StepTensors& scratch) const {
+  LlamaOperands acquire_operands() const {
+    if (!pass.exchanges_heads()) return {{}, {saved[query], saved[key]}, saved[value]};
+    // Backward of the norms reads what was before them.
+    const std::int64_t rows = pass.rows(), not_saved = config.query_key_norm() ? 0 : rows;
+    StepTensors own(engine, Category::activations, "queries, keys and values",
+                    {{pass.dtype(), {not_saved, sizes.queries}},
+                     {pass.dtype(), {not_saved, sizes.keys}},
+                     {pass.dtype(), {rows, sizes.keys}}});
+    const Rotated before = not_saved > 0 ? Rotated{own[0], own[1]} : Rotated{saved[query], saved[key]};
+    const TensorView values = own[2];
+    return {std::move(own), before, values};
+  }
+  /// Norms, where there are any, and rotation of queries and keys, into `scratch` where there are norms,
+  /// which read the saved ones, else in place.
+  Rotated norm_and_rotate(const Rotated& before, const StepTensors& scratch) const {
     if (!config.query_key_norm()) {
-      const Rotated result{saved[query], saved[key]};
-      rotate(false, result);
-      return result;
+      rotate(false, before);
+      return before;
     }
     const Rotated result{scratch[0], scratch[1]};
     const std::int64_t heads = sizes.heads.count, key_heads = sizes.key_value_heads.count;
@@ -164,8 +184,9 @@ struct LlamaStep {
             .document_begin = pass.document_begin.value_or(ConstTensorView{}),
             .first_head = sizes.heads.first};
   }
-  /// [batch, time, n] of [rows, n].
+  /// [batch, time, n] of [rows, n]; of an operand that was not saved, nothing.
   TensorView by_sequence(const TensorView& x) const {
+    if (x.shape[0] == 0) return x;
     return x.reshaped({pass.batch, pass.time, x.shape[1]});
   }
 };
@@ -182,15 +203,17 @@ StepTensors Llama::acquire_block_activations(const Pass& pass) const {
   const auto dtype = pass.dtype();
   const std::int64_t rows = pass.rows(), local = pass.local_rows(),
                      norms = config_.query_key_norm() ? rows : 0;
+  // Operands that attention keeps itself are not saved as well.
+  const std::int64_t values = pass.exchanges_heads() ? 0 : rows, operands = std::max(values, norms);
   const LlamaSizes sizes(pass, config_);
   return {pass.engine,
           Category::activations,
           "block activations",
           {{DataType::float32, {local}},
            {dtype, {local, config_.width}},
-           {dtype, {rows, sizes.queries}},
-           {dtype, {rows, sizes.keys}},
-           {dtype, {rows, sizes.keys}},
+           {dtype, {operands, sizes.queries}},
+           {dtype, {operands, sizes.keys}},
+           {dtype, {values, sizes.keys}},
            {DataType::float32, {norms * sizes.heads.count}},
            {DataType::float32, {norms * sizes.key_value_heads.count}},
            {dtype, {rows, sizes.queries}},
@@ -215,16 +238,18 @@ void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUn
                             saved[rstd_1]);
   const std::string& name = unit.spec().name;
   {
-    const GatheredRows normed(pass, name, saved[normed_1]);
-    linear_forward(pass, unit, at.query, normed.view(), saved[query]);
-    linear_forward(pass, unit, at.key, normed.view(), saved[key]);
-    linear_forward(pass, unit, at.value, normed.view(), saved[value]);
-  }
-  {
+    const LlamaOperands operands = step.acquire_operands();
+    const auto& [own_query, own_key] = operands.query_and_key;
+    {
+      const GatheredRows normed(pass, name, saved[normed_1]);
+      linear_forward(pass, unit, at.query, normed.view(), own_query);
+      linear_forward(pass, unit, at.key, normed.view(), own_key);
+      linear_forward(pass, unit, at.value, normed.view(), operands.value);
+    }
     const StepTensors scratch = step.acquire_rotated();
-    const Rotated rotated = step.norm_and_rotate(scratch);
+    const Rotated rotated = step.norm_and_rotate(operands.query_and_key, scratch);
     attend(pass, block, step.attention(block), {step.by_sequence(rotated.query)},
-           {step.by_sequence(rotated.key)}, {step.by_sequence(saved[value])},
+           {step.by_sequence(rotated.key)}, {step.by_sequence(operands.value)},
            step.by_sequence(saved[attended]), saved[log_sum_exp], saved[kept]);
   }
   row_linear_forward(pass, unit, at.output, saved[attended], saved[attention_residual]);
@@ -310,8 +335,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     weights.keep(d_out.take());
   }
   StepTensors again = step.acquire_rotated();
-  const Rotated rotated =
-      config_.query_key_norm() ? step.norm_and_rotate(again) : Rotated{saved[query], saved[key]};
+  const Rotated before{saved[query], saved[key]};
+  const Rotated rotated = config_.query_key_norm() ? step.norm_and_rotate(before, again) : before;
   attend_backward(pass, block, step.attention(block), step.by_sequence(d_attended),
                   {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
                   {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]), saved[log_sum_exp],

@@ -85,7 +85,7 @@ void broadcast_from_rank(const Pass& pass, std::string_view what, int rank, cons
   const PassLabel label(pass, what);
   const std::array<Event, 1> ready{pass.engine.compute_stream().record()};
   wait_for(pass,
-       pass.tensor->broadcast(values.data, values.elements(), values.dtype, rank, ready, label.label()));
+           pass.tensor->broadcast(values.data, values.elements(), values.dtype, rank, ready, label.label()));
 }
 
 GatheredRows::GatheredRows(const Pass& pass, std::string_view unit, const ConstTensorView& local)
@@ -116,8 +116,8 @@ void PartialRows::scatter(std::string_view unit) {
   }
   const PassLabel label(pass_, rows_of(unit));
   const std::array<Event, 1> ready{stream.record()};
-  wait_for(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, sum_.data, sum_.dtype, sum_.elements(), {},
-                                           ready, label.label()));
+  wait_for(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, sum_.data, sum_.dtype, sum_.elements(),
+                                               {}, ready, label.label()));
   memory_.release();
 }
 

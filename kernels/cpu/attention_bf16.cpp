@@ -114,7 +114,8 @@ void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, boo
                        float* scratch) {
   const std::int64_t width = head.width();
   const std::int64_t tile_elements = attention_keys * width;
-  const std::int64_t end_key = call.end_query(), kept = keep_packed ? divide_round_up(end_key, attention_keys) : 1;
+  const std::int64_t end_key = call.end_query(),
+                     kept = keep_packed ? divide_round_up(end_key, attention_keys) : 1;
   Scratch at(scratch);
   float* scores = at.floats(attention_queries * attention_keys);
   float* accumulated = at.floats(attention_queries * width);

@@ -84,10 +84,10 @@ void dropout_of_columns(int threads, const DropoutMask& mask, std::span<const st
       const std::int64_t sample = row / rows_per_sample, in_sample = row % rows_per_sample;
       for (std::int64_t at = 0; at < part.columns;) {
         const std::int64_t in_run = at % run, now = std::min(factors_at_once, run - in_run);
-        mask.factors(samples[static_cast<std::size_t>(sample)],
-                     part.offset + in_sample * part.row_elements + at / run * apart + part.first_column +
-                         in_run,
-                     now, factors);
+        mask.factors(
+            samples[static_cast<std::size_t>(sample)],
+            part.offset + in_sample * part.row_elements + at / run * apart + part.first_column + in_run, now,
+            factors);
         HWY_DYNAMIC_DISPATCH(apply_factors)(factors, x, y, row * part.columns + at, now);
         at += now;
       }

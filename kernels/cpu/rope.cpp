@@ -92,7 +92,8 @@ void rope_table(const RopeTable& call) {
   parallel_ranges(
       call.threads, std::min(period, call.rows), grain, [&](std::int64_t first, std::int64_t count) {
         for (std::int64_t row = first; row < first + count; ++row) {
-          const auto position = static_cast<float>(call.positions == nullptr ? call.first_position + row : call.positions[row]);
+          const auto position =
+              static_cast<float>(call.positions == nullptr ? call.first_position + row : call.positions[row]);
           float* to = call.table + row * 2 * half;
           for (std::int64_t i = 0; i < half; ++i) {
             const double angle = position * call.frequencies[static_cast<std::size_t>(i)];

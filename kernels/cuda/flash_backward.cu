@@ -227,9 +227,8 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     }
   }
   __syncwarp();
-  store_rows<head, shape.rows_per_warp()>(
-      p.d_query.data + query_row * p.d_query.stride + column, p.d_query.stride, shared_query, warp_row,
-      p.count - first_local);
+  store_rows<head, shape.rows_per_warp()>(p.d_query.data + query_row * p.d_query.stride + column,
+                                          p.d_query.stride, shared_query, warp_row, p.count - first_local);
 }
 
 /// A block computes the gradients of `own` keys and values of one head, over tiles of queries. It works on

@@ -181,8 +181,7 @@ class Attention {
                    std::int64_t queries) {
       // The gradients of keys that no query sees are written too.
       const std::int64_t key = whole ? 0 : first_key(query);
-      score_gradients(batch, head, heads, query, queries, key,
-                      whole ? call_.time : query + queries - key);
+      score_gradients(batch, head, heads, query, queries, key, whole ? call_.time : query + queries - key);
       query_gradient(batch, head, heads, query, queries, key);
       if (whole) key_gradients(batch, head, heads, query, queries, 0, call_.time);
     });
@@ -199,8 +198,7 @@ class Attention {
         const std::int64_t last = call_.end_query();
         // At least one query, whose scores are masked where it sees none of the keys.
         const std::int64_t query = std::min(std::max(key, call_.first_query), last - 1);
-        const std::int64_t seeing =
-            call_.window > 0 ? std::min(last, key + keys - 1 + call_.window) : last;
+        const std::int64_t seeing = call_.window > 0 ? std::min(last, key + keys - 1 + call_.window) : last;
         const std::int64_t queries = std::max<std::int64_t>(seeing - query, 1);
         for (std::int64_t g = 0; g < call_.group(); ++g) {
           score_gradients(batch, head + g, 1, query, queries, key, keys);

@@ -24,13 +24,14 @@ struct Frequencies {
 /// A thread computes one angle. Bytes per element: 4 written; bound by fp64 arithmetic.
 __global__ void __launch_bounds__(block_threads)
     table_kernel(const Frequencies frequencies, const std::int32_t* positions, const std::int64_t time,
-                 const std::int64_t first_position, const std::int64_t rows, const int count, const std::int64_t first, const std::int64_t half,
-                 float* table) {
+                 const std::int64_t first_position, const std::int64_t rows, const int count,
+                 const std::int64_t first, const std::int64_t half, float* table) {
   const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const std::int64_t row = item / count;
   if (row >= rows) return;
   const auto i = static_cast<int>(item % count);
-  const auto position = static_cast<float>(positions == nullptr ? first_position + row % time : positions[row]);
+  const auto position =
+      static_cast<float>(positions == nullptr ? first_position + row % time : positions[row]);
   const auto angle = static_cast<double>(position * frequencies.of[i]);
   float* to = table + row * 2 * half + first + i;
   to[0] = static_cast<float>(cos(angle));

@@ -103,7 +103,8 @@ class AttentionMasksGpu : public GpuTest {
 
   /// The results of all queries, in parts that end at these tokens; what the parts give the gradients of keys
   /// and values is added up.
-  AttentionResults in_parts(const AttentionProblem& p, Through through, const std::vector<std::int64_t>& ends) {
+  AttentionResults in_parts(const AttentionProblem& p, Through through,
+                            const std::vector<std::int64_t>& ends) {
     const AttentionSizes& s = p.sizes;
     AttentionResults whole;
     whole.out.resize(static_cast<std::size_t>(s.out().elements()));
@@ -211,8 +212,8 @@ TEST_F(AttentionMasksGpu, PartsOfTheQueriesAreThoseOfAll) {
     SCOPED_TRACE(s.text());
     const AttentionProblem p(s, bf16, 101);
     // A part within a tile, one that ends at a tile's edge, and one of a query alone.
-    p.expect_close_to(p.expected(), in_parts(p, Through::public_kernels, {s.time / 7, 64 * (s.time / 128) + 32,
-                                                                          s.time - 1, s.time}));
+    p.expect_close_to(p.expected(), in_parts(p, Through::public_kernels,
+                                             {s.time / 7, 64 * (s.time / 128) + 32, s.time - 1, s.time}));
   }
 }
 
@@ -220,7 +221,8 @@ TEST_F(AttentionMasksGpu, PartsOfTheQueriesTakeScoresThatFitTheWorkspace) {
   for (const AttentionSizes& s :
        {AttentionSizes{.time = 37, .heads = 6, .key_value_heads = 2, .head_width = 20, .window = 7},
         AttentionSizes{.time = 37, .heads = 2, .key_value_heads = 2, .head_width = 20, .dropout = 0.2f}}) {
-    for (const std::int64_t bytes : {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4}}) {
+    for (const std::int64_t bytes :
+         {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4}}) {
       SCOPED_TRACE(bytes);
       lend_workspace(bytes);
       const AttentionProblem p(s, fp32, 102);

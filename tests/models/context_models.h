@@ -55,8 +55,8 @@ inline std::vector<double> losses_of(int ranks, const LanguageModel& model, cons
     }
     engine.begin_evaluation();
     for (std::int64_t m = 0; m < used.accumulation_steps; ++m) {
-      model.evaluate(engine, drawn(data[static_cast<std::size_t>(m)],
-                                   1000 + m * data_ranks * used.micro_batch_size));
+      model.evaluate(engine,
+                     drawn(data[static_cast<std::size_t>(m)], 1000 + m * data_ranks * used.micro_batch_size));
     }
     mine.push_back(engine.end_evaluation().loss);
     if (engine.runtime().rank() != 0) return;

@@ -76,7 +76,8 @@ Llama wide_llama(LlamaKind kind) {
 
 /// A row of a product has the same bits among any number of rows where its sum goes through k in order.
 void expect_rows(const std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>>& actual,
-                 const std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>>& wanted, bool bits) {
+                 const std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>>& wanted,
+                 bool bits) {
   ASSERT_EQ(actual.size(), wanted.size());
   double largest = 0;
   std::size_t differing = 0;
@@ -154,9 +155,9 @@ TEST(ContextParallelGpt, GoesBesideTensorAndInStagesOfAPipeline) {
   of_one.accumulation_steps = 2;
   const ContextRun run{.steps = 5};
   const auto one = losses_of(1, gpt(), of_one, run);
-  for (const auto& [ranks, mesh] : {std::pair(4, "context=2,tensor=2"), std::pair(6, "context=2,tensor=3"),
-                                    std::pair(4, "pipeline=2,context=2"),
-                                    std::pair(8, "pipeline=2,context=2,tensor=2")}) {
+  for (const auto& [ranks, mesh] :
+       {std::pair(4, "context=2,tensor=2"), std::pair(6, "context=2,tensor=3"),
+        std::pair(4, "pipeline=2,context=2"), std::pair(8, "pipeline=2,context=2,tensor=2")}) {
     SCOPED_TRACE(mesh);
     Config cut = of_one;
     cut.mesh = mesh;
@@ -252,6 +253,36 @@ TEST(ContextExchangeOfHeads, ActivationsAndLogitsHaveTheBitsOfOneRank) {
   }
 }
 
+/// Bytes of the activations that a block of the model saves on a rank.
+std::int64_t saved_bytes(const LanguageModel& model, ContextExchange exchange, int tensors) {
+  std::int64_t bytes = 0;
+  Config config = on_mesh(context(2));
+  config.context_exchange = exchange;
+  on_ranks(2, model.spec(16), config, [&](Engine& engine) {
+    TokenData data(16, model.shape().vocabulary, false);
+    data.draw(0, batch);
+    const InferenceScope scope(engine);
+    const Pass pass = model.pass_of(engine, data.batch(), true);
+    const StepTensors saved = model.acquire_block_activations(pass);
+    std::int64_t sum = 0;
+    for (int i = 0; i < tensors; ++i) sum += saved[i].bytes();
+    if (engine.runtime().rank() == 0) bytes = sum;
+  });
+  return bytes;
+}
+
+TEST(ContextExchangeOfHeads, KeepsTheOutputBesideWhatIsSavedAnyway) {
+  const auto more = [](const LanguageModel& model, int tensors) {
+    return saved_bytes(model, ContextExchange::ulysses, tensors) -
+           saved_bytes(model, ContextExchange::gather, tensors);
+  };
+  const std::int64_t row = batch * 16 / 2 * std::int64_t{sizeof(float)};
+  EXPECT_EQ(more(eight_headed_gpt(), 12), row * 24);
+  EXPECT_EQ(more(llama_to_exchange(LlamaKind::llama), 15), row * 8 * 6);
+  // Backward of Qwen3's norms reads queries and keys from before them.
+  EXPECT_EQ(more(llama_to_exchange(LlamaKind::qwen3), 15), row * (8 + 8 + 4) * 6);
+}
+
 TEST(ContextExchangeOfHeads, HeadsThatRanksCannotShareAreRefused) {
   const auto refused = [](int ranks, const LanguageModel& model, const std::string& mesh) -> std::string {
     try {
@@ -262,15 +293,17 @@ TEST(ContextExchangeOfHeads, HeadsThatRanksCannotShareAreRefused) {
     return "not refused";
   };
   using testing::HasSubstr;
-  EXPECT_THAT(refused(4, gpt(), "context=4"),
-              HasSubstr("tranche.context_exchange ulysses with context=4: 6 heads cannot be shared by 4 ranks; "
-                        "use gather, or a context of 2, 3 or 6"));
+  EXPECT_THAT(
+      refused(4, gpt(), "context=4"),
+      HasSubstr("tranche.context_exchange ulysses with context=4: 6 heads cannot be shared by 4 ranks; "
+                "use gather, or a context of 2, 3 or 6"));
   EXPECT_THAT(refused(4, Llama(eight_heads(LlamaKind::llama)), "context=4"),
               HasSubstr("tranche.context_exchange ulysses with context=4: 2 key and value heads cannot be "
                         "shared by 4 ranks; use gather, or a context of 2"));
-  EXPECT_THAT(refused(4, gpt(), "context=2,tensor=2"),
-              HasSubstr("3 heads of a rank of tensor cannot be shared by 2 ranks; use gather, or a context of "
-                        "3"));
+  EXPECT_THAT(
+      refused(4, gpt(), "context=2,tensor=2"),
+      HasSubstr("3 heads of a rank of tensor cannot be shared by 2 ranks; use gather, or a context of "
+                "3"));
 }
 
 /// Elements that rank 0 sends over the axis in a micro-batch, and what ModelSpec::context_elements says.
@@ -287,7 +320,8 @@ std::int64_t sent(int ranks, const LanguageModel& model, bool recompute, std::in
     const std::int64_t before = now();
     model.forward_backward(engine, data.batch());
     const int uses = static_cast<int>(model.shape().layers) + 2;
-    EXPECT_EQ(now() - before, engine.model().context_elements(engine.config(), engine.runtime().mesh(), 0, uses));
+    EXPECT_EQ(now() - before,
+              engine.model().context_elements(engine.config(), engine.runtime().mesh(), 0, uses));
     if (engine.runtime().rank() == 0) elements = now() - before;
     (void)engine.step();
   });
@@ -316,8 +350,7 @@ TEST(ContextExchangeOfHeads, SendsWhatTheFormulaSays) {
     constexpr auto ulysses = ContextExchange::ulysses;
     EXPECT_EQ(sent(ranks, model, false, 16, ulysses), formula(8, 16, 24, model.shape().layers));
     EXPECT_EQ(sent(ranks, model, true, 16, ulysses), formula(12, 16, 24, model.shape().layers));
-    EXPECT_EQ(sent(ranks, llama, false, 32, ulysses),
-              formula(4, 32, 8 * 6 + 4 * 6, llama.shape().layers));
+    EXPECT_EQ(sent(ranks, llama, false, 32, ulysses), formula(4, 32, 8 * 6 + 4 * 6, llama.shape().layers));
   }
 }
 
@@ -329,10 +362,11 @@ TEST(ContextParallelGpt, ASequenceThatDoesNotDivideIsRefused) {
       (void)gpt().pass_of(engine, data.batch(), true);
       FAIL();
     } catch (const InvalidArgument& error) {
-      EXPECT_THAT(error.what(),
-                  testing::HasSubstr("a sequence of 14 tokens cannot be cut into 4 equal runs, of which each of "
-                                     "the 2 ranks of the axis context computes two; pad it to a multiple of 4 "
-                                     "with targets that are left out"));
+      EXPECT_THAT(
+          error.what(),
+          testing::HasSubstr("a sequence of 14 tokens cannot be cut into 4 equal runs, of which each of "
+                             "the 2 ranks of the axis context computes two; pad it to a multiple of 4 "
+                             "with targets that are left out"));
     }
   });
 }

@@ -13,7 +13,8 @@
 namespace tranche::models {
 namespace {
 
-/// A pass of 2 samples of 16 tokens on ranks of the axis `context`, beside `tensor` ones of the axis `tensor`.
+/// A pass of 2 samples of 16 tokens on ranks of the axis `context`, beside `tensor` ones of the axis
+/// `tensor`.
 template <typename Body>
 void on_context(int ranks, int tensor, const Body& body) {
   Config config = plain_config(2);

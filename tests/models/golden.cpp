@@ -182,7 +182,8 @@ GoldenDifferences compare_with_golden(const std::string& folder, const std::stri
     }
     const Floats losses = golden["losses"];
     for (std::int64_t step = 0; step < batches.steps; ++step) {
-      train_step(model, engine, [&](std::int64_t) { return context > 1 ? padded.of(step) : batches.of(step); });
+      train_step(model, engine,
+                 [&](std::int64_t) { return context > 1 ? padded.of(step) : batches.of(step); });
       for (const auto& unit : engine.model().units()) {
         for (const auto& tensor : unit.tensors) {
           if (step > 0 || engine.frozen(tensor.name)) continue;

@@ -1,12 +1,12 @@
 #pragma once
 /// The rows of a micro-batch on a mesh with the axis `context`. Its ranks see the same samples, and each
-/// computes some tokens of every sample. With c ranks a sequence is cut into 2 c runs of equal length, of which
-/// rank i has run i and run 2 c - 1 - i: so all ranks have equal work under a causal mask.
+/// computes some tokens of every sample. With c ranks a sequence is cut into 2 c runs of equal length, of
+/// which rank i has run i and run 2 c - 1 - i: so all ranks have equal work under a causal mask.
 ///
-/// A rank's rows are its first run of all samples and then its second run of all samples. A Pass counts them as
-/// twice as many sequences of a run's length. Only what depends on a token's place in its sequence has to know
-/// more: positions, dropout (dropout_rows()) and attention (attend(), attend_backward()). Without the axis
-/// there is one run, which is the whole sequence.
+/// A rank's rows are its first run of all samples and then its second run of all samples. A Pass counts them
+/// as twice as many sequences of a run's length. Only what depends on a token's place in its sequence has to
+/// know more: positions, dropout (dropout_rows()) and attention (attend(), attend_backward()). Without the
+/// axis there is one run, which is the whole sequence.
 
 #include <cstdint>
 #include <vector>
@@ -32,12 +32,12 @@ View rows_of_run(const Pass& pass, const View& rows, int run) {
   return rows.slice(run * elements, elements).reshaped(Shape(extents));
 }
 
-/// local = this rank's columns of `whole`, which are numbers of the tokens of all samples: [samples, sequence]
-/// to [batch, time] of the pass.
+/// local = this rank's columns of `whole`, which are numbers of the tokens of all samples: [samples,
+/// sequence] to [batch, time] of the pass.
 void copy_local_tokens(const Pass& pass, const ConstTensorView& whole, const TensorView& local);
 
-/// What a micro-batch on this rank reads: its tokens and targets, and positions where the batch has any.
-/// Without the axis it is the caller's batch.
+/// The part of a micro-batch that this rank reads: its tokens and targets, and positions where the batch has
+/// any. Without the axis it is the caller's batch.
 class LocalBatch {
  public:
   LocalBatch() = default;

@@ -74,11 +74,11 @@ struct Pass {
   ModelShape shape;
   std::int64_t batch = 0;
   std::int64_t time = 0;
-  std::span<const std::int64_t> samples;  ///< global sample indices, batch / runs() of them
-  bool training = false;                  ///< dropout on
+  std::span<const std::int64_t> samples;               ///< global sample indices, batch / runs() of them
+  bool training = false;                               ///< dropout on
   std::optional<ConstTensorView> document_begin = {};  ///< [samples, tokens of a sequence]
   std::optional<ConstTensorView> positions = {};       ///< [batch, time]
-  StepTensors tables = {};  ///< LanguageModel::acquire_tables()
+  StepTensors tables = {};                             ///< LanguageModel::acquire_tables()
   /// In a pass that generates, keys and values of tokens before (models::attend()). `positions` are given
   /// then.
   const CachePlace* cache = nullptr;
