@@ -384,6 +384,25 @@ TEST(MeshSearchProgram, TellsWhatItChoseAndTriedAndHowToRunIt) {
                     HasSubstr("--device-memory 67108864")));
 }
 
+TEST(MeshSearchProgram, SearchesForABatchThatIsSmallerThanTheRanks) {
+  const ProgramResult result =
+      planned_by({"--fit", "64MiB", "--mesh", "search", "--set", "train_batch_size=2", "--json"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json search = json::parse(result.out)["search"];
+  EXPECT_LE(Mesh::parse(search["chosen"]["mesh"].get<std::string>(), 4).data_ranks(), 2);
+  EXPECT_THAT(
+      planned_by({"--fit", "64MiB", "--mesh", "search, shard=4", "--set", "train_batch_size=2"}).errors,
+      HasSubstr("train_batch_size 2 is not a multiple of"));
+}
+
+TEST(MeshSearchProgram, LeavesOutWhatTheMachineHasNoFiguresFor) {
+  const TemporaryFolder folder;
+  const ProgramResult result =
+      planned_by({"--fit", "1200KiB", "--mesh", "search, shard=4", "--host-memory", "200MiB", "--machine",
+                  "epyc-9654-2s", "--nvme-path", folder.path(""), "--nvme-space", "1GiB"});
+  EXPECT_TRUE(result.status == 0 || result.status == 3) << result.errors;
+}
+
 TEST(MeshSearchProgram, SaysWhatWouldMakeRoom) {
   const ProgramResult result = planned_by({"--fit", "2200KiB", "--mesh", "search"});
   EXPECT_EQ(result.status, 3) << result.errors;
