@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <functional>
 #include <limits>
@@ -101,16 +102,21 @@ class MeshSearch {
     choose(fitting);
     if (result_.fits) {
       find_less_time();
-      find_less_memory(fitting);
     } else {
       find_least_missing();
+    }
+    judge_meshes();
+    if (result_.fits) {
+      // Runs against less room than the budget say nothing about it.
+      const std::size_t planned = result_.planned.size();
+      find_less_memory(fitting);
+      result_.planned.resize(planned);
     }
     result_.counts = counts;
     SearchCounts& all = result_.counts;
     all.projected = request_.machine ? std::ssize(fitting) : 0;
     all.by_time =
         all.all - all.by_state - all.by_activations - all.by_micro_batch - all.refused - all.planned;
-    judge_meshes();
     return std::move(result_);
   }
 
@@ -479,9 +485,12 @@ class MeshSearch {
         failures_.push_back({one, bound_of(one, config) - room_, false});
         return Verdict::by_activations;
       }
-      // Memory grows with the micro-batch.
+      // Memory grows with the micro-batch, but offloaded state takes the main gradient along where one
+      // micro-batch makes the step.
       const std::int64_t smallest = case_at(one).micro_batches.front();
-      if (one.micro_batch != smallest) {
+      const bool takes_gradient =
+          levers_at(one).optimizer != OffloadTier::none && config.accumulation_steps == 1;
+      if (one.micro_batch != smallest && !takes_gradient) {
         Candidate least = one;
         least.micro_batch = smallest;
         const auto [found, added] = least_fits_.try_emplace({one.place, one.lever, room_}, true);
@@ -683,14 +692,26 @@ class MeshSearch {
 
   /// Takes the fastest, by the machine where there is one.
   void choose(std::vector<MeshTrial>& fitting) {
-    if (request_.machine) {
-      for (std::size_t i = 0; i < fitting.size(); ++i) fitting[i].seconds = projected(candidates_[i]).total();
+    std::optional<ConfigurationError> refusal;
+    for (std::size_t i = 0; i < fitting.size() && request_.machine; ++i) {
+      try {
+        fitting[i].seconds = projected(candidates_[i]).total();
+      } catch (const ConfigurationError& error) {
+        // The machine's file lacks a figure, such as that of a disk.
+        if (!refusal) refusal = error;
+        fitting[i].seconds = std::numeric_limits<double>::infinity();
+      }
+    }
+    if (refusal && std::none_of(fitting.begin(), fitting.end(),
+                                [](const MeshTrial& one) { return std::isfinite(one.seconds); })) {
+      throw *refusal;
     }
     std::vector<std::size_t> order(fitting.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
     std::stable_sort(order.begin(), order.end(),
                      [&](std::size_t a, std::size_t b) { return fitting[a].seconds < fitting[b].seconds; });
     for (const std::size_t i : order) {
+      if (!std::isfinite(fitting[i].seconds)) break;
       if (request_.machine && !whole_step_fits(candidates_[i])) continue;
       take_choice(candidates_[i], fitting[i].seconds);
       result_.fits = true;
@@ -723,7 +744,11 @@ class MeshSearch {
         continue;
       }
       MeshTrial trial = trial_of_peaks(one, peaks_.at(key_of(one)));
-      if (request_.machine) trial.seconds = projected(one).total();
+      try {
+        if (request_.machine) trial.seconds = projected(one).total();
+      } catch (const ConfigurationError&) {
+        continue;  // the machine's file lacks a figure
+      }
       take(std::move(trial));
     }
     room_ = fit_.budget;

@@ -209,7 +209,17 @@ class Search {
       return trial;
     }
     set(micro_batches_.front(), peaks_at(micro_batches_.front(), trial_micro_batches));
-    if (!trial.fits) return trial;
+    if (!trial.fits) {
+      // Offloaded state takes the main gradient along where one micro-batch makes the step.
+      const std::int64_t largest = micro_batches_.back();
+      if (levers.optimizer == OffloadTier::none || micro_batches_.size() == 1 ||
+          config_of(levers, largest).accumulation_steps > 1) {
+        return trial;
+      }
+      const FitTrial smallest = trial;
+      set(largest, peaks_at(largest, trial_micro_batches));
+      return trial.fits ? trial : smallest;
+    }
     // Memory grows with the micro-batch.
     std::size_t fitting = 0, beyond_budget = micro_batches_.size();
     while (beyond_budget - fitting > 1) {

@@ -117,7 +117,8 @@ void expect_equal_searches(MeshSearchRequest request, const std::vector<double>&
     const MeshSearchResult pruned = search_meshes(request);
     ASSERT_TRUE(pruned.fits) << request.fit.budget;
     EXPECT_EQ(settings_of(pruned.chosen), settings_of(*expected)) << request.fit.budget;
-    EXPECT_EQ(pruned.chosen.trial.peak, expected->trial.peak);
+    EXPECT_GE(pruned.chosen.trial.peak, expected->trial.peak) << "whole steps may pack a little worse";
+    EXPECT_LE(pruned.chosen.trial.peak, request.fit.budget);
     EXPECT_EQ(pruned.chosen.seconds, expected->seconds);
     EXPECT_EQ(pruned.counts.all, whole.counts.all);
     EXPECT_EQ(sum_of(pruned.counts), pruned.counts.all);
@@ -126,7 +127,7 @@ void expect_equal_searches(MeshSearchRequest request, const std::vector<double>&
 }
 
 TEST(MeshSearch, BoundsLeaveNothingOutThatWouldBeChosen) {
-  MeshSearchRequest request = search_of(small_gpt(4, 32), 8, std::int64_t{1} << 40);
+  MeshSearchRequest request = search_of(small_gpt(2, 32), 8, std::int64_t{1} << 40);
   request.fit.keep_optimizer_tier = request.fit.keep_parameters_tier = true;
   request.fit.plan.config.pipeline_schedule = "zb-h1";
   request.fit.plan.config.accumulation_steps = 1;
@@ -216,7 +217,8 @@ TEST(MeshSearch, ChoosesAPipelineBetweenNodesAndShardsWithin) {
 }
 
 TEST(MeshSearch, WhereNothingFitsNamesTheMeshThatLacksLeast) {
-  MeshSearchRequest request = search_of(small_gpt(4, 32), 4, 590 << 10);
+  MeshSearchRequest request = search_of(small_gpt(2, 32), 2, 590 << 10);
+  request.fit.plan.config.pipeline_schedule = "zb-h1";
   const MeshSearchResult result = search_meshes(request);
   EXPECT_FALSE(result.fits);
   EXPECT_GT(result.chosen.missing, 0);
@@ -326,10 +328,10 @@ void expect_proposals_fit(const tranche::test::Sweep& cases) {
 }
 
 TEST(MeshSearch, NoProposalIsOutOfMemory) {
-  expect_proposals_fit(tranche::test::sweep({0, 4}));
+  expect_proposals_fit(tranche::test::sweep({0, 2}));
 }
 TEST(MeshSearchProposalsSlow, NoProposalIsOutOfMemory) {
-  expect_proposals_fit(tranche::test::sweep({4, 26}));
+  expect_proposals_fit(tranche::test::sweep({2, 28}));
 }
 
 ProgramResult planned_by(const std::vector<std::string>& more) {
@@ -382,6 +384,25 @@ TEST(MeshSearchProgram, TellsWhatItChoseAndTriedAndHowToRunIt) {
   EXPECT_THAT(search["command"].get<std::string>(),
               AllOf(StartsWith("mpirun -n 4 tranche train --model gpt-nano "), HasSubstr("tensor=2"),
                     HasSubstr("--device-memory 67108864")));
+}
+
+TEST(MeshSearchProgram, SearchesForABatchThatIsSmallerThanTheRanks) {
+  const ProgramResult result =
+      planned_by({"--fit", "64MiB", "--mesh", "search", "--set", "train_batch_size=2", "--json"});
+  ASSERT_EQ(result.status, 0) << result.errors;
+  const json search = json::parse(result.out)["search"];
+  EXPECT_LE(Mesh::parse(search["chosen"]["mesh"].get<std::string>(), 4).data_ranks(), 2);
+  EXPECT_THAT(
+      planned_by({"--fit", "64MiB", "--mesh", "search, shard=4", "--set", "train_batch_size=2"}).errors,
+      HasSubstr("train_batch_size 2 is not a multiple of"));
+}
+
+TEST(MeshSearchProgram, LeavesOutWhatTheMachineHasNoFiguresFor) {
+  const TemporaryFolder folder;
+  const ProgramResult result =
+      planned_by({"--fit", "1200KiB", "--mesh", "search, shard=4", "--host-memory", "200MiB", "--machine",
+                  "epyc-9654-2s", "--nvme-path", folder.path(""), "--nvme-space", "1GiB"});
+  EXPECT_TRUE(result.status == 0 || result.status == 3) << result.errors;
 }
 
 TEST(MeshSearchProgram, SaysWhatWouldMakeRoom) {

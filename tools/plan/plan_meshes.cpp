@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 #include <ostream>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "tools/plan/plan.h"
 #include "tools/train/settings.h"
 #include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
+#include "tranche/planner/all_meshes.h"
 #include "tranche/planner/mesh_search_text.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection.h"
@@ -79,6 +82,30 @@ planner::CostModel rates_of_ranks(planner::ProjectionRequest at) {
   return planner::machine_rates(at);
 }
 
+/// The request on the simplest mesh whose data ranks can share the samples of a step, which `options` then
+/// name. Throws what is refused on the simplest of all where there is none.
+planner::PlanRequest request_on_some_mesh(Options& options, const std::string& axes) {
+  const int ranks = static_cast<int>(options.ranks);
+  const std::vector<std::string> meshes = planner::all_meshes(ranks, axes);
+  options.mesh.reset();
+  if (!axes.empty()) options.mesh = meshes.front();
+  try {
+    return plan_request(options);
+  } catch (const ConfigurationError&) {
+    std::set<int> tried;
+    for (const std::string& mesh : meshes) {
+      if (!tried.insert(Mesh::parse(mesh, ranks).data_ranks()).second) continue;
+      options.mesh = mesh;
+      try {
+        return plan_request(options);
+      } catch (const ConfigurationError&) {
+        continue;  // other data ranks may do
+      }
+    }
+    throw;
+  }
+}
+
 bool has_several_kinds(const Config& config, int ranks) {
   const Mesh mesh = config.mesh_of(ranks);
   return mesh.size(MeshAxis::pipeline) > 1 || mesh.size(MeshAxis::tensor) > 1;
@@ -132,9 +159,7 @@ std::string training_command(const Options& options, const Config& config, std::
 int run_mesh_search(const Options& given, const std::string& axes, const Output& output) {
   check_flags(given);
   Options options = given;
-  options.mesh.reset();
-  if (!axes.empty()) options.mesh = planner::all_meshes(static_cast<int>(options.ranks), axes).front();
-  const planner::PlanRequest plan = plan_request(options);
+  const planner::PlanRequest plan = request_on_some_mesh(options, axes);
   planner::MeshSearchRequest request;
   request.fit = fit_request(options, plan);
   request.axes = axes_of(axes, plan.config);
