@@ -7,8 +7,10 @@
 #include <string_view>
 
 #include "tranche/engine/handles.h"
+#include "tranche/kernels/attention.h"
 #include "tranche/models/language_model.h"
 #include "tranche/models/linear.h"
+#include "tranche/models/step_tensors.h"
 #include "tranche/models/tensor_rows.h"
 
 namespace tranche::models {
@@ -40,6 +42,35 @@ void norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradien
                    const NormTensors& norm, const ConstTensorView& d_y, const ConstTensorView& x,
                    const ConstTensorView& mean, const ConstTensorView& rstd, bool accumulate,
                    const TensorView& d_x);
+
+/// The columns that `count` ranks of the axis, from `first` on and then every `step`-th, have of a matrix:
+/// side by side in the order of the ranks, on every rank. All ranks have as many columns. Number 0 of the
+/// result.
+struct ColumnsOf {
+  int first = 0, count = 1, step = 1;
+};
+StepTensors gather_columns(const Pass& pass, std::string_view unit, const ConstTensorView& own,
+                           const ColumnsOf& ranks);
+
+/// The backward of an RMSNorm of each head, from this rank's heads of d_y and x [rows, columns] with their
+/// statistics. In a chain the heads are gathered, of which `sharers` neighbouring ranks have the same, and
+/// the axis's first rank gives the weight's gradient alone.
+void head_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGradients& gradients,
+                        int weight, const TensorView& d_y, const TensorView& x, const TensorView& rstd,
+                        int sharers, const TensorView& d_x);
+
+/// Memory of attention_backward() as its caller has it for this rank's heads.
+struct AttentionGradients {
+  TensorView query, key, value;
+};
+/// kernels::attention_backward() of this rank's heads. In a chain where several ranks share a key and value
+/// head the first of them computes all query heads of it, as one rank does, and has the whole gradients of
+/// key and value; those of the others are no part of any sum.
+void shared_attention_backward(const Pass& pass, const GatheredUnit& unit,
+                               const kernels::AttentionOptions& options, int sharers,
+                               const ConstTensorView& d_out, const AttentionGradients& inputs,
+                               const ConstTensorView& out, const ConstTensorView& log_sum_exp,
+                               const AttentionGradients& gradients);
 
 /// language_head() in a chain: the blocks of columns are those of one rank, and each passes through all
 /// ranks, one after the other. Logits exist for one block at a time, and are computed twice.

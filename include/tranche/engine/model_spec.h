@@ -148,7 +148,8 @@ class ModelSpec {
   /// the sum of the ranks' gradients is still the whole gradient.
   std::vector<std::string> whole_dimensions = {};
   /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
-  /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
+  /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone, and those of
+  /// heads that several ranks share on the first of these.
   bool chain_sums = false;
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
   /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
