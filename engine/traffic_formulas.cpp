@@ -73,10 +73,25 @@ TrafficCount TrafficFormulas::of_rows() const {
   return sent;
 }
 
+TrafficCount TrafficFormulas::of_noise() const {
+  TrafficCount sent;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (!config_.gradient_noise_scale || flat->empty()) continue;
+    const std::int64_t elements = reductions(*flat) * PieceStatistics::sent_elements(*flat);
+    const bool boundary = store_.residency().policy(*flat) == ReductionPolicy::boundary;
+    sent.elements += elements;
+    sent.bytes += elements * size_of(boundary ? config_.precision.accumulation : DataType::float32);
+  }
+  return sent;
+}
+
 TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   if (axis == MeshAxis::replicate) return over_replicas();
   if (axis != MeshAxis::tensor) return in_groups(axis, 0);
   TrafficCount sent = of_rows();
+  const TrafficCount noise = of_noise();
+  sent.elements += noise.elements;
+  sent.bytes += noise.bytes;
   // Whole tensors and those that some ranks share are summed over groups of different sizes.
   std::set<int> sizes;
   for (const FlatBuffer* flat : store_.trainable()) {
