@@ -298,11 +298,6 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
         "tranche.tensor_sums: chain with tranche.layout: layers whose inner is whole on every rank add their "
         "gradients up over rows, not in chains; write rank_order, or leave inner out of the layout");
   }
-  if (chain && config.lora.any()) {
-    problems.add(
-        "tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not computed in "
-        "chains; write rank_order");
-  }
 }
 
 void check_mesh(Config& config, int ranks, Problems& problems) {

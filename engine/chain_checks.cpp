@@ -60,6 +60,15 @@ void check_chains(const ModelSpec& model, const Config& config, std::span<const 
   };
   std::size_t number = 0;
   for (const UnitSpec& unit : model.units()) {
+    for (const LowRankAdapter& adapter : unit.adapters) {
+      const TensorSpec& tensor = unit.tensors[static_cast<std::size_t>(adapter.weight)];
+      if (!tensor.dimensions.empty() && tensor.dimensions.front().name == "vocabulary") {
+        refuse_chain(
+            fmt::format("the adapter of {}, whose outputs are the vocabulary, is not computed in blocks of a "
+                        "chain; write rank_order, or leave it out of tranche.lora.targets",
+                        tensor.name));
+      }
+    }
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut cut = cuts[number++];
       // A table that the layout leaves whole is computed in the same parts.

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -57,6 +58,28 @@ void chained_product(const Pass& pass, std::string_view unit, std::span<const Ch
     kernels::accumulate(stream, sums, c);
   } else {
     kernels::cast(stream, sums, c);
+  }
+}
+
+BlocksOfColumns::BlocksOfColumns(Engine& engine, const ConstTensorView& d_out, const ConstTensorView& weight,
+                                 bool in_out, int blocks) {
+  if (blocks == 1) {
+    parts_.push_back({d_out, weight});
+    return;
+  }
+  Stream& stream = engine.compute_stream();
+  const std::int64_t rows = d_out.shape[0], columns = d_out.shape[1] / blocks,
+                     in = weight.shape[in_out ? 0 : 1];
+  for (int block = 0; block < blocks; ++block) {
+    memory_.emplace_back(engine, Category::activations, "blocks of a fused layer",
+                         std::initializer_list<TensorRequest>{{d_out.dtype, {rows, columns}},
+                                                              {weight.dtype, {in_out ? in : 0, columns}}});
+    const StepTensors& own = memory_.back();
+    copy_columns(stream, d_out, block * columns, own[0], 0, columns);
+    if (in_out) copy_columns(stream, weight, block * columns, own[1], 0, columns);
+    parts_.push_back(
+        {own[0], in_out ? ConstTensorView(own[1])
+                        : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "tranche/engine/handles.h"
 #include "tranche/kernels/attention.h"
@@ -30,6 +31,20 @@ struct ChainedPart {
 /// those of one product (kernels::matmul) whose k runs through the parts and ranks in that order.
 void chained_product(const Pass& pass, std::string_view unit, std::span<const ChainedPart> parts,
                      bool transpose_b, bool accumulate, const TensorView& c);
+
+/// The parts of d_out W^T, for this rank's columns of d_out [rows, columns] in equal blocks side by side, of
+/// which one rank goes through those of all ranks before it comes to the next block. `weight` has the columns
+/// as its own (in_out) or as its rows.
+class BlocksOfColumns {
+ public:
+  BlocksOfColumns(Engine& engine, const ConstTensorView& d_out, const ConstTensorView& weight, bool in_out,
+                  int blocks);
+  std::span<const ChainedPart> list() const { return parts_; }
+
+ private:
+  std::vector<ChainedPart> parts_;
+  std::vector<StepTensors> memory_;
+};
 
 /// Adds the gradients of a norm's weight and bias (negative: there is none, and the norm is an RMSNorm), and
 /// writes d_x, or adds to it when `accumulate`, from this rank's rows of d_y and x with their statistics. In

@@ -267,7 +267,7 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     PartialRows partial(of_layers, d_x);
     bool accumulate = false;
     for (const auto& [linear, d_out] : layers) {
-      if (d_out.shape[1] > 0) linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
+      column_linear_parameter_gradients(of_layers, unit, weights, linear, x.view(), d_out);
       column_linear_input_gradient(of_layers, unit, linear, d_out, partial, accumulate);
       accumulate = true;
     }

@@ -120,7 +120,7 @@ std::vector<DataType> ascending_types() {
 
 /// One rank's bits on 2 and more ranks of the axis, alone and beside data ranks.
 void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<int> sizes, int steps,
-                             bool whole_vocabulary = false) {
+                             bool whole_vocabulary = false, const LoraConfig& lora = {}) {
   const std::vector<DataType> types = ascending_types();
   if (types.empty()) {
     GTEST_SKIP() << "products run by " << kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16) << " and "
@@ -131,6 +131,8 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
     if (test::sanitized && dtype != types.front()) continue;
     Config alone = config_of(1);
     alone.precision.compute = alone.precision.communication = dtype;
+    alone.lora = lora;
+    if (lora.any()) alone.optimizer.learning_rate = 1e-2;
     const Bits one = trained(1, model, alone, steps);
     EXPECT_NE(one.losses.back(), one.losses.front());
     for (const int tensor : sizes) {
@@ -139,6 +141,8 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
         SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) +
                      ", tensor=" + std::to_string(tensor) + ", stage " + std::to_string(stage));
         Config cut = chained(config_of(tensor, 1, stage), dtype);
+        cut.lora = lora;
+        cut.optimizer.learning_rate = alone.optimizer.learning_rate;
         cut.activation_checkpointing = stage == 3;
         if (whole_vocabulary) cut.layout["vocabulary"] = "whole";
         expect_same(trained(tensor, model, cut, steps), one);
@@ -193,6 +197,16 @@ TEST(TensorChain, TablesThatStayWholeHaveTheBitsOfOneRank) {
     }
     if (IsSkipped()) return;
   }
+}
+
+TEST(TensorChain, AdaptersHaveTheBitsOfOneRank) {
+  const LoraConfig lora{.rank = 3, .alpha = 7, .dropout = 0.1, .targets = {"all-linear"}};
+  LlamaConfig shared = eight_heads(LlamaKind::llama);  // with biases, and two heads of keys and values
+  shared.inner = 40;
+  shared.vocabulary = 64;
+  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, test::fewer(4), false, lora);
+  if (IsSkipped()) return;
+  expect_bits_of_one_rank(Llama(shared), {2, 4}, test::fewer(4), false, lora);
 }
 
 TEST(TensorChain, DataRanksMicroBatchesAndPipelinesDoNotMatter) {
@@ -332,6 +346,14 @@ TEST(TensorChainRefusals, SayWhy) {
                   "rank; write rank_order");
   }
   const kernels::SumOrder order = kernels::matmul_sum_order(DeviceKind::cpu, bf16);
+  if (order.ascending) {
+    Config head = chained(config_of(2), bf16);
+    head.lora = {.rank = 2, .alpha = 2, .targets = {"lm_head"}};
+    EXPECT_EQ(refusal(2, Gpt(even_gpt(4)), head),
+              "tranche.tensor_sums: chain: the adapter of transformer.wte.weight, whose outputs are the "
+              "vocabulary, is not computed in blocks of a chain; write rank_order, or leave it out of "
+              "tranche.lora.targets");
+  }
   if (!order.ascending || order.step == 1) return;
   GptConfig odd = even_gpt(4);
   odd.inner = 50;
