@@ -1,6 +1,6 @@
 #pragma once
-/// Companions: small files that travel with a model's weights, such as those of its tokenizer. A checkpoint
-/// keeps them in a folder beside its shards, and the manifest has their digests.
+/// Companions: small files that accompany a model's weights, such as its tokenizer's. A checkpoint stores
+/// them in a folder beside its shards, and the manifest has their digests.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,20 +21,21 @@ struct Companion {
 };
 using Companions = std::vector<Companion>;
 
-/// nullptr when there is none of this name.
+/// The companion with this name; nullptr when there is none.
 const Companion* find_companion(const Companions& companions, std::string_view name);
 
-/// Why a name cannot be a companion's; empty: it can. It is a plain name of letters, digits, '.', '_' and
-/// '-' that does not begin with a dot.
+/// The reason why a name is not allowed for a companion; empty if it is. A name consists of letters, digits,
+/// '.', '_' and '-' and does not begin with a dot.
 std::string problem_of_companion_name(std::string_view name);
-/// Bytes of all.
+/// The total bytes of all companions.
 std::int64_t bytes_of(const Companions& companions);
 
-/// Writes them durably into a checkpoint that is being made; the records for its manifest. Throws IoError,
-/// and CheckpointError for names that cannot be, files that are too large, or too many of them.
+/// Writes them durably into an unfinished checkpoint and returns the records for its manifest. Throws
+/// IoError, and CheckpointError for names that are not allowed, files that are too large, or too many of
+/// them.
 std::vector<FileRecord> write_companions(detail::FileSystem& files, const std::string& checkpoint,
                                          const Companions& companions);
-/// Reads those of a checkpoint and compares them with their digests. Throws CheckpointError.
+/// Reads the companions of a checkpoint and verifies their digests. Throws CheckpointError.
 Companions read_companions(detail::FileSystem& files, const std::string& checkpoint,
                            const Manifest& manifest);
 

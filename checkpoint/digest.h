@@ -20,17 +20,17 @@ inline constexpr std::int64_t leaves_per_block = block_bytes / leaf_bytes;
 /// XXH3-64 with seed 0.
 std::uint64_t digest_of(std::span<const std::byte> bytes);
 std::uint64_t digest_of(std::string_view text);
-/// Digest of a block from those of its leaves.
+/// The digest of a block, computed from those of its leaves.
 std::uint64_t block_digest(std::span<const std::uint64_t> leaves);
-/// Digests of the leaves of a range that starts on a leaf's boundary, to `leaves` (one for each begun
-/// leaf).
+/// Writes the digests of a range's leaves to `leaves` (one for each leaf, also a partial one). The range
+/// starts at a leaf.
 void leaf_digests(std::span<const std::byte> bytes, std::uint64_t* leaves);
-/// Digests of all blocks of a file held in memory.
+/// The digests of all blocks of a file that is in memory.
 std::vector<std::uint64_t> block_digests(std::span<const std::byte> file);
 
 /// 16 hexadecimal digits, lower case.
 std::string to_hex(std::uint64_t digest);
-/// The reverse; false when `text` is anything else.
+/// The inverse of to_hex; false when `text` is not such a text.
 bool from_hex(std::string_view text, std::uint64_t& digest);
 
 }  // namespace tranche::checkpoint

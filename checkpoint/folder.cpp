@@ -24,14 +24,14 @@ namespace {
 constexpr std::string_view replaced_suffix = ".old";
 constexpr std::string_view stale_suffix = ".tmp";
 
-/// step-N.TOKEN.tmp: a save that has not ended, or a checkpoint that is being removed.
+/// True for step-N.TOKEN.tmp: an unfinished save, or a checkpoint that is being removed.
 bool is_stale_folder(std::string_view name) {
   const std::size_t dot = name.find('.');
   return dot != std::string_view::npos && parse_step_name(name.substr(0, dot)) >= 0 &&
          name.ends_with(stale_suffix);
 }
 
-/// True for an entry that a run may leave before its first complete save: partial files, its lock, and logs,
+/// True for an entry that a run may create before its first complete save: partial files, its lock, and logs,
 /// reports, tables, plots and folders of them that people and programs write beside a run.
 bool is_of_a_run(FileSystem& files, const std::string& parent, const DirectoryEntry& entry, int depth = 0) {
   const std::string& name = entry.name;
@@ -60,7 +60,8 @@ bool is_of_a_run(FileSystem& files, const std::string& parent, const DirectoryEn
                      [&](std::string_view ending) { return name.ends_with(ending); });
 }
 
-/// step-N.old: what a checkpoint of the same step replaces; it counts until that one is there.
+/// True for step-N.old: a checkpoint that a save of the same step replaces. It is valid until the new one
+/// exists.
 bool is_replaced(std::string_view name) {
   return name.ends_with(replaced_suffix) &&
          parse_step_name(name.substr(0, name.size() - replaced_suffix.size())) >= 0;
@@ -76,7 +77,7 @@ void require_size(FileSystem& files, const std::string& folder, const FileRecord
   }
 }
 
-/// Checkpoints of versions that knew no lineage are of run 0.
+/// Checkpoints of versions without lineages belong to run 0.
 std::vector<std::uint64_t> lineage_of(const Manifest& manifest) {
   return manifest.lineage.empty() ? std::vector<std::uint64_t>{0} : manifest.lineage;
 }
@@ -85,10 +86,11 @@ bool contains(const std::vector<std::uint64_t>& runs, std::uint64_t run) {
   return std::find(runs.begin(), runs.end(), run) != runs.end();
 }
 
-/// True when equally many updates of the same runs led to the weights of both. Skipped steps change none.
+/// True when the weights of both result from equally many updates of the same runs. Skipped steps change
+/// none.
 bool same_weights(const Manifest& a, const Manifest& b) {
   if (a.run.applied != b.run.applied) return false;
-  // Earlier versions do not say where a run branched off.
+  // Earlier versions do not record where a run branched off.
   if (a.branches.empty() || b.branches.empty()) {
     return contains(lineage_of(a), lineage_of(b).back()) || contains(lineage_of(b), lineage_of(a).back());
   }
@@ -147,7 +149,7 @@ std::vector<Listed> list_checkpoints(FileSystem& files, const std::string& paren
       std::string name = entry.name;
       if (is_replaced(name)) {
         name.resize(name.size() - replaced_suffix.size());
-        // It counts only while the one that replaces it is not there.
+        // It is valid only while its replacement does not exist.
         if (std::any_of(entries.begin(), entries.end(),
                         [&](const auto& other) { return other.name == name; }))
           continue;
@@ -182,7 +184,8 @@ bool in_doubt(const Listed& listed, const std::vector<Listed>& found) {
 Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vector<std::string>& notes,
                          const std::vector<std::string>& except) {
   std::vector<Listed> found = list_checkpoints(files, parent);
-  // A run that prunes its folder may have removed what was listed before it was looked at.
+  // A run that prunes its folder may have removed a listed checkpoint before it was opened, so the listing is
+  // repeated.
   for (int again = 0; again < 3 && !found.empty() && !found.front().complete(); ++again) {
     found = list_checkpoints(files, parent);
   }
@@ -210,7 +213,7 @@ Listed newest_checkpoint(FileSystem& files, const std::string& parent, std::vect
     found.erase(found.begin(), good);
   }
   const std::string path = join_path(parent, std::string(latest_name));
-  // It only says what the folders show, so that nothing depends on its being readable.
+  // `latest` only repeats information from the folders, so the result does not depend on reading it.
   try {
     const std::string name = files.exists(path) ? parse_latest(files.read_file(path, small_file_bytes)) : "";
     if (name.empty() && files.exists(path)) {
@@ -263,7 +266,7 @@ std::vector<std::string> strangers_in(FileSystem& files, const std::string& pare
           what += name.empty() ? ": not written by this program" : fmt::format(": it names {}", name);
         }
       } catch (const Error&) {
-        // Something else; its name has to do.
+        // The folder is no checkpoint; only its name can be reported.
       }
       strangers.push_back(std::move(what));
     }
@@ -310,7 +313,7 @@ void RunFolder::require_own(const std::string& target) {
   try {
     others = lineage_of(open_manifest(storage_.files, target));
   } catch (const CheckpointError&) {
-    return;  // no complete one: nothing is lost with it
+    return;  // not a complete checkpoint, so nothing is lost
   }
   const auto own = [&](std::uint64_t run) { return contains(lineage_, run); };
   if (std::any_of(others.begin(), others.end(), own)) return;
@@ -323,25 +326,26 @@ void RunFolder::remove_stale_folders(const std::string& own) {
   FileSystem& files = storage_.files;
   for (const DirectoryEntry& entry : files.list(parent_)) {
     const std::string path = join_path(parent_, entry.name);
-    if (!entry.is_directory && detail::is_temporary_name(entry.name)) files.remove(path);  // of `latest`
+    // An interrupted write of `latest` leaves such a file.
+    if (!entry.is_directory && detail::is_temporary_name(entry.name)) files.remove(path);
     if (!entry.is_directory || path == own) continue;
     if (is_replaced(entry.name)) {
       const std::string name = entry.name.substr(0, entry.name.size() - replaced_suffix.size());
       const std::string replacing = join_path(parent_, name);
       if (files.exists(replacing)) {
         remove_folder(entry.name);
-      } else {  // the save that was to replace it died in between
+      } else {  // the save that was to replace it did not finish
         files.rename(path, replacing);
         files.sync_directory(parent_);
       }
     } else if (is_stale_folder(entry.name)) {
-      files.remove_all(path);  // of the dead: who holds the lease is the only one that saves
+      files.remove_all(path);  // of an ended process, because only the holder of the lease saves
     }
   }
 }
 
 void RunFolder::remove_folder(const std::string& name) {
-  // A name that nobody takes for a checkpoint first: half removed, it must not look like one.
+  // The folder is renamed first, so that no reader takes a half-removed one for a checkpoint.
   const std::string path = join_path(parent_, name);
   const std::string stale = path + ".removed-" + to_hex(lineage_.back()) + std::string(stale_suffix);
   storage_.files.remove_all(stale);
@@ -367,8 +371,8 @@ void RunFolder::prepare(std::int64_t step, std::int64_t total_bytes) {
     require_own(final_path(step));
     storage_.files.create_directories(own);
     remove_stale_folders(own);
-    // Other ranks may have taken their part already. Looked at after the free space: what is taken in between
-    // counts for the save, and cannot refuse one that fits.
+    // Other ranks may have allocated their files already. These are measured after the free space: space
+    // allocated in between is counted as the save's own, and cannot cause a refusal.
     std::int64_t free_bytes = storage_.files.space(parent_).free_bytes;
     for (const DirectoryEntry& entry : storage_.files.list(own)) {
       const auto status = storage_.files.status(join_path(own, entry.name));
@@ -427,8 +431,8 @@ std::string RunFolder::commit(Manifest manifest, const Companions& companions) {
     files.rename(own, target);
     files.sync_directory(parent_);
     try {
-      // A reader of this file alone gets the newest weights that are not in doubt. One that is in doubt says
-      // the same of those before it that have the same weights.
+      // `latest` names the newest checkpoint whose weights are not in doubt. A checkpoint in doubt also casts
+      // doubt on earlier ones with the same weights.
       std::string newest = step_name(step);
       if (in_doubt) {
         const std::vector<Listed> found = list_checkpoints(files, parent_);
@@ -465,7 +469,7 @@ std::optional<double> number_of(const Manifest& manifest, const std::string& poi
   const auto user = detail::parse_json(manifest.run.user);
   const nlohmann::ordered_json::json_pointer place(pointer);
   if (!user.is_object() || !user.contains(place) || !user[place].is_number()) return std::nullopt;
-  // The program's earlier versions wrote a loss of 0 over no tokens.
+  // Earlier versions of the program wrote a loss of 0 over no tokens.
   const auto tokens = place.parent_pointer() / std::string("tokens");
   if (user.contains(tokens) && user[tokens] == 0) return std::nullopt;
   return user[place].get<double>();
@@ -501,7 +505,8 @@ std::vector<std::string> RunFolder::retain(const Retention& rule) {
       return run.skipped == 0 && run.applied < own.front().manifest->run.applied && !in_doubt(listed, own);
     };
     const auto good = rule.newest_is_proven ? own.end() : std::find_if(own.begin(), own.end(), proven);
-    // Also where a later one has the same weights: its last step was taken.
+    // The newest checkpoint whose last step was not skipped is kept, even if a later one has the same
+    // weights.
     const auto taken = std::find_if(own.begin(), own.end(),
                                     [](const Listed& listed) { return listed.manifest->run.skipped == 0; });
     int rank = 0;

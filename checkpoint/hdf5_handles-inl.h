@@ -1,6 +1,5 @@
 #pragma once
-/// Owning HDF5 ids and the driver that keeps a file's written pages in memory. For this folder's sources
-/// only.
+/// Owning HDF5 ids, and a driver that keeps a file's written pages in memory. For this folder's sources only.
 
 #include <hdf5.h>
 
@@ -13,7 +12,7 @@
 
 namespace tranche::checkpoint {
 
-/// Text of the newest entry of the library's error stack.
+/// The text of the newest entry in the library's error stack.
 std::string hdf5_problem();
 
 /// Throws CheckpointError with the library's reason when `result` is negative.
@@ -39,7 +38,7 @@ class Hdf5Handle {
   }
   ~Hdf5Handle() { reset(); }
   operator hid_t() const noexcept { return id_; }  // NOLINT(google-explicit-constructor): for HDF5's calls
-  /// Closes now, and throws when that fails.
+  /// Closes now, and throws on failure.
   void close(const std::string& what) { hdf5_check(close_(std::exchange(id_, -1)), what); }
 
  private:
@@ -50,8 +49,8 @@ class Hdf5Handle {
   Closer close_ = nullptr;
 };
 
-/// Around every use of the library: one thread at a time, since not every build of it takes more, and no
-/// printing of its own.
+/// Guards every use of the library: one thread at a time, because not every build is thread-safe, and without
+/// the library's own error output.
 class Hdf5Session {
  public:
   Hdf5Session();
@@ -65,13 +64,13 @@ class Hdf5Session {
   void* data_ = nullptr;
 };
 
-/// A new HDF5 file whose pages go to `image`, which must outlive it; `image.bytes` is set when the file is
-/// closed. Datasets of 512 bytes and more start on multiples of 4096. Metadata is laid out in ranges of
-/// `metadata_bytes`: what fits the first lies before all datasets.
+/// Creates an HDF5 file whose pages go to `image`, which must outlive it; `image.bytes` is set when the file
+/// is closed. Datasets of 512 bytes and more start on multiples of 4096. Metadata is allocated in blocks of
+/// `metadata_bytes`: what fits into the first lies before all datasets.
 Hdf5Handle create_memory_file(SparseImage& image, const std::string& name, std::int64_t metadata_bytes);
 
-/// The file's type for a dtype: F64LE, F32LE and F16LE as IEEE has them, bf16 as a float of 1 + 8 + 7 bits,
-/// whole numbers little-endian.
+/// The type of a dtype in a file: F64LE, F32LE and F16LE as in IEEE 754, bf16 as a float of 1 + 8 + 7 bits,
+/// integers little-endian.
 Hdf5Handle file_type(DataType dtype);
 
 /// Adds an attribute to the root group.

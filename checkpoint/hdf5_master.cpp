@@ -9,7 +9,7 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// A box as HDF5 has it.
+/// A box in HDF5's terms.
 struct Hyperslab {
   explicit Hyperslab(const Box& box) {
     for (const Slice& slice : box) {
@@ -102,7 +102,7 @@ class MasterFile {
     }
   }
 
-  /// Adds what an instance of a buffer holds of a tensor to the tensor's view.
+  /// Maps the box of a tensor that an instance of a buffer holds into the tensor's view.
   void map(const PlacedTensor& placed, const InstanceRecord& instance, std::size_t section, hid_t space,
            hid_t creation, const std::string& what) {
     const detail::ElementRange whole{placed.offset, placed.offset + elements_of(placed.box)};
@@ -114,7 +114,7 @@ class MasterFile {
       auto at = static_cast<hsize_t>(range.first + part.begin - range.begin);
       for (Box& box : boxes_of(placed.box, {part.begin - whole.begin, part.end - whole.begin})) {
         const auto count = static_cast<hsize_t>(elements_of(box));
-        if (box.empty()) box.emplace_back();  // a tensor without extents is shown as [1]
+        if (box.empty()) box.emplace_back();  // a tensor without extents has the shape [1]
         hdf5_check(H5Sselect_hyperslab(source, H5S_SELECT_SET, &at, nullptr, &count, nullptr), what);
         Hyperslab(box).select(space, what);
         hdf5_check(H5Pset_virtual(creation, space, shards_[rank].file.name.c_str(),

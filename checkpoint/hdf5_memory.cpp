@@ -1,4 +1,4 @@
-// A file driver that keeps what the library writes, page by page, and nothing else.
+// A file driver that keeps the pages that the library writes, and nothing else.
 
 #include <fmt/format.h>
 
@@ -27,7 +27,7 @@ struct DriverInfo {
 };
 
 struct MemoryFile {
-  H5FD_t base{};  // the library's part comes first
+  H5FD_t base{};  // the library requires its part first
   SparseImage* image = nullptr;
   haddr_t end_of_addresses = 0;
   haddr_t end_of_file = 0;
@@ -118,8 +118,7 @@ const H5FD_class_t& driver() {
     std::memset(&driver, 0, sizeof driver);
 #if H5_VERSION_GE(1, 13, 2)
     driver.version = H5FD_CLASS_VERSION;
-    driver.value =
-        static_cast<H5FD_class_value_t>(731);  // of the range that is free for tests and private use
+    driver.value = static_cast<H5FD_class_value_t>(731);  // from the range reserved for tests and private use
 #endif
     driver.name = "tranche memory";
     driver.maxaddr = (haddr_t{1} << 62) - 1;
@@ -156,7 +155,7 @@ std::string hdf5_problem() {
 }
 
 Hdf5Session::Hdf5Session() {
-  static std::mutex library;  // as the library itself: one a process
+  static std::mutex library;  // one per process, because the library has process-wide state
   lock_ = std::unique_lock(library);
   H5Eget_auto2(H5E_DEFAULT, &function_, &data_);
   H5Eset_auto2(H5E_DEFAULT, nullptr, nullptr);
@@ -202,7 +201,7 @@ Hdf5Handle file_type(DataType dtype) {
   const bool brain = dtype == DataType::bfloat16;
   const std::string what = "make the type " + std::string(name_of(dtype));
   const std::size_t mantissa = brain ? 7 : 10;
-  // Fields before size: they must fit the size at every moment.
+  // The fields are set before the size, because they must fit the size at every moment.
   hdf5_check(H5Tset_fields(type, 15, mantissa, 15 - mantissa, 0, mantissa), what);
   hdf5_check(H5Tset_offset(type, 0), what);
   hdf5_check(H5Tset_precision(type, 16), what);

@@ -10,7 +10,7 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// Makes the groups that a dataset's path goes through, without their times: equal state has equal bytes.
+/// Makes the groups in a dataset's path without time stamps, so that equal state has equal bytes.
 void make_groups(hid_t file, const std::string& dataset) {
   const std::string what = "make groups for " + dataset;
   const Hdf5Handle creation(H5Pcreate(H5P_GROUP_CREATE), H5Pclose, what);
@@ -24,7 +24,7 @@ void make_groups(hid_t file, const std::string& dataset) {
   }
 }
 
-/// Creates a contiguous dataset whose space is allocated and not written; returns its byte in the file.
+/// Creates a contiguous dataset with allocated, unwritten space; returns its byte offset in the file.
 std::int64_t lay_out(hid_t file, const std::string& name, hid_t type, std::int64_t elements) {
   const std::string what = "lay out dataset " + name;
   make_groups(file, name);
@@ -50,7 +50,7 @@ std::int64_t lay_out(hid_t file, const std::string& name, hid_t type, std::int64
 ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
   const Hdf5Session session;
   ShardImage image;
-  // Measured: less than 2 KiB, and 400 bytes for each dataset; names are kept beside them.
+  // Measured: less than 2 KiB, plus 400 bytes for each dataset; names are stored beside them.
   std::int64_t room = 8192 + 1024 * static_cast<std::int64_t>(layout.sections.size());
   for (const ArrayRecord& array : layout.arrays)
     room += 2048 + 4 * static_cast<std::int64_t>(array.name.size());
@@ -84,9 +84,9 @@ ShardImage make_shard_image(const Layout& layout, int rank, std::int64_t step) {
     image.array_offsets.push_back(lay_out(file, array.dataset(), file_type(array.dtype), held));
     end = std::max(end, image.array_offsets.back() + held * size_of(array.dtype));
   }
-  // The table is last and covers all before it, itself excepted. Its size depends on where it comes to lie,
-  // which is on the first aligned byte after metadata that the library has yet to place: so ask for a little
-  // more than the payload needs, and use what is needed.
+  // The table comes last and covers everything before it. Its size depends on its offset, the first aligned
+  // byte after metadata that the library has yet to place: so it gets slightly more entries than the payload
+  // needs, and `leaves` of them are used.
   constexpr std::int64_t metadata_room = 64 * 1024;
   constexpr std::int64_t least_entries = least_aligned_bytes / 8;
   const std::int64_t entries = std::max(least_entries, divide_round_up(end + metadata_room, leaf_bytes));

@@ -15,12 +15,13 @@ using detail::ElementRange;
 
 namespace {
 
-/// Elements of all units of a rank: times the widest element they are a number of bytes.
+/// The most elements over all units of a rank: multiplied by the widest element, they fit an int64 number of
+/// bytes.
 constexpr std::int64_t most_elements = INT64_MAX / 8;
-/// Pairs of boxes of one tensor that are compared, over all tensors.
+/// The most pairs of boxes of one tensor that are compared, over all tensors.
 constexpr std::int64_t most_pairs = std::int64_t{1} << 23;
 
-/// HDF5 paths are parted by '/', and "." means "here".
+/// In HDF5 paths '/' separates names, and "." means "here".
 void require_name(std::string_view what, std::string_view name) {
   bool good = !name.empty() && name.size() <= 1024 && name.find('\0') == std::string_view::npos;
   for (std::size_t begin = 0; good && begin <= name.size();) {
@@ -44,7 +45,8 @@ void require_storable(std::string_view what, DataType dtype) {
   }
 }
 
-/// The fault of ranges that ought to follow each other from 0 on, in words; empty: there is none.
+/// Describes the first range that does not continue the previous one, starting from 0; empty when there is
+/// none.
 std::string fault_of(const std::vector<StoredRange>& ranges, int world) {
   std::int64_t end = 0;
   for (std::size_t i = 0; i < ranges.size(); ++i) {
@@ -78,7 +80,7 @@ std::string array_fault(const ArrayRecord& array, int world) {
   return {};
 }
 
-/// The faults of one unit.
+/// Finds the faults of one unit.
 class UnitCheck {
  public:
   UnitCheck(const Layout& layout, const UnitRecord& unit, std::int64_t& pairs)
@@ -145,7 +147,7 @@ class UnitCheck {
         return fmt::format("tensor {} begins at element {}, where it overlaps another or leaves the buffer",
                            tensor.name, placed.offset);
       }
-      // The next tensor begins with a block; a sum beyond the buffer is found there.
+      // The next tensor begins with a block. If this exceeds the buffer, the next check finds it.
       end = round_up(placed.offset + elements, block_);
       boxes_[static_cast<std::size_t>(placed.tensor)].push_back(&placed.box);
     }
@@ -191,7 +193,7 @@ class UnitCheck {
   std::int64_t block_ = 1;
 };
 
-/// The axes above 1, slowest first.
+/// The axes of size above 1, slowest first.
 std::vector<MeshAxis> axes_of(const Mesh& mesh) {
   std::vector<std::pair<int, MeshAxis>> strides;
   for (int a = 0; a < mesh_axes; ++a) {
@@ -204,8 +206,8 @@ std::vector<MeshAxis> axes_of(const Mesh& mesh) {
   return axes;
 }
 
-/// Describes what a part of a buffer holds and which ranks store it. Tensors are numbered from the unit's
-/// first one on.
+/// Describes the contents of a buffer's part and the ranks that store it. Tensors are numbered from the
+/// unit's first one on.
 InstanceRecord instance_of(const detail::Placement& placement, int number, int part, int first_tensor) {
   InstanceRecord instance;
   const detail::Placement::Buffer& buffer = placement.buffer(number);
@@ -377,7 +379,7 @@ Layout make_layout(const std::vector<UnitDescription>& units, const std::vector<
     }
   }
   const detail::Placement placement(mesh, static_cast<int>(units.size()), std::move(facts), in_blocks);
-  std::vector<bool> any(kind_of_buffer(false, classes));  // by kind_of_buffer()
+  std::vector<bool> any(kind_of_buffer(false, classes));  // index: kind_of_buffer()
   int first_tensor = 0;
   for (const UnitDescription& unit : units) {
     UnitRecord record{unit.name, unit.uses_per_micro_batch, {}, {}};

@@ -23,12 +23,12 @@ using Json = nlohmann::ordered_json;
 constexpr std::string_view format_name = "tranche-checkpoint";
 constexpr std::string_view digest_prefix = "{\"manifest_digest\": \"";
 constexpr std::string_view digest_suffix = "\",\n";
-/// The limit of numbers that only grow by adding: far beyond any run, and as far from overflowing.
+/// The limit for numbers that only grow by addition: far beyond any run, and far from overflow.
 constexpr std::int64_t most_counted = INT64_MAX / 2;
 constexpr std::size_t most_sections = 64;
 constexpr std::size_t most_units = 1 << 17;
 constexpr int most_ranks = 1 << 20;
-/// Elements of a block of quantised state, and the bytes that it takes.
+/// The limit for the elements and for the bytes of a block of quantised state.
 constexpr std::int64_t most_block = std::int64_t{1} << 20;
 /// The years 1 to 9999, in seconds since 1970.
 constexpr std::int64_t first_time = -62'135'596'800, last_time = 253'402'300'799;
@@ -352,10 +352,10 @@ RunState run_from(const JsonNode& node) {
   return run;
 }
 
-/// The sum of the files' bytes is a number.
+/// Checks that the sum of the files' bytes does not overflow.
 void check_sizes(const Manifest& manifest, const JsonNode& root) {
   std::int64_t bytes = manifest.master.bytes;
-  // The master has at most most_counted, which is half of what a number holds, and companions are small.
+  // The master has at most most_counted bytes, half of the largest number, and companions are small.
   for (const FileRecord& companion : manifest.companions) bytes += companion.bytes;
   for (const ShardRecord& shard : manifest.shards) {
     if (bytes > most_counted || shard.file.bytes > most_counted - bytes) {
@@ -379,7 +379,7 @@ void check_sections(const Layout& layout, const JsonNode& root) {
   }
 }
 
-/// Bytes of a section's elements. Where blocks make more than a number holds, it is more than any file has.
+/// The bytes of a section's elements. If blocks would overflow, it returns a number larger than any file.
 std::int64_t bytes_of(const SectionRecord& section, std::int64_t elements) {
   const bool much = elements / section.block.elements > most_counted / most_block;
   return much && !section.block.name.empty() ? most_counted : section.bytes(elements);
@@ -433,7 +433,7 @@ void check_shards(const Manifest& manifest, const JsonNode& root) {
   }
 }
 
-/// Version 1 knew one axis. Where it was not cut by element, this program never wrote it.
+/// Version 1 had one axis. It was always cut by element.
 void read_mesh(const JsonNode& root, std::int64_t version, Layout& layout) {
   if (version == 1) {
     if (const std::string cut = root["cut"].text(); cut != "element") {
@@ -494,7 +494,7 @@ std::string to_text(const Manifest& manifest) {
   }
   for (const std::uint64_t run : manifest.lineage) json["lineage"].push_back(to_hex(run));
   if (!manifest.branches.empty()) json["branches"] = manifest.branches;
-  std::string body;  // a line for each key, so that people can read it
+  std::string body;  // one line for each key, for readability
   for (const auto& [key, value] : json.items()) {
     body += fmt::format("{}\"{}\": {}", body.empty() ? "" : ",\n", key, value.dump());
   }

@@ -22,10 +22,10 @@ namespace {
 
 constexpr std::size_t most_open_files = 16;
 constexpr std::size_t most_tables = 64;
-/// Ranges of up to a block on their way at once. As many as keep a fast disk busy also while this thread
-/// waits for a processor: those that are read in place take no memory.
+/// The most ranges of up to a block in flight. So many keep a fast disk busy even while this thread waits for
+/// a processor; those that are read in place need no buffer.
 constexpr std::size_t most_flights = 32;
-/// Less of a block than this is not worth an operation of its own.
+/// The least part of a block that is read by a separate operation.
 constexpr std::int64_t least_in_place = 256 * 1024;
 
 std::int64_t leaf_floor(std::int64_t byte) {
@@ -75,7 +75,7 @@ void Reader::Impl::abandon() noexcept {
   for (const Flight& flight : flights) {
     try {
       storage.io.wait(flight.ticket);
-    } catch (const std::exception&) {  // one failure has been told
+    } catch (const std::exception&) {  // only the first failure is reported
     }
     if (flight.staged) free_buffers.push_back(flight.memory);
   }
@@ -179,13 +179,13 @@ void Reader::Impl::land() {
   }
 }
 
-/// True when whole leaves can be read to where they belong: nothing is to be converted, and the memory suits
-/// direct transfers where the file takes them.
+/// True when whole leaves can be read directly into the task's memory: no conversion is needed, and the
+/// memory is aligned for direct I/O if the file uses it.
 bool Reader::Impl::can_read_in_place(const Task& task) {
   if (task.stored != task.wanted) return false;
   const auto native = file(task.rank)->native();
   if (!native || native->direct < 0) return true;
-  // Leaves begin on multiples of every alignment there is.
+  // Leaves begin on multiples of every possible alignment.
   const auto shift = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(task.target)) - task.begin;
   return shift % native->memory_alignment == 0;
 }
@@ -197,7 +197,7 @@ void Reader::Impl::fetch(std::span<const Task> group) {
   const std::int64_t last = std::min(leaf_ceiling(wanted_end), record(task.rank).digested_bytes);
   for (std::int64_t at = leaf_floor(task.begin); at < last;) {
     const std::int64_t end = std::min((at / block_bytes + 1) * block_bytes, last);
-    // The leaves of this block that the task wants whole.
+    // The leaves of this block that the task needs as a whole.
     const std::int64_t inner_begin = std::max(at, leaf_ceiling(task.begin));
     const std::int64_t inner_end = wanted_end >= end ? end : leaf_floor(wanted_end);
     if (in_place && inner_end - inner_begin >= least_in_place) {
@@ -212,17 +212,17 @@ void Reader::Impl::fetch(std::span<const Task> group) {
 }
 
 void Reader::Impl::run(std::vector<Task> tasks) {
-  /// Goes on in the file and in memory where `task` ends, as the tensors of a buffer do.
+  /// True when `next` continues `task` in the file and in memory, as the tensors of a buffer do.
   const auto continues = [](const Task& task, const Task& next) {
     return next.rank == task.rank && next.begin == task.end && next.stored == task.stored &&
            next.wanted == task.wanted &&
            next.target == task.target + (task.end - task.begin) / size_of(task.stored) * size_of(task.wanted);
   };
-  // In the order of the files, so that a leaf in which several small ranges lie is read once.
+  // Tasks are sorted by file position, so that a leaf with several small ranges is read once.
   std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) {
     return std::pair(a.rank, a.begin) < std::pair(b.rank, b.begin);
   });
-  // Small ones with a leaf in common are read together, which boxes of a tensor are many of.
+  // Small tasks that share a leaf are read together; boxes of a tensor produce many of them.
   const auto shares_leaf = [](const Task& task, const Task& next) {
     const auto small = [](const Task& one) { return one.end - one.begin < least_in_place; };
     return next.rank == task.rank && next.begin >= task.end && next.begin < leaf_ceiling(task.end) &&
@@ -409,7 +409,7 @@ void Reader::read_converted(const ReadRequest& request) {
   std::vector<std::byte> blocks;
   for (std::int64_t at = range.begin; at < range.end; at += most) {
     const ElementRange part{at, std::min(at + most, range.end)};
-    std::int64_t before = 0;  // of the values, in the part's first block
+    std::int64_t before = 0;  // values before the part, in its first block
     if (is_block(stored)) {
       before = at % section.block.elements;
       const ElementRange whole{at - before,
@@ -436,7 +436,7 @@ void Reader::read_converted(const ReadRequest& request) {
 ReadRequest Reader::request_for(std::string_view name, std::string_view kind, ElementRange elements,
                                 DataType dtype, void* memory, Box box) const {
   const StoredTensor& found = tensor(name);
-  this->dtype(found, kind);  // says what is kept when this is not
+  this->dtype(found, kind);  // throws with the kinds that are stored if this one is not
   return {layout().find_section(kind, found.frozen, found.state_class),
           static_cast<int>(&found - impl_->tensors.data()),
           elements,
@@ -465,7 +465,7 @@ const ArrayRecord& Reader::array(std::string_view name) const {
 
 void Reader::read_array(const ArrayRecord& array, int rank, ElementRange elements, void* memory) {
   const std::vector<ArrayRecord>& arrays = layout().arrays;
-  if (!array.per_rank) rank = 0;  // whichever asks
+  if (!array.per_rank) rank = 0;  // any rank can read a global array
   const auto index =
       static_cast<std::size_t>(std::find(arrays.begin(), arrays.end(), array) - arrays.begin());
   if (index == arrays.size() || rank < 0 || rank >= layout().world || elements.begin < 0 ||

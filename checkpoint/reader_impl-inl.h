@@ -1,5 +1,5 @@
 #pragma once
-/// Reader's parts, for reader.cpp and verify.cpp.
+/// The parts of Reader that reader.cpp and verify.cpp share.
 
 #include <array>
 #include <deque>
@@ -15,20 +15,20 @@ struct Reader::Impl {
   Impl(Storage given, const std::string& path);
   ~Impl();
 
-  /// A range of one shard's payload and where it goes.
+  /// A range of one shard's payload, and its destination.
   struct Task {
     int rank = 0;
-    std::int64_t begin = 0;  ///< bytes of the file
+    std::int64_t begin = 0;  ///< byte range in the file
     std::int64_t end = 0;
     DataType stored = DataType::float32;
     DataType wanted = DataType::float32;
     std::byte* target = nullptr;
   };
-  /// A part, within one block, of tasks that follow each other in a file: on its way to where it belongs or
-  /// to a staging buffer.
+  /// A read in flight: a part, within one block, of tasks that are consecutive in a file. It goes directly to
+  /// its destination or to a staging buffer.
   struct Flight {
     std::span<const Task> tasks;
-    std::int64_t begin = 0;  ///< of the leaves being read
+    std::int64_t begin = 0;  ///< byte range of the leaves
     std::int64_t end = 0;
     std::byte* memory = nullptr;
     bool staged = false;  ///< memory is a staging buffer
@@ -46,12 +46,12 @@ struct Reader::Impl {
   void land();
   void abandon() noexcept;
   void check(const Flight& flight, std::span<const std::byte> bytes);
-  /// Digests of a block's leaves from the file's table, verified; throws CheckpointError when the table is
-  /// damaged.
+  /// The digests of a block's leaves from the file's table, verified; throws CheckpointError when the table
+  /// is damaged.
   const std::vector<std::uint64_t>& table(int rank, std::int64_t block);
   std::vector<std::uint64_t> read_table(int rank, std::int64_t block);
 
-  /// The content of bytes of a rank's file, in words.
+  /// Describes the content of a byte range of a rank's file.
   std::string content(int rank, std::int64_t begin, std::int64_t end) const;
 
   Storage storage;

@@ -12,7 +12,7 @@ namespace tranche::checkpoint {
 
 namespace {
 
-/// The text that the `*` of the pattern stands for; nothing where the name does not fit.
+/// The text that matches the `*` of the pattern; nullopt if the name does not match.
 std::optional<std::string_view> matched(std::string_view name, std::string_view pattern) {
   const std::size_t star = pattern.find('*');
   if (star == std::string_view::npos) {

@@ -1,5 +1,5 @@
 #pragma once
-/// New names for the tensors of a checkpoint or a folder, as whoever loads it asks for them.
+/// New names for the tensors of a checkpoint or a folder, as its loader requests them.
 
 #include <string>
 #include <string_view>
@@ -8,8 +8,8 @@
 
 namespace tranche::checkpoint {
 
-/// Rules "old name, new name", of which the first that fits a name applies. One `*` in the old name stands
-/// for any text, and in the new name for the same text: {"model.*", "transformer.*"}.
+/// Rules "old name, new name"; the first one that matches a name applies. One `*` in the old name stands for
+/// any text, and in the new name for the same text: {"model.*", "transformer.*"}.
 class Renames {
  public:
   Renames() = default;
@@ -17,9 +17,9 @@ class Renames {
   explicit Renames(std::vector<std::pair<std::string, std::string>> rules);
 
   bool empty() const noexcept { return rules_.empty(); }
-  /// The name that a tensor is looked up by.
+  /// The name under which a tensor is looked up.
   std::string apply(std::string_view stored);
-  /// Throws CheckpointError, naming `origin` and the closest of `names`, for a rule that no name fitted.
+  /// Throws CheckpointError, naming `origin` and the closest of `names`, for a rule that matched no name.
   void require_used(std::string_view origin, const std::vector<std::string>& names) const;
 
  private:

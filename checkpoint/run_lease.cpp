@@ -32,7 +32,7 @@ namespace {
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-/// Every record has so many bytes, so that one write replaces another.
+/// Every record has this size, so that one write replaces another.
 constexpr std::size_t record_bytes = 512;
 
 struct Record {
@@ -56,7 +56,8 @@ std::string text_of(const Record& record) {
   return text + "\n";
 }
 
-/// Nobody's, known to be no running process, when the text is none of ours.
+/// Parses a record. For an invalid text it returns a record without owner, whose process counts as not
+/// running.
 Record record_of(const std::string& text) {
   Record record{{"an unknown node", "", 0, 0}, "", 0, 0};
   try {
@@ -87,7 +88,7 @@ std::string draw_token() {
   return fmt::format("{:08x}{:08x}", draw(), draw());
 }
 
-/// A call of the system until no signal interrupts it.
+/// Repeats a system call while signals interrupt it.
 template <class Call>
 auto uninterrupted(Call call) {
   for (;;) {
@@ -96,7 +97,7 @@ auto uninterrupted(Call call) {
   }
 }
 
-/// The open file, closed by destruction.
+/// An open file, closed by destruction.
 class LeaseFile {
  public:
   LeaseFile() = default;
@@ -121,11 +122,11 @@ class LeaseFile {
 
   explicit operator bool() const { return descriptor_ >= 0; }
   int error() const { return error_; }
-  /// 0, or why not: EWOULDBLOCK when another has it.
+  /// Returns 0, or the error: EWOULDBLOCK when another process has the lock.
   int lock() {
     return uninterrupted([&] { return ::flock(descriptor_, LOCK_EX | LOCK_NB); }) == 0 ? 0 : errno;
   }
-  /// The whole text; nullopt with errno set.
+  /// The whole text; nullopt with errno set on failure.
   std::optional<std::string> read() const {
     std::array<char, record_bytes> bytes{};
     std::size_t done = 0;
@@ -139,7 +140,7 @@ class LeaseFile {
     }
     return std::string(bytes.data(), done);
   }
-  /// False with errno set.
+  /// False with errno set on failure.
   bool write(const std::string& text) {
     for (std::size_t done = 0; done < text.size();) {
       const auto count = uninterrupted([&] {
@@ -151,7 +152,7 @@ class LeaseFile {
     return uninterrupted([&] { return ::fdatasync(descriptor_); }) == 0;
   }
   void clear() {
-    if (::ftruncate(descriptor_, 0) != 0) return;  // the process ends, and with it what it held
+    if (::ftruncate(descriptor_, 0) != 0) return;  // the process ends, and so does its lease
   }
 
  private:
@@ -180,8 +181,8 @@ struct RunLease::Impl {
     if (file && record_of(file.read().value_or("")).token == token) file.clear();
   }
 
-  /// The whole text now, by a new descriptor: network file systems then ask their server. Empty where there
-  /// is no file; nullopt, with errno set, where it cannot be read.
+  /// Reads the whole text through a new descriptor, because network file systems then ask their server. Empty
+  /// if there is no file; nullopt, with errno set, if it cannot be read.
   std::optional<std::string> look() const {
     const LeaseFile opened(path, O_RDONLY);
     if (opened) return opened.read();
@@ -201,10 +202,10 @@ struct RunLease::Impl {
 
   const std::string folder, path;
   const LeaseOptions options;
-  std::mutex mutex;  ///< of what follows
+  std::mutex mutex;  ///< guards the members below
   std::condition_variable end;
   bool ending = false;
-  LeaseFile file;  ///< locked where the file system can; none: another object of this process holds it
+  LeaseFile file;  ///< locked if possible; not open: another object of this process holds it
   std::string token;
   std::atomic<bool> lost = false;
   std::thread heart;  ///< runs while `file` is open
@@ -220,7 +221,7 @@ void RunLease::Impl::await_death(const Record& holder, const std::string& text) 
     std::this_thread::sleep_for(std::chrono::duration<double>(options.beat_seconds / 10));
     const auto now = look();
     if (!now) continue;
-    if (now->empty()) return;  // given back
+    if (now->empty()) return;  // released by its holder
     if (*now != text) refuse(record_of(*now));
   }
 }
@@ -261,13 +262,13 @@ void RunLease::Impl::beat() {
   const auto pause = std::chrono::duration<double>(options.beat_seconds);
   while (!end.wait_for(guard, pause, [this] { return ending; })) {
     Record record = record_of(look().value_or(""));
-    if (record.token.empty()) continue;  // removed, torn or not to be read: require_held() sees to it
+    if (record.token.empty()) continue;  // removed, torn or unreadable: require_held() handles it
     if (record.token != token) {
       lost = true;
       continue;
     }
     ++record.beat;
-    (void)file.write(text_of(record));  // one that fails is not the last
+    (void)file.write(text_of(record));  // a failed beat is repeated next time
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Folders as Hugging Face transformers reads and writes them: model.safetensors (or several and an index)
-/// and config.json. Both directions stream: memory holds a few MiB, whatever the model's size.
+/// Folders in the format of Hugging Face transformers: model.safetensors (or several files and an index) and
+/// config.json. Both directions stream: memory holds a few MiB, whatever the model's size.
 
 #include <cstdint>
 #include <functional>
@@ -21,53 +21,53 @@ struct ExportOptions {
   std::string config_json;             ///< text of config.json; empty: none is written
   std::string stem = "model";          ///< of the files' names: model.safetensors
   std::string config_name = "config.json";
-  /// Small files that are written as they are. A file of such a name, or of config.json's, that is in the
-  /// folder with other contents is refused.
+  /// Small files that are written unchanged. If the folder already has a file with such a name, or
+  /// config.json, with other contents, the export is refused.
   Companions beside = {};
-  std::int64_t largest_file = 5'000'000'000;  ///< bytes of tensors in one file; a larger tensor has its own
-  /// The name a tensor gets, or "" to leave it out; absent: its own. Tied tensors are written once, by their
-  /// first name, as transformers does.
+  std::int64_t largest_file = 5'000'000'000;  ///< bytes of tensors; a larger tensor has its own file
+  /// The exported name of a tensor, or "" to leave it out; absent: its own name. Tied tensors are written
+  /// once, under their first name, as transformers does.
   std::function<std::string(const std::string&)> rename;
-  std::function<void(std::int64_t)> progress;  ///< told how many bytes more of tensors are written
+  std::function<void(std::int64_t)> progress;  ///< called with the bytes written since the last call
 };
 
-/// A tensor to be exported, wherever it comes from.
+/// A tensor to export, from any source.
 struct ExportTensor {
   std::string name;
   Shape shape;
-  /// Writes elements to memory in a dtype.
+  /// Writes a range of elements to memory in a dtype.
   std::function<void(detail::ElementRange, DataType, void*)> read;
 };
 
 struct ExportSummary {
-  std::vector<std::string> files;  ///< names in the folder, config.json and index included
+  std::vector<std::string> files;  ///< names in the folder, including config.json and the index
   std::int64_t tensors = 0;
-  std::int64_t bytes = 0;  ///< of tensors
+  std::int64_t bytes = 0;  ///< total bytes of tensors
 };
 
-/// Writes all weights of a checkpoint. Files appear under their names when they are whole and durable, the
-/// index, the files beside them and config.json last; a file whose writing fails is removed. Throws
-/// CheckpointError when the folder holds safetensors files already, does not take the files, or the
-/// checkpoint is damaged; InvalidArgument for other dtypes and names used twice.
+/// Writes all weights of a checkpoint. A file gets its name when it is whole and durable; the index, the
+/// small files and config.json come last; a file whose writing fails is removed. Throws CheckpointError when
+/// the folder already holds safetensors files or cannot be written, or the checkpoint is damaged;
+/// InvalidArgument for other dtypes and names used twice.
 ExportSummary export_safetensors(Reader& reader, Storage storage, const std::string& folder,
                                  const ExportOptions& options);
-/// The same of tensors from anywhere; `rename` is not asked. `what` is named in errors.
+/// The same for tensors from any source; `rename` is not used. `what` is named in errors.
 ExportSummary export_safetensors(const std::vector<ExportTensor>& tensors, const std::string& what,
                                  Storage storage, const std::string& folder, const ExportOptions& options);
 
 /// A tensor in a safetensors file.
 struct SafeTensor {
   std::string name;
-  std::string dtype;  ///< as the file has it: "F32", "BF16", "I64" ...
+  std::string dtype;  ///< in the file's spelling: "F32", "BF16", "I64" ...
   std::vector<std::int64_t> shape;
   std::int64_t elements = 1;
   std::size_t file = 0;    ///< index into the folder's files
-  std::int64_t begin = 0;  ///< bytes of that file
+  std::int64_t begin = 0;  ///< byte range in that file
   std::int64_t end = 0;
 };
 
-/// A folder or a single file, checked when it is opened: header lengths, JSON, shapes against sizes, every
-/// byte of data belonging to exactly one tensor. Throws CheckpointError naming file and tensor.
+/// A folder or a single file. Opening it checks header lengths, JSON, shapes against sizes, and that every
+/// byte of data belongs to exactly one tensor. Throws CheckpointError naming file and tensor.
 class SafetensorsFolder {
  public:
   SafetensorsFolder(detail::FileSystem& files, std::string path);
@@ -75,10 +75,10 @@ class SafetensorsFolder {
   const std::vector<SafeTensor>& tensors() const noexcept { return tensors_; }
   /// nullptr when there is none.
   const SafeTensor* find(std::string_view name) const;
-  /// Reads elements of an F32, BF16 or F16 tensor, in `dtype`. Throws CheckpointError for others,
+  /// Reads elements of an F32, BF16 or F16 tensor, in `dtype`. Throws CheckpointError for other tensors,
   /// InvalidArgument for ranges outside the tensor.
   void read(const SafeTensor& tensor, detail::ElementRange elements, DataType dtype, void* memory) const;
-  /// Text of config.json; empty when there is none.
+  /// The text of config.json; empty when there is none.
   std::string config() const;
 
  private:

@@ -32,9 +32,9 @@ std::vector<Entry> entries_of(const std::vector<ExportTensor>& tensors, DataType
   return entries;
 }
 
-/// Runs of entries of at most `largest` bytes each; a file has at least one tensor. Within a file tensors are
-/// sorted by name, as safetensors' own writer sorts those of one dtype, so that a folder that is imported and
-/// exported again has the same bytes.
+/// Divides the entries into files of at most `largest` bytes; a file has at least one tensor. Within a file
+/// tensors are sorted by name, as safetensors' own writer sorts tensors of one dtype, so that importing and
+/// exporting a folder reproduces its bytes.
 std::vector<std::vector<Entry>> cut(const std::vector<Entry>& entries, std::int64_t largest) {
   std::vector<std::vector<Entry>> files(1);
   std::int64_t bytes = 0;
@@ -70,7 +70,7 @@ std::string header_of(const std::vector<Entry>& entries, DataType dtype) {
   return length + text;
 }
 
-/// The folder holds nothing else under the names of small files that are to be written.
+/// Checks that the folder has no other content under the names of small files to be written.
 void require_no_others(detail::FileSystem& files, const std::string& folder, const ExportOptions& options) {
   const auto require = [&](const std::string& name, const std::string& text) {
     const std::string path = detail::join_path(folder, name);
@@ -102,7 +102,7 @@ class Exporter {
     } catch (...) {
       try {
         storage_.files.remove(temporary);
-      } catch (const IoError&) {  // the first failure is told
+      } catch (const IoError&) {  // only the first failure is reported
       }
       throw;
     }

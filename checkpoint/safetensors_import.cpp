@@ -17,12 +17,12 @@ using detail::join_path;
 namespace {
 
 constexpr std::int64_t largest_header = 100'000'000;
-/// A Git LFS pointer is shorter.
+/// The largest size of a Git LFS pointer.
 constexpr std::int64_t most_pointer = 1024;
-/// The largest models have some hundred.
+/// The most files in a folder; the largest models have some hundred.
 constexpr std::size_t most_files = 4096;
 
-/// Bytes of an element; 0 for what is unknown.
+/// Bytes of an element; 0 for an unknown dtype.
 std::int64_t element_bytes(std::string_view dtype) {
   struct Known {
     std::string_view name;
@@ -78,7 +78,7 @@ SafeTensor tensor_from(const std::string& name, const detail::JsonNode& node) {
   return tensor;
 }
 
-/// Every byte of the data belongs to one tensor.
+/// Checks that every byte of the data belongs to exactly one tensor.
 void check_cover(std::vector<SafeTensor> tensors, std::int64_t bytes, const std::string& path) {
   std::sort(tensors.begin(), tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
     return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;

@@ -60,7 +60,7 @@ std::int64_t ShardPlan::offset_of(const SectionPiece& part) const {
   const auto place = [](const SectionPiece& piece) {
     return std::tuple(piece.section, piece.unit, piece.buffer, piece.instance);
   };
-  // The last piece that begins no later.
+  // The last piece that begins at or before `part`.
   const auto next = std::upper_bound(
       pieces_.begin(), pieces_.end(), part, [&](const SectionPiece& a, const SectionPiece& b) {
         return std::tuple(place(a), a.range.begin) < std::tuple(place(b), b.range.begin);

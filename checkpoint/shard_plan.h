@@ -1,5 +1,5 @@
 #pragma once
-/// The place of every byte of one rank's file, known before anything is written.
+/// The position of every byte of one rank's file, known before anything is written.
 
 #include <cstdint>
 #include <string>
@@ -14,38 +14,39 @@ namespace tranche::checkpoint {
 struct SectionPiece {
   int section = 0;
   int unit = 0;
-  int buffer = 0;              ///< of the unit
-  int instance = 0;            ///< of the buffer
-  detail::ElementRange range;  ///< of the flat buffer
+  int buffer = 0;              ///< index in the unit
+  int instance = 0;            ///< index in the buffer
+  detail::ElementRange range;  ///< in the flat buffer
 };
 
-/// A rank's file. Sizes are the same on all ranks of a layout whose shards are equal.
+/// The plan of a rank's file. File sizes are the same on all ranks if their shards are equal.
 class ShardPlan {
  public:
-  /// Throws InvalidArgument when there is no such rank, CheckpointError when HDF5 will not lay the file out.
+  /// Throws InvalidArgument when the rank does not exist, CheckpointError when HDF5 refuses to lay the file
+  /// out.
   ShardPlan(const Layout& layout, int rank, std::int64_t step);
 
   const Layout& layout() const noexcept { return layout_; }
   int rank() const noexcept { return rank_; }
   std::string file_name() const { return shard_name(rank_, layout_.world); }
   std::int64_t file_bytes() const noexcept { return image_.file.bytes; }
-  /// Bytes of all sections, padding included, and arrays.
+  /// The bytes of all sections, including padding, and of arrays.
   std::int64_t payload_bytes() const noexcept { return payload_bytes_; }
-  /// Byte of the table of leaf digests; it covers all bytes before.
+  /// The byte offset of the table of leaf digests, which covers all bytes before it.
   std::int64_t table_offset() const noexcept { return image_.table_offset; }
   std::int64_t leaves() const noexcept { return image_.leaves; }
   const std::vector<std::int64_t>& offsets() const noexcept { return image_.offsets; }
-  /// Byte in the file of this rank's elements of each array; -1: it has none.
+  /// The byte offset of this rank's elements of each array; -1: it has none.
   const std::vector<std::int64_t>& array_offsets() const noexcept { return image_.array_offsets; }
-  /// Bytes of this rank's elements of an array.
+  /// The bytes of this rank's elements of an array.
   std::int64_t array_bytes(int array) const;
-  /// The ranges of the file that hold payload: sections, then arrays, ascending.
+  /// The byte ranges of the file that hold payload: sections, then arrays, ascending.
   const std::vector<detail::ElementRange>& payload() const noexcept { return payload_; }
   const SparseImage& image() const noexcept { return image_.file; }
 
-  /// All that this rank stores, in the order of the file.
+  /// All pieces that this rank stores, in the order of the file.
   const std::vector<SectionPiece>& pieces() const noexcept { return pieces_; }
-  /// Byte in the file of a piece, or of a range of one. Throws InvalidArgument when this rank does not store
+  /// The byte offset of a piece, or of a range of one. Throws InvalidArgument when this rank does not store
   /// it.
   std::int64_t offset_of(const SectionPiece& part) const;
 
@@ -54,9 +55,9 @@ class ShardPlan {
   int rank_;
   ShardImage image_;
   std::int64_t payload_bytes_ = 0;
-  std::vector<detail::ElementRange> payload_;  ///< bytes of the file
+  std::vector<detail::ElementRange> payload_;  ///< byte ranges of the file
   std::vector<SectionPiece> pieces_;
-  std::vector<std::int64_t> offsets_;  ///< of the pieces
+  std::vector<std::int64_t> offsets_;  ///< byte offset of each piece
 };
 
 }  // namespace tranche::checkpoint

@@ -16,10 +16,10 @@ using detail::io_alignment;
 
 namespace {
 
-/// Transfers of up to a block that are submitted before the first of them is waited for: of the caller's
-/// memory, so many that the disk has work also while this thread waits for a processor ...
+/// The most transfers of up to a block in flight that read from the caller's memory: enough to keep the disk
+/// busy even while this thread waits for a processor.
 constexpr std::size_t most_flights = 32;
-/// ... and of blocks of our own, which cost memory.
+/// The most in flight from blocks of our own, which cost memory.
 constexpr std::size_t most_block_flights = 6;
 
 }  // namespace
@@ -45,15 +45,15 @@ ShardWriter::~ShardWriter() {
   while (!flights_.empty()) {
     try {
       await_oldest();
-    } catch (const std::exception&) {  // said before, or of no interest to one who gives up
+    } catch (const std::exception&) {  // already reported, or irrelevant after a failure
     }
   }
 }
 
 std::int64_t ShardWriter::most_staging_bytes(const ShardPlan& plan) {
   const auto sections = static_cast<std::int64_t>(plan.payload().size());
-  // Open are the block where each section has got to, and those in which one section ends and the next
-  // begins; a further one is taken while fewer than so many are in flight.
+  // The open blocks are the current one of each section, and those in which one section ends and the next
+  // begins; another is allocated while fewer than most_block_flights are in flight.
   const std::int64_t at_once = 2 * sections + static_cast<std::int64_t>(most_block_flights);
   const std::int64_t blocks = (plan.table_offset() + block_bytes - 1) / block_bytes;
   return std::min(at_once, blocks) * AlignedBuffer::requested_bytes(block_bytes) +
@@ -75,7 +75,7 @@ std::int64_t ShardWriter::payload_within(std::int64_t begin, std::int64_t end) c
   return bytes;
 }
 
-/// Zeroes what is not payload and lays the library's metadata over it.
+/// Zeroes the bytes that are not payload and copies the library's metadata over them.
 void ShardWriter::clear_gaps(std::int64_t begin, std::span<std::byte> bytes) const {
   const std::int64_t end = begin + static_cast<std::int64_t>(bytes.size());
   std::int64_t at = begin;
@@ -236,7 +236,7 @@ void ShardWriter::require_complete() const {
   }
   for (std::size_t a = 0; a < plan_.layout().arrays.size(); ++a) {
     const std::int64_t begin = plan_.array_offsets()[a];
-    if (begin < 0 || first_missing(begin, begin + 1) > begin) continue;  // they come whole
+    if (begin < 0 || first_missing(begin, begin + 1) > begin) continue;  // such a range is copied as a whole
     throw LogicError(fmt::format("{} was never given array {}", path_, plan_.layout().arrays[a].name));
   }
 }
@@ -263,7 +263,7 @@ ShardRecord ShardWriter::finish() {
                      plan_.offsets(),
                      plan_.array_offsets()};
   with_reason(context(), [&] {
-    if (image_.empty()) {  // blocks without any payload are left
+    if (image_.empty()) {  // only blocks without any payload are left
       for (std::int64_t begin = 0; begin < plan_.table_offset(); begin += block_bytes) {
         if (payload_within(begin, block_end(begin)) > 0) continue;
         open_block(begin);

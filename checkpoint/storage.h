@@ -11,15 +11,16 @@
 
 namespace tranche::checkpoint {
 
-/// Everything outlives what was made with it. `memory` is of Tier::host; buffers for transfers come from it.
+/// All members outlive the objects that use them. `memory` is of Tier::host; it provides buffers for
+/// transfers.
 struct Storage {
   detail::FileSystem& files;
   detail::BlockIo& io;
   MemoryResource& memory;
 };
 
-/// The operating system's files, automatic asynchronous I/O and process memory, for programs that just want
-/// to read or write a checkpoint.
+/// The operating system's files, automatic asynchronous I/O and process memory, for programs that only read
+/// or write a checkpoint.
 class LocalStorage {
  public:
   LocalStorage();
@@ -32,8 +33,7 @@ class LocalStorage {
   std::unique_ptr<MemoryResource> memory_;
 };
 
-/// Runs `body`; a failure of files in it becomes a CheckpointError that starts with `what`: "cannot save
-/// ...".
+/// Runs `body`; an IoError in it becomes a CheckpointError whose text starts with `what`: "cannot save ...".
 void with_reason(const std::string& what, const std::function<void()>& body);
 
 }  // namespace tranche::checkpoint

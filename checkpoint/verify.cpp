@@ -1,4 +1,4 @@
-// Every byte of a checkpoint, and what a damaged one would have held.
+// Checks every byte of a checkpoint, and describes the contents of damaged ranges.
 
 #include <fmt/format.h>
 
@@ -20,13 +20,13 @@ using detail::join_path;
 
 namespace {
 
-/// "elements 0 to 9 of weight of tensor a"
+/// Appends "elements 0 to 9 of weight of tensor a" to a list.
 void add(std::string& text, const std::string& part) {
   if (!text.empty()) text += ", ";
   text += part;
 }
 
-/// The blocks of a file in order, the next ones on their way while one is looked at.
+/// The blocks of a file in order; later ones are read ahead while one is in use.
 class BlocksAhead {
  public:
   static constexpr std::int64_t depth = 4;
@@ -39,16 +39,16 @@ class BlocksAhead {
     for (const IoTicket& ticket : tickets_) {
       try {
         io_.wait(ticket);
-      } catch (const std::exception&) {  // one failure has been told
+      } catch (const std::exception&) {  // only the first failure is reported
       }
     }
   }
   BlocksAhead(const BlocksAhead&) = delete;
   BlocksAhead& operator=(const BlocksAhead&) = delete;
 
-  /// Valid until the next call. Throws what reading it met.
+  /// The next block, valid until the next call. Throws the failure of its read.
   std::span<const std::byte> next() {
-    if (given_ > 0 && asked_ < bytes_) ask();  // into the buffer of the block before
+    if (given_ > 0 && asked_ < bytes_) ask();  // reads into the previous block's buffer
     const IoTicket ticket = tickets_.front();
     tickets_.pop_front();
     const std::int64_t place = given_ / block_bytes % depth;
@@ -119,7 +119,7 @@ std::string Reader::Impl::content(int rank, std::int64_t begin, std::int64_t end
             const ElementRange bytes =
                 intersect({first, first + section.bytes(range.range().size())}, {begin, end});
             if (bytes.empty()) continue;
-            // Elements that the bytes touch, in the flat buffer.
+            // The elements of the flat buffer that the bytes overlap.
             const std::int64_t block = section.block.elements, width = section.bytes(block);
             name_tensors(section, unit, instance,
                          {range.begin + (bytes.begin - first) / width * block,
@@ -187,7 +187,7 @@ std::vector<Damage> Reader::verify(const ReadProgress& progress) {
     }
   };
   const auto check_rest = [&](const FileRecord& file, File& open) {
-    // After the table's entries there is nothing but zeros.
+    // After the table's entries there are only zeros.
     std::int64_t at = file.digested_bytes + divide_round_up(file.digested_bytes, leaf_bytes) * 8;
     while (at < file.bytes) {
       const std::int64_t size = std::min(file.bytes - at, block_bytes);

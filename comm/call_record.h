@@ -11,17 +11,17 @@
 
 namespace tranche::comm {
 
-/// The latest calls of a rank, to compare what peers tell of theirs with.
+/// The latest collective calls of a rank, for comparison with those that peers report.
 class CallRecord {
  public:
   void add(const CallSignature& mine);
-  /// This rank's call of the same number. nullopt: it is not issued yet, or too long ago.
+  /// This rank's call with the same number; nullopt if it is not issued yet, or too long ago.
   std::optional<CallSignature> same_number(const CallSignature& theirs) const;
   /// True while this rank has not issued its call of that number.
   bool comes(const CallSignature& theirs) const;
 
  private:
-  /// Ranks differ by no more operations than are under way at once.
+  /// The number of calls kept. Ranks differ by at most the number of operations in flight.
   static constexpr std::size_t kept = 1024;
   struct Sequence {
     int context = 0;

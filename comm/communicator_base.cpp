@@ -13,7 +13,7 @@ namespace tranche::comm {
 namespace {
 
 std::uint64_t mix(std::uint64_t hash, std::uint64_t value) {
-  // The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) over the running value.
+  // The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014), applied to the running value.
   std::uint64_t x = hash * 0x9e3779b97f4a7c15ull + value + 0x9e3779b97f4a7c15ull;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
   x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
@@ -147,9 +147,9 @@ void CommunicatorBase::validate_and_record_all_to_all_v(const void* sent, std::s
            fmt::format("the rank sends itself {} elements and receives {}", sends[own].count,
                        receives[own].count));
   }
-  // The parts of the node's other ranks are not known here: each is taken to send as much as this one.
+  // The counts of the node's other ranks are unknown here, so each is assumed to send as much as this one.
   record(name, 0, dtype, others, label,
-         {crossing, crossing * local_size()});  // counts differ from rank to rank, and so are not of the hash
+         {crossing, crossing * local_size()});  // counts differ between ranks, so the hash excludes them
 }
 
 void CommunicatorBase::validate_and_record_broadcast(const void* values, std::int64_t count, DataType dtype,

@@ -22,10 +22,10 @@ class CommunicatorBase : public Communicator {
   }
 
  protected:
-  /// Makes the base count the bytes that go to other nodes, too. Communicators of host memory call it once.
+  /// Makes the base also count the bytes to other nodes. Communicators of host memory call it once.
   void count_crossings(std::unique_ptr<const Crossings> crossings) { crossings_ = std::move(crossings); }
-  // Each checks the arguments (InvalidArgument naming the operation), counts what this rank will send and,
-  // for collectives, extends the hash.
+  // Each of these checks the arguments (InvalidArgument naming the operation), counts the traffic of this
+  // rank and, for collectives, extends the hash.
   void validate_and_record_all_gather(const void* shard, const void* full, std::int64_t count, DataType dtype,
                                       std::int64_t bucket_elements, const OperationLabel& label);
   void validate_and_record_reduce_scatter(const void* full, DataType dtype, const void* output,
@@ -51,7 +51,7 @@ class CommunicatorBase : public Communicator {
   void record(std::string_view name, std::int64_t count, DataType dtype, std::int64_t sent_elements,
               const OperationLabel& label, Crossings::Bytes crossing = {}, bool collective = true,
               std::int64_t more_bytes = 0);
-  /// Bytes to other nodes where every rank sends `elements` to every other.
+  /// The bytes to other nodes if every rank sends `elements` to every other.
   Crossings::Bytes to_all(std::int64_t elements, DataType dtype) const {
     return crossings_ ? crossings_->to_all(checked_multiply(elements, size_of(dtype))) : Crossings::Bytes{};
   }
@@ -60,7 +60,7 @@ class CommunicatorBase : public Communicator {
   std::uint64_t hash_ = 0x6a09e667f3bcc908ull;
 };
 
-/// int64 values that split gathers from every rank: colour, key, first free context.
+/// The number of int64 values that split gathers from every rank: colour, key, first free context.
 inline constexpr std::int64_t split_values = 3;
 
 }  // namespace tranche::comm

@@ -8,8 +8,9 @@
 
 namespace tranche::comm {
 
-/// out = the deterministic sum of `pieces`, or out = out + that (options.accumulate). A piece that is alone
-/// is rounded to options.round_to on the way, and left where it is when it is the sum already.
+/// out = the deterministic sum of `pieces` (one range of elements from each rank), or out += that sum
+/// (options.accumulate). A single piece is rounded to options.round_to on the way; if it already is the sum
+/// in place, nothing is done.
 void deterministic_sum(Stream& stream, std::span<const void* const> pieces, DataType dtype,
                        const ReductionOptions& options, const TensorView& out,
                        kernels::SumTarget target = kernels::SumTarget::caches);

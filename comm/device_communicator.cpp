@@ -8,6 +8,7 @@
 #include <exception>
 #include <map>
 #include <random>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -29,7 +30,7 @@ constexpr OperationLabel start_label{"", "start", Traffic::control, Tier::host};
 
 class DeviceCommunicator : public CommunicatorBase {
  public:
-  /// `options.transport` has been chosen. `line`: for messages between neighbours alone.
+  /// `options.transport` is already chosen. `line`: for messages between neighbours only.
   DeviceCommunicator(Device& device, std::unique_ptr<Communicator> host,
                      const DeviceCommunicatorOptions& options, std::vector<int> job_ranks, bool line = false)
       : device_(device),
@@ -63,9 +64,7 @@ class DeviceCommunicator : public CommunicatorBase {
         exchange_ = make_shared_exchange(group_);
         name_ = size() == 1 ? "self" : fmt::format("shared {}", host_->backend());
     }
-    for (const int peer : group_.neighbours()) {
-      for (const bool sending : {false, true}) (void)channel(peer, sending);
-    }
+    for (const int peer : group_.neighbours()) make_channels(peer);
     if (size() == 1 && options_.transport != DeviceTransport::nccl) return;
     watch_ = std::make_unique<DeviceWatch>(
         failure_, exchange_->watched() ? options_.timeout_seconds : 0,
@@ -93,7 +92,7 @@ class DeviceCommunicator : public CommunicatorBase {
     try {
       if (stream_) wait_quietly(stream_->record(), 2.0);
     } catch (...) {
-      // A device that has failed runs nothing that could still use it.
+      // A failed device runs nothing that could still use it.
     }
     channels_.clear();
     exchange_.reset();
@@ -215,6 +214,14 @@ class DeviceCommunicator : public CommunicatorBase {
     return part(host_->subgroup(ranks), true);
   }
 
+  void join_ends() override {
+    if (!group_.line) throw LogicError("join_ends() of a group that is no line");
+    if (std::exchange(group_.ring, true) || group_.other_end() < 0) return;
+    open("join_ends", {});
+    exchange_->connect(group_.other_end());
+    make_channels(group_.other_end());
+  }
+
   void post_failure(std::string_view cause, ExitStatus status, double seconds) noexcept override {
     host_->post_failure(cause, status, seconds);
   }
@@ -232,11 +239,11 @@ class DeviceCommunicator : public CommunicatorBase {
     try {
       event.wait_for(std::max(0.0, seconds));
     } catch (...) {
-      // Told to whoever waits on the event itself.
+      // The waiter on the event itself gets the error.
     }
   }
 
-  /// The device's communicator over some of the ranks, whose host communicator this is.
+  /// The device communicator over a part of the ranks; `host` is their host communicator.
   std::unique_ptr<Communicator> part(std::unique_ptr<Communicator> host, bool line) {
     if (!host) return nullptr;
     std::vector<std::int64_t> ranks(static_cast<std::size_t>(host->size()));
@@ -256,7 +263,7 @@ class DeviceCommunicator : public CommunicatorBase {
     return stream;
   }
 
-  /// The stream of the messages to a peer, or from it: they wait for nothing else.
+  /// The stream for messages to a peer, or from it. They wait for no other messages.
   Stream& channel(int peer, bool sending) {
     std::unique_ptr<Stream>& stream = channels_[{peer, sending}];
     if (!stream) {
@@ -266,9 +273,13 @@ class DeviceCommunicator : public CommunicatorBase {
     return *stream;
   }
 
+  void make_channels(int peer) {
+    for (const bool sending : {false, true}) (void)channel(peer, sending);
+  }
+
   static bool on_host(const OperationLabel& label) { return label.memory == Tier::host; }
 
-  /// Takes over what has ended the host communicator.
+  /// Records the failure that ended the host communicator.
   void adopt_host_failure() {
     try {
       host_->check_health();
@@ -296,15 +307,17 @@ class DeviceCommunicator : public CommunicatorBase {
     return call;
   }
 
-  /// A peer that is no rank of the group is refused with the call's other arguments.
+  /// A peer outside the group is refused with the call's other arguments.
   void require_neighbour(std::string_view name, int peer, const OperationLabel& label) const {
-    if (!group_.line || peer < 0 || peer >= size() || std::abs(peer - rank()) == 1) return;
+    if (!group_.line || peer < 0 || peer >= size()) return;
+    const std::vector<int> neighbours = group_.neighbours();
+    if (std::find(neighbours.begin(), neighbours.end(), peer) != neighbours.end()) return;
     throw InvalidArgument(fmt::format("{}: rank {} is no neighbour of rank {} on a line of {} ranks",
                                       describe(name, label.unit, label.phase), peer, rank(), size()));
   }
 
-  /// A send waits for its `ready` events and for earlier sends to that peer alone, and a recv likewise: a
-  /// rank that has to receive before its peers go on never holds up what it sends to them.
+  /// A send waits only for its `ready` events and for earlier sends to that peer, and a recv likewise: a rank
+  /// that must receive before its peers can continue never delays its own sends to them.
   Event enqueue_message(DeviceCall&& call, std::span<const Event> ready) {
     Stream& stream = channel(call.other, call.name == "send");
     return follow(std::make_shared<const DeviceCall>(std::move(call)), ready, stream,
@@ -329,7 +342,7 @@ class DeviceCommunicator : public CommunicatorBase {
                   });
   }
 
-  /// Issues a call on a stream, behind `ready`.
+  /// Issues a call on a stream, after the `ready` events.
   template <typename Issue>
   Event follow(const std::shared_ptr<const DeviceCall>& call, std::span<const Event> ready, Stream& stream,
                Issue&& issue) {
@@ -342,7 +355,7 @@ class DeviceCommunicator : public CommunicatorBase {
     try {
       issued = issue(call, started);
     } catch (Error& error) {
-      // Half a call cannot be taken back: what follows on this rank would not match its peers.
+      // A partly issued call cannot be undone: later calls of this rank would not match its peers'.
       error.attach_rank(failure_->rank());
       failure_->fail(what, std::current_exception());
       throw;
@@ -359,20 +372,20 @@ class DeviceCommunicator : public CommunicatorBase {
   Device& device_;
   DeviceCommunicatorOptions options_;
   std::unique_ptr<Communicator> host_;
-  PeerInquiry* inquiry_;     ///< `host_`, if it can ask; else null
-  std::uint64_t calls_ = 0;  ///< collective ones that the device was given
+  PeerInquiry* inquiry_;     ///< `host_` as an interface for inquiries; may be null
+  std::uint64_t calls_ = 0;  ///< collective calls issued on the device
   std::shared_ptr<DeviceFailure> failure_;
-  int exceptions_;  ///< in flight at construction; more at destruction means unwinding
+  int exceptions_;  ///< exceptions in flight at construction; more at destruction means unwinding
   std::string name_;
   std::unique_ptr<Stream> stream_;  ///< null on a line
   DeviceGroup group_;
   std::unique_ptr<DeviceExchange> exchange_;
-  std::map<std::pair<int, bool>, std::unique_ptr<Stream>> channels_;  ///< by peer, and whether it sends
+  std::map<std::pair<int, bool>, std::unique_ptr<Stream>> channels_;  ///< by peer and direction
   std::unique_ptr<DeviceWatch> watch_;
   std::vector<Event> pending_;
 };
 
-/// A number that no other process has: random, drawn once.
+/// A number that no other process has, drawn at random once.
 std::uint64_t process_number() {
   static const std::uint64_t number = [] {
     std::random_device random;
@@ -381,7 +394,7 @@ std::uint64_t process_number() {
   return number;
 }
 
-/// A place as it travels: fixed size, equal on every node.
+/// A place in the form in which it is sent: fixed size, equal on every node.
 struct PackedPlace {
   std::uint64_t process;
   std::int64_t index;
@@ -429,7 +442,7 @@ std::unique_ptr<Communicator> make_device_communicator(Device& device, std::uniq
   const std::vector<DevicePlace> places = gather_places(device, *host);
   chosen.transport = choose_transport(options.transport, places, has_nccl());
   if (host->size() == 1 && chosen.transport == DeviceTransport::staged) {
-    chosen.transport = DeviceTransport::shared;  // one rank has nobody to reach through the host
+    chosen.transport = DeviceTransport::shared;  // a single rank needs no host memory
   }
   if (options.library_collectives && chosen.transport != DeviceTransport::nccl) {
     throw ConfigurationError(

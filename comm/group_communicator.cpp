@@ -17,16 +17,17 @@ namespace tranche::comm {
 
 namespace {
 
-/// Reductions of at most this many bytes from all peers bring a buffer of their own and so never queue for
-/// the staging buffer: norms, flags, losses.
+/// Reductions of at most this many bytes from all peers (norms, flags, losses) allocate their own buffer and
+/// so never queue for the staging buffer.
 constexpr std::int64_t small_bytes = 64 << 10;
 
 void copy(void* to, const void* from, std::int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, static_cast<std::size_t>(bytes));
 }
 
-/// Operations whose ranks get no more than this of all others are done by the thread that issues them, where
-/// all are there: some 50 microseconds of it, where handing over and back takes 8.
+/// Operations in which a rank receives at most this many bytes are done by the issuing thread if all ranks
+/// have arrived: that takes it some 50 microseconds, while switching to the communication thread and back
+/// takes 8.
 constexpr std::int64_t eager_bytes = 512 << 10;
 
 void set_size(OperationInfo& info, std::int64_t bytes) {
@@ -35,7 +36,7 @@ void set_size(OperationInfo& info, std::int64_t bytes) {
                                                    [](const Event& event) { return event.query(); });
 }
 
-/// A NaN of any rank survives in minimum and maximum.
+/// A NaN of any rank is kept in minimum and maximum.
 template <ReduceOperation operation, typename T>
 T combine(T a, T b) {
   const bool nan = a != a;
@@ -43,7 +44,7 @@ T combine(T a, T b) {
     return nan || a < b ? a : b;
   } else if constexpr (operation == ReduceOperation::maximum) {
     return nan || a > b ? a : b;
-  } else if constexpr (std::is_integral_v<T>) {  // wraps: overflow must not be undefined behaviour
+  } else if constexpr (std::is_integral_v<T>) {  // wraps, because overflow is undefined behaviour
     return static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));
   } else {
     return a + b;
@@ -52,7 +53,7 @@ T combine(T a, T b) {
 
 template <ReduceOperation operation, typename T>
 void combine_in_rank_order(std::span<const void* const> pieces, void* result, std::int64_t count) {
-  // Through a block of its own, since the result may be one of the pieces.
+  // The result is built in a separate block, because it may overwrite one of the inputs.
   constexpr std::int64_t block_elements = 1024;
   T block[block_elements];
   for (std::int64_t done = 0; done < count; done += block_elements) {
@@ -105,7 +106,7 @@ std::unique_ptr<Communicator> GroupCommunicator::of_all(std::shared_ptr<Progress
   auto group = std::make_unique<GroupCommunicator>(engine, std::move(members), 0);
   std::string obstacle = group->window_->obstacle();
   if (obstacle.empty()) return group;
-  // In order first, so that MPI can end in order too.
+  // Communicators are destroyed in order first, so that MPI can be finalised in order.
   group.reset();
   engine.reset();
   throw ConfigurationError("tranche.collectives: shared was asked for, but " + obstacle +
@@ -300,7 +301,7 @@ Event GroupCommunicator::all_to_all_v(const void* sent, std::span<const RankElem
   const std::int64_t width = size_of(dtype);
   auto* from = static_cast<unsigned char*>(const_cast<void*>(sent));
   auto* to = static_cast<unsigned char*>(received);
-  // A pair of ranks that has nothing to exchange posts no message.
+  // A pair of ranks without data to exchange posts no message.
   const auto parts_of = [&](unsigned char* base, std::span<const RankElements> of) {
     std::vector<Part> parts;
     for (const int member : peers()) {
@@ -336,7 +337,7 @@ Event GroupCommunicator::send(const void* values, std::int64_t count, DataType d
   OperationInfo info = open("send", ready, label);
   validate_and_record_send(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
-  info.tag.call = 0;  // the two sides have different names
+  info.tag.call = 0;  // sender and receiver have different names
   info.tag.sequence = sends_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, {{peer, const_cast<void*>(values), bytes}}, {}, bytes);
@@ -347,7 +348,7 @@ Event GroupCommunicator::recv(void* values, std::int64_t count, DataType dtype, 
   OperationInfo info = open("recv", ready, label);
   validate_and_record_recv(values, count, dtype, peer, label);
   info.tag.point_to_point = true;
-  info.tag.call = 0;  // the two sides have different names
+  info.tag.call = 0;  // sender and receiver have different names
   info.tag.sequence = receives_[static_cast<std::size_t>(peer)]++;
   const std::int64_t bytes = count * size_of(dtype);
   return move(std::move(info), nullptr, {}, {{peer, values, bytes}}, bytes);
@@ -358,7 +359,8 @@ Event GroupCommunicator::barrier(const OperationLabel& label) {
   validate_and_record_barrier(label);
   info.tag.sequence = sequence_++;
   set_size(info, 0);
-  // An empty message to and from everyone: more messages than a tree, but whoever is missing is known.
+  // Every rank sends an empty message to every other: more messages than in a tree, but a missing rank is
+  // identified.
   std::vector<Part> parts;
   for (const int member : peers()) parts.push_back({member, nullptr, 0});
   return move(std::move(info), nullptr, parts, parts, 1);
@@ -383,7 +385,7 @@ std::unique_ptr<Communicator> GroupCommunicator::split(int color, int key) {
     context = std::max(context, entries[member].context);
     if (entries[member].color == color) chosen.emplace_back(entries[member].key, static_cast<int>(member));
   }
-  // One context for all colours: their groups have no rank in common.
+  // All colours use one context, because their groups have no rank in common.
   engine_->set_next_context(static_cast<int>(context) + 1);
   if (color < 0) return nullptr;
   std::sort(chosen.begin(), chosen.end());

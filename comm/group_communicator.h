@@ -18,9 +18,9 @@ namespace tranche::comm {
 
 class GroupCommunicator : public CommunicatorBase, public PeerInquiry {
  public:
-  /// `members`: job ranks in group order. `context` tells its messages from those of other groups.
+  /// `members`: job ranks in group order. `context` distinguishes its messages from those of other groups.
   GroupCommunicator(std::shared_ptr<ProgressEngine> engine, std::vector<int> members, int context);
-  /// All ranks of the engine's transport.
+  /// Makes the group of all ranks of the engine's transport.
   static std::unique_ptr<Communicator> of_all(std::shared_ptr<ProgressEngine> engine);
   ~GroupCommunicator() override;
 
@@ -79,7 +79,7 @@ class GroupCommunicator : public CommunicatorBase, public PeerInquiry {
     void* data;
     std::int64_t bytes;
   };
-  /// Device calls are a sequence of their own.
+  /// The signature of a device call. Device calls are numbered separately.
   CallSignature device_call(std::string_view name, std::string_view unit, std::uint64_t number) const {
     Tag tag;
     tag.context = context_ | 1 << 20;
@@ -89,7 +89,8 @@ class GroupCommunicator : public CommunicatorBase, public PeerInquiry {
   OperationInfo open(std::string_view name, std::span<const Event> ready, const OperationLabel& label);
   Event move(OperationInfo info, std::function<void()> local, const std::vector<Part>& sends,
              const std::vector<Part>& receives, std::int64_t message_bytes);
-  /// Members behind this rank in cyclic order, so that not all ranks begin with the same peer.
+  /// The other members, in cyclic order after this rank, so that the ranks do not all begin with the same
+  /// peer.
   std::vector<int> peers() const;
   Event gather(OperationInfo info, const void* shard, void* full, std::int64_t bytes,
                std::int64_t message_bytes);
@@ -99,9 +100,9 @@ class GroupCommunicator : public CommunicatorBase, public PeerInquiry {
   int context_;
   int rank_ = 0, local_size_ = 0, local_rank_ = 0;
   std::unique_ptr<const WindowAlgorithms> window_;
-  int exceptions_ = 0;  ///< in flight at construction; more at destruction means unwinding
+  int exceptions_ = 0;  ///< exceptions in flight at construction; more at destruction means unwinding
   std::uint64_t sequence_ = 0;
-  std::vector<std::uint64_t> sends_, receives_;  ///< numbers of the next, by member
+  std::vector<std::uint64_t> sends_, receives_;  ///< the number of the next message, by member
 };
 
 }  // namespace tranche::comm

@@ -21,7 +21,7 @@ namespace tranche {
 
 namespace {
 
-/// Checks, counts and hashes as the real ones do; moves nothing and touches no buffer.
+/// Checks, counts and hashes like the real communicators; it moves nothing and accesses no buffer.
 class MetaCommunicator : public comm::CommunicatorBase {
  public:
   /// `nodes`: the node of each rank.
@@ -38,7 +38,8 @@ class MetaCommunicator : public comm::CommunicatorBase {
     std::map<int, int> ranks_of;
     count_crossings(std::make_unique<const comm::Crossings>(layout_, rank_, collectives_, true));
     for (const int node : nodes_) most_on_node_ = std::max(most_on_node_, ++ranks_of[node]);
-    // The ranks of a node begin an operation when it is ready; devices have a stream for all of them.
+    // Each rank of a node begins an operation when it is ready; a device has one stream for all its
+    // operations.
     if (!recorder_) return;
     lane_ = recorder_->add_lane("communication", !recorder_->inline_compute());
     alone_->set_recorder(recorder_.get(),
@@ -75,7 +76,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
     }
     return record("reduce_scatter", count * size_, dtype, ready, label);
   }
-  /// As GroupCommunicator counts them.
+  /// The count is the same as GroupCommunicator's.
   std::int64_t summed_elements_sent(std::int64_t count, DataType dtype,
                                     const ReductionOptions& options) const override {
     if (layout_.nodes() == 1 || layout_.nodes() == size_) return 0;
@@ -99,7 +100,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
                      std::span<const RankElements> receives, DataType dtype, std::span<const Event> ready,
                      const OperationLabel& label) override {
     validate_and_record_all_to_all_v(sent, sends, received, receives, dtype, label);
-    // As long as an all_to_all in which every pair exchanges this rank's mean.
+    // It is recorded with the duration of an all_to_all in which every pair exchanges this rank's mean.
     std::int64_t out = 0, in = 0;
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
@@ -127,7 +128,7 @@ class MetaCommunicator : public comm::CommunicatorBase {
     validate_and_record_barrier(label);
     return record("barrier", 0, DataType::uint8, {}, label);
   }
-  /// Without peers to ask, all ranks are taken to pass this rank's colour and equal keys.
+  /// There are no peers to ask, so all ranks are assumed to pass this rank's colour and equal keys.
   std::unique_ptr<Communicator> split(int color, int) override {
     validate_and_record_split();
     if (color < 0) return nullptr;
@@ -166,11 +167,12 @@ class MetaCommunicator : public comm::CommunicatorBase {
   NodeCollectives collectives_;
   comm::NodeLayout layout_;
   mutable std::map<std::pair<int, std::int64_t>, std::unique_ptr<comm::ReducePlan>> plans_;
-  std::shared_ptr<comm::StagingBuffer> staging_;  // tracked like the real one, never touched
+  std::shared_ptr<comm::StagingBuffer> staging_;  // tracked like the real one, never accessed
   std::shared_ptr<detail::WorkRecorder> recorder_;
   int lane_ = 0;
   std::unique_ptr<Device> device_ = make_device({.kind = DeviceKind::meta});
-  std::unique_ptr<Stream> alone_ = device_->create_inline_stream("communication", 1);  ///< of one rank's sums
+  /// The stream for the sums of a group of one rank.
+  std::unique_ptr<Stream> alone_ = device_->create_inline_stream("communication", 1);
 };
 
 }  // namespace
@@ -182,7 +184,7 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, int loc
   }
   if (options.local_size > 0) local_size = options.local_size;
   if (local_size <= 0) local_size = size;
-  // Without a resource there is no account to keep, and so no reason to take memory.
+  // Without a resource no ledger counts the memory, so none is allocated.
   const bool tracked = options.memory != nullptr;
   std::vector<int> nodes;
   for (int member = 0; member < size; ++member) nodes.push_back(member / local_size);

@@ -1,5 +1,5 @@
 #pragma once
-/// The exception by which a rank reports the failure of another one. Private to the library.
+/// The exception by which a rank reports another rank's failure. Private to the library.
 
 #include <source_location>
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace tranche::comm {
 
-/// The echo of another rank's failure; told apart so that the first cause can be found among many errors. It
-/// has that failure's exit status, since a launcher returns the status of whichever rank happens to end
+/// The echo of another rank's failure. It has its own type so that the first cause can be found among many
+/// errors. It has that failure's exit status, because a launcher returns the status of whichever rank ends
 /// first.
 class PeerFailure : public CommunicationError {
  public:

@@ -14,7 +14,7 @@ RankNames::RankNames(std::string mesh, int ranks) : mesh_(std::move(mesh)), rank
 std::string RankNames::of(int rank) const {
   try {
     if (!mesh_.empty()) return Mesh::parse(mesh_, ranks_).name_of_rank(rank);
-  } catch (const Error&) {  // the start refuses such a mesh; until then a rank has its number
+  } catch (const Error&) {  // the start refuses such a mesh; until then a rank is named by its number
   }
   return fmt::format("rank {}", rank);
 }

@@ -5,13 +5,14 @@
 
 namespace tranche::comm {
 
-/// Ranks of a job as error texts name them: with their coordinates in the mesh the job was started with.
+/// Formats the ranks of a job for error texts, with their coordinates in the job's mesh.
 class RankNames {
  public:
   RankNames() = default;
-  /// `mesh`: the text of CommunicatorOptions::mesh; it is read only when a name is wanted.
+  /// `mesh`: the text of CommunicatorOptions::mesh; it is parsed only when a name is needed.
   RankNames(std::string mesh, int ranks);
-  /// "rank 3 (replicate 1, shard 1)"; "rank 3" where one axis says it all, or the text is no mesh of the job.
+  /// "rank 3 (replicate 1, shard 1)"; "rank 3" where the mesh has one axis, or the text is not a mesh of the
+  /// job.
   std::string of(int rank) const;
 
  private:

@@ -21,24 +21,25 @@
 namespace tranche::comm {
 
 namespace {
-/// Smaller tensors are copied, which costs less than a page of their own.
+/// Smaller tensors are copied, which costs less than a page each.
 constexpr std::int64_t least_piece = 64 << 10;
 constexpr std::int64_t huge_page = std::int64_t{2} << 20;
-/// Pieces start at multiples of this, so that they can have huge pages.
+/// Allocations start at multiples of this, so that they can have huge pages.
 constexpr std::int64_t piece_alignment = huge_page;
 
 std::int64_t whole_pages(std::int64_t bytes) {
   return round_up(std::max<std::int64_t>(bytes, 1), static_cast<std::int64_t>(sysconf(_SC_PAGESIZE)));
 }
 
-/// Makes the whole blocks of a new piece huge pages, if the system can; otherwise nothing is lost but speed.
+/// Makes the whole 2 MiB blocks of a new allocation huge pages, if the system can; otherwise only speed is
+/// lost.
 void take_huge_pages(unsigned char* data, std::int64_t bytes) {
   const std::int64_t blocks = bytes / huge_page;
   if (blocks == 0) return;
   madvise(data, static_cast<std::size_t>(bytes), MADV_HUGEPAGE);
   constexpr int collapse = 25;  // MADV_COLLAPSE; older headers lack it
-  // Block by block: a block without any page has nothing to collapse, and a system that has no huge page to
-  // give, or cannot at all, is asked once.
+  // It works block by block: a block without any page cannot be collapsed. A system without free huge pages,
+  // or without support, is asked only once.
   for (std::int64_t block = 0; block < blocks; ++block) {
     unsigned char* start = data + block * huge_page;
     *static_cast<volatile unsigned char*>(start) = 0;
@@ -74,7 +75,7 @@ void* map_window(int file, std::int64_t offset, std::int64_t bytes, int protecti
 }
 
 WindowMemory::WindowMemory(Tier tier) : ordinary_(make_host_resource(tier)) {
-  // The name is what /proc/PID/maps shows, in this process and in those that map it.
+  // The name appears in /proc/PID/maps of this process and of those that map it.
   file_ = memfd_create(("tranche window of " + std::to_string(getpid())).c_str(), MFD_CLOEXEC);
   if (file_ < 0) return;
   void* page = nullptr;
@@ -138,8 +139,9 @@ void WindowMemory::deallocate(void* pointer, const AllocationRequest& request) n
   if (found == allocations_.end()) return;
   const auto [offset, bytes] = found->second;
   munmap(pointer, static_cast<std::size_t>(bytes));
-  // The pages go although peers may have them mapped still. The file is not cut: a peer that reads late,
-  // after a failure, then finds zeros and not the end of the file, which would end it by a signal.
+  // The pages are freed although peers may still have them mapped. The file is not truncated: a peer that
+  // reads late, after a failure, then reads zeros instead of past the end of the file, which would kill it by
+  // a signal.
   (void)fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, bytes);
   allocations_.erase(found);
 }

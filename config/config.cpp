@@ -341,6 +341,34 @@ void read_stages(const Values& values, bool mesh_given, Config& config, Problems
   }
 }
 
+/// The same by DeepSpeed's key for sequences on several ranks, whose attention is exchanged as its Ulysses
+/// does it, where tranche.context_exchange does not say otherwise.
+void read_context_ranks(const Values& values, bool mesh_given, Config& config, Problems& problems) {
+  constexpr const char* key = "sequence_parallel_size";
+  if (!values.has(key)) return;
+  config.context_ranks = small_integer(values, key, 1, problems);
+  if (config.context_ranks < 1) {
+    problems.add(fmt::format("{}: {} is not at least 1", key, config.context_ranks));
+    config.context_ranks = 0;
+    return;
+  }
+  if (config.context_ranks == 1) return;
+  if (!values.has("tranche.context_exchange")) config.context_exchange = ContextExchange::ulysses;
+  if (mesh_given) return;
+  if (config.shard_size == 0) {
+    config.mesh = fmt::format("shard=*, context={}", config.context_ranks);
+  } else if (config.shard_size % config.context_ranks == 0) {
+    // Ranks that share sequences share state too.
+    config.mesh = fmt::format("replicate=*, shard={}, context={}", config.shard_size / config.context_ranks,
+                              config.context_ranks);
+  } else {
+    problems.add(
+        fmt::format("{}: {} with {} {}: ranks that share sequences share the state too, so that the "
+                    "latter has to be a multiple of the former",
+                    key, config.context_ranks, config.shard_size_key, config.shard_size));
+  }
+}
+
 /// The same by DeepSpeed's key for layers on several ranks, which are neighbours: the fastest axis.
 void read_tensor_ranks(const Values& values, bool mesh_given, Config& config, Problems& problems) {
   constexpr const char* key = "tensor_parallel.autotp_size";
@@ -366,6 +394,7 @@ void read_together(const Values& values, Config& config, Problems& problems) {
   }
   const bool mesh_given = !config.mesh.empty();
   read_replicas(values, config, problems);
+  read_context_ranks(values, mesh_given, config, problems);
   read_stages(values, mesh_given, config, problems);
   read_tensor_ranks(values, mesh_given, config, problems);
   read_offload(values, config, problems);
@@ -422,11 +451,11 @@ Config config_from(const Values& values, Problems& problems) {
 }
 
 /// The number of ranks that the three figures of the batch are for. The figures count data ranks, each of
-/// which has as many ranks as DeepSpeed's keys ask for on the axes `pipeline` and `tensor`; where the figures
-/// do not tell a number, there is one data rank.
+/// which has as many ranks as DeepSpeed's keys ask for on the axes `pipeline`, `context` and `tensor`; where
+/// the figures do not tell a number, there is one data rank.
 int ranks_of_batch(const Config& config) {
-  const std::int64_t asked =
-      std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.tensor_ranks);
+  std::int64_t asked = std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.context_ranks);
+  asked = asked <= INT32_MAX ? asked * std::max(1, config.tensor_ranks) : asked;
   const int beside = asked <= INT32_MAX ? static_cast<int>(asked) : 1;
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;
   if (micro < 1 || steps < 1 || config.train_batch_size < 1) return beside;
@@ -511,6 +540,9 @@ std::string_view name_of(PipelineCuts cuts) {
 }
 std::string_view name_of(TensorSums sums) {
   return detail::name_in(sums);
+}
+std::string_view name_of(ContextExchange exchange) {
+  return detail::name_in(exchange);
 }
 std::string_view name_of(GatherFor gather_for) {
   return detail::name_in(gather_for);

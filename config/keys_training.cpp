@@ -202,7 +202,7 @@ constexpr ConfigKey keys[] = {
         "what a step leaves of the averages whose ratio is reported; in 0..1, 0: each step by itself")
         .written_if(measures_noise).within({.least = 0, .most = below_1, .wrong = "{0} is not at least 0 and below 1"}),
     field<&Config::mesh>("tranche.mesh",
-        "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers), shard and tensor (parts of layers); * takes the rest")
+        "axes of the ranks with their sizes, slowest first: replicate (copies of the sharded state), pipeline (stages of layers), shard, context (parts of sequences) and tensor (parts of layers); * takes the rest")
         .otherwise("\"shard=*\""),
     own<&Config::layout>(honoured("tranche.layout", any, "{}",
         "by the name of a tensor's dimension, like {\"vocabulary\": \"whole\"}: whole leaves tensors whole along it on every rank of the axis tensor, tensor cuts them"))
@@ -227,6 +227,9 @@ constexpr ConfigKey keys[] = {
     field<&Config::tensor_sums>("tranche.tensor_sums",
         "how the ranks of the mesh's axis tensor add up their parts of a layer: rank_order (each part by itself), or chain (each rank goes on where the one before "
         "ended, which has one rank's bits and is slow)").written_if_set(),
+    field<&Config::context_exchange>("tranche.context_exchange",
+        "how attention sees the whole sequence on the mesh's axis context: gather (each rank gathers the keys and values of all), or ulysses (parts of the "
+        "sequence are exchanged for parts of the heads)").written_if_set(),
     field<&Config::reduction_group>("tranche.reduction_group",
         "ranks in the inner groups of the fixed-order sum; recorded in checkpoints; 0 is auto").may_be_auto().otherwise("ranks on a node").at_least(0),
     field<&Config::depth>("tranche.depth", "units gathered at once in stage 3, the one in use included").may_be_auto().at_least(1).quiet(),

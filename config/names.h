@@ -29,6 +29,8 @@ inline constexpr auto names_of<PipelineCuts> = std::to_array<std::string_view>({
 template <>
 inline constexpr auto names_of<TensorSums> = std::to_array<std::string_view>({"rank_order", "chain"});
 template <>
+inline constexpr auto names_of<ContextExchange> = std::to_array<std::string_view>({"gather", "ulysses"});
+template <>
 inline constexpr auto names_of<GatherFor> = std::to_array<std::string_view>({"use", "step"});
 template <>
 inline constexpr auto names_of<OffloadTier> = std::to_array<std::string_view>({"none", "cpu", "nvme"});

@@ -137,6 +137,10 @@ void note_axes(const Values& values, Config& config) {
   if (lacks("pipeline.stages", MeshAxis::pipeline)) {
     config.notes.emplace_back("pipeline.stages: \"auto\" is 1: write the number of stages for a pipeline");
   }
+  if (lacks("sequence_parallel_size", MeshAxis::context)) {
+    config.notes.emplace_back(
+        "sequence_parallel_size: \"auto\" is 1: write the number of ranks that share each sequence");
+  }
   if (lacks("tensor_parallel.autotp_size", MeshAxis::tensor)) {
     config.notes.emplace_back(
         "tensor_parallel.autotp_size: \"auto\" is 1: write the number of ranks that share layers");

@@ -300,12 +300,36 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   }
 }
 
+/// Refuses what the axis `context` does not have.
+void check_context(Config& config, const Mesh& mesh, Problems& problems) {
+  const int ranks = mesh.size(MeshAxis::context);
+  if (ranks == 1) {
+    if (config.context_exchange != ContextExchange::gather) {
+      config.notes.emplace_back("tranche.context_exchange has no effect: the mesh has no axis context");
+    }
+    return;
+  }
+  const auto refuse = [&](bool asked, std::string_view key, std::string_view reason) {
+    if (!asked) return;
+    problems.add(fmt::format("{}: tranche.mesh \"{}\" with context={} cannot be used with it: {}", key,
+                             config.mesh, ranks, reason));
+  };
+  refuse(config.world_size_invariant, "tranche.world_size_invariant",
+         "a sample's gradient is the sum over the ranks of context, which rounds differently on another "
+         "number of them; leave one of the two out");
+  refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
+         "a rank of context has a part of each sample's gradient alone; leave it out");
+  refuse(config.tensor_sums == TensorSums::chain && mesh.size(MeshAxis::tensor) > 1, "tranche.tensor_sums",
+         "chain has the bits of one rank, which sums over parts of sequences have not; write rank_order");
+}
+
 void check_mesh(Config& config, int ranks, Problems& problems) {
   try {
     const Mesh mesh = config.mesh_of(ranks);
     check_pipeline(config, mesh, problems);
     check_layout(config, mesh, problems);
     check_tensor(config, mesh, problems);
+    check_context(config, mesh, problems);
     const auto check_axis = [&](MeshAxis axis, const char* key, int asked) {
       if (asked == 0 || asked == mesh.size(axis)) return;
       problems.add(
@@ -313,6 +337,7 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                       key, asked, config.mesh, name_of(axis), mesh.size(axis)));
     };
     check_axis(MeshAxis::pipeline, "pipeline.stages", config.pipeline_stages);
+    check_axis(MeshAxis::context, "sequence_parallel_size", config.context_ranks);
     check_axis(MeshAxis::tensor, "tensor_parallel.autotp_size", config.tensor_ranks);
     const int shards = mesh.size(MeshAxis::shard);
     if (config.shard_size > 0 && config.shard_size != shards) {
@@ -328,14 +353,16 @@ void check_mesh(Config& config, int ranks, Problems& problems) {
                       config.mesh, mesh.size(MeshAxis::replicate)));
     }
     check_replicas(config, problems);
-    if (config.reduction_group == 0 || config.reduction_group == shards) return;
+    const int in_a_copy = mesh.state_ranks();
+    if (config.reduction_group == 0 || config.reduction_group == in_a_copy) return;
     problems.add(
         fmt::format("tranche.reduction_group: {} with tranche.mesh \"{}\", where gradients are added within "
-                    "the {} ranks of shard "
-                    "first; leave it out",
-                    config.reduction_group, config.mesh, shards));
+                    "the {} ranks of shard{} first; leave it out",
+                    config.reduction_group, config.mesh, in_a_copy,
+                    mesh.size(MeshAxis::context) > 1 ? " and context" : ""));
   } catch (const ConfigurationError& error) {
     problems.add(std::string(config.pipeline_stages > 1 ? "pipeline.stages, " : "") +
+                 (config.context_ranks > 1 ? "sequence_parallel_size, " : "") +
                  (config.tensor_ranks > 1 ? "tensor_parallel.autotp_size, " : "") +
                  (config.shard_size > 0 ? config.shard_size_key + ", " : "") +
                  "tranche.mesh: " + error.message());

@@ -1,11 +1,11 @@
 #pragma once
 /// The 8-bit block format of optimizer states: bitsandbytes' dynamic maps (Dettmers et al., 2022) over blocks
-/// of 256 elements. A block is 256 codes and behind them its scale, the greatest magnitude, in fp32; so a
-/// block is found by its position alone, and is copied whole. An element is map[code] * scale. The arithmetic
-/// of a code is the same on every device.
+/// of 256 elements. A block holds 256 codes followed by its scale, the greatest magnitude, in fp32; so its
+/// address follows from its index alone, and it is copied as a whole. An element is map[code] * scale. The
+/// arithmetic of a code is the same on every device.
 ///
-/// A map has seven decades; the one below 1 has 64 equal cells (unsigned: 128), and each one below half as
-/// many as the one above. A value is the middle of its cell. 0 and 1 are values too.
+/// A map has seven decades. The highest one, which ends at 1, has 64 equal cells (unsigned: 128), and every
+/// lower one half as many as the next higher. The middles of cells are the map's values, and so are 0 and 1.
 
 #include <bit>
 #include <cstddef>
@@ -18,20 +18,20 @@ namespace tranche::detail {
 
 inline constexpr int block8_decades = 7;
 
-/// Cells of a decade, of which 0 is the smallest numbers'.
+/// The number of cells in a decade. Decade 0 holds the smallest magnitudes.
 template <bool with_sign>
 constexpr int block8_cells(int decade) {
   return (with_sign ? 1 : 2) << decade;
 }
 
-/// 10 to the power of decade - 6: where a decade ends.
+/// The upper end of a decade: 10 to the power of decade - 6.
 constexpr double block8_end(int decade) {
   double end = 1;
   for (int i = decade; i < block8_decades - 1; ++i) end /= 10;
   return end;
 }
 
-/// The least magnitude that is nearest to a value of the decade; of decade 7, to 1.
+/// The least magnitude whose nearest value lies in the decade; for decade 7, the least that is nearest to 1.
 template <bool with_sign, int decade>
 constexpr float block8_from() {
   const auto width = [](int of) { return 0.9 * block8_end(of) / block8_cells<with_sign>(of); };
@@ -53,8 +53,9 @@ constexpr void choose_block8_decade(float x, float& slope, float& cells) {
   cells = x >= from ? own_cells : cells;
 }
 
-/// The share of its block's scale that an element is, in [-1, 1]: by multiplication with the scale's inverse,
-/// as in bitsandbytes. That of a subnormal scale could be infinite, so `lift` makes scale and element normal.
+/// Divides an element by its block's scale, to a share in [-1, 1]. It multiplies by the scale's inverse, as
+/// bitsandbytes does. The inverse of a subnormal scale could be infinite, so `lift` makes scale and element
+/// normal.
 struct Block8Shares {
   float lift, inverse;
   constexpr float operator()(float element) const { return element * lift * inverse; }
@@ -64,8 +65,8 @@ constexpr Block8Shares block8_shares(float scale) {
   return {lift, 1.0f / (scale * lift)};
 }
 
-/// The code whose value is nearest to x, an element's share; of two as near the one further from 0. A NaN
-/// (all of a block whose scale is 0) has the code of 0, as does what is negative without sign.
+/// The code whose value is nearest to x, an element's share; on a tie, the one further from 0. A NaN (every
+/// share of a block whose scale is 0) gets the code of 0, and so does a negative share in the unsigned map.
 template <bool with_sign>
 constexpr std::int32_t block8_code(float x) {
   const float magnitude = with_sign && x < 0 ? -x : x;
@@ -77,8 +78,8 @@ constexpr std::int32_t block8_code(float x) {
   choose_block8_decade<with_sign, 4>(magnitude, slope, cells);
   choose_block8_decade<with_sign, 5>(magnitude, slope, cells);
   choose_block8_decade<with_sign, 6>(magnitude, slope, cells);
-  // Values that are greater than 0 count from 1; a decade begins with as many as it has cells, so that
-  // (magnitude - end / 10) * slope cells lie before the magnitude's: end / 10 * slope = cells / 9.
+  // A decade's cells are numbered from `cells` on (unsigned: from cells - 1, subtracted below), so the number
+  // of a magnitude is cells + (magnitude - end / 10) * slope, in which end / 10 * slope is cells / 9.
   constexpr float before = 8.0f / 9;
   const float cell = magnitude * slope + cells * before;
   const float last = cells + cells - 1;
@@ -99,8 +100,8 @@ inline constexpr std::int32_t block8_zero = with_sign ? 127 : 0;
 struct Block8Map {
   float values[256];
 };
-/// As bitsandbytes' create_dynamic_map() gives them, in its arithmetic: torch.linspace(0.1, 1) in fp32 with
-/// one rounding an element from the nearer end, the middles of neighbours, times a power of ten.
+/// Computes bitsandbytes' create_dynamic_map() with the same rounding: torch.linspace(0.1, 1) in fp32 with
+/// one rounding per element from the nearer end, the middles of neighbours, times a power of ten.
 template <bool with_sign>
 constexpr Block8Map make_block8_map() {
   Block8Map map{};
@@ -124,19 +125,20 @@ constexpr Block8Map make_block8_map() {
 }
 std::span<const float, 256> block8_map(bool with_sign);
 
-/// Greatest magnitude of up to 256 elements, as bits; a NaN is greater than any number, so that a block with
-/// one is of NaNs alone.
+/// The greatest magnitude of up to 256 elements, as bits. A NaN compares greater than any number, so every
+/// element of a block with a NaN decodes to NaN.
 constexpr std::uint32_t block8_magnitude(float value) {
   return std::bit_cast<std::uint32_t>(value) & 0x7fffffffu;
 }
 
-/// Encodes a block of up to 256 elements; the codes of those that are missing are that of 0. `dtype` is
-/// block8 or block8_unsigned.
+/// Encodes a block of up to 256 elements; the codes of missing elements are the code of 0. `dtype` is block8
+/// or block8_unsigned.
 void encode_block8(DataType dtype, std::span<const float> values, std::byte* block);
-/// The first elements of a block, as many as asked for.
+/// Decodes the first values.size() elements of a block.
 void decode_block8(DataType dtype, const std::byte* block, std::span<float> values);
 
-/// Elements [0, values.size()) that begin with a block, and the other way; the last block may be of fewer.
+/// Encodes, or decodes, elements [0, values.size()) that begin with a block; the last block may hold fewer
+/// than 256.
 void encode_blocks8(DataType dtype, std::span<const float> values, std::byte* blocks);
 void decode_blocks8(DataType dtype, const std::byte* blocks, std::span<float> values);
 

@@ -37,16 +37,17 @@ std::string closest_match(std::string_view text, const std::vector<std::string>&
   const std::string wanted = lower(text);
   std::string best, holder;
   std::size_t best_distance = std::max<std::size_t>(2, wanted.size() / 3) + 1;
-  bool best_keeps = false;  // every letter of the shorter name
+  bool best_keeps = false;  // the shorter name's letters all occur in the longer, in order
   for (const std::string& candidate : candidates) {
     const std::size_t distance = edit_distance(wanted, candidate);
     const auto [shorter, longer] = std::minmax({wanted.size(), candidate.size()});
     const bool keeps = distance == longer - shorter;
-    // Among names that are equally far, one that only has letters more is meant: "llama-3-8b" is
+    // Two candidates at the same distance: one that only adds letters is preferred. "llama-3-8b" means
     // "llama-3.1-8b", not "llama-2-7b".
     const bool closer =
         distance < best_distance || (distance == best_distance && keeps && !best_keeps && !best.empty());
-    // Two short words without a common letter have a small distance, too: ask for some likeness.
+    // Two short words without a common letter are also at a small distance, so at least one letter must
+    // agree.
     if (closer && distance < longer) {
       best = candidate;
       best_distance = distance;
@@ -55,7 +56,8 @@ std::string closest_match(std::string_view text, const std::vector<std::string>&
     const bool holds = wanted.size() >= 4 && lower(candidate).find(wanted) != std::string::npos;
     if (holds && (holder.empty() || candidate.size() < holder.size())) holder = candidate;
   }
-  // "micro_batch_size" is meant for the longer name that holds it, whatever else is some letters away.
+  // A longer name that contains the text, such as one with "micro_batch_size", is preferred to names at a
+  // distance above 2.
   return best_distance > 2 && !holder.empty() ? holder : best;
 }
 

@@ -8,7 +8,7 @@ namespace tranche {
 
 namespace {
 
-/// Keeps the file's own name only: the folder in which the tree was built is nobody's business.
+/// Keeps only the file's name, so that messages do not show the folder in which the tree was built.
 std::string position_of(const std::source_location& where) {
   std::string_view file = where.file_name();
   if (const auto slash = file.find_last_of('/'); slash != std::string_view::npos)

@@ -16,8 +16,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// The place of the first bracket that opens a level too many; npos when there is none. Agrees with the
-/// parser on every text up to the first error in it.
+/// The position of the first bracket that exceeds the allowed depth; npos when there is none. It agrees with
+/// the parser on every text up to the first error in it.
 std::size_t too_deep(std::string_view text) {
   std::size_t depth = 0;
   bool quoted = false;
@@ -48,8 +48,8 @@ std::string parser_message(std::string_view what) {
   return std::string(whole_characters(what, longest)) + (what.size() > longest ? "..." : "");
 }
 
-/// Receives the parser's events. The library's own receiver looks for each new key among all earlier ones of
-/// its block, one by one, which takes minutes where a file has a million.
+/// Receives the parser's events. The JSON library's own receiver compares each new key with all earlier keys
+/// of its object, one by one, which takes minutes for a file with a million keys.
 class Builder {
  public:
   explicit Builder(JsonRemarks& remarks) : remarks_(remarks) {}
@@ -90,12 +90,13 @@ class Builder {
  private:
   struct Level {
     Json* value;
-    std::unordered_map<std::string, std::size_t> places = {};  ///< of a block's keys
-    std::size_t place = 0;                                     ///< of the key that was read last
+    std::unordered_map<std::string, std::size_t> places = {};  ///< position of each key of an object
+    std::size_t place = 0;                                     ///< position of the latest key
     std::string key = {};
   };
 
-  /// To where the next value belongs: `value` stays there until the level is closed.
+  /// Stores `value` where the next value belongs and returns its address, which is valid until the level is
+  /// closed.
   Json* place(Json&& value) {
     if (open_.empty()) {
       root_ = std::move(value);

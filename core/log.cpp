@@ -60,7 +60,8 @@ class FunctionSink final : public spdlog::sinks::base_sink<std::mutex> {
   std::function<void(LogLevel, std::string_view)> function_;
 };
 
-/// Standard error, which may be a terminal: names in messages may be of files from anywhere.
+/// Writes to standard error, which may be a terminal. Messages are made printable, because they may hold
+/// names of files from anywhere.
 class PrintableErrorSink final : public spdlog::sinks::stderr_sink_mt {
  public:
   void log(const spdlog::details::log_msg& message) override {
@@ -77,12 +78,12 @@ struct Logger::Impl {
   Impl(int rank_number, LogLevel level, spdlog::sink_ptr sink)
       : rank(rank_number), logger("tranche", std::move(sink)) {
     logger.set_level(to_spdlog(level));
-    // A person reads this beside a crash: nothing may be lost in a buffer.
+    // Every message is flushed, so that none is lost in a buffer when the process crashes.
     logger.flush_on(spdlog::level::trace);
   }
 
   int rank;
-  spdlog::logger logger;  // of our own, never in spdlog's registry
+  spdlog::logger logger;  // not in spdlog's registry
   std::mutex mutex;
   std::set<std::string, std::less<>> said;
 };

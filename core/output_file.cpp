@@ -20,7 +20,7 @@ namespace tranche::detail {
 namespace {
 
 constexpr std::size_t buffer_bytes = std::size_t{1} << 16;
-constexpr int most_links = 40;  // as the kernel has it
+constexpr int most_links = 40;  // the kernel's limit
 constexpr int most_names = 100;
 
 using Status = struct stat;
@@ -32,7 +32,7 @@ using Status = struct stat;
       error);
 }
 
-/// Looks behind symbolic links; nullopt: nothing is there.
+/// The status of a file after following symbolic links; nullopt when there is none.
 std::optional<Status> status_of(const std::string& path) {
   Status status{};
   if (::stat(path.c_str(), &status) == 0) return status;
@@ -44,8 +44,8 @@ bool same(const Status& a, const Status& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/// The descriptor of standard output or error, where the file is what that goes to; else -1. Opened anew it
-/// would be written from its beginning, and replaced it would not hold what is printed.
+/// The descriptor of standard output or error if it goes to this file; else -1. If the program opened the
+/// file again, it would overwrite it from its beginning; if it replaced it, the printed text would be lost.
 int standard_descriptor(const Status& status) {
   for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
     Status own{};
@@ -58,13 +58,13 @@ bool is_replaced(const std::optional<Status>& there) {
   return !there || (S_ISREG(there->st_mode) && standard_descriptor(*there) < 0);
 }
 
-/// The name behind symbolic links, whose last may name nothing yet.
+/// The name after following symbolic links. The last link may point to a file that does not exist yet.
 std::string behind_links(const std::string& path) {
   std::string name = path;
   for (int links = 0; links < most_links; ++links) {
     std::array<char, 4096> text;
     const auto size = ::readlink(name.c_str(), text.data(), text.size());
-    if (size < 0) return name;  // no link, or nothing at all
+    if (size < 0) return name;  // not a link, or missing
     const std::string to(text.data(), static_cast<std::size_t>(size));
     const std::size_t slash = name.rfind('/');
     name = to.starts_with('/') || slash == std::string::npos ? to : name.substr(0, slash + 1) + to;
@@ -83,10 +83,10 @@ OutputFile::OutputFile(const std::string& path) : path_(path) {
   target_ = behind_links(path);
   if (there) {
     const std::optional<Status> found = status_of(target_);
-    if (!found || !same(*found, *there)) fail(ENOENT);  // of /proc, whose links may name what is removed
+    if (!found || !same(*found, *there)) fail(ENOENT);  // links in /proc may name removed files
   }
   open_temporary();
-  // A file that others may read or write stays one.
+  // The new file gets the permissions of the file that it replaces.
   if (there && ::fchmod(file_, there->st_mode & 07777) != 0) {
     const int error = errno;
     ::close(file_);
@@ -107,10 +107,10 @@ void OutputFile::fail(int error) const {
 
 void OutputFile::open_as_it_stands() {
   if (const auto there = status_of(path_); there && standard_descriptor(*there) >= 0) {
-    std::fflush(nullptr);  // keeps the order of what was printed before
+    std::fflush(nullptr);  // keeps the order of text printed before
     file_ = ::fcntl(standard_descriptor(*there), F_DUPFD_CLOEXEC, 0);
   } else {
-    // To open a FIFO would wait for a reader; to write to it may.
+    // A blocking open of a FIFO would wait for a reader; writing to it later may block.
     file_ = ::open(path_.c_str(), O_WRONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC);
     if (file_ >= 0) ::fcntl(file_, F_SETFL, ::fcntl(file_, F_GETFL) & ~O_NONBLOCK);
   }

@@ -1,16 +1,16 @@
 #pragma once
-/// A file that a user named for what the program writes: a report, a trace, a table.
+/// A file that the program writes under a name given by the user: a report, a trace, a table.
 
 #include <string>
 #include <string_view>
 
 namespace tranche::detail {
 
-/// Writes a file as a whole: readers see the earlier one or the new one and never a part, and without
-/// commit() the earlier one stays. Symbolic links are followed: the file that they name is replaced, or made,
-/// with the permissions that it had. A file that is not regular (a device, a FIFO), or that standard output
-/// or error go to, is written to in place. A folder is refused, and a FIFO without a reader. Throws IoError
-/// "'PATH' cannot be written: REASON".
+/// Writes a file as a whole: readers see the earlier file or the new one, never a part; without commit() the
+/// earlier file stays. Symbolic links are followed: the file that they name is replaced (keeping its
+/// permissions) or created. A file that is not regular (a device, a FIFO), or that standard output or error
+/// go to, is written in place. A folder is refused, and so is a FIFO without a reader. Throws IoError "'PATH'
+/// cannot be written: REASON".
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
@@ -20,7 +20,7 @@ class OutputFile {
   OutputFile& operator=(const OutputFile&) = delete;
 
   void write(std::string_view text);
-  /// Makes what was written the file; durable, where it is a regular one.
+  /// Publishes the written file; a regular file is durable afterwards.
   void commit();
 
  private:
@@ -30,15 +30,15 @@ class OutputFile {
   void flush();
 
   std::string path_;
-  std::string target_;     ///< behind symbolic links
+  std::string target_;     ///< after following symbolic links
   std::string temporary_;  ///< beside the target; empty: `file_` is the target
   std::string buffer_;
   int file_ = -1;
 };
 
 void write_output_file(const std::string& path, std::string_view content);
-/// Throws IoError unless the file could be written. Touches nothing but its folder: a device or FIFO is not
-/// opened, so that nothing waits for a reader.
+/// Throws IoError unless the file could be written. It touches only the file's folder: a device or FIFO is
+/// not opened, so that nothing waits for a reader.
 void require_output_file(const std::string& path);
 
 }  // namespace tranche::detail

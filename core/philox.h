@@ -1,6 +1,6 @@
 #pragma once
-/// The block function of the counter-based random numbers, and where a stream's blocks lie, as constexpr
-/// arithmetic that any device may run. core/random.h is the interface; it checks what these assume.
+/// The block function of the counter-based random numbers and the positions of a stream's blocks, as
+/// constexpr arithmetic that any device may run. The interface is core/random.h, which checks the arguments.
 
 #include <array>
 #include <cstdint>

@@ -9,12 +9,12 @@ namespace tranche::detail {
 
 namespace {
 
-/// The beginning of a text.
+/// The character at the beginning of a text.
 struct Character {
   enum class Kind { whole, cut, invalid };
   Kind kind;
-  std::size_t bytes;  ///< of a whole one
-  unsigned code;      ///< of a whole one
+  std::size_t bytes;  ///< of a complete character
+  unsigned code;      ///< of a complete character
 };
 
 Character first_character(std::string_view text) {
@@ -26,7 +26,8 @@ Character first_character(std::string_view text) {
   unsigned code = lead & (0x7f >> length);
   for (std::size_t i = 1; i < length; ++i) {
     if (i == text.size()) return {Character::Kind::cut, 0, 0};
-    // The second byte also says that the form is the shortest, no surrogate, and not beyond the last number.
+    // The second byte's lower bound excludes overlong forms, surrogates and numbers beyond the last code
+    // point.
     const unsigned least = i > 1 ? 0x80 : lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const unsigned most = i > 1 ? 0xbf : lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
     if (byte(i) < least || byte(i) > most) return {Character::Kind::invalid, 0, 0};
@@ -42,7 +43,7 @@ bool can_be_seen(unsigned code) {
   return !control && !turns;
 }
 
-/// Appends what `text` becomes; returns the bytes that a character needs more of.
+/// Appends `text` in printable form; returns the bytes of an incomplete character at its end.
 std::string_view append_printable(std::string& out, std::string_view text) {
   while (!text.empty()) {
     const Character character = first_character(text);
@@ -60,7 +61,7 @@ std::string_view append_printable(std::string& out, std::string_view text) {
   return {};
 }
 
-/// Appends the bytes of a character that nothing completes.
+/// Appends the bytes of a character that stays incomplete.
 void append_bytes(std::string& out, std::string_view cut) {
   for (const char byte : cut) {
     fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(byte));

@@ -1,5 +1,5 @@
 #pragma once
-/// Text with everything visible that a terminal would take for a command.
+/// Text in which everything is visible that a terminal would interpret as a command.
 
 #include <cstddef>
 #include <ios>
@@ -10,25 +10,25 @@
 
 namespace tranche::detail {
 
-/// UTF-8 text for people. Newline, tab and what can be seen stay. Other control characters (C0, DEL, C1) and
-/// those that turn the direction of writing become "\u001b", so that JSON stays the same JSON; bytes that are
-/// no UTF-8 become "\xff".
+/// Makes UTF-8 text safe to print. Newline, tab and visible characters stay. Other control characters (C0,
+/// DEL, C1) and characters that turn the writing direction become "\u001b", which keeps JSON's meaning; bytes
+/// that are not UTF-8 become "\xff".
 std::string printable(std::string_view text);
 
-/// The beginning of a text in UTF-8, of at most so many bytes, that cuts no character.
+/// The longest beginning of a text in UTF-8 that has at most so many bytes and cuts no character.
 std::string_view whole_characters(std::string_view text, std::size_t most_bytes);
 
-/// Passes text on to another buffer as printable() makes it. A character whose bytes come in several writes
-/// passes when it is whole.
+/// Forwards text to another buffer in the form of printable(). A character whose bytes come in several writes
+/// is forwarded when it is complete.
 class PrintableBuffer final : public std::streambuf {
  public:
   /// `to` has to outlive this.
   explicit PrintableBuffer(std::streambuf& to) : to_(to) {}
-  /// Passes on what there is of a character that did not end.
+  /// Forwards the bytes of an incomplete character.
   ~PrintableBuffer() override;
   /// errno of the first write or flush that failed; 0 while none has.
   int error() const noexcept { return error_; }
-  /// Passes text on as it is. Returns whether that went well.
+  /// Forwards text unchanged. Returns true on success.
   bool write_unchanged(std::string_view text);
 
  protected:
@@ -39,12 +39,12 @@ class PrintableBuffer final : public std::streambuf {
  private:
   bool pass(std::string_view text);
   std::streambuf& to_;
-  std::string held_;  ///< the beginning of a character
+  std::string held_;  ///< the beginning of an incomplete character
   int error_ = 0;
 };
 
-/// Writes text to a stream of a PrintableBuffer as it is, and to any other stream as that does: for a
-/// program's own codes, and for bytes that are no text.
+/// Writes text unchanged, to a stream with a PrintableBuffer or any other stream: for a program's own escape
+/// codes, and for bytes that are not text.
 void write_unchanged(std::ostream& out, std::string_view text);
 
 }  // namespace tranche::detail

@@ -19,11 +19,12 @@ std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(stream), {}};
 }
 
-/// When the process was started, in ticks since the boot; nullopt when there is no such process, or only its
-/// status is left.
+/// The start time of a process, in ticks since the boot; nullopt when there is no such process, or it is a
+/// zombie.
 std::optional<std::uint64_t> start_of(std::int64_t process) {
   const std::string status = content_of("/proc/" + std::to_string(process) + "/stat");
-  // The second field is the program's name in parentheses, in which anything may stand; this is the 22nd.
+  // The second field is the program's name in parentheses, which may contain any character; the start time is
+  // the 22nd field.
   std::size_t at = status.rfind(')');
   if (at == std::string::npos || status.compare(at, 4, ") Z ") == 0) return std::nullopt;
   for (int field = 2; field < 22; ++field) {
@@ -36,7 +37,7 @@ std::optional<std::uint64_t> start_of(std::int64_t process) {
   return ticks;
 }
 
-// FNV-1a: the same in every build, which std::hash need not be.
+// FNV-1a has the same value in every build; std::hash need not.
 std::string hash_of(std::string_view text) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
@@ -52,7 +53,7 @@ ProcessIdentity this_process() {
   std::array<char, 256> host{};
   if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = '\0';
   identity.node = host[0] == '\0' ? "unknown" : host.data();
-  // It stands in names of files.
+  // The identity becomes part of file names.
   std::replace(identity.node.begin(), identity.node.end(), '/', '_');
   std::array<char, 64> container{};  // "pid:[4026531836]"
   if (::readlink("/proc/self/ns/pid", container.data(), container.size() - 1) < 0) container[0] = '\0';

@@ -1,18 +1,18 @@
 #pragma once
-/// The identity of a process: files of a process that has ended are told from those of a live one by it.
+/// The identity of a process. It distinguishes files of a process that has ended from those of a live one.
 
 #include <cstdint>
 #include <string>
 
 namespace tranche::detail {
 
-/// A process, told apart from every other one, on this node and on others, now and earlier.
+/// Identifies a process among all others, on this node and on other nodes, now and earlier.
 struct ProcessIdentity {
   std::string node;
-  std::string kernel;         ///< of the boot and the container: within it, process numbers mean the same
-  std::int64_t process = 0;   ///< its number...
-  std::uint64_t started = 0;  ///< ...and when it was started (ticks since the boot), as numbers come again
-  /// True when numbers of the other's processes mean the same here.
+  std::string kernel;         ///< boot and container: process numbers are comparable within it
+  std::int64_t process = 0;   ///< the process number
+  std::uint64_t started = 0;  ///< start time (ticks since the boot), as numbers are reused
+  /// True when the other's process numbers are comparable with those seen here.
   bool same_kernel(const ProcessIdentity& other) const {
     return node == other.node && kernel == other.kernel;
   }
@@ -20,8 +20,8 @@ struct ProcessIdentity {
 };
 ProcessIdentity this_process();
 
-/// False for one that has ended, whose number another has by now, or that waits to be buried. Only for
-/// processes of this kernel (same_kernel); of another nothing can be known, and the answer is false.
+/// False for a process that has ended, also when its number was reused or it is a zombie. Call it only for
+/// processes of this kernel (same_kernel); for others it returns false, because nothing can be known.
 bool is_running(const ProcessIdentity& identity);
 
 }  // namespace tranche::detail

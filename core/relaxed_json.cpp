@@ -20,7 +20,7 @@ bool is_digit(char c) {
   return std::isdigit(static_cast<unsigned char>(c)) != 0;
 }
 
-/// By JSON's own grammar: no leading zeros, no bare point, no plus.
+/// True for a number in JSON's own grammar: no leading zeros, no bare point, no plus.
 bool is_number(std::string_view word) {
   std::size_t at = 0;
   const auto digits = [&] {
@@ -43,7 +43,7 @@ bool is_number(std::string_view word) {
   return at == word.size();
 }
 
-/// One pass; `last_` and the stack of open brackets are all the grammar it knows.
+/// Rewrites in one pass. Its only grammar is `last_` and the stack of open brackets.
 class Rewriter {
  public:
   explicit Rewriter(std::string_view given) : given_(given) {
@@ -101,7 +101,8 @@ class Rewriter {
   bool starts_with(std::string_view text) const { return given_.substr(at_).starts_with(text); }
   bool at_comment() const { return given_[at_] == '#' || starts_with("//") || starts_with("/*"); }
 
-  /// To the next token, whose neighbours stay apart; false at the end.
+  /// Skips to the next token, writing a blank for skipped text so that neighbouring tokens stay apart; false
+  /// at the end.
   bool skip() {
     const std::size_t begin = at_;
     while (at_ < given_.size() && (is_blank(given_[at_]) || at_comment())) {
@@ -119,7 +120,7 @@ class Rewriter {
     return at_ < given_.size();
   }
 
-  /// A comma is written once what follows it is known: the one before a closing bracket is left out.
+  /// Writes a pending comma once the next token is known: the comma before a closing bracket is dropped.
   void before(bool closes) {
     if (!comma_) return;
     if (!closes || last_ != Last::value) {
@@ -129,7 +130,7 @@ class Rewriter {
     comma_.reset();
   }
 
-  /// In front of a key or a value: the comma that the end of a line stands for.
+  /// Called in front of a key or a value: writes the comma that the end of a line stands for.
   void begin_entry() {
     before(false);
     if (last_ != Last::value || !new_line_ || open_.empty()) return;
@@ -205,7 +206,7 @@ class Rewriter {
     if (quotes) put('"', at_ - 1);
   }
 
-  /// A value without quotes ends where its line, its entry or its block does.
+  /// A value without quotes ends at the end of its line, its entry or its object.
   void require_one_word(std::size_t begin) const {
     std::size_t next = at_;
     while (next < given_.size() && (given_[next] == ' ' || given_[next] == '\t' || given_[next] == '\r'))
@@ -224,8 +225,8 @@ class Rewriter {
   std::string_view given_;
   StrictJson strict_;
   std::size_t at_ = 0;
-  std::string open_;                  ///< brackets that are not closed yet
-  std::optional<std::size_t> comma_;  ///< place of one that is not written yet
+  std::string open_;                  ///< brackets not closed yet
+  std::optional<std::size_t> comma_;  ///< position of a comma not written yet
   Last last_ = Last::open;
   bool new_line_ = false;  ///< since the last token
 };

@@ -26,7 +26,7 @@ void require_slice(const Shape& shape, DataType dtype, std::int64_t first, std::
                         " (" + std::to_string(elements) + " elements)");
 }
 
-/// Null stays null (views of the meta device point nowhere).
+/// A null pointer stays null (views of the meta device have no address).
 template <typename Byte, typename Pointer>
 Pointer advance(Pointer data, DataType dtype, std::int64_t elements) {
   return data == nullptr ? data : static_cast<Byte*>(data) + bytes_of(dtype, elements);

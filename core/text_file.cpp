@@ -18,7 +18,7 @@ std::string read_text_file(const std::string& path, const std::string& what, Pip
   const auto refuse = [&](const std::string& why) {
     throw ConfigurationError(fmt::format("{} '{}' cannot be read: {}", what, path, why));
   };
-  // Without O_NONBLOCK the pipe is opened when somebody writes to it.
+  // Without O_NONBLOCK, open() of a pipe waits until a writer opens it.
   const int waits = pipes == Pipes::allowed ? 0 : O_NONBLOCK;
   int descriptor = -1;
   do {

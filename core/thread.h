@@ -1,12 +1,12 @@
 #pragma once
-/// Starting threads of the library's own.
+/// Starts the library's own threads.
 
 #include <functional>
 #include <thread>
 
 namespace tranche::detail {
 
-/// A thread that takes no signals: they are for the program's own.
+/// Starts a thread that receives no signals, so that they go to the program's own threads.
 std::thread start_quiet_thread(std::function<void()> body);
 
 }  // namespace tranche::detail

@@ -32,17 +32,17 @@ struct Event {
   int track = 0;
   int name = 0;
   double time = 0;   // seconds
-  double value = 0;  // seconds of a span, value of a counter, number of an arrow
+  double value = 0;  // seconds of a span, value of a counter, or an arrow's number
 };
 
-/// Arrows of a channel have numbers of their own; a double holds each exactly.
+/// The arrows of each channel have a range of numbers; a double holds each exactly.
 constexpr std::int64_t arrows_of_a_channel = std::int64_t{1} << 32;
 
 double no_shift(double /*time*/) {
   return 0;
 }
 
-/// Gives every distinct text a small number, so that a recorded event owns no string.
+/// Numbers distinct texts, so that a recorded event owns no string.
 class Names {
  public:
   int number_of(std::string_view text) {
@@ -68,7 +68,7 @@ class Names {
   std::unordered_map<std::string, int, Hash, std::equal_to<>> numbers_;
 };
 
-/// The process of a rank.
+/// Writes the metadata of a rank's process.
 void write_process(std::string& text, int pid, std::string_view name, int position) {
   fmt::format_to(std::back_inserter(text),
                  R"({{"ph":"M","name":"process_name","pid":{0},"tid":0,"args":{{"name":{1}}}}})"
@@ -89,7 +89,7 @@ struct TraceRecorder::Impl {
   Names names;
   std::vector<Event> events;
   std::size_t capacity = 0;  // 0: no bound
-  std::size_t oldest = 0;    // of the latest half, a ring behind the first half
+  std::size_t oldest = 0;    // index in the second half, a ring of the latest events
 
   void add(const Event& event) {
     if (capacity == 0 || events.size() < capacity) {
@@ -101,7 +101,7 @@ struct TraceRecorder::Impl {
     oldest = oldest + 1 == capacity - kept ? 0 : oldest + 1;
   }
 
-  std::map<std::pair<int, bool>, std::int64_t> arrows;  // by channel, of beginnings and of ends
+  std::map<std::pair<int, bool>, std::int64_t> arrows;  // by channel: beginnings, ends
 
   /// Writes metadata and events, their tracks numbered from first_track on; each entry with a comma in front.
   void write(std::string& text, int pid, std::size_t first_track, bool with_arrows,

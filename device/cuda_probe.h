@@ -1,5 +1,5 @@
 #pragma once
-/// The CUDA devices of the machine. Needs no CUDA header, so that every layer can ask.
+/// The CUDA devices of the machine. Needs no CUDA header, so that every layer can use it.
 
 #include <cstdint>
 #include <memory>
@@ -25,15 +25,15 @@ struct CudaProbe {
   int driver_version = 0;   ///< 0 when there is no driver
   std::vector<CudaDeviceInfo> devices;
   std::string problem;  ///< why there are no devices; empty when there are
-  std::string warning;  ///< changes of the first call to variables that were set in the environment
+  std::string warning;  ///< environment variables that the first call changed
 };
 
-/// Never throws on a machine without GPU or driver: `problem` says so. The first call sets
+/// Never throws on a machine without GPU or driver: `problem` gives the reason. The first call sets
 /// CUDA_DEVICE_MAX_CONNECTIONS to 32 in the environment, before the driver starts (device/launch_queues.h).
 CudaProbe probe_cuda();
 
-/// The device of GPU options.index modulo the number of GPUs. Throws NotCompiled naming the option when the
-/// build has no CUDA, ConfigurationError when no GPU or driver was found.
+/// Makes the device of GPU options.index modulo the number of GPUs. Throws NotCompiled naming the option when
+/// the build has no CUDA, ConfigurationError when no GPU or driver was found.
 std::unique_ptr<Device> make_cuda_device(const DeviceOptions& options);
 
 }  // namespace tranche::detail

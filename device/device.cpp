@@ -22,7 +22,7 @@ std::unique_ptr<Device> make_device(const DeviceOptions& options) {
 int numbered_devices(DeviceKind kind) {
   if (kind != DeviceKind::cuda) return 0;
   const int devices = static_cast<int>(detail::probe_cuda().devices.size());
-  if (devices == 0) (void)make_device({kind, 0, 1});  // says what is missing
+  if (devices == 0) (void)make_device({kind, 0, 1});  // throws the reason
   return devices;
 }
 

@@ -14,7 +14,7 @@ namespace tranche {
 namespace {
 
 std::chrono::steady_clock::time_point deadline_after(double seconds) {
-  // Far beyond any run; keeps the conversion to integer ticks from overflowing.
+  // A time far beyond any run, which keeps the conversion to integer ticks from overflowing.
   constexpr double longest = 1e8;
   return std::chrono::steady_clock::now() + std::chrono::duration_cast<std::chrono::steady_clock::duration>(
                                                 std::chrono::duration<double>(std::min(seconds, longest)));
@@ -44,7 +44,7 @@ struct HostEvent::Impl {
     return true;
   }
 
-  // Sleeps until passed or until `until`; returns whether it was passed.
+  // Sleeps until the event is passed or until `until`; returns whether it was passed.
   bool sleep_until(std::chrono::steady_clock::time_point until) {
     std::unique_lock lock(mutex);
     return passed.wait_until(lock, until, [&] { return done.load(std::memory_order_relaxed); });
@@ -57,10 +57,10 @@ struct HostEvent::Impl {
     return true;
   }
 
-  // The waiter moves the work itself: a few tries in a row, then with pauses that grow to 100 us so that
-  // other ranks on the same cores can move too; one that has waited for long pauses for a fiftieth of that.
-  // The pauses are on the wake event, or on the condition variable, so completion from another thread ends
-  // them at once.
+  // The waiter makes progress itself: it polls a few times, then pauses between polls for up to 100 us so
+  // that other ranks on the same cores progress too. After a long wait a pause lasts a fiftieth of the time
+  // waited. It pauses on the wake event, or on the condition variable, so a completion by another thread ends
+  // the pause at once.
   bool wait_with_progress(double seconds) {
     using Clock = std::chrono::steady_clock;
     constexpr int eager_tries = 32;
@@ -70,7 +70,7 @@ struct HostEvent::Impl {
     std::chrono::microseconds pause{1};
     Clock::time_point quiet_since{};
     for (int tries = 0;; ++tries) {
-      // Read before the poll, so that a notification during it ends the pause at once.
+      // The count is read before the poll, so that a notification during the poll ends the pause at once.
       const std::uint32_t seen = wake_event ? wake_event->count() : 0;
       const bool moved = progress();
       if (done.load(std::memory_order_acquire)) return true;

@@ -14,9 +14,10 @@ namespace tranche::detail {
 namespace {
 
 constexpr std::size_t line_bytes = 64;
-/// A processor's own prefetching stops at the end of a 4 KiB page; asking so far ahead carries on over it.
+/// A processor's own prefetching stops at the end of a 4 KiB page; prefetching at this distance continues
+/// across it.
 constexpr std::size_t ahead = 16 * line_bytes;
-/// Below this the copy is the C library's.
+/// Smaller copies use the C library.
 constexpr std::size_t least_bytes = 4096;
 
 void copy_line(char* to, const char* from) {

@@ -16,7 +16,7 @@ namespace tranche {
 namespace {
 
 struct ItemKey {
-  std::string_view tag;  // into the item's own string
+  std::string_view tag;  // refers to the item's own string
   Category category;
   std::int64_t bytes;
   bool operator==(const ItemKey&) const = default;
@@ -30,8 +30,8 @@ struct ItemKeyHash {
   }
 };
 
-/// Equal live items are one entry with a count. Tags are shared, so that copying the whole list for a peak
-/// copies pointers.
+/// Equal live items are one entry with a count. Tags are shared, so that copying the list at a peak copies
+/// only pointers.
 struct Item {
   std::shared_ptr<const std::string> tag;
   Category category = Category::other;
@@ -100,7 +100,7 @@ class TierAccounting {
       for (std::int64_t i = 0; i < item.count; ++i) {
         std::int64_t bytes = item.bytes;
         if (*item.tag == step_arena_tag) {
-          // Memory that slots occupy is listed as the slots.
+          // An arena's block is listed with the bytes that no slot occupies; the slots are listed themselves.
           const std::int64_t taken = std::min(bytes, occupied);
           occupied -= taken;
           bytes -= taken;
@@ -120,8 +120,8 @@ class TierAccounting {
     account_.category_peak[category] = std::max(account_.category_peak[category], account_.current[category]);
   }
 
-  // Only the numbers are copied here; the list of items is, at the earliest, when the state next falls, so a
-  // run of allocations that each set a new peak costs one copy.
+  // Only the numbers are copied here. The list of items is copied when the state next falls, so a run of
+  // allocations that each set a new peak costs one copy.
   void record_peak(const std::string& phase) {
     const bool higher = total_ > account_.peak;
     const bool clearer =
@@ -139,7 +139,7 @@ class TierAccounting {
     peak_occupied_ = occupied_;
     try {
       peak_items_ = items_;
-    } catch (const std::bad_alloc&) {  // called while freeing: rather no names than no free
+    } catch (const std::bad_alloc&) {  // called while freeing: losing the names is better than not freeing
       peak_items_.clear();
     }
   }
@@ -181,10 +181,10 @@ class TierAccounting {
 struct Ledger::Impl {
   mutable std::mutex mutex;
   std::array<TierAccounting, tier_count> tiers;
-  std::string phase;  // with the unit
+  std::string phase;  // includes the unit
   std::size_t phase_length = 0;
   LedgerObserver* observer = nullptr;
-  std::function<void(std::string_view, std::string_view)> mark;  // of the issuing thread; not under the mutex
+  std::function<void(std::string_view, std::string_view)> mark;  // for the issuing thread; not guarded
 
   std::string_view phase_name() const { return std::string_view(phase).substr(0, phase_length); }
   std::string_view unit_name() const {
@@ -308,7 +308,7 @@ std::string format_bytes(std::int64_t bytes) {
   static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = static_cast<double>(bytes) / 1024;
   std::size_t unit = 0;
-  // 1023.996 would print as 1024.00.
+  // Without this, 1023.996 would print as 1024.00.
   while (std::abs(value) >= 1023.995 && unit + 1 < std::size(units)) {
     value /= 1024;
     ++unit;

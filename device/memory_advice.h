@@ -1,5 +1,5 @@
 #pragma once
-/// Says what to do about memory that was refused, by the keys that decide how large it is.
+/// Advice about refused memory, in terms of the keys that determine its size.
 
 #include <string_view>
 
@@ -7,8 +7,8 @@
 
 namespace tranche::detail {
 
-/// "use a smaller tranche.workspace, ...", for the end of an error; the remedy that is closest to the
-/// category comes first. What frees device memory is not what frees host memory.
+/// "use a smaller tranche.workspace, ...", for the end of an error. The remedy for the category itself comes
+/// first. Advice differs between tiers, because different keys free device memory and host memory.
 std::string_view memory_advice(Tier tier, Category category);
 
 }  // namespace tranche::detail

@@ -1,4 +1,4 @@
-// The decorators.
+// The decorators of memory resources.
 #include "tranche/device/memory_resources.h"
 
 #include <fmt/format.h>
@@ -73,7 +73,7 @@ struct TrackingResource::Impl {
   std::int64_t calls = 0;
   std::int64_t mismatches = 0;
 
-  // Building the text may run out of memory, and the callback is the user's: neither may end a free.
+  // Building the text may run out of memory, and the callback is the user's: neither may make a free throw.
   template <typename Text>
   void report(Text text) const noexcept {
     if (!complain) return;
@@ -187,7 +187,7 @@ struct StatisticsResource::Impl {
     counter.peak = std::max(counter.peak, counter.current);
     counter.total += amount;
   }
-  // A scope counts from zero, so its peak stands on what the parent held when it opened.
+  // A scope counts from zero, so its peak is added to the parent's count at its opening.
   static void fold(Counter& parent, const Counter& child) {
     parent.peak = std::max(parent.peak, parent.current + child.peak);
     parent.current += child.current;

@@ -24,7 +24,7 @@ std::size_t index_of(Tier tier) {
   return static_cast<std::size_t>(tier);
 }
 
-/// Numbers of texts; 0 is the empty one, and of what comes beyond the limit or beyond the heap.
+/// Indices of texts. Index 0 is the empty text, and stands for texts beyond the limit or the available heap.
 class Texts {
  public:
   explicit Texts(std::size_t limit) : limit_(limit) { texts_.emplace_back(); }
@@ -49,7 +49,7 @@ class Texts {
 
  private:
   std::size_t limit_;
-  std::deque<std::string> texts_;  // addresses stay
+  std::deque<std::string> texts_;  // addresses stay valid
   std::unordered_map<std::string_view, std::uint32_t> numbers_;
   std::int64_t bytes_ = 0;
 };
@@ -58,7 +58,7 @@ constexpr std::size_t most_tags = std::size_t{1} << 16;
 constexpr std::size_t most_units = std::numeric_limits<std::uint16_t>::max();
 constexpr std::size_t most_phases = 256;
 
-// The tag of an arena's block is the first that every timeline numbers.
+// Every timeline gives the first index to the tag of an arena's block.
 constexpr std::uint32_t block_tag = 1;
 
 bool counts(MemoryEvent::Kind kind) {
@@ -171,7 +171,7 @@ std::vector<BornItem> MemoryRecord::live_behind(Tier tier, std::int64_t number) 
   if (block_free > 0) {
     items.push_back({std::string(step_arena_tag) + ", free", {}, {}, Category::other, block_free, 1});
   }
-  // The unit in a tag counts more than the current activity: units are also prefetched.
+  // The unit in a tag takes precedence over the current unit, because units are also prefetched.
   for (BornItem& item : items) {
     std::size_t longest = 0;
     for (const std::string& unit : units) {
@@ -206,7 +206,7 @@ struct MemoryTimeline::Impl {
   Texts tags, phases, units;
   std::size_t capacity = 0;
   std::vector<MemoryEvent> first;
-  std::vector<MemoryEvent> latest;  // a ring
+  std::vector<MemoryEvent> latest;  // a ring buffer
   std::size_t oldest = 0;
   std::int64_t dropped = 0;
   MemoryState start, now, resumed;
@@ -243,7 +243,7 @@ struct MemoryTimeline::Impl {
     highest.total[t] = std::max(highest.total[t], now.total(tier));
   }
 
-  // As the ledger does: the highest, and of several such instants the first with the least `other`.
+  // Follows the ledger: the highest total, and among several such instants the first with the least `other`.
   void note_peak(Tier tier, double seconds) {
     MemoryRecord::Peak& peak = peaks[index_of(tier)];
     const CategoryBytes& current = now.current[index_of(tier)];
@@ -299,7 +299,7 @@ void MemoryTimeline::changed(const LedgerChange& change) noexcept {
   event.category = change.category;
   impl.note(event);
   impl.note_phase_peak(change.tier);
-  // The total falls, or `other` grows, with what goes.
+  // An event that frees memory lowers the total or raises `other`, so it cannot set a peak.
   if (change.kind == LedgerChange::Kind::allocated || change.kind == LedgerChange::Kind::occupied) {
     impl.note_peak(change.tier, event.seconds);
   }
@@ -359,7 +359,7 @@ MemoryRecord MemoryTimeline::record() const {
 std::int64_t MemoryTimeline::own_bytes() const {
   const Impl& impl = *impl_;
   std::lock_guard lock(impl.mutex);
-  // Pages of the heap that were never written take no memory.
+  // Pages of the heap that were never written occupy no memory.
   const auto events =
       static_cast<std::int64_t>((impl.first.size() + impl.latest.size()) * sizeof(MemoryEvent));
   const auto peaks = static_cast<std::int64_t>(impl.by_phase.size() * sizeof(MemoryRecord::PhasePeak));

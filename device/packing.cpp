@@ -29,7 +29,7 @@ void check(std::span<const PackingInterval> intervals) {
 
 using Members = std::vector<std::size_t>;  // indices into a list of items
 
-/// Cuts the problem into parts that can be packed apart without loss, and packs equal parts once: the
+/// Divides the problem into parts that can be packed separately without loss, and packs equal parts once. The
 /// micro-batches of a step are such parts.
 class Packer {
  public:
@@ -41,7 +41,7 @@ class Packer {
     std::sort(all.begin(), all.end(), [&](std::size_t a, std::size_t b) {
       return std::tuple(items_[a].begin, -items_[a].end, a) < std::tuple(items_[b].begin, -items_[b].end, b);
     });
-    // First the parts that differ are found, so that the budget of the search is shared among these alone.
+    // A first round finds the distinct parts, so that the search budget is shared among them alone.
     pack_part(all, 0);
     for (auto& [key, attempt] : known_) {
       const std::vector<PackingItem> part = part_of(key);
@@ -54,8 +54,8 @@ class Packer {
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
 
  private:
-  // Items that live through the whole part lie at its bottom; what is left may fall apart at instants that
-  // no item crosses. Returns the height of the part. `members` are sorted by begin.
+  // Packs a part and returns its height. Items that live through the whole part lie at its bottom; the rest
+  // may divide at instants that no item crosses. `members` are sorted by begin.
   std::int64_t pack_part(const Members& members, std::int64_t bottom) {
     if (members.empty()) return 0;
     std::int64_t first = items_[members.front()].begin;
@@ -80,7 +80,7 @@ class Packer {
     return base + height;
   }
 
-  // A part that cannot be cut further.
+  // Packs a part that cannot be divided further.
   std::int64_t pack_whole(const Members& members, std::int64_t bottom) {
     std::vector<PackingItem> part;
     part.reserve(members.size());

@@ -7,7 +7,7 @@
 
 namespace tranche::detail {
 
-/// A buffer that lives from instant `begin` up to but not including `end`; instants are positions in the
+/// A buffer that lives from instant `begin` up to but not including `end`. Instants are positions in the
 /// sequence of acquires and releases.
 struct PackingInterval {
   std::int64_t begin = 0;

@@ -11,17 +11,17 @@
 namespace tranche::detail {
 namespace {
 
-// Comparisons of two items, two to three nanoseconds each.
+// The budget in comparisons of two items, which take two to three nanoseconds each.
 constexpr double search_budget = 1.2e7;
-// Nearer to the lower bound than this is not worth searching for.
+// A packing within this distance of the lower bound is not improved further.
 constexpr std::int64_t close_enough(std::int64_t live_peak) {
   return live_peak + live_peak / 500;
 }
 
 using Order = std::vector<std::uint32_t>;
 
-/// Places items one after the other, each at the lowest (or tightest) gap among those placed before that
-/// live at the same time.
+/// Places items one after the other, each in the lowest (or tightest) gap among the placed items that live at
+/// the same time.
 class Placer {
  public:
   explicit Placer(const std::vector<PackingItem>& items)
@@ -30,11 +30,11 @@ class Placer {
     find_neighbours();
   }
 
-  /// Height reached, or a value >= `give_up` as soon as that is certain.
+  /// The height reached, or a value >= `give_up` as soon as that is certain.
   std::int64_t place(const Order& order, bool tightest, std::int64_t give_up) {
     placed_.clear();
     ++round_;
-    work_ += static_cast<std::int64_t>(order.size());  // the caller's copy of the order is work too
+    work_ += static_cast<std::int64_t>(order.size());  // copying the order is work too
     std::int64_t height = 0;
     for (const std::uint32_t index : order) {
       const PackingItem& item = items_[index];
@@ -50,7 +50,7 @@ class Placer {
   }
 
   const std::vector<std::int64_t>& offsets() const { return offsets_; }
-  /// Comparisons made so far.
+  /// The number of comparisons so far.
   std::int64_t work() const { return work_; }
 
  private:
@@ -58,7 +58,8 @@ class Placer {
     std::int64_t begin, end, offset, top;
   };
 
-  // Items that overlap few others get the list of these; for the rest all placed items are scanned.
+  // Lists the overlapping items of each item that overlaps few others; for the rest all placed items are
+  // scanned.
   void find_neighbours() {
     const std::size_t count = items_.size();
     std::vector<std::int64_t> begins(count), ends(count);
@@ -92,7 +93,7 @@ class Placer {
     }
   }
 
-  // Placed items by offset; those that live at another time may be among them.
+  // Placed items by offset; the list may contain items that live at another time.
   const std::vector<Placed>& in_the_way(std::uint32_t index) {
     if (!few_[index]) return placed_;
     near_.clear();
@@ -146,17 +147,17 @@ class Placer {
 
   const std::vector<PackingItem>& items_;
   std::vector<std::int64_t> offsets_;
-  std::vector<std::int64_t> placed_in_;  // the round in which a item was placed last
+  std::vector<std::int64_t> placed_in_;  // the round in which an item was last placed
   std::int64_t round_ = 0;
   std::vector<Order> neighbours_;
-  std::vector<char> few_;  // neighbours_ lists all that overlap
-  bool scans_ = false;     // placed_ is needed
+  std::vector<char> few_;  // neighbours_ lists all overlapping items
+  bool scans_ = false;     // some item needs placed_
   std::vector<Placed> placed_;
   std::vector<Placed> near_;
   std::int64_t work_ = 0;
 };
 
-/// Live bytes at each instant, and the highest of them over ranges of instants (a sparse table).
+/// The live bytes at each instant, and their maximum over ranges of instants (a sparse table).
 class Load {
  public:
   explicit Load(const std::vector<PackingItem>& items) {
@@ -191,8 +192,9 @@ class Load {
   std::vector<std::vector<std::int64_t>> highest_;
 };
 
-/// Orders in which to place. What lives longest lies lowest, as activations of a forward pass do; what is
-/// alive when memory is scarcest goes first; the rest are for lifetimes that look like neither.
+/// Initial orders for placing. One places the longest-lived items lowest, as a forward pass's activations
+/// need; one starts with items that are alive when memory is scarcest; the rest are for other kinds of
+/// lifetimes.
 std::vector<Order> starting_orders(const std::vector<PackingItem>& items) {
   const auto by = [&](auto key) {
     Order order(items.size());
@@ -215,7 +217,7 @@ std::vector<Order> starting_orders(const std::vector<PackingItem>& items) {
       by([&](const PackingItem& p) { return -area(p); }),
       by([&](const PackingItem& p) { return std::tuple(p.begin, -p.end, -p.bytes); }),
       by([&](const PackingItem& p) { return std::tuple(-p.end, p.begin, -p.bytes); })};
-  // Few big items (gathered units, gradients) below many small ones (activations).
+  // Few big items (gathered units, gradients) go below many small ones (activations).
   for (const std::int64_t part : {16, 64}) {
     const std::int64_t big = load.highest() / part;
     const auto small = [big](const PackingItem& p) { return p.bytes < big; };
@@ -236,7 +238,7 @@ constexpr std::int64_t no_limit = std::numeric_limits<std::int64_t>::max();
 
 class Search {
  public:
-  /// `orders` are tried before the usual ones.
+  /// `orders` are tried before the standard ones.
   Search(const std::vector<PackingItem>& items, std::int64_t goal, double budget, PackingAttempt& best,
          std::vector<Order> orders = {})
       : items_(items),
@@ -292,12 +294,12 @@ class Search {
     return static_cast<std::size_t>((random_ >> 33) % below);
   }
 
-  // Places something that sticks out above the goal earlier, or exchanges two items, at positions drawn from
-  // a fixed sequence; takes results that are slightly worse, and less so as the budget runs out (threshold
-  // accepting, Dueck and Scheuer 1990).
+  // Moves an item that sticks out above the goal earlier in the order, or exchanges two items, at positions
+  // drawn from a fixed sequence. It accepts slightly worse results, and less so as the budget runs out
+  // (threshold accepting, Dueck and Scheuer 1990).
   void improve(State state, double until) {
     const double from = used();
-    std::vector<std::size_t> above;  // positions in the order
+    std::vector<std::size_t> above;  // positions in the order of items above the goal
     bool stale = true;
     State changed = state;
     while (best_.bytes > goal_ && !spent(until)) {
@@ -340,7 +342,8 @@ class Search {
   std::uint64_t random_ = 0x9e3779b97f4a7c15ull;
 };
 
-/// From the bottom of a packing upwards: placing in this order at the lowest gaps is never higher.
+/// The items of a packing sorted by offset. Placing them in this order at the lowest gaps never increases the
+/// height.
 Order upwards(const PackingAttempt& attempt) {
   Order order(attempt.offsets.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -349,9 +352,9 @@ Order upwards(const PackingAttempt& attempt) {
   return order;
 }
 
-/// Packs the few big items (gathered units, gradients, communication buffers) by themselves first, where a
-/// search is cheap, and puts the many small ones (activations) on top, longest lived first. Empty when there
-/// are no such two kinds.
+/// Packs the few big items (gathered units, gradients, communication buffers) separately first, where a
+/// search is cheap, and puts the many small ones (activations) on top, longest lived first. Empty when the
+/// items do not divide into two such kinds.
 std::vector<Order> big_items_first(const std::vector<PackingItem>& items, std::int64_t goal, double budget) {
   Order big, small;
   for (std::uint32_t i = 0; i < items.size(); ++i) (items[i].bytes >= goal / 64 ? big : small).push_back(i);
@@ -375,7 +378,7 @@ std::vector<Order> big_items_first(const std::vector<PackingItem>& items, std::i
 void normalize_times(std::vector<PackingItem>& items) {
   struct Edge {
     std::int64_t time;
-    bool is_begin;  // at equal times ends come first: they do not overlap
+    bool is_begin;  // at equal times ends come first: such items do not overlap
     std::size_t item;
     auto key() const { return std::tuple(time, is_begin, item); }
   };
@@ -419,7 +422,7 @@ std::int64_t packing_live_peak(const std::vector<PackingItem>& items) {
 
 PackingAttempt search_packing(const std::vector<PackingItem>& items, double share) {
   const std::int64_t goal = close_enough(packing_live_peak(items));
-  // Items with the same lifetime as one: fewer to place, and seldom worse.
+  // Items with the same lifetime are merged into one: fewer to place, and seldom worse.
   std::vector<PackingItem> merged;
   std::vector<std::pair<std::size_t, std::int64_t>> place_of(
       items.size());  // merged item and offset inside it

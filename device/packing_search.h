@@ -1,5 +1,5 @@
 #pragma once
-/// The search inside packing.h; internal to device/.
+/// The search used by packing.h; internal to device/.
 
 #include <cstdint>
 #include <vector>
@@ -18,14 +18,15 @@ struct PackingAttempt {
   std::int64_t bytes = 0;
 };
 
-/// Renames instants without changing who overlaps whom: all acquires between two releases become one instant.
+/// Renumbers instants without changing which items overlap: all acquires between two releases become one
+/// instant.
 void normalize_times(std::vector<PackingItem>& items);
 
-/// Highest sum of live bytes.
+/// The highest sum of live bytes.
 std::int64_t packing_live_peak(const std::vector<PackingItem>& items);
 
-/// Packs one indivisible part. `share` in (0, 1] of the whole budget of work may be used; the budget is
-/// counted in comparisons, never in time.
+/// Packs one indivisible part. It may use `share` in (0, 1] of the whole budget, which is counted in
+/// comparisons, never in time.
 PackingAttempt search_packing(const std::vector<PackingItem>& items, double share);
 
 }  // namespace tranche::detail

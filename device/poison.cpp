@@ -1,4 +1,4 @@
-// Poison: what stale memory reads as in tests.
+// Poison: a byte pattern that makes reads of stale memory visible in tests.
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -31,7 +31,7 @@ PoisonFill make_poison_fill(Device& device) {
     try {
       fill->device.fill_bytes(*fill->stream, pointer, poison_byte, bytes);
       fill->stream->synchronize();
-    } catch (...) {  // a device that fails says so to those who wait for its work
+    } catch (...) {  // a failed device reports to those who wait for its work
     }
   };
 }

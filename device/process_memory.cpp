@@ -15,7 +15,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// "RssAnon:\t    1234 kB" in bytes; 0 when there is no such line.
+/// Parses "RssAnon:\t    1234 kB" into bytes; 0 when there is no such line.
 std::int64_t bytes_of(std::string_view text, std::string_view key) {
   const std::size_t line = text.find(key);
   if (line == std::string_view::npos) return 0;
@@ -53,8 +53,8 @@ std::string text_of(const std::string& path) {
   return text.str();
 }
 
-/// The path of the process's group: of version 2 for no controller, else of version 1's. Lines of
-/// /proc/self/cgroup are "number:controllers:path".
+/// The path of the process's control group: in version 2 if `controller` is empty, else that of version 1's
+/// controller. Lines of /proc/self/cgroup are "number:controllers:path".
 std::optional<std::string> group_path(std::string_view groups, std::string_view controller) {
   for (std::size_t begin = 0; begin < groups.size();) {
     const std::size_t end = std::min(groups.find('\n', begin), groups.size());
@@ -74,8 +74,8 @@ struct GroupFiles {
   const char *limit, *used;
 };
 
-/// The least that a group and those above it leave. In a container the path may be the machine's, of which
-/// only the mounted root is there.
+/// The least that a group and its ancestors leave. In a container the path may be the host's; then only the
+/// mounted root exists.
 std::int64_t left_in_groups(const std::string& mount, std::string path, const GroupFiles& files) {
   std::int64_t least = unbounded;
   for (;;) {
@@ -103,9 +103,9 @@ std::int64_t parse_available_memory(std::string_view meminfo) {
 
 std::int64_t parse_group_memory(std::string_view limit, std::string_view used, std::string_view statistics) {
   const auto most = number_after(limit, "");
-  // Version 1 writes the largest number of pages for none.
+  // Version 1 expresses "no limit" as the largest number of pages.
   if (!most || *most >= unbounded / 2) return unbounded;
-  // The kernel drops these file pages before it refuses memory. Version 1 counts children under "total_".
+  // The kernel drops these file pages before it refuses memory. Version 1 counts child groups under "total_".
   auto droppable = number_after(statistics, "total_inactive_file ");
   if (!droppable) droppable = number_after(statistics, "inactive_file ");
   const std::int64_t taken = number_after(used, "").value_or(0) - droppable.value_or(0);
@@ -118,7 +118,7 @@ AvailableMemory available_memory(const std::string& root) {
   std::int64_t group = unbounded;
   const std::string groups = text_of(base + "proc/self/cgroup");
   if (const auto path = group_path(groups, "")) {
-    // If both versions are mounted, the second is beside the first's controllers.
+    // If both versions are mounted, version 2 is beside the controllers of version 1.
     for (const char* mount : {"sys/fs/cgroup", "sys/fs/cgroup/unified"}) {
       group = std::min(group, left_in_groups(base + mount, *path, {"memory.max", "memory.current"}));
     }
@@ -135,7 +135,7 @@ ProcessMemory parse_process_status(std::string_view text) {
 }
 
 ProcessMemory process_memory() {
-  // Without allocating: this is called between steps, whose memory is being watched.
+  // This function must not allocate, because it is called between steps, whose memory is being recorded.
   const int file = ::open("/proc/self/status", O_RDONLY | O_CLOEXEC);
   if (file < 0) return {};
   std::array<char, 8192> text;

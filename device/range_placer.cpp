@@ -70,7 +70,7 @@ void RangePlacer::trim() noexcept {
   unmap_free_pieces({0, 0});
 }
 
-// The lowest place inside memory that is both free and mapped. Neighbouring pieces count as one range.
+// The lowest place inside memory that is both free and mapped. Adjacent mappings count as one range.
 std::optional<std::int64_t> RangePlacer::find_mapped(std::int64_t bytes) const {
   auto piece = pieces_.begin();
   while (piece != pieces_.end()) {
@@ -94,7 +94,7 @@ std::optional<std::int64_t> RangePlacer::find_free(std::int64_t bytes) const {
   return std::nullopt;
 }
 
-// The lowest page boundary behind which `bytes` are free and none of their pages is mapped.
+// The lowest page boundary from which `bytes` are free and none of their pages is mapped.
 std::optional<std::int64_t> RangePlacer::find_unmapped_pages(std::int64_t bytes) const {
   const std::int64_t whole = round_up(bytes, page_);
   for (const auto& [begin, end] : free_) {
@@ -110,7 +110,8 @@ std::optional<std::int64_t> RangePlacer::find_unmapped_pages(std::int64_t bytes)
   return std::nullopt;
 }
 
-// Maps the pages of [begin, end) that have no memory, one piece for each range of them; all or none.
+// Maps the pages of [begin, end) that have no memory, with one mapping for each contiguous range; all or
+// none.
 bool RangePlacer::map_missing(std::int64_t begin, std::int64_t end) {
   std::int64_t page = begin / page_;
   const std::int64_t last = round_up(end, page_) / page_;

@@ -1,6 +1,6 @@
 #pragma once
-/// Places requests in one range of addresses whose pages get physical memory only while they are needed.
-/// Knows no device: the memory behind the pages is somebody else's (PageSource).
+/// Places requests in one range of addresses whose pages have physical memory only while they are needed. It
+/// is independent of the device: PageSource provides the memory of the pages.
 
 #include <cstdint>
 #include <map>
@@ -17,33 +17,33 @@ class PageSource {
   /// Bytes of a page, a multiple of memory_alignment.
   virtual std::int64_t page_bytes() const = 0;
   virtual std::int64_t pages() const = 0;
-  /// Backs `count` pages from `first` by one piece of memory; false when there is not enough. May throw on
-  /// any other failure.
+  /// Maps `count` pages from `first` to one allocation of physical memory; false when there is not enough.
+  /// May throw on any other failure.
   virtual bool map(std::int64_t first, std::int64_t count) = 0;
-  /// Takes the memory back from pages that one call of map() has backed.
+  /// Unmaps pages that one call of map() has mapped, and frees their memory.
   virtual void unmap(std::int64_t first, std::int64_t count) noexcept = 0;
 };
 
-/// First fit by address over coalesced free ranges, so placement depends on the sequence of requests alone.
-/// A request that fits in memory that is mapped already goes there; else the lowest free addresses that are
-/// long enough get their missing pages mapped, after every piece that is wholly free and not part of them was
-/// unmapped. Freed memory is otherwise kept until trim(). Not thread-safe.
+/// First fit by address over coalesced free ranges, so placement depends on the sequence of requests alone. A
+/// request goes to memory that is mapped already, if it fits there. Otherwise it goes to the lowest free
+/// addresses that are long enough: their missing pages are mapped, after every other mapping that is wholly
+/// free was unmapped. Freed memory otherwise stays mapped until trim(). Not thread-safe.
 class RangePlacer {
  public:
   explicit RangePlacer(PageSource& source);
-  /// Unmaps everything, whether placed or not.
+  /// Unmaps everything, including placed memory.
   ~RangePlacer();
   RangePlacer(const RangePlacer&) = delete;
   RangePlacer& operator=(const RangePlacer&) = delete;
 
-  /// Offset of a place for `bytes` (rounded as aligned_bytes does, at least one unit), or nothing when the
-  /// addresses or the memory do not suffice; then nothing has changed but that free pieces may be unmapped.
-  /// With `whole_piece` the request gets pages of its own from one call of map() (memory that is to be
-  /// registered with a network must be one piece); the end of its last page serves later requests.
+  /// The offset of a place for `bytes` (rounded as aligned_bytes does, at least one unit), or nothing when
+  /// the addresses or the memory do not suffice; then at most free mappings have been unmapped. With
+  /// `whole_piece` the request gets its own pages from one call of map(), because memory that is registered
+  /// with a network must be one mapping; the end of its last page serves later requests.
   std::optional<std::int64_t> place(std::int64_t bytes, bool whole_piece = false);
-  /// Gives back what place() returned; `bytes` as given to it.
+  /// Frees the memory at place()'s result; `bytes` is the size given to place().
   void free(std::int64_t offset, std::int64_t bytes) noexcept;
-  /// Unmaps every piece that is wholly free.
+  /// Unmaps every mapping that is wholly free.
   void trim() noexcept;
 
   std::int64_t placed_bytes() const noexcept { return placed_; }

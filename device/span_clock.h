@@ -3,9 +3,9 @@
 
 namespace tranche::detail {
 
-/// The clock that an inline stream's spans and recorded work are taken by, kept with the stream
-/// (Stream::attachment). Measurements on shared machines put processor seconds here; other tracks of the
-/// trace stay with seconds_now().
+/// The clock for an inline stream's spans and recorded work, kept with the stream (Stream::attachment).
+/// Measurements on shared machines set it to processor seconds; other tracks of the trace keep using
+/// seconds_now().
 struct SpanClock {
   double (*now)() = &seconds_now;
 };

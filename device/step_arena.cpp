@@ -17,24 +17,24 @@
 namespace tranche {
 namespace {
 
-/// One request of a program's recorded pass, in order, and the place that packing gives it.
+/// One request of a program's recorded pass, and the place that packing gives it.
 struct PlannedSlot {
   std::int64_t bytes = 0;
   Category category = Category::other;
   detail::PackingInterval interval;
-  std::int64_t released_at = 0;  // requests that had been made by then
+  std::int64_t released_at = 0;  // the number of requests made before its release
   std::int64_t offset = 0;
 };
 
-/// A recorded pass, with room for the largest of those that are like it.
+/// A recorded pass, with room for the largest of the passes with the same sequence of requests.
 struct Plan {
   std::vector<PlannedSlot> slots;
-  std::vector<std::optional<Shape>> shapes;  // by micro-batch the largest extents; none: of several ranks
+  std::vector<std::optional<Shape>> shapes;  // largest extents by micro-batch; none: ranks differed
   std::int64_t block_bytes = 0;
   std::int64_t live_peak = 0;
 };
 
-/// A shape that passes began with, and the plan that the last of them followed.
+/// The shape of earlier passes, and the plan that the last of them followed.
 struct KnownShape {
   Shape shape;
   std::shared_ptr<Plan> plan;
@@ -42,10 +42,10 @@ struct KnownShape {
 
 struct Program {
   std::string name;
-  std::vector<KnownShape> known;  // the last used first
+  std::vector<KnownShape> known;  // most recently used first
 };
 
-/// True where the plan's micro-batch has seen extents as large.
+/// True where the plan has seen extents at least as large in this micro-batch.
 bool within(const Shape& shape, const Plan& plan, std::size_t micro_batch) {
   if (micro_batch >= plan.shapes.size() || !plan.shapes[micro_batch]) return false;
   const std::span<const std::int64_t> extents = shape.extents(), seen = plan.shapes[micro_batch]->extents();
@@ -73,7 +73,7 @@ bool alike(const std::vector<PlannedSlot>& a, const std::vector<PlannedSlot>& b)
 
 enum class Source { none, resource, block, empty };
 
-/// An outstanding buffer. Entries are used again, so a planned pass allocates nothing.
+/// An outstanding buffer. Entries are reused, so a planned pass allocates nothing.
 struct Held {
   Source source = Source::none;
   void* data = nullptr;
@@ -85,7 +85,7 @@ struct Held {
   std::int64_t recorded_as = -1;  // index among the recorded slots of that pass
 };
 
-/// A released piece of the block whose last owner's work may still run.
+/// A released range of the block whose last owner's work may still run.
 struct Pending {
   std::int64_t offset;
   std::int64_t end;
@@ -95,7 +95,7 @@ struct Pending {
 enum class Mode { idle, dynamic, recording, planned, fallen_back };
 
 void wait_quietly(const Event& event) noexcept {
-  // A failure surfaces to those who wait for the work itself; the memory is free either way.
+  // A failure is reported to those who wait for the work itself; the memory is free either way.
   try {
     event.wait();
   } catch (...) {
@@ -110,9 +110,9 @@ struct StepArena::Impl {
   Tier tier;
 
   std::vector<std::unique_ptr<Program>> programs;
-  Program* program = nullptr;  // of the pass
-  std::shared_ptr<Plan> plan;  // of the pass, where it is replayed
-  std::vector<Shape> shapes;   // of the pass, by micro-batch
+  Program* program = nullptr;  // of the current pass
+  std::shared_ptr<Plan> plan;  // of the current pass, if it is replayed
+  std::vector<Shape> shapes;   // of the current pass, by micro-batch
   Mode mode = Mode::idle;
   std::int64_t pass = 0;
   std::size_t next_slot = 0;
@@ -123,7 +123,7 @@ struct StepArena::Impl {
   Buffer block;
   std::vector<Held> held;
   std::vector<std::int64_t> free_entries;
-  std::map<std::int64_t, std::int64_t> occupied;  // of the block: offset -> end, disjoint
+  std::map<std::int64_t, std::int64_t> occupied;  // ranges of the block: offset -> end, disjoint
   std::vector<Pending> pending;
   std::size_t sweep_at = 64;
   PoisonFill poison;                                              // empty: none
@@ -147,7 +147,7 @@ struct StepArena::Impl {
     return bytes;
   }
 
-  /// The plan that a pass of `shape` is likely to follow; null: none has room for it.
+  /// The plan that a pass of `shape` will probably follow; null when none has room for it.
   std::shared_ptr<Plan> plan_for(const Program& of, const Shape& its_shape) const {
     for (const KnownShape& known : of.known) {
       if (known.shape == its_shape) return known.plan;
@@ -170,7 +170,8 @@ struct StepArena::Impl {
     block.reset();
   }
 
-  // Gives the block the size that all planned programs need. The old one goes first, so both never count.
+  // Gives the block the size that all planned programs need. The old block is freed first, so both never
+  // count.
   void fit_block() {
     const std::int64_t bytes = block_needed();
     if (bytes <= block.bytes() || !occupied.empty()) return;
@@ -184,10 +185,10 @@ struct StepArena::Impl {
     return after == occupied.begin() || std::prev(after)->second <= offset;
   }
 
-  // Events of earlier owners of [offset, end) that have not passed; drops those that have.
+  // Collects the pending events of earlier owners of [offset, end), and removes those that have passed.
   void collect_ready(std::int64_t offset, std::int64_t end, std::vector<Event>& ready) {
-    // Asking an event costs a call of the driver on GPUs, and a host that runs ahead leaves hundreds pending:
-    // only those in the way are asked, the others when they have become many.
+    // On GPUs, querying an event costs a driver call, and a host that runs ahead leaves hundreds pending. So
+    // only the overlapping ones are queried; the others are when there are many.
     const bool sweep = pending.size() >= sweep_at;
     std::erase_if(pending, [&](const Pending& piece) {
       const bool in_the_way = piece.offset < end && offset < piece.end;
@@ -202,7 +203,7 @@ struct StepArena::Impl {
   std::int64_t new_entry() {
     if (free_entries.empty()) {
       held.emplace_back();
-      free_entries.reserve(held.size());  // giving back must not allocate
+      free_entries.reserve(held.size());  // so that returning an entry does not allocate
       return static_cast<std::int64_t>(held.size()) - 1;
     }
     const std::int64_t entry = free_entries.back();
@@ -210,7 +211,7 @@ struct StepArena::Impl {
     return entry;
   }
 
-  // The planned place of the next acquire, if it is like the recorded one and free.
+  // The planned place of the next acquire, if the request matches the recorded one and the place is free.
   std::optional<std::int64_t> planned_offset(std::int64_t bytes, Category category) {
     if (next_slot >= plan->slots.size()) return std::nullopt;
     const PlannedSlot& slot = plan->slots[next_slot];
@@ -244,7 +245,8 @@ struct StepArena::Impl {
     ++packings;
   }
 
-  /// Gives the plan room for the recorded pass, which is like it. True where it had not.
+  /// Enlarges the plan for the recorded pass, which has the same sequence of requests. True if it had to
+  /// grow.
   bool widen(Plan& of) const {
     bool wider = false, same_instants = true;
     for (std::size_t i = 0; i < recorded.size(); ++i) {
@@ -257,13 +259,14 @@ struct StepArena::Impl {
       PlannedSlot& slot = of.slots[i];
       slot.bytes = slot.interval.bytes = std::max(slot.bytes, recorded[i].bytes);
       slot.released_at = std::max(slot.released_at, recorded[i].released_at);
-      // Instants also count releases. Where their order differs only the requests can be compared.
+      // Instants also count releases. If the passes differ in the order of releases, only request numbers are
+      // comparable.
       if (!same_instants) slot.interval = {static_cast<std::int64_t>(i), slot.released_at, slot.bytes};
     }
     return true;
   }
 
-  /// The plan of the pass that was recorded: a like one, widened, or a new one.
+  /// The plan for the recorded pass: an existing plan with the same requests, widened, or a new one.
   std::shared_ptr<Plan> plan_recorded() {
     for (const KnownShape& known : program->known) {
       Plan& candidate = *known.plan;
@@ -277,7 +280,7 @@ struct StepArena::Impl {
     return made;
   }
 
-  /// The pass is over and followed `its_plan`, or that was made of it.
+  /// Remembers that the pass with the current shapes followed `its_plan`, or that the plan was made from it.
   void remember(const std::shared_ptr<Plan>& its_plan) {
     add_shapes(*its_plan, shapes);
     std::vector<KnownShape>& known = program->known;
@@ -324,7 +327,7 @@ void StepBuffer::release() noexcept {
     try {
       after = stream_->record();
     } catch (...) {
-      // Without an event the memory could be reused too early; waiting for the stream is the safe substitute.
+      // Without an event the memory could be reused too early, so this waits for the stream.
       try {
         stream_->synchronize();
       } catch (...) {
@@ -371,8 +374,8 @@ void StepArena::begin(std::string_view program, bool record, const Shape& shape)
   if (plan) arena.fit_block();
   const bool replay = plan && plan->block_bytes <= arena.block.bytes();
   const bool watch = record || !found->known.empty();
-  // The buffers of a pass that is not replayed come from the resource; the block (of another program, too)
-  // would only lie beside them.
+  // The buffers of a pass that is not replayed come from the resource. The block, even one made for another
+  // program, would only add to the memory held.
   if (!replay && arena.occupied.empty()) arena.free_block();
   arena.program = found;
   arena.plan = replay ? std::move(plan) : nullptr;
@@ -492,7 +495,7 @@ void StepArena::give_back(StepBuffer& buffer, const Event& after) noexcept {
     arena.ledger.vacated(arena.tier, entry.category, aligned, entry.tag);
     if (!after.query()) arena.pending.push_back({entry.offset, entry.offset + aligned, after});
   } else if (entry.source == Source::resource) {
-    // Blocking here keeps the peak of an unplanned pass free of timing.
+    // Blocking here makes the peak of an unplanned pass independent of timing.
     wait_quietly(after);
     arena.ledger.assigned_to_step(arena.tier, entry.category, -aligned);
     arena.resource.deallocate(entry.data, {entry.bytes, entry.category, entry.tag});

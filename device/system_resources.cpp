@@ -1,4 +1,4 @@
-// The upstreams: process memory and the simulated memory of the meta device.
+// The upstream resources: process memory and the simulated memory of the meta device.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -17,14 +17,14 @@ namespace {
 
 constexpr std::int64_t mebibyte = std::int64_t{1} << 20;
 constexpr std::int64_t huge_page = 2 * mebibyte;
-// From here on memory comes from mmap, so that freeing it gives it back to the system at once. The address
-// sanitizer sees overruns only of what comes from malloc, so it gets more of that.
+// Requests from this size on use mmap, so that freeing them returns memory to the system at once. The address
+// sanitizer detects overruns only in memory from malloc, so its threshold is higher.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr std::int64_t map_threshold = 1024 * mebibyte;
 #else
 constexpr std::int64_t map_threshold = mebibyte;
 #endif
-// No machine holds this much; keeps the rounding below from overflowing.
+// A size larger than any machine's memory; it keeps the rounding below from overflowing.
 constexpr std::int64_t largest_request = std::int64_t{1} << 60;
 
 void check_request(const AllocationRequest& request) {
@@ -38,7 +38,8 @@ std::int64_t mapped_bytes(std::int64_t bytes) {
   return round_up(bytes, static_cast<std::int64_t>(sysconf(_SC_PAGESIZE)));
 }
 
-// Maps `bytes` (a multiple of the page size); from 2 MiB on aligned to huge pages, and advised to use them.
+// Maps `bytes` (a multiple of the page size); from 2 MiB on the mapping is aligned to huge pages and madvise
+// asks for them.
 void* map_pages(std::int64_t bytes) {
   const bool large = bytes >= huge_page;
   const std::int64_t reserve = large ? bytes + huge_page : bytes;
@@ -67,7 +68,7 @@ class HostResource : public MemoryResource {
     void* pointer = nullptr;
     errno = ENOMEM;
     if (request.bytes < map_threshold) {
-      // At least one unit, so that empty allocations have distinct addresses.
+      // Every allocation takes at least one unit, so that empty ones have distinct addresses.
       const std::int64_t bytes = std::max(memory_alignment, aligned_bytes(request.bytes));
       pointer =
           std::aligned_alloc(static_cast<std::size_t>(memory_alignment), static_cast<std::size_t>(bytes));
@@ -112,8 +113,8 @@ class MetaResource : public MemoryResource {
 
  private:
   Tier tier_;
-  // Beyond what processors can address, so that touching the memory faults; monotone, so that a stale address
-  // is never handed out twice.
+  // Addresses beyond those of processors, so that an access faults; they increase, so that none is used
+  // twice.
   std::atomic<std::int64_t> next_{std::int64_t{1} << 58};
 };
 

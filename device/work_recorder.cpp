@@ -31,7 +31,7 @@ class WorkRecorder::Point : public EventState {
  public:
   Point(std::shared_ptr<WorkRecorder> recorder, int index) : recorder_(std::move(recorder)), index_(index) {}
   bool query() override { return recorder_->passed_[static_cast<std::size_t>(index_)]; }
-  // Nothing runs, so nothing is waited for: that the host would have is what is kept.
+  // Nothing runs, so nothing blocks; the host's wait is only recorded.
   bool wait(double) override {
     recorder_->host_wait(index_);
     return true;
@@ -69,7 +69,7 @@ Event WorkRecorder::event_of(int index) {
   return Event(std::make_shared<Point>(shared_from_this(), index));
 }
 
-// When the host knows work to be done, all work before it is done.
+// Work that the host knows to be done implies that all its dependencies are done.
 void WorkRecorder::pass(int index) {
   std::vector<int> open{index};
   while (!open.empty()) {

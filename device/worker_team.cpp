@@ -17,13 +17,13 @@
 namespace tranche::detail {
 namespace {
 
-/// Loops of one update follow each other at once; waking a thread takes some 50 microseconds on a virtual
-/// machine. Longer, and the team would take cores from the compute stream.
+/// Loops of one update follow each other closely, and waking a thread takes some 50 microseconds on a virtual
+/// machine. Spinning longer would take cores from the compute stream.
 constexpr double spin_seconds = 20e-6;
 
 thread_local WorkerTeam* lent_team = nullptr;
 
-/// True when `done` comes true while one may still poll without sleeping.
+/// True when `done` becomes true within the spinning time.
 template <class Condition>
 bool spin_until(const Condition& done) {
   const double begin = seconds_now();
@@ -40,12 +40,12 @@ bool spin_until(const Condition& done) {
 struct WorkerTeam::Impl {
   std::mutex mutex;
   std::condition_variable begun, ended;
-  // Under the mutex: the loop that runs. A thread that comes late finds no part left.
+  // The current loop, guarded by the mutex. A thread that comes late finds no part left.
   const std::function<void(int)>* part = nullptr;
   int parts = 0, next = 0, running = 0;
   std::exception_ptr failure;
   bool stopping = false;
-  // Hints for those who spin; what holds is read under the mutex.
+  // Hints for spinning threads; the authoritative state is read under the mutex.
   std::atomic<std::uint64_t> loops{0};
   std::atomic<bool> busy{false};
   std::vector<std::thread> workers;
@@ -62,7 +62,7 @@ struct WorkerTeam::Impl {
 
   bool over() const { return next >= parts && running == 0; }
 
-  /// Takes parts until none is left; with the lock held on entry and on return.
+  /// Takes parts until none is left; the lock is held on entry and on return.
   void take_parts(std::unique_lock<std::mutex>& lock) {
     while (next < parts) {
       const int mine = next++;

@@ -100,6 +100,10 @@ class Check {
       throw ConfigurationError("check_gradients() on a mesh with a pipeline (" + mesh.to_string() +
                                "), whose micro-batches are a schedule's: check on one rank");
     }
+    if (mesh.size(MeshAxis::context) > 1) {
+      throw ConfigurationError("check_gradients() on a mesh with the axis context (" + mesh.to_string() +
+                               "), whose ranks have parts of each sample: check on one rank");
+    }
     if (mesh.size(MeshAxis::tensor) > 1) {
       throw ConfigurationError("check_gradients() on a mesh with the axis tensor (" + mesh.to_string() +
                                "), whose ranks have parts of each tensor: check on one rank");

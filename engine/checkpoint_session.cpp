@@ -158,7 +158,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   const bool simulated = device_.kind() == DeviceKind::meta;
   // Ranks that see the same samples, or hold the same state, give the same part of an array.
   const bool replicas = stored.axis(MeshAxis::replicate) > 1 || stored.axis(MeshAxis::pipeline) > 1 ||
-                        stored.axis(MeshAxis::tensor) > 1;
+                        stored.axis(MeshAxis::context) > 1 || stored.axis(MeshAxis::tensor) > 1;
   checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, replicas, simulated));
   if (token_ == 0) {
     std::int64_t drawn = 0;

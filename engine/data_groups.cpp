@@ -20,16 +20,23 @@ std::string name_of_tensor(const ModelSpec& model, int tensor) {
   return {};
 }
 
-/// The ranks of this rank's stage that hold the same part of tensors which `sharers` neighbouring ranks of
-/// the axis `tensor` share, by data rank and then by coordinate on `tensor`.
+/// The ranks of this rank's stage and replica, which share out its state, by Mesh::state_rank() and then by
+/// coordinate on `tensor`.
+std::vector<int> tensor_and_shard(const Mesh& mesh, int rank) {
+  std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
+  const auto order = [&](int of) {
+    return std::pair(mesh.state_rank(of), mesh.coordinate(MeshAxis::tensor, of));
+  };
+  std::sort(ranks.begin(), ranks.end(), [&](int one, int other) { return order(one) < order(other); });
+  return ranks;
+}
+
+/// The ranks among them that hold the same part of tensors which `sharers` neighbouring ranks of the axis
+/// `tensor` share.
 std::vector<int> ranks_that_share(const Mesh& mesh, int sharers, int rank) {
-  const auto part = [&](int of) { return mesh.coordinate(MeshAxis::tensor, of); };
-  std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank);
-  std::erase_if(ranks, [&](int of) { return part(of) / sharers != part(rank) / sharers; });
-  std::sort(ranks.begin(), ranks.end(), [&](int one, int other) {
-    return std::pair(mesh.coordinate(MeshAxis::shard, one), part(one)) <
-           std::pair(mesh.coordinate(MeshAxis::shard, other), part(other));
-  });
+  const auto part = [&](int of) { return mesh.coordinate(MeshAxis::tensor, of) / sharers; };
+  std::vector<int> ranks = tensor_and_shard(mesh, rank);
+  std::erase_if(ranks, [&](int of) { return part(of) != part(rank); });
   return ranks;
 }
 
@@ -43,6 +50,7 @@ DataGroups::DataGroups(const Runtime& runtime, const Config& config, const Model
   add(runtime.replicas(), MeshAxis::replicate);
   add(runtime.pipeline(), MeshAxis::pipeline);
   add(runtime.pipeline_ends(), MeshAxis::pipeline);
+  add(runtime.context(), MeshAxis::context);
   add(runtime.tensor(), MeshAxis::tensor);
   add(runtime.tensor_and_shard(), MeshAxis::tensor);
 }
@@ -79,6 +87,46 @@ BufferRanks DataGroups::of(const Placement& placement, int buffer) {
   if (shared) return {sharers_.get(), runtime_.replicas()};
   if (placed.sharers > 1) return {runtime_.tensor_and_shard(), runtime_.replicas()};
   return {tied ? runtime_.pipeline_ends() : &runtime_.shard(), runtime_.replicas()};
+}
+
+DataGroups::MatrixRanks DataGroups::of_matrices(const Placement& placement, int buffer) {
+  const Mesh& mesh = placement.mesh();
+  const Placement::Buffer& placed = placement.buffer(buffer);
+  Communicator& world = runtime_.all();
+  const int rank = world.rank();
+  const bool tied = placed.stages.size() > 1;
+  const auto refuse = [&](const std::string& what, const std::string& advice) {
+    throw ConfigurationError(what + name_of_tensor(model_, placed.tensors.front()) +
+                             ", which its optimizer updates as a whole matrix; " + advice);
+  };
+  if (tied && placed.parts() > 1) {
+    refuse("tranche.mesh \"" + config_.mesh + "\": tensor cuts, and stages of the pipeline share, tensor ",
+           "leave out tensor or pipeline, or choose another optimizer for it");
+  }
+  const bool over_replicas =
+      config_.stage > 0 && config_.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1;
+  // Every rank knows of all buffers, so that the stages between the ends refuse too, with the same text.
+  if (tied && over_replicas) {
+    refuse("tranche.replicate parameters: stages of the pipeline share tensor ",
+           "write all, or leave it out");
+  }
+  std::vector<int> of_stage =
+      mesh.group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
+  const bool over_all = over_replicas && mesh.size(MeshAxis::tensor) > 1;
+  if (over_all && mesh.size(MeshAxis::pipeline) > 1 && !stage_) {  // every stage makes its own here
+    stage_ = world.subgroup(of_stage);
+    add(stage_.get(), MeshAxis::shard);
+  }
+  if (!placement.holds(buffer, rank)) return {};
+  if (over_all) return {stage_ ? stage_.get() : &world, std::move(of_stage)};
+  if (over_replicas) return {&runtime_.of_stage(), std::move(of_stage)};
+  if (placed.parts() > 1) return {runtime_.tensor_and_shard(), tensor_and_shard(mesh, rank)};
+  if (placed.sharers > 1) return {runtime_.tensor_and_shard(), placement.group(buffer, rank)};
+  return {tied ? runtime_.pipeline_ends() : &runtime_.shard(), placement.group(buffer, rank)};
+}
+
+MeshAxis DataGroups::axis_of(const Communicator& group) const {
+  return axes_[static_cast<std::size_t>(std::find(groups_.begin(), groups_.end(), &group) - groups_.begin())];
 }
 
 std::optional<DataGroups::Crossing> DataGroups::to_other_nodes(const StepTraffic& traffic) const {

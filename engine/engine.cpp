@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "engine/chain_checks.h"
+#include "engine/context_checks.h"
 #include "engine/engine_impl.h"
 #include "engine/exchange.h"
 #include "engine/initial_weights.h"
@@ -18,6 +19,7 @@
 #include "engine/start_checks.h"
 #include "engine/start_notes.h"
 #include "engine/start_table.h"
+#include "pipeline/schedule/lower.h"
 #include "tranche/engine/lora.h"
 #include "tranche/kernels/matmul.h"
 
@@ -37,9 +39,7 @@ LossScalerOptions scaler_options(const Config& config) {
 
 /// With the schedule that the configuration asks for.
 Stages scheduled(Stages stages, const Config& config) {
-  if (stages.count > 1) {
-    stages.schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
-  }
+  if (stages.count > 1) stages.schedule = schedule_of(config, stages);
   return stages;
 }
 
@@ -54,8 +54,8 @@ GatherOptions gather_options(const Config& config, const Stages& stages, const M
 
 /// With the mesh that the runtime was made with, where the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
-  if (config.mesh.empty() &&
-      (runtime.replicas() != nullptr || runtime.pipeline() != nullptr || runtime.tensor() != nullptr))
+  if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr ||
+                              runtime.context() != nullptr || runtime.tensor() != nullptr))
     config.mesh = runtime.mesh().to_string();
   validate_config(config, runtime.size());
   runtime.check(config);
@@ -89,9 +89,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       formulas(config, model, store, updater, &stages,
                runtime_in.pipeline() == nullptr ? 0 : runtime_in.pipeline()->rank()),
       updater(*optimizer, store.tensors(), config.precision, config.seed),
-      matrices(store, config, updater, *optimizer, runtime.of_stage(),
-               runtime.mesh().group({MeshAxis::replicate, MeshAxis::shard}, runtime.rank()), runtime.mesh(),
-               runtime.device(), *arena),
+      matrices(store, config, updater, *optimizer, data_groups, runtime.device(), *arena),
       gatherer(store, gather_options(config, stages, model), *arena, compute, recorder.exposed()),
       pieces(scalars, runtime_in.tensor(), *arena, compute),
       reducer(store, *arena, compute, runtime.ledger(), scalars, pieces, config.overlap),
@@ -111,10 +109,12 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
   }
   set_phase("start");
   check_threads(config, runtime.device());
+  check_context(model, config, runtime.mesh());
   check_neighbours(config, stages.count, runtime.device().kind());
   check_chains(model, config, stages.cuts, runtime.mesh().size(MeshAxis::tensor), runtime.device().kind());
   (void)routing_of(*optimizer, store.tensors());
   reducer.set_reduction_group(agree_on_start(runtime, config, model, stages, *optimizer, rule.schedule()));
+  if (stages.joins_ends()) runtime.pipeline()->join_ends();
   on_all([this] {
     allocate();
     if (config.save_buffer) session.reserve();
@@ -313,6 +313,19 @@ Engine::StageUses Engine::stage() const {
 const pipeline::PipelineSchedule& Engine::pipeline_schedule() const {
   if (impl_->stages.schedule == nullptr) throw LogicError("pipeline_schedule() on a mesh without a pipeline");
   return *impl_->stages.schedule;
+}
+const pipeline::RankSchedule& Engine::rank_schedule(bool training) const {
+  std::unique_ptr<const pipeline::RankSchedule>& kept =
+      training ? impl_->step_schedule : impl_->forward_schedule;
+  if (kept == nullptr) {
+    const pipeline::PipelineSchedule& step = pipeline_schedule();
+    kept = std::make_unique<const pipeline::RankSchedule>(
+        training ? impl_->stages.schedule
+                 : std::make_shared<const pipeline::PipelineSchedule>(pipeline::with_messages(
+                       pipeline::forward_alone(step.rank_of_chunk, step.stages(), 1))),
+        impl_->traffic.stage());
+  }
+  return *kept;
 }
 Device& Engine::device() const {
   return impl_->runtime.device();

@@ -62,13 +62,14 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
     Config other = config;
     other.accumulation_steps = accumulation_steps;
     try {
-      schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(other, stages.count));
+      schedule = schedule_of(other, stages);
     } catch (const ConfigurationError& error) {
       throw InvalidArgument("set_batch() to " + mine.text() + " a step: " + error.message());
     }
   }
   recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
   stages.schedule = std::move(schedule);
+  step_schedule = nullptr;
   config.micro_batch_size = micro_batch_size;
   config.accumulation_steps = accumulation_steps;
   config.train_batch_size = micro_batch_size * accumulation_steps * data_ranks;

@@ -34,6 +34,7 @@
 #include "engine/tensor_access.h"
 #include "engine/traffic_formulas.h"
 #include "engine/whole_matrices.h"
+#include "pipeline/schedule/run_order.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 
@@ -128,6 +129,8 @@ struct Engine::Impl {
 
   bool gradient_written = false;  ///< since the last step: it is not the sum of what was reduced
   std::vector<std::string> start_notes;
+  /// Engine::rank_schedule(), of a step and of a forward pass; null until they are asked for.
+  std::unique_ptr<const pipeline::RankSchedule> step_schedule, forward_schedule;
   std::atomic<bool> stop_wanted = false;
 };
 

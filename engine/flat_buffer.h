@@ -144,13 +144,13 @@ struct FlatBuffer {
   bool sums_uses() const { return uses.size() > 1; }
   /// The gradients of several uses are added up by use, on this rank or over the stages that have them.
   bool adds_by_use() const { return sums_uses() || stages > 1; }
-  /// The axis beside `shard` over which its group is spread; `shard` if there is none.
+  /// The axis beside `shard` and `context` over which its group is spread; `shard` if there is none.
   MeshAxis axis() const {
     return stages > 1 ? MeshAxis::pipeline : sharers > 1 ? MeshAxis::tensor : MeshAxis::shard;
   }
-  /// Ranks of its group that see different samples.
+  /// Ranks of its group that see different tokens: shard x context.
   int data_ranks() const { return layout.ranks() / givers_a_data_rank(); }
-  /// Ranks of a data rank that contribute gradients of their own.
+  /// Ranks that see the same tokens and contribute gradients of their own.
   int givers_a_data_rank() const { return stages * sharers; }
   int rank() const { return group->rank(); }
   ElementRange shard() const { return empty() ? ElementRange() : layout.shard_range(rank()); }

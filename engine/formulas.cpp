@@ -236,7 +236,9 @@ std::string StateFormulas::stages_for_comparison() const {
 }
 
 std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) const {
-  const std::vector<int> declared = model_.gathers_per_micro_batch
+  const bool cut = stages_ != nullptr && stages_->count > 1 && model_.gathers_with_chunks;
+  const std::vector<int> declared = cut ? model_.gathers_with_chunks(config_, stages_->begins)
+                                    : model_.gathers_per_micro_batch
                                         ? model_.gathers_per_micro_batch(config_)
                                         : std::vector<int>(store_.units().size(), 2);
   if (declared.size() != store_.units().size()) {
@@ -249,8 +251,8 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) c
     const UnitState& unit = store_.units()[u];
     const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
     gathers.push_back(gather_for == GatherFor::step ? std::min(count, 1)
-                      : gathers_chunks()            ? chunk_gathers_of(*stages_, model_, stage_, static_cast<int>(u))
-                                                    : config_.accumulation_steps * count);
+                      : gathers_chunks() ? chunk_gathers_of(*stages_, model_, stage_, static_cast<int>(u))
+                                         : config_.accumulation_steps * count);
   }
   return gathers;
 }

@@ -78,18 +78,7 @@ std::string adapter_b_name(std::string_view linear) {
 ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   if (const std::string problem = lora.problem(); !problem.empty()) throw ConfigurationError(problem);
   if (!lora.any()) return model;
-  ModelSpec result;
-  result.tokens_per_sample = model.tokens_per_sample;
-  result.flops_per_token = model.flops_per_token;
-  result.gathers_per_micro_batch = model.gathers_per_micro_batch;
-  result.recomputes_activations = model.recomputes_activations;
-  result.forward = model.forward;
-  result.residual_width = model.residual_width;
-  result.tensor_dimensions = model.tensor_dimensions;
-  result.tensor_messages = model.tensor_messages;  // adapters lie within their layers' messages
-  result.chain_sums = model.chain_sums;
-  result.whole_dimensions = model.whole_dimensions;
-  result.name = model.name;
+  ModelSpec result = model.without_units();  // adapters lie within their layers' messages
   std::vector<bool> matched(lora.targets.size(), false);
   std::uint32_t site = first_site;
   for (const UnitSpec& of : model.units()) {

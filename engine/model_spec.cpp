@@ -143,6 +143,15 @@ std::int64_t ModelSpec::parameters() const {
   return sum;
 }
 
+ModelSpec ModelSpec::without_units() const {
+  ModelSpec spec = *this;
+  spec.units_.clear();
+  spec.unit_names_.clear();
+  spec.aliases_.clear();
+  spec.tensor_units_.clear();
+  return spec;
+}
+
 std::string ModelSpec::name_of_uses(int begin, int end) const {
   const UnitUse &first = forward.at(static_cast<std::size_t>(begin)),
                 &last = forward.at(static_cast<std::size_t>(end) - 1);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -86,17 +87,25 @@ pipeline::PipelineSchedule schedule_of(const Config& config, int stages) {
   });
 }
 
+std::shared_ptr<const pipeline::PipelineSchedule> schedule_of(const Config& config, const Stages& stages) {
+  auto schedule = std::make_shared<const pipeline::PipelineSchedule>(schedule_of(config, stages.count));
+  if (schedule->rank_of_chunk == stages.stage_of_chunk) return schedule;
+  throw ConfigurationError(
+      "tranche.pipeline_schedule: " + config.pipeline_schedule +
+      " was changed while the run started: its chunks lie on other stages now; start again");
+}
+
 void check_neighbours(const Config& config, int stages, DeviceKind device) {
   if (device == DeviceKind::cpu || device == DeviceKind::meta || stages <= 2) return;
   const std::vector<int> stage_of = stages_of_chunks(config, stages);
   for (std::size_t chunk = 0; chunk + 1 < stage_of.size(); ++chunk) {
     const int here = stage_of[chunk], next = stage_of[chunk + 1];
-    if (std::abs(next - here) <= 1) continue;
+    if (const int apart = std::abs(next - here); apart <= 1 || apart == stages - 1) continue;
     throw ConfigurationError("tranche.pipeline_schedule \"" + config.pipeline_schedule + "\": chunk " +
                              std::to_string(chunk) + " is on stage " + std::to_string(here) +
                              " and the next one on stage " + std::to_string(next) +
-                             "; on GPUs a stage sends messages to its neighbours alone yet: choose zb-v or a "
-                             "schedule with one chunk on each rank, or two stages");
+                             "; on GPUs a stage sends messages to the stages before and behind it alone, and "
+                             "the last one to the first: place the chunks in a loop or in a V");
   }
 }
 
@@ -104,9 +113,8 @@ int units_held(const Stages& stages, const ModelSpec& model) {
   std::size_t most = 0;
   if (stages.schedule == nullptr) return 0;
   for (int stage = 0; stage < stages.count; ++stage) {
-    hold_units(stages, model, stage, [&](const std::map<int, int>& held, int) {
-      most = std::max(most, held.size());
-    });
+    hold_units(stages, model, stage,
+               [&](const std::map<int, int>& held, int) { most = std::max(most, held.size()); });
   }
   return static_cast<int>(most);
 }

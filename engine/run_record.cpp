@@ -112,18 +112,22 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
     return;
   }
   const int world = manifest.layout.world, ranks = runtime_.size(), data_ranks = runtime_.mesh().data_ranks();
+  const int saved_context = std::max(1, manifest.layout.axis(MeshAxis::context));
+  const bool other_context = saved_context != runtime_.mesh().size(MeshAxis::context);
   const int saved_stages = std::max(1, manifest.layout.axis(MeshAxis::pipeline));
-  const int saved_data_ranks = world / saved_stages / saved_tensor_ranks;
-  const bool cut = !(saved_as_one && now_as_one) && (saved_tensor_ranks > 1 || runtime_.tensor() != nullptr);
-  if (saved_data_ranks == data_ranks && runtime_.replicas() == nullptr && config_.reduction_group == 0) {
+  const int saved_data_ranks = world / saved_stages / saved_tensor_ranks / saved_context;
+  const bool cut = other_context || (!(saved_as_one && now_as_one) &&
+                                     (saved_tensor_ranks > 1 || runtime_.tensor() != nullptr));
+  if (saved_data_ranks == data_ranks && !other_context && runtime_.replicas() == nullptr &&
+      config_.reduction_group == 0) {
     // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
     reducer_.set_reduction_group(manifest.reduction_group);
   }
-  if (world != ranks) {
-    const std::string on =
-        runtime_.replicas() == nullptr && runtime_.pipeline() == nullptr && runtime_.tensor() == nullptr
-            ? ""
-            : " (" + runtime_.mesh().to_string() + ")";
+  if (world != ranks || saved_data_ranks != data_ranks || other_context || other_parts) {
+    const std::string on = runtime_.replicas() == nullptr && runtime_.pipeline() == nullptr &&
+                                   runtime_.context() == nullptr && runtime_.tensor() == nullptr
+                               ? ""
+                               : " (" + runtime_.mesh().to_string() + ")";
     notes.push_back("saved by " + manifest.layout.saved_by() + ", loaded by " + std::to_string(ranks) + on +
                     ": state is equal to the bit" +
                     (saved_data_ranks != data_ranks || cut

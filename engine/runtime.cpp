@@ -113,6 +113,7 @@ struct Runtime::Impl {
   std::unique_ptr<Communicator> shards, replicas;  ///< null where all ranks shard, or without replicas
   std::unique_ptr<Communicator> pipeline, ends;    ///< null without a pipeline
   std::unique_ptr<Communicator> of_stage;  ///< null unless there are replicas and a pipeline or a tensor axis
+  std::unique_ptr<Communicator> context;   ///< null without a context axis
   std::unique_ptr<Communicator> tensor, tensor_and_shard;  ///< null without a tensor axis
   std::string place;                                       ///< set_place()
   Logger log;
@@ -299,38 +300,40 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   const bool replicas = mesh.size(MeshAxis::replicate) > 1;
   const int parts = mesh.size(MeshAxis::tensor), part = mesh.coordinate(MeshAxis::tensor, rank);
   if (replicas || stages > 1 || parts > 1)
-    impl.shards = impl.world->subgroup(mesh.group({MeshAxis::shard}, rank));
+    impl.shards = impl.world->subgroup(mesh.group({MeshAxis::shard, MeshAxis::context}, rank));
   if (replicas) impl.replicas = impl.world->subgroup(mesh.group({MeshAxis::replicate}, rank));
   if (replicas && (stages > 1 || parts > 1)) {
-    impl.of_stage = impl.world->subgroup(mesh.group({MeshAxis::replicate, MeshAxis::shard}, rank));
+    impl.of_stage =
+        impl.world->subgroup(mesh.group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, rank));
+  }
+  if (mesh.size(MeshAxis::context) > 1) {
+    impl.context = impl.world->subgroup(mesh.group({MeshAxis::context}, rank));
   }
   if (parts > 1) {
     impl.tensor = impl.world->subgroup(mesh.group({MeshAxis::tensor}, rank));
-    impl.tensor_and_shard =
-        subgroup_in_order(*impl.world, mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank), [&](int one) {
-          return mesh.coordinate(MeshAxis::shard, one) * parts + mesh.coordinate(MeshAxis::tensor, one);
-        });
+    impl.tensor_and_shard = subgroup_in_order(
+        *impl.world, mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank),
+        [&](int one) { return mesh.state_rank(one) * parts + mesh.coordinate(MeshAxis::tensor, one); });
   }
   if (stages > 1) {
     impl.pipeline = impl.world->line(mesh.group({MeshAxis::pipeline}, rank));
-    // The group is ordered by data rank, and within a data rank by stage, as Placement::group() has it.
+    // The group is ordered by state rank, and within one by stage, as Placement::group() has it.
     const int stage = mesh.coordinate(MeshAxis::pipeline, rank);
     const bool at_an_end = stage == 0 || stage == stages - 1;
     if (impl.world->simulated() && at_an_end) {
       std::vector<int> ends;
-      for (const int other : mesh.group({MeshAxis::pipeline, MeshAxis::shard}, rank)) {
+      for (const int other : mesh.group({MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context}, rank)) {
         const int of = mesh.coordinate(MeshAxis::pipeline, other);
         if (of == 0 || of == stages - 1) ends.push_back(other);
       }
       // A simulated group takes ranks in any order.
-      std::stable_sort(ends.begin(), ends.end(), [&](int one, int other) {
-        return mesh.coordinate(MeshAxis::shard, one) < mesh.coordinate(MeshAxis::shard, other);
-      });
+      std::stable_sort(ends.begin(), ends.end(),
+                       [&](int one, int other) { return mesh.state_rank(one) < mesh.state_rank(other); });
       impl.ends = impl.world->subgroup(ends);
     } else if (!impl.world->simulated()) {
       impl.ends =
           impl.world->split(at_an_end ? mesh.coordinate(MeshAxis::replicate, rank) * parts + part : -1,
-                            mesh.coordinate(MeshAxis::shard, rank) * 2 + (stage == 0 ? 0 : 1));
+                            mesh.state_rank(rank) * 2 + (stage == 0 ? 0 : 1));
     }
   }
   impl.log = Logger(impl.world->rank(), options.log_level);
@@ -411,6 +414,9 @@ const std::string& Runtime::place() const {
 Communicator& Runtime::of_stage() const {
   if (impl_->of_stage) return *impl_->of_stage;
   return impl_->pipeline || impl_->tensor ? shard() : all();
+}
+Communicator* Runtime::context() const {
+  return impl_->context.get();
 }
 Communicator* Runtime::tensor() const {
   return impl_->tensor.get();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <utility>
@@ -127,6 +128,13 @@ int Stages::messages_of(int stage) const {
     if (stage_of(chunk + 1) == stage) ++messages;  // its gradient
   }
   return messages;
+}
+
+bool Stages::joins_ends() const {
+  for (int chunk = 0; count > 2 && chunk + 1 < chunks(); ++chunk) {
+    if (std::abs(stage_of(chunk + 1) - stage_of(chunk)) == count - 1) return true;
+  }
+  return false;
 }
 
 std::vector<int> Stages::uses_of(const ModelSpec& model, int unit, int stage) const {

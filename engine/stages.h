@@ -42,6 +42,8 @@ struct Stages {
   std::string name_of(const ModelSpec& model, int stage) const;
   /// Residuals and gradients that a stage sends to others in a micro-batch.
   int messages_of(int stage) const;
+  /// True when messages go between the first and the last stage, which are no neighbours otherwise.
+  bool joins_ends() const;
   /// The uses of a unit that a stage computes, ascending.
   std::vector<int> uses_of(const ModelSpec& model, int unit, int stage) const;
 };

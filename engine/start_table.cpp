@@ -64,7 +64,8 @@ void StartTable::add_ranks() {
                       ? " (nothing is sharded: all stages hold the same)"
                       : ""));
   const Mesh& mesh = runtime_.mesh();
-  if (runtime_.replicas() != nullptr || runtime_.pipeline() != nullptr || runtime_.tensor() != nullptr) {
+  if (runtime_.replicas() != nullptr || runtime_.pipeline() != nullptr || runtime_.context() != nullptr ||
+      runtime_.tensor() != nullptr) {
     row("mesh", fmt::format("{}; this is {}", mesh.to_string(), mesh.name_of_rank(runtime_.rank())));
   }
   if (runtime_.pipeline() != nullptr) {
@@ -229,33 +230,37 @@ void StartTable::add_traffic() {
   const auto along = [&](MeshAxis axis) { return format_bytes(traffic_.along(axis).bytes); };
   if (runtime_.replicas() != nullptr) text += " + " + along(MeshAxis::replicate) + " sums over replicas";
   if (runtime_.pipeline() != nullptr) text += " + " + along(MeshAxis::pipeline) + " to other stages";
+  if (runtime_.context() != nullptr) text += " + " + along(MeshAxis::context) + " over the axis context";
   if (runtime_.tensor() != nullptr) text += " + " + along(MeshAxis::tensor) + " over the axis tensor";
   row("traffic per step, rank", text);
   add_messages_between_nodes();
 }
 
 void StartTable::add_messages_between_nodes() {
-  const Communicator* const tensor = runtime_.tensor();
-  if (tensor == nullptr) return;
+  add_messages_between_nodes(runtime_.context(), MeshAxis::context, traffic_.of_sequences().bytes);
+  add_messages_between_nodes(runtime_.tensor(), MeshAxis::tensor, traffic_.of_rows().bytes);
+}
+
+void StartTable::add_messages_between_nodes(const Communicator* group, MeshAxis axis, std::int64_t bytes) {
+  if (group == nullptr) return;
   const Mesh& mesh = runtime_.mesh();
-  const int size = tensor->size(), per_node = std::max(1, runtime_.all().local_size());
+  const int size = group->size(), per_node = std::max(1, runtime_.all().local_size());
   // Nodes have consecutive ranks. The ranks of every group are as far apart as those of the first.
-  const std::vector<int> first = mesh.group({MeshAxis::tensor}, 0);
+  const std::vector<int> first = mesh.group({axis}, 0);
   const int stride = first[1] - first[0];
-  int elsewhere = size - tensor->local_size();
+  int elsewhere = size - group->local_size();
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
-    const int begin = rank - mesh.coordinate(MeshAxis::tensor, rank) * stride;
+    const int begin = rank - mesh.coordinate(axis, rank) * stride;
     int beside = 0;
     for (int i = 0; i < size; ++i) beside += (begin + i * stride) / per_node == rank / per_node ? 1 : 0;
     elsewhere = std::max(elsewhere, size - beside);
   }
   if (elsewhere == 0) return;
-  const std::int64_t bytes = traffic_.of_rows().bytes;
   row("note",
       fmt::format(
-          "tranche.mesh \"{}\": ranks of tensor are on several nodes: layers wait for {} that a rank sends "
+          "tranche.mesh \"{}\": ranks of {} are on several nodes: layers wait for {} that a rank sends "
           "the others a step, of which {} go to other nodes",
-          mesh.to_string(), bytes > 0 ? format_bytes(bytes) : "what",
+          mesh.to_string(), name_of(axis), bytes > 0 ? format_bytes(bytes) : "what",
           bytes > 0 ? format_bytes(bytes / (size - 1) * elsewhere)
                     : fmt::format("{} of {} parts", elsewhere, size - 1)));
 }

@@ -34,6 +34,8 @@ class StartTable {
   void add_traffic();
   /// Tells what the layers of a group of the axis `tensor` send between nodes.
   void add_messages_between_nodes();
+  /// A note where `group`, this rank's of `axis`, has ranks of several nodes and its layers send `bytes`.
+  void add_messages_between_nodes(const Communicator* group, MeshAxis axis, std::int64_t bytes);
   void add_notes(const std::vector<std::string>& notes, bool verbose);
   /// The bytes that a rank sends of so many elements of a group's buffers, and of others as int8 blocks.
   std::string sent(std::int64_t elements, DataType dtype, std::int64_t as_blocks) const;

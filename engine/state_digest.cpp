@@ -199,8 +199,7 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
     const int alike = store_.placement().class_of(rank);
-    const int holder =
-        holders.try_emplace({alike, mesh_.coordinate(MeshAxis::shard, rank)}, rank).first->second;
+    const int holder = holders.try_emplace({alike, mesh_.state_rank(rank)}, rank).first->second;
     const auto compare = [&](Sum sum, int with, const char* what) {
       if (sums_of_rank[sum] == all[static_cast<std::size_t>(with)][sum]) return;
       throw CommunicationError("replicas differ: " + mesh_.name_of_rank(rank) + " holds other " + what +
@@ -215,7 +214,7 @@ void StateDigest::compare_copies(const std::vector<Sums>& all) const {
       return first_parts
           .try_emplace(
               {mesh_.coordinate(MeshAxis::replicate, rank), mesh_.coordinate(MeshAxis::pipeline, rank),
-               mesh_.coordinate(MeshAxis::shard, rank), neighbours == parts ? -1 : group},
+               mesh_.state_rank(rank), neighbours == parts ? -1 : group},
               rank)
           .first->second;
     };

@@ -59,12 +59,6 @@ void require_cuttable(const ModelSpec& model, const StateClasses& classes, const
       const TensorFacts& of = facts[t++];
       if (of.frozen) continue;
       const StateClass& state_class = classes.classes[static_cast<std::size_t>(of.state_class)];
-      if (state_class.whole_matrices) {
-        throw ConfigurationError(fmt::format(
-            "tranche.mesh \"{}\": the optimizer computes tensor {} as a whole matrix, which ranks of "
-            "the axis tensor do not have yet; leave tensor out, or choose another optimizer",
-            mesh.to_string(), tensor.name));
-      }
       if (!in_blocks(state_class) || of.cut.whole()) continue;
       for (int part = 0; part < ranks; ++part) {
         const Box box = slice_of(tensor.shape, of.cut, part, ranks);

@@ -64,7 +64,7 @@ TrafficCount TrafficFormulas::of_rows() const {
     messages.rows += of_chunk.rows;
     messages.numbers += of_chunk.numbers;
   }
-  const std::int64_t tokens = config_.micro_batch_size * model_.tokens_per_sample;
+  const std::int64_t tokens = tokens_of_rank();
   const std::int64_t times = config_.accumulation_steps * (parts - 1);
   const std::int64_t rows = times * divide_round_up(tokens, parts) * model_.residual_width * messages.rows;
   const std::int64_t numbers = times * tokens * messages.numbers;
@@ -85,13 +85,29 @@ TrafficCount TrafficFormulas::of_noise() const {
   return sent;
 }
 
+TrafficCount TrafficFormulas::of_sequences() const {
+  TrafficCount sent;
+  const Mesh& mesh = runtime_.mesh();
+  if (mesh.size(MeshAxis::context) == 1 || !model_.context_elements) return sent;
+  for (const int chunk : stages_.chunks_of(stage())) {
+    sent.elements += config_.accumulation_steps *
+                     model_.context_elements(config_, mesh, stages_.begin(chunk), stages_.end(model_, chunk));
+  }
+  sent.bytes = sent.elements * size_of(config_.precision.compute);
+  return sent;
+}
+
 TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   if (axis == MeshAxis::replicate) return over_replicas();
+  if (axis == MeshAxis::context) return of_sequences();
   if (axis != MeshAxis::tensor) return in_groups(axis, 0);
   TrafficCount sent = of_rows();
   const TrafficCount noise = of_noise();
   sent.elements += noise.elements;
   sent.bytes += noise.bytes;
+  const TrafficCount of_matrices = matrices_.sent(axis);
+  sent.elements += of_matrices.elements;
+  sent.bytes += of_matrices.bytes;
   // Whole tensors and those that some ranks share are summed over groups of different sizes.
   std::set<int> sizes;
   for (const FlatBuffer* flat : store_.trainable()) {
@@ -105,17 +121,15 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
 
 TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   const PrecisionConfig& precision = config_.precision;
-  TrafficCount sent;
+  TrafficCount sent = axis == MeshAxis::tensor ? TrafficCount() : matrices_.sent(axis);
   const bool of_stages = axis == MeshAxis::pipeline;
   if (of_stages) {
     // The residual to the next chunk, its gradient to the one before, where these are on other stages.
     const int messages = stages_.messages_of(stage());
-    const std::int64_t rows = divide_round_up(config_.micro_batch_size * model_.tokens_per_sample,
-                                              runtime_.mesh().size(MeshAxis::tensor));
-    sent.elements = config_.accumulation_steps * rows * model_.residual_width * messages;
-    sent.bytes = sent.elements * size_of(precision.compute);
-  } else if (axis == MeshAxis::shard) {
-    sent = matrices_.sent();
+    const std::int64_t rows = divide_round_up(tokens_of_rank(), runtime_.mesh().size(MeshAxis::tensor));
+    const std::int64_t elements = config_.accumulation_steps * rows * model_.residual_width * messages;
+    sent.elements += elements;
+    sent.bytes += elements * size_of(precision.compute);
   }
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
   std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
@@ -159,7 +173,8 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
 
 TrafficCount TrafficFormulas::all() const {
   TrafficCount sum;
-  for (const MeshAxis axis : {MeshAxis::shard, MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::tensor}) {
+  for (int a = 0; a < mesh_axes; ++a) {
+    const auto axis = static_cast<MeshAxis>(a);
     const TrafficCount sent = along(axis);
     sum.elements += sent.elements;
     sum.bytes += sent.bytes;

@@ -42,6 +42,8 @@ class TrafficFormulas {
   TrafficCount of_rows() const;
   /// Parts of gradients that ranks of the axis `tensor` add up to measure the noise of a step's gradient.
   TrafficCount of_noise() const;
+  /// The messages of attention between the ranks of the axis `context`, likewise.
+  TrafficCount of_sequences() const;
   /// JSON text of the report's `traffic` object: the last step's by its meters, beside the formula.
   std::string report(const StepTraffic& traffic, const DataGroups& groups) const;
 
@@ -54,6 +56,10 @@ class TrafficFormulas {
 
  private:
   TrafficCount over_replicas() const;
+  /// Tokens of a micro-batch that this rank computes: its part of each sequence.
+  std::int64_t tokens_of_rank() const {
+    return config_.micro_batch_size * model_.tokens_per_sample / runtime_.mesh().size(MeshAxis::context);
+  }
   /// Along another axis than that of the replicas, of the buffers that groups of so many ranks share; 0: of
   /// all.
   TrafficCount in_groups(MeshAxis axis, int group) const;

@@ -19,16 +19,23 @@ namespace tranche::kernels {
 
 namespace {
 
-/// `operand` has rows of every token that hold `heads` heads from its first column on.
+/// The number of tokens of each batch entry in rows of keys, [batch, tokens, n] or [batch * tokens, n].
+std::int64_t tokens_of(const Shape& shape, std::int64_t batch) {
+  if (shape.rank() == 3) return shape[1];
+  return batch > 0 && shape.rank() == 2 ? shape[0] / batch : 0;
+}
+
+/// Checks that `operand` has rows for `tokens` tokens of every batch entry, with `heads` heads from its first
+/// column on.
 template <class Held>
 auto checked_rows(std::string_view kernel, std::string_view operand, const Held& held,
-                  const AttentionOperands& of, std::int64_t heads) {
+                  const AttentionOperands& of, std::int64_t tokens, std::int64_t heads) {
   check_dtype(kernel, operand, held.rows.dtype, {of.dtype});
   const Shape& shape = held.rows.shape;
-  const bool by_token = shape.rank() == 2 && shape[0] == of.batch * of.time;
-  if (!by_token && !(shape.rank() == 3 && shape[0] == of.batch && shape[1] == of.time)) {
+  const bool by_token = shape.rank() == 2 && shape[0] == of.batch * tokens;
+  if (!by_token && !(shape.rank() == 3 && shape[0] == of.batch && shape[1] == tokens)) {
     refuse(kernel, fmt::format("`{}` has shape {}, wanted [{}, {}, n] or [{}, n]", operand, shape.to_string(),
-                               of.batch, of.time, of.batch * of.time));
+                               of.batch, tokens, of.batch * tokens));
   }
   const std::int64_t stride = shape[shape.rank() - 1];
   if (held.first_column < 0 || held.first_column + heads * of.head_width > stride) {
@@ -36,13 +43,13 @@ auto checked_rows(std::string_view kernel, std::string_view operand, const Held&
            fmt::format("`{}` has rows of {} elements, which do not hold {} heads of {} from column {}",
                        operand, stride, heads, of.head_width, held.first_column));
   }
-  // A tensor on meta has no address, and none is made from it.
+  // A tensor on meta has no address, so none is computed.
   auto* const data = held.rows.data == nullptr ? held.rows.data
                                                : cpu::element_at(of.dtype, held.rows.data, held.first_column);
   return HeadRows<std::remove_pointer_t<decltype(data)>>{data, stride};
 }
 
-/// Checks what forward and backward have in common. `out` is named as given.
+/// Checks the operands that forward and backward have in common. `out` is named in errors as given.
 cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
                                 const AttentionOptions& options, const ConstHeads& query,
                                 const ConstHeads& key, const ConstHeads& value, const ConstTensorView& out,
@@ -53,7 +60,15 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
   check_rank(kernel, "out", out.shape, 3);
   cpu::AttentionCall call;
   call.batch = out.shape[0];
-  call.time = out.shape[1];
+  call.queries = out.shape[1];
+  call.first_query = options.first_query;
+  // The number of keys may differ from that of the queries only if first_query is set.
+  const std::int64_t tokens = tokens_of(key.rows.shape, call.batch);
+  call.time = call.first_query == 0 && tokens < call.queries ? call.queries : tokens;
+  if (call.first_query < 0 || call.end_query() > call.time || (call.queries == 0 && call.time > 0)) {
+    refuse(kernel, fmt::format("queries [{}, {}) are not among {} tokens, which `key` has", call.first_query,
+                               call.end_query(), call.time));
+  }
   call.heads = options.heads;
   call.dtype = out.dtype;
   if (call.heads < 1 || out.shape[2] % call.heads != 0) {
@@ -75,10 +90,10 @@ cpu::AttentionCall checked_call(std::string_view kernel, const Stream& stream,
     refuse(kernel, fmt::format("scale is {}, wanted a positive number or 0", options.scale));
   }
   call.scale = options.scale > 0 ? options.scale : 1.0f / std::sqrt(static_cast<float>(call.head_width));
-  call.parts = {checked_rows(kernel, "query", query, call, call.heads),
-                checked_rows(kernel, "key", key, call, call.key_value_heads),
-                checked_rows(kernel, "value", value, call, call.key_value_heads)};
-  check_shape(kernel, "log_sum_exp", log_sum_exp.shape, {call.batch, call.heads, call.time});
+  call.parts = {checked_rows(kernel, "query", query, call, call.queries, call.heads),
+                checked_rows(kernel, "key", key, call, call.time, call.key_value_heads),
+                checked_rows(kernel, "value", value, call, call.time, call.key_value_heads)};
+  check_shape(kernel, "log_sum_exp", log_sum_exp.shape, {call.batch, call.heads, call.queries});
   if (options.document_begin.shape.rank() > 0) {
     check_dtype(kernel, "document_begin", options.document_begin.dtype, {DataType::int32});
     check_shape(kernel, "document_begin", options.document_begin.shape, {call.batch, call.time});
@@ -157,10 +172,10 @@ void attention_backward(Stream& stream, const AttentionOptions& options, const C
       checked_call(kernel, stream, options, query, key, value, out, log_sum_exp, workspace);
   check_dtype(kernel, "d_out", d_out.dtype, {call.dtype});
   check_shape(kernel, "d_out", d_out.shape, out.shape);
-  call.d_parts = {checked_rows(kernel, "d_query", d_query, call, call.heads),
-                  checked_rows(kernel, "d_key", d_key, call, call.key_value_heads),
-                  checked_rows(kernel, "d_value", d_value, call, call.key_value_heads)};
-  // One description serves both directions; backward only reads these two.
+  call.d_parts = {checked_rows(kernel, "d_query", d_query, call, call.queries, call.heads),
+                  checked_rows(kernel, "d_key", d_key, call, call.time, call.key_value_heads),
+                  checked_rows(kernel, "d_value", d_value, call, call.time, call.key_value_heads)};
+  // One description serves both directions; backward only reads these two members.
   call.out = const_cast<void*>(out.data);
   call.log_sum_exp = const_cast<float*>(log_sum_exp.as<float>());
   call.d_out = d_out.data;

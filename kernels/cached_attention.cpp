@@ -17,7 +17,7 @@ namespace tranche::kernels {
 
 namespace {
 
-/// `held` has rows of every new token that hold `heads` heads from its first column on.
+/// Checks that `held` has a row for every new token, with `heads` heads from its first column on.
 HeadRows<const void> checked_rows(std::string_view kernel, std::string_view operand, const ConstHeads& held,
                                   const CachedShape& of, std::int64_t heads) {
   check_dtype(kernel, operand, held.rows.dtype, {of.dtype});
@@ -33,12 +33,12 @@ HeadRows<const void> checked_rows(std::string_view kernel, std::string_view oper
            fmt::format("`{}` has rows of {} elements, which do not hold {} heads of {} from column {}",
                        operand, stride, heads, of.head_width, held.first_column));
   }
-  // A tensor on meta has no address, and none is made from it.
+  // A tensor on meta has no address, so none is computed.
   const void* data = held.rows.data;
   return {data == nullptr ? nullptr : cpu::element_at(of.dtype, data, held.first_column), stride};
 }
 
-/// All but `time`.
+/// Checks and fills in everything but `time`.
 CachedShape checked_shape(std::string_view kernel, const CachedKeys& cache) {
   check_floating(kernel, "keys", cache.keys.dtype);
   check_rank(kernel, "keys", cache.keys.shape, 4);
@@ -61,7 +61,7 @@ CachedShape checked_shape(std::string_view kernel, const CachedKeys& cache) {
   return checked;
 }
 
-/// New tokens of each entry, by the rows of an operand that has them.
+/// The number of new tokens of each entry, according to an operand's rows.
 std::int64_t checked_time(std::string_view kernel, std::string_view operand, const Shape& rows,
                           const CachedShape& of, const CachedKeys& cache) {
   std::int64_t time = 0;

@@ -8,7 +8,7 @@
 
 namespace tranche::kernels {
 
-/// The widest head.
+/// The largest head width.
 inline constexpr std::int64_t cached_head_width = 1024;
 
 struct CachedShape {
@@ -16,7 +16,7 @@ struct CachedShape {
   DataType dtype = DataType::float32;
   const std::int32_t* lengths = nullptr;
 
-  /// Element of the cache where the tokens of a head begin.
+  /// The element of the cache at which the tokens of a head begin.
   constexpr std::int64_t head(std::int64_t batch_entry, std::int64_t key_value_head) const {
     return (batch_entry * key_value_heads + key_value_head) * capacity * head_width;
   }
@@ -37,7 +37,7 @@ struct CachedAttention : CachedShape {
   const void* values = nullptr;
   void* out = nullptr;
 
-  /// Heads that share a key and value.
+  /// The number of heads that share a key and value.
   constexpr std::int64_t group() const { return heads / key_value_heads; }
   /// The first key that the query at `position` sees.
   constexpr std::int64_t first_key(std::int64_t position) const {

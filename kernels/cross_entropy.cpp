@@ -12,7 +12,7 @@ namespace tranche::kernels {
 
 namespace {
 
-/// Checks the state against `rows` and fills in what the calls have in common.
+/// Checks the state against `rows` and fills in the members that the calls have in common.
 cpu::CrossEntropyCall checked_call(std::string_view kernel, const Stream& stream,
                                    const CrossEntropyState& state, std::int64_t rows) {
   check_tensor(kernel, "state.maximum", state.maximum, {DataType::float32}, rows);

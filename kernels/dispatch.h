@@ -1,5 +1,5 @@
 #pragma once
-/// The one place where a kernel call meets the kind of device it runs on.
+/// The only code that selects a kernel's version by the kind of device.
 
 #include <string_view>
 #include <type_traits>
@@ -13,13 +13,13 @@
 
 namespace tranche::kernels {
 
-/// Hands the call to the stream's recorder.
+/// Passes the call to the stream's recorder.
 void note_work(Stream& stream, std::string_view name, const meta::Cost& cost);
 
 inline constexpr bool cuda_is_built = TRANCHE_KERNELS_ON_CUDA != 0;
 
-/// call(), which uses the CUDA kernels. A build without CUDA throws NotCompiled and has no code for the call,
-/// so that the functions it names need no definition there.
+/// Runs call(), which uses the CUDA kernels. A build without CUDA throws NotCompiled and has no code for the
+/// call, so that the functions it names need no definition there.
 template <class Call>
 std::invoke_result_t<Call> with_cuda(Call&& call) {
   if constexpr (cuda_is_built) {
@@ -29,13 +29,13 @@ std::invoke_result_t<Call> with_cuda(Call&& call) {
   }
 }
 
-/// Counts `cost` on the stream and runs the call. cpu: `cpu()` is enqueued (it must own what it captures, for
+/// Counts `cost` on the stream and runs the call. cpu: `cpu()` is enqueued (it must own its captures, because
 /// it may run on another thread after this function has returned). cuda: `cuda()` launches on the stream at
-/// once, on the calling thread; without CUDA in the build that is NotCompiled. meta: nothing more is done.
+/// once, on the calling thread; in a build without CUDA this throws NotCompiled. meta: nothing more is done.
 /// Arguments are validated before.
 template <class Cpu, class Cuda>
 void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu, Cuda&& cuda) {
-  switch (stream.kind()) {  // There is no default, so that the compiler names this place for a new kind.
+  switch (stream.kind()) {  // no default: the compiler then names this place for a new kind
     case DeviceKind::cuda:
       with_cuda(std::forward<Cuda>(cuda));
       break;
@@ -48,7 +48,7 @@ void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu
   if (stream.kind() == DeviceKind::cpu) stream.enqueue(name, std::forward<Cpu>(cpu));
 }
 
-/// For kernels that have no CUDA version.
+/// For kernels without a CUDA version.
 template <class Cpu>
 void dispatch(Stream& stream, std::string_view name, const meta::Cost& cost, Cpu&& cpu) {
   dispatch(stream, name, cost, std::forward<Cpu>(cpu),

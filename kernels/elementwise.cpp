@@ -25,7 +25,7 @@ void check_first_element(std::string_view kernel, std::int64_t first_element) {
   if (first_element < 0) refuse(kernel, fmt::format("first_element is {}, wanted at least 0", first_element));
 }
 
-/// Refuses columns that are no part of dropout's rows.
+/// Refuses columns that do not lie within dropout's rows.
 void check_columns(std::string_view kernel, const DropoutOptions& options, const Shape& x) {
   const std::int64_t blocks = options.column_blocks, columns = x[x.rank() - 1];
   const auto samples = static_cast<std::int64_t>(options.samples.size());
@@ -214,12 +214,13 @@ void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorVie
     refuse(name, fmt::format("probability is {}, wanted a number in [0, 1)", options.probability));
   }
   const auto samples = static_cast<std::int64_t>(options.samples.size());
-  cpu::DropoutPart part{options.first_element, options.sample_elements};
+  cpu::DropoutPart part{options.first_element, options.sample_elements, options.sample_offset};
   if (part.first < 0 || part.per_sample < 0 || (part.first > 0 && part.per_sample == 0)) {
     refuse(name, fmt::format("first_element is {} with sample_elements {}, wanted at least 0, and "
                              "sample_elements where a part begins behind the first element",
                              part.first, part.per_sample));
   }
+  if (part.offset < 0) refuse(name, fmt::format("sample_offset is {}, wanted at least 0", part.offset));
   if (part.per_sample == 0) {
     if (samples == 0 ? x.elements() != 0 : x.elements() % samples != 0) {
       refuse(name, fmt::format("`x` has {} elements, which {} samples do not divide", x.elements(), samples));

@@ -16,8 +16,8 @@ struct Sizes {
   std::int64_t batch, time, width;
 };
 
-/// Checks tokens and the two tables (or their gradients, of positions if there are any) against `rows_name`,
-/// [batch, time, width] or [batch * time, width].
+/// Checks tokens and the two tables (or their gradients; positions are optional) against `rows_name`, [batch,
+/// time, width] or [batch * time, width].
 Sizes check_sizes(std::string_view kernel, const ConstTensorView& tokens, std::string_view token_name,
                   const ConstTensorView& token_table, std::string_view position_name,
                   const ConstTensorView& position_table, std::string_view rows_name, std::int64_t elements) {
@@ -38,7 +38,7 @@ Sizes check_sizes(std::string_view kernel, const ConstTensorView& tokens, std::s
   return sizes;
 }
 
-/// Tokens of a table; all of them where it has the whole vocabulary.
+/// The tokens of a table; all of them if it has the whole vocabulary.
 cpu::TokenRange token_range(std::string_view kernel, const ConstTensorView& table, std::int64_t first_token) {
   if (first_token == whole_vocabulary) return {};
   if (first_token < 0) {

@@ -1,6 +1,6 @@
 #pragma once
 /// The exponential of one element: the scalar form of cpu/exponential-inl.h (the same bits where contraction
-/// is off), and what GPUs compute for fp32.
+/// is off), which GPUs compute for fp32.
 
 #include <bit>
 #include <cstdint>
@@ -10,8 +10,7 @@ namespace tranche::kernels {
 /// exp(x) for x in [-80, 80], error within 2 units in the last place: 2^n times a polynomial on
 /// [-ln 2 / 2, ln 2 / 2] (coefficients of Cephes' expf).
 constexpr float exponential_element(float x) {
-  const float rounder =
-      12582912.0f;  // adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits
+  const float rounder = 12582912.0f;  // adding 1.5 * 2^23 rounds to an integer, which is then in the low bits
   const float shifted = x * 1.44269504088896341f + rounder;
   const float n = shifted - rounder;
   float r = x - n * 0.693359375f;  // ln 2 in two parts; the first product is exact
@@ -27,8 +26,8 @@ constexpr float exponential_element(float x) {
                               (std::bit_cast<std::uint32_t>(shifted) << 23));
 }
 
-/// 2^t with a relative error of 4e-6, for results in bf16: infinite from 128 on; far below 1 any number that
-/// vanishes beside 1. On [-1/2, 1/2] a polynomial that is 1 at 0.
+/// 2^t with a relative error of 4e-6, for results in bf16: infinite from 128 on; for large negative t, any
+/// number that vanishes beside 1. On [-1/2, 1/2] it is a polynomial that is 1 at 0.
 constexpr float coarse_power_of_two_element(float t) {
   const float rounder = 12582912.0f;
   const float bounded = t > 128.0f ? 128.0f : t < -120.0f ? -120.0f : t;

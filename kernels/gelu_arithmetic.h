@@ -1,9 +1,9 @@
 #pragma once
-/// GELU of one element: the scalar form of what cpu/gelu.cpp computes in vectors (the same bits where
-/// contraction is off) and what GPUs compute for fp32.
+/// GELU of one element: the scalar form of the vector code in cpu/gelu.cpp (the same bits where contraction
+/// is off), which GPUs compute for fp32.
 ///
-/// The tanh form is x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): one exponential and, unlike
-/// 1 + tanh(u), no cancellation for negative x.
+/// The tanh form is x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): it needs one exponential
+/// and, unlike 1 + tanh(u), has no cancellation for negative x.
 
 #include "kernels/exponential.h"
 
@@ -12,7 +12,8 @@ namespace tranche::kernels {
 inline constexpr float gelu_two_root = -1.5957691216057308f;     ///< -2 sqrt(2 / pi)
 inline constexpr float gelu_two_root_cubic = -0.0713548162726f;  ///< the same times 0.044715
 
-/// exp(-2u), kept within the range of the exponential; beyond it 1 + exp(-2u) is 1 or the result vanishes.
+/// exp(-2u), with the argument clamped to the exponential's range; beyond it 1 + exp(-2u) is 1 or the result
+/// vanishes.
 constexpr float gelu_exponential_of_minus_2u(float x) {
   const float argument = x * (gelu_two_root + gelu_two_root_cubic * (x * x));
   const float below = argument < 80.0f ? argument : 80.0f;
@@ -20,7 +21,7 @@ constexpr float gelu_exponential_of_minus_2u(float x) {
 }
 
 constexpr float gelu_element(float x) {
-  // Far left gelu is below every fp32 number; the product is -0 there, and NaN for -infinity.
+  // Below -16 gelu is smaller than every fp32 number; the product gives -0 there, and NaN for -infinity.
   if (x < -16.0f) return x * 0.0f;
   return x / (1.0f + gelu_exponential_of_minus_2u(x));
 }

@@ -20,7 +20,7 @@ double median_seconds(Stream& stream, const std::function<void()>& run) {
   run();
   stream.synchronize();
   for (int i = 0; i < samples; ++i) {
-    run();  // keeps the GPU at work until the host has queued the runs
+    run();  // keeps the GPU busy until the host has queued the runs
     const Event begin = stream.record();
     for (int j = 0; j < runs; ++j) run();
     const Event end = stream.record();

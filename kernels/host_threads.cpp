@@ -19,7 +19,8 @@ void start_host_threads(int threads) {
         "the limit ('ulimit -u', 'ulimit -v', or pids.max of the control group)",
         threads, refusal.code().message()));
   }
-  // They stay for the calling thread's loops, so that no other rank takes what has just been given back.
+  // The OpenMP team keeps these threads for the calling thread's loops, so no other rank takes the ones just
+  // freed.
 #pragma omp parallel num_threads(threads)
   {}
 }

@@ -2,9 +2,9 @@
 
 namespace tranche::kernels {
 
-/// Starts the threads with which kernels on the calling thread share their loops, `threads` in all. OpenMP's
-/// runtime ends the process when the system refuses it one; here that is a ConfigurationError. Call it on the
-/// thread that will run kernels, before the first of them.
+/// Starts the threads, `threads` in all, that share the loops of kernels on the calling thread. OpenMP's
+/// runtime ends the process when the system refuses it a thread; this throws ConfigurationError instead. Call
+/// it on the thread that will run kernels, before the first of them.
 void start_host_threads(int threads);
 
 }  // namespace tranche::kernels

@@ -29,7 +29,7 @@ cuda::Gemm gemm_of(const cpu::MatmulCall& call) {
   return gemm;
 }
 
-/// Checks the operands of a GEMM, naming the kernel that was called, and appends it to the log if there is
+/// Checks the operands of a GEMM, naming the called kernel in errors, and appends it to the log if there is
 /// one.
 cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOptions& options,
                         const ConstTensorView& a, const ConstTensorView& b, const TensorView& c,
@@ -66,7 +66,7 @@ cpu::MatmulCall checked(std::string_view kernel, Stream& stream, const MatmulOpt
           options.continues};
 }
 
-/// Refuses sums that cannot go on in the order of one product.
+/// Refuses sums that cannot continue in the order of one product.
 void check_continues(const MatmulOptions& options, const cpu::MatmulCall& call, DeviceKind device) {
   const SumOrder order = matmul_sum_order(device, call.dtype);
   if (!order.ascending) {
@@ -82,7 +82,7 @@ void check_continues(const MatmulOptions& options, const cpu::MatmulCall& call, 
   }
 }
 
-/// The fused kernels have one dtype throughout.
+/// Checks that all operands have one dtype, as the fused kernels require.
 void check_one_dtype(std::string_view kernel, DataType wanted,
                      std::initializer_list<std::pair<std::string_view, ConstTensorView>> operands) {
   check_floating(kernel, "a", wanted);

@@ -18,13 +18,13 @@ struct Gemm {
   friend auto operator<=>(const Gemm&, const Gemm&) = default;
 };
 
-/// Kept with the stream (Stream::attachment), on every kind of device. Null: nothing is listed.
+/// Kept with the stream (Stream::attachment), on every kind of device. Null: GEMMs are not listed.
 struct MatmulLog {
   std::vector<Gemm>* gemms = nullptr;
 };
 
-/// From now on every GEMM that is issued to the stream is appended to `gemms`, which outlives the recording;
-/// null ends it. For the issuing thread.
+/// Appends every GEMM issued to the stream from now on to `gemms`, which must outlive the recording; null
+/// ends it. For the issuing thread.
 inline void log_gemms(Stream& stream, std::vector<Gemm>* gemms) {
   stream.attachment<MatmulLog>().gemms = gemms;
 }

@@ -47,7 +47,7 @@ void matmul_rows(Stream& stream, bool transpose_b, const ConstTensorView& a, con
     check_dtype(kernel, "c", c.dtype, {a.dtype, DataType::float32});
   }
   if (a.dtype != DataType::float32) {
-    // A row of a and one of c, widened, have to fit.
+    // The workspace must hold a row of a and a row of c in fp32.
     const std::int64_t least = std::max(minimum_workspace_bytes, checked_multiply(4, checked_add(k, n)));
     if (workspace.bytes < least) {
       refuse(kernel, fmt::format("workspace has {} bytes; {} GEMMs need at least {}: raise tranche.workspace",

@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::string_view name = "newton_schulz";
 
-/// The fp32 matrices of the iteration, one behind the other.
+/// The fp32 matrices of the iteration, one after the other.
 struct Scratch {
-  TensorView x, y;  ///< of the block's shape
+  TensorView x, y;  ///< shaped like the block
   TensorView a, b;  ///< square, of its smaller extent
   std::int64_t bytes = 0;
 
@@ -72,7 +72,8 @@ void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const Ten
     refuse(name, fmt::format("the scratch has {} bytes, wanted at least {}", scratch.bytes, of.bytes));
   }
   if (std::min(block.rows, block.columns) <= cpu::newton_schulz_few) {
-    // Of few singular values one may lie where the polynomials are steep, and magnify what fp32 rounds.
+    // With few singular values, one may lie where the polynomials are steep and amplify fp32 rounding, so
+    // fp64 is used.
     dispatch(
         stream, "newton_schulz", meta::few_singular_values(matrix.dtype, block, options.steps.size()),
         [steps = std::vector(options.steps.begin(), options.steps.end()), factor = options.norm_factor,

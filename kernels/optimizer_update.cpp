@@ -25,7 +25,7 @@ void check_common(std::string_view kernel, const RuleOperands& of) {
     check_floating(kernel, "weight", of.weight.dtype);
     check_elements(kernel, "weight", of.weight.elements(), of.master.elements());
   }
-  // A rounding, and the master weights that it leaves.
+  // The rounding must suit the format of the master weights.
   const bool fp32 = of.master.dtype == DataType::float32, halves = of.master.dtype == DataType::uint16;
   if (halves && of.weight.data == nullptr) {
     refuse(kernel, "a master of lower halves comes without `weight`, which has the upper ones");
@@ -65,7 +65,7 @@ void check_states(const UpdateRule& rule, const RuleOperands& of) {
   }
 }
 
-/// Groups that are there, and the list's own order and bounds.
+/// Checks that the groups exist, and the order and bounds of the segments.
 void check_segments(const UpdateRule& rule, RulePhase phase, const RuleOperands& of) {
   const std::string_view kernel = rule.kernel;
   if (of.arguments == nullptr) refuse(kernel, "the address of `arguments` is null");

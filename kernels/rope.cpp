@@ -30,8 +30,9 @@ void check_scaling(std::string_view kernel, const RopeScaling& scaling) {
   }
 }
 
-/// As _compute_llama3_parameters() of transformers' modeling_rope_utils.py. A Python number beside a tensor
-/// of fp32 is rounded to fp32, and number / tensor is the tensor's reciprocal times the number.
+/// Follows _compute_llama3_parameters() in transformers' modeling_rope_utils.py. There a Python number
+/// combined with an fp32 tensor is rounded to fp32, and number / tensor is computed as the tensor's
+/// reciprocal times the number.
 float llama3_frequency(float frequency, const RopeScaling& scaling) {
   const auto positions = static_cast<double>(scaling.original_positions);
   const auto factor = static_cast<float>(scaling.factor);
@@ -66,7 +67,7 @@ std::vector<float> rope_frequencies(std::int64_t rotary_width, double theta, con
 }
 
 void rope_table(Stream& stream, std::span<const float> frequencies, const ConstTensorView& positions,
-                std::int64_t time, const TensorView& table) {
+                std::int64_t time, const TensorView& table, std::int64_t first_position) {
   constexpr std::string_view kernel = "rope_table";
   check_dtype(kernel, "table", table.dtype, {DataType::float32});
   check_rank(kernel, "table", table.shape, 2);
@@ -77,16 +78,20 @@ void rope_table(Stream& stream, std::span<const float> frequencies, const ConstT
   } else if (time < 1) {
     refuse(kernel, fmt::format("time is {}, wanted at least 1 where there are no positions", time));
   }
+  if (first_position < 0) {
+    refuse(kernel, fmt::format("first_position is {}, wanted at least 0", first_position));
+  }
   const auto* given = static_cast<const std::int32_t*>(positions.data);
   dispatch(
       stream, kernel, meta::rope_table_cost(table, positions),
       [call = cpu::RopeTable{.frequencies = {frequencies.begin(), frequencies.end()},
                              .positions = is_given(positions) ? given : nullptr,
                              .time = time,
+                             .first_position = first_position,
                              .rows = rows,
                              .table = table.as<float>(),
                              .threads = stream.threads()}] { cpu::rope_table(call); },
-      [&] { cuda::rope_table(stream, frequencies, positions, time, table); });
+      [&] { cuda::rope_table(stream, frequencies, positions, time, table, first_position); });
 }
 
 void rope(Stream& stream, bool inverse, const ConstTensorView& table, std::int64_t heads,

@@ -1,6 +1,6 @@
 #pragma once
-/// SiLU of one element, x / (1 + exp(-x)), and its derivative: the scalar form of what cpu/swiglu.cpp
-/// computes in vectors (the same bits where contraction is off) and what GPUs compute.
+/// SiLU of one element, x / (1 + exp(-x)), and its derivative: the scalar form of the vector code in
+/// cpu/swiglu.cpp (the same bits where contraction is off), which GPUs compute.
 
 #include "kernels/exponential.h"
 
@@ -11,7 +11,8 @@ struct SiluElement {
 };
 
 /// `Math` has exponential(x) for x in [-80, 80], and inverse(x). Beyond 80 SiLU is x or below every fp32
-/// number, and its derivative 1 or 0, to the last bit; -0 stands far left, NaN for -infinity. NaNs stay NaNs.
+/// number, and its derivative 1 or 0, to the last bit. Below -80 the result is -0, and NaN for -infinity.
+/// NaNs stay NaNs.
 template <class Math>
 constexpr SiluElement silu_element(float x) {
   const float bounded = x > 80.0f ? 80.0f : x < -80.0f ? -80.0f : x;
@@ -20,7 +21,8 @@ constexpr SiluElement silu_element(float x) {
   return {x < -80.0f ? x * 0.0f : x * s, s + (bounded * s) * (e * s)};
 }
 
-/// The same where results are rounded to bf16, on CPUs: far left the exponential is infinite, and SiLU -0.
+/// The same for results that are rounded to bf16, on CPUs: for very negative x the exponential is infinite,
+/// and SiLU -0.
 constexpr SiluElement coarse_silu_element(float x) {
   const float bounded = x > 80.0f ? 80.0f : x < -80.0f ? -80.0f : x;
   const float s = 1.0f / (1.0f + coarse_power_of_two_element(x * -1.44269504088896341f));

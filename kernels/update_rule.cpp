@@ -9,7 +9,7 @@
 
 namespace tranche {
 
-// A program's own list, which CMake writes, takes the place of this one when it is linked.
+// A program's own list, which CMake generates, replaces this weak definition when it is linked.
 [[gnu::weak]] std::span<const UpdateRule* const> kernels::rules_of_program() {
   return {};
 }
@@ -37,7 +37,7 @@ void RuleValues::set(std::string_view name, double first, double second) {
   const std::size_t i = index_of(name);
   values_[i] = {first, second};
   const RuleOption& option = rule_->options[i];
-  // Comparisons that NaN fails too.
+  // The comparisons are written so that NaN fails them too.
   const auto allowed = [&](double value) {
     return value >= option.range.least && value < option.range.below;
   };

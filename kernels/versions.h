@@ -1,6 +1,6 @@
 #pragma once
-/// The types of a kernel's versions, which follow from its signature in include/tranche/kernels/. A version
-/// on GPUs has the signature itself: `decltype(kernels::cast) cast;` declares one.
+/// The types of a kernel's versions, derived from its signature in include/tranche/kernels/. The GPU version
+/// has the signature itself: `decltype(kernels::cast) cast;` declares one.
 
 #include "tranche/device/stream.h"
 
@@ -14,10 +14,11 @@ struct VersionsOf<void(Stream&, Operands...)> {
   using OnThreads = void(int, Operands...);
 };
 
-/// On the calling thread, arguments checked.
+/// Runs on the calling thread; arguments are checked before.
 template <class Kernel>
 using OnThread = typename VersionsOf<Kernel>::OnThread;
-/// On the calling thread and as many more as make the number that comes first, arguments checked.
+/// Runs on the calling thread and further ones, as many in all as the first argument; arguments are checked
+/// before.
 template <class Kernel>
 using OnThreads = typename VersionsOf<Kernel>::OnThreads;
 

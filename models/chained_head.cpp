@@ -6,6 +6,7 @@
 #include "models/language_head.h"
 #include "tranche/core/shape.h"
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
@@ -87,7 +88,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
       if (rank == pass.tensor_rank()) (void)logits_of(piece);
       const TensorView logits = matrix(memory[6], rows, piece.count);
       broadcast_from_rank(pass, "logits of a block", rank, logits);
-      copy_columns(stream, logits, 0, whole, piece.first - blocks.first(block), piece.count);
+      kernels::copy_columns(stream, logits, 0, whole, piece.first - blocks.first(block), piece.count);
     }
     kernels::cross_entropy_accumulate(stream, whole, labels, blocks.first(block), state);
   }

@@ -1,36 +1,19 @@
 #include "models/chained_sums.h"
 
 #include <cstddef>
-#include <cstring>
 #include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
-#include "tranche/kernels/launch.h"
 #include "tranche/kernels/layer_norm.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::models {
-
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count) {
-  const std::int64_t rows = from.shape[0], element = size_of(from.dtype);
-  const auto bytes = static_cast<double>(rows * count * element);
-  kernels::KernelWork work;
-  work.cpu = [=] {
-    const auto* source = static_cast<const std::byte*>(from.data) + from_column * element;
-    auto* target = static_cast<std::byte*>(to.data) + to_column * element;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::memcpy(target + row * to.shape[1] * element, source + row * from.shape[1] * element,
-                  static_cast<std::size_t>(count * element));
-    }
-  };
-  kernels::launch(stream, "copy_columns", {.bytes_read = bytes, .bytes_written = bytes}, work);
-}
 
 void chained_product(const Pass& pass, std::string_view unit, std::span<const ChainedPart> parts,
                      bool transpose_b, bool accumulate, const TensorView& c) {
@@ -75,8 +58,8 @@ BlocksOfColumns::BlocksOfColumns(Engine& engine, const ConstTensorView& d_out, c
                          std::initializer_list<TensorRequest>{{d_out.dtype, {rows, columns}},
                                                               {weight.dtype, {in_out ? in : 0, columns}}});
     const StepTensors& own = memory_.back();
-    copy_columns(stream, d_out, block * columns, own[0], 0, columns);
-    if (in_out) copy_columns(stream, weight, block * columns, own[1], 0, columns);
+    kernels::copy_columns(stream, d_out, block * columns, own[0], 0, columns);
+    if (in_out) kernels::copy_columns(stream, weight, block * columns, own[1], 0, columns);
     parts_.push_back(
         {own[0], in_out ? ConstTensorView(own[1])
                         : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});
@@ -135,7 +118,7 @@ StepTensors gather_columns(const Pass& pass, std::string_view unit, const ConstT
   gather_from_ranks(pass, unit, own.data, all[0].data, own.elements(), own.dtype);
   for (int i = 0; i < ranks.count; ++i) {
     const std::int64_t rank = ranks.first + i * ranks.step;
-    copy_columns(pass.engine.compute_stream(),
+    kernels::copy_columns(pass.engine.compute_stream(),
                  all[0].slice(rank * own.elements(), own.elements()).reshaped(own.shape), 0, side_by_side[0],
                  i * columns, columns);
   }
@@ -173,9 +156,9 @@ void head_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGr
 
 void shared_attention_backward(const Pass& pass, const GatheredUnit& unit,
                                const kernels::AttentionOptions& options, int sharers,
-                               const ConstTensorView& d_out, const AttentionGradients& inputs,
+                               const ConstTensorView& d_out, const HeadTensors& inputs,
                                const ConstTensorView& out, const ConstTensorView& log_sum_exp,
-                               const AttentionGradients& gradients) {
+                               const HeadTensors& gradients) {
   Engine& engine = pass.engine;
   Stream& stream = engine.compute_stream();
   const auto kernel = [&](const kernels::AttentionOptions& heads, const ConstTensorView& of_out,
@@ -187,10 +170,6 @@ void shared_attention_backward(const Pass& pass, const GatheredUnit& unit,
                                 sums, {by_sequence(d_query)}, {by_sequence(gradients.key)},
                                 {by_sequence(gradients.value)}, engine.workspace());
   };
-  if (!pass.chained() || sharers == 1) {
-    return kernel(options, d_out, inputs.query, out, log_sum_exp, gradients.query);
-  }
-
   const ColumnsOf group{.first = pass.tensor_rank() / sharers * sharers, .count = sharers};
   const std::string& name = unit.spec().name;
   const StepTensors all_d_out = gather_columns(pass, name, d_out, group),
@@ -207,7 +186,7 @@ void shared_attention_backward(const Pass& pass, const GatheredUnit& unit,
   whole.heads *= sharers;
   kernel(whole, all_d_out[0], all_queries[0], all_out[0],
          all_sums[0].reshaped({pass.batch, whole.heads, pass.time}), scratch[0]);
-  copy_columns(stream, scratch[0], 0, gradients.query, 0, gradients.query.shape[1]);
+  kernels::copy_columns(stream, scratch[0], 0, gradients.query, 0, gradients.query.shape[1]);
 }
 
 }  // namespace tranche::models

@@ -16,11 +16,6 @@
 
 namespace tranche::models {
 
-/// Columns [from_column, from_column + count) of `from` to columns [to_column, ...) of `to`; matrices of as
-/// many rows and of one dtype, in host memory, where all chains are.
-void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from_column, const TensorView& to,
-                  std::int64_t to_column, std::int64_t count);
-
 /// A part of a product: a[rows, k] times b[k, n] (or its transpose), where k is this rank's.
 struct ChainedPart {
   ConstTensorView a, b;
@@ -74,18 +69,18 @@ void head_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGr
                         int weight, const TensorView& d_y, const TensorView& x, const TensorView& rstd,
                         int sharers, const TensorView& d_x);
 
-/// Memory of attention_backward() as its caller has it for this rank's heads.
-struct AttentionGradients {
+/// Queries, keys and values of this rank's heads, or their gradients.
+struct HeadTensors {
   TensorView query, key, value;
 };
-/// kernels::attention_backward() of this rank's heads. In a chain where several ranks share a key and value
-/// head the first of them computes all query heads of it, as one rank does, and has the whole gradients of
-/// key and value; those of the others are no part of any sum.
+/// attend_backward() in a chain where several ranks share a key and value head. The first of them computes all
+/// query heads of it, as one rank does, and has the whole gradients of key and value; those of the others are
+/// no part of any sum.
 void shared_attention_backward(const Pass& pass, const GatheredUnit& unit,
                                const kernels::AttentionOptions& options, int sharers,
-                               const ConstTensorView& d_out, const AttentionGradients& inputs,
+                               const ConstTensorView& d_out, const HeadTensors& inputs,
                                const ConstTensorView& out, const ConstTensorView& log_sum_exp,
-                               const AttentionGradients& gradients);
+                               const HeadTensors& gradients);
 
 /// language_head() in a chain: the blocks of columns are those of one rank, and each passes through all
 /// ranks, one after the other. Logits exist for one block at a time, and are computed twice.

@@ -119,11 +119,11 @@ class Generator {
         stages_(engine.runtime().pipeline()),
         tensor_(engine.runtime().tensor()),
         stage_(engine.stage()),
-        data_ranks_(engine.runtime().mesh().data_ranks()),
-        data_rank_(engine.runtime().mesh().data_rank(ranks_.rank())),
+        token_ranks_(engine.runtime().mesh().token_ranks()),
+        token_rank_(engine.runtime().mesh().token_rank(ranks_.rank())),
         context_(options.context == 0 ? model.shape().positions : options.context),
         rows_(std::min(options.max_batch, divide_round_up(static_cast<std::int64_t>(prompts.size()),
-                                                          std::int64_t{data_ranks_}))),
+                                                          std::int64_t{token_ranks_}))),
         ends_(options.end_tokens.begin(), options.end_tokens.end()),
         writable_(
             static_cast<std::size_t>(options.writable == 0 ? model.shape().vocabulary : options.writable)) {
@@ -148,14 +148,14 @@ class Generator {
     }
   }
 
-  std::int64_t prompts_of_a_round() const { return rows_ * data_ranks_; }
+  std::int64_t prompts_of_a_round() const { return rows_ * token_ranks_; }
 
   /// The prompts from `first` on.
   std::vector<Generation> round(std::int64_t first) {
     texts_.clear();
     const auto count = static_cast<std::int64_t>(prompts_.size());
     for (std::int64_t row = 0; row < rows_; ++row) {
-      const std::int64_t prompt = first + row * data_ranks_ + data_rank_;
+      const std::int64_t prompt = first + row * token_ranks_ + token_rank_;
       if (prompt >= count) break;
       const Tokens& tokens = prompts_[static_cast<std::size_t>(prompt)];
       texts_.push_back({.prompt = prompt,
@@ -313,14 +313,14 @@ class Generator {
           .wait();
     }
     const Mesh& mesh = engine_.runtime().mesh();
-    std::vector<int> holders(static_cast<std::size_t>(data_ranks_));  // of each data rank's texts
+    std::vector<int> holders(static_cast<std::size_t>(token_ranks_));  // of the texts of each
     for (int rank = 0; rank < ranks_.size(); ++rank) {
-      holders[static_cast<std::size_t>(mesh.data_rank(rank))] = rank;
+      holders[static_cast<std::size_t>(mesh.token_rank(rank))] = rank;
     }
     std::vector<Generation> result;
     for (std::int64_t prompt = first; prompt < end; ++prompt) {
-      const std::int64_t number = prompt - first, row = number / data_ranks_;
-      const std::int64_t rank = holders[static_cast<std::size_t>(number % data_ranks_)];
+      const std::int64_t number = prompt - first, row = number / token_ranks_;
+      const std::int64_t rank = holders[static_cast<std::size_t>(number % token_ranks_)];
       const auto at = all.begin() + (rank * rows_ + row) * stride;
       result.push_back({prompt, {at + 2, at + 2 + at[0]}, static_cast<Generation::End>(at[1])});
     }
@@ -335,7 +335,7 @@ class Generator {
   Communicator* stages_;  ///< of this data rank; null: there is one
   Communicator* tensor_;  ///< the ranks that compute parts of this data rank's layers; null: there is one
   Engine::StageUses stage_;
-  int data_ranks_, data_rank_;
+  int token_ranks_, token_rank_;
   std::int64_t context_, rows_;
   std::unordered_set<std::int32_t> ends_;
   std::size_t writable_;

@@ -8,6 +8,7 @@
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/layer_norm.h"
+#include "tranche/models/context_rows.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/tensor_rows.h"
 
@@ -17,6 +18,14 @@ namespace {
 
 /// Indices in unit "embedding", of which the head's weight is the first.
 enum EmbeddingParameter : int { token_table, position_table, ln_f_weight, ln_f_bias };
+
+/// The rows of a [positions, width] from that of the first token of a run on.
+template <typename View>
+View positions_of_run(const Pass& pass, const View& table, int run) {
+  if (table.shape.rank() == 0) return table;
+  const std::int64_t first = pass.first_of_run(run), rows = table.shape[0] - first, width = table.shape[1];
+  return table.slice(first * width, rows * width).reshaped({rows, width});
+}
 
 }  // namespace
 
@@ -95,13 +104,15 @@ void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const Co
                             const TensorView& out) const {
   Stream& stream = pass.engine.compute_stream();
   PartialRows partial(pass, out);
-  kernels::embedding_forward(stream, tokens, pass.own_tokens(unit.tensor(token_table)),
-                             unit.tensor(position_table),
-                             partial.view().reshaped({pass.batch, pass.time, config_.width}),
-                             pass.positions.value_or(ConstTensorView{}), pass.first_token());
+  const TensorView rows = partial.view().reshaped({pass.batch, pass.time, config_.width});
+  for (int run = 0; run < pass.runs(); ++run) {
+    kernels::embedding_forward(
+        stream, rows_of_run(pass, tokens, run), pass.own_tokens(unit.tensor(token_table)),
+        positions_of_run(pass, unit.tensor(position_table), run), rows_of_run(pass, rows, run),
+        pass.positions.value_or(ConstTensorView{}), pass.first_token());
+  }
   partial.scatter(unit.spec().name);
-  const auto options = pass.row_dropout(config_.embedding_dropout, 0);
-  if (options.probability > 0) kernels::dropout(stream, options, out, out);
+  if (pass.drops(config_.embedding_dropout)) dropout_rows(pass, config_.embedding_dropout, 0, out, out);
 }
 
 namespace {
@@ -119,7 +130,11 @@ void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients
   // All tokens are those of a table of one row.
   kernels::fill_zero(stream, scratch[0]);
   kernels::fill_zero(stream, scratch[1]);
-  kernels::embedding_backward(stream, scratch[0], d_out, scratch[1], gradients.tensor(position_table), 0);
+  for (int run = 0; run < pass.runs(); ++run) {
+    kernels::embedding_backward(stream, rows_of_run(pass, scratch[0], run), rows_of_run(pass, d_out, run),
+                                scratch[1],
+                                positions_of_run(pass, gradients.tensor(position_table), run), 0);
+  }
 }
 
 }  // namespace
@@ -127,14 +142,19 @@ void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients
 void Gpt::embedding_backward(const Pass& pass, const UnitGradients& gradients, const ConstTensorView& tokens,
                              const TensorView& gradient) const {
   Stream& stream = pass.engine.compute_stream();
-  const auto options = pass.row_dropout(config_.embedding_dropout, 0);
-  if (options.probability > 0) kernels::dropout(stream, options, gradient, gradient);
+  if (pass.drops(config_.embedding_dropout)) {
+    dropout_rows(pass, config_.embedding_dropout, 0, gradient, gradient);
+  }
   if (!gradients.wanted(token_table) && !gradients.wanted(position_table)) return;
   const GatheredRows rows(pass, gradients.spec().name, gradient);
   if (pass.chained()) return chained_embedding_backward(pass, gradients, tokens, rows.view());
-  kernels::embedding_backward(stream, tokens, rows.view().reshaped({pass.batch, pass.time, config_.width}),
-                              pass.own_tokens(gradients.tensor(token_table)),
-                              gradients.tensor(position_table), pass.first_token());
+  const ConstTensorView d_out = rows.view().reshaped({pass.batch, pass.time, config_.width});
+  for (int run = 0; run < pass.runs(); ++run) {
+    kernels::embedding_backward(stream, rows_of_run(pass, tokens, run), rows_of_run(pass, d_out, run),
+                                pass.own_tokens(gradients.tensor(token_table)),
+                                positions_of_run(pass, gradients.tensor(position_table), run),
+                                pass.first_token());
+  }
 }
 
 void Gpt::final_norm_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& x,

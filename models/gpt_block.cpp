@@ -9,6 +9,7 @@
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/layer_norm.h"
+#include "tranche/models/context_rows.h"
 #include "tranche/models/gpt.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/linear.h"
@@ -48,6 +49,7 @@ enum SavedActivation : int {
   rstd_2,
   normed_2,
   hidden,
+  kept,  ///< attention_memory()
 };
 
 enum DropoutSite : std::uint32_t { probabilities, after_attention, after_mlp };
@@ -116,14 +118,15 @@ StepTensors Gpt::acquire_block_activations(const Pass& pass) const {
           {{DataType::float32, {local}},
            {DataType::float32, {local}},
            {dtype, {local, width}},
-           {dtype, {pass.batch, pass.time, 3 * sizes.heads_width}},
+           {dtype, {pass.exchanges_heads() ? 0 : pass.batch, pass.time, 3 * sizes.heads_width}},
            {dtype, {pass.batch, pass.time, sizes.heads_width}},
            {DataType::float32, {pass.batch, sizes.heads.count, pass.time}},
            {dtype, {local, width}},
            {DataType::float32, {local}},
            {DataType::float32, {local}},
            {dtype, {local, width}},
-           {dtype, {pass.of_layers("inner").rows(), sizes.inner}}}};
+           {dtype, {pass.of_layers("inner").rows(), sizes.inner}},
+           attention_memory(pass, sizes.heads_width, sizes.heads_width)}};
 }
 
 void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -142,17 +145,24 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
 
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
-  linear_forward(pass, unit, {attn_weight, attn_bias}, GatheredRows(pass, name, saved[normed_1]).view(),
-                 saved[query_key_value].reshaped({rows, 3 * width}));
-  const TensorView& packed = saved[query_key_value];
-  attend(pass, block, attention, {packed}, {packed, width}, {packed, 2 * width}, saved[attended],
-         saved[log_sum_exp]);
+  {
+    // Where attention keeps its operands itself, they are not saved as well.
+    StepTensors own;
+    if (pass.exchanges_heads()) {
+      own = StepTensors(engine, Category::activations, "queries, keys and values",
+                        {{pass.dtype(), {pass.batch, pass.time, 3 * width}}});
+    }
+    const TensorView& packed = own.held() ? own[0] : saved[query_key_value];
+    linear_forward(pass, unit, {attn_weight, attn_bias}, GatheredRows(pass, name, saved[normed_1]).view(),
+                   packed.reshaped({rows, 3 * width}));
+    attend(pass, block, attention, {packed}, {packed, width}, {packed, 2 * width}, saved[attended],
+           saved[log_sum_exp], saved[kept]);
+  }
   row_linear_forward(pass, unit, {attn_projection_weight, attn_projection_bias},
                      saved[attended].reshaped({rows, width}), saved[attention_residual]);
-  const auto attention_dropout =
-      pass.row_dropout(config.residual_dropout, dropout_site(block, after_attention));
-  if (attention_dropout.probability > 0) {
-    kernels::dropout(stream, attention_dropout, saved[attention_residual], saved[attention_residual]);
+  if (pass.drops(config.residual_dropout)) {
+    dropout_rows(pass, config.residual_dropout, dropout_site(block, after_attention),
+                 saved[attention_residual], saved[attention_residual]);
   }
   kernels::residual_layer_norm_forward(
       stream, input, saved[attention_residual], unit.tensor(ln_2_weight), unit.tensor(ln_2_bias),
@@ -167,8 +177,9 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
     kernels::gelu_forward(stream, saved[hidden], activated[0]);
     row_linear_forward(mlp, unit, {mlp_projection_weight, mlp_projection_bias}, activated[0], *output);
   }
-  const auto mlp_dropout = pass.row_dropout(config.residual_dropout, dropout_site(block, after_mlp));
-  if (mlp_dropout.probability > 0) kernels::dropout(stream, mlp_dropout, *output, *output);
+  if (pass.drops(config.residual_dropout)) {
+    dropout_rows(pass, config.residual_dropout, dropout_site(block, after_mlp), *output, *output);
+  }
   kernels::add(stream, saved[attention_residual], *output, *output);
 }
 
@@ -187,9 +198,8 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
 
   // The residual carries `gradient` on unchanged, so a gradient behind a dropout needs memory of its own.
   const auto through_dropout = [&](DropoutSite which, const TensorView& scratch) -> ConstTensorView {
-    const auto options = pass.row_dropout(config.residual_dropout, dropout_site(block, which));
-    if (options.probability == 0) return weights.lasting(engine, gradient);
-    kernels::dropout(stream, options, gradient, scratch);
+    if (!pass.drops(config.residual_dropout)) return weights.lasting(engine, gradient);
+    dropout_rows(pass, config.residual_dropout, dropout_site(block, which), gradient, scratch);
     return weights.lasting(engine, scratch);
   };
 
@@ -244,10 +254,9 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
         .dropout = pass.dropout(config.attention_dropout, dropout_site(block, probabilities)),
         .first_head = sizes.heads.first};
     const TensorView& packed = saved[query_key_value];
-    kernels::attention_backward(stream, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
-                                saved[attended], saved[log_sum_exp], {d_query_key_value},
-                                {d_query_key_value, width}, {d_query_key_value, 2 * width},
-                                engine.workspace());
+    attend_backward(pass, block, attention, d_attended, {packed}, {packed, width}, {packed, 2 * width},
+                    saved[attended], saved[log_sum_exp], {d_query_key_value}, {d_query_key_value, width},
+                    {d_query_key_value, 2 * width}, saved[kept]);
     column_backward(pass, {attn_weight, attn_bias}, saved[normed_1],
                     d_query_key_value.reshaped({rows, 3 * width}), narrow_scratch);
     norm_backward(pass, unit, gradients, {ln_1_weight, ln_1_bias}, narrow_scratch, input, saved[mean_1],

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <string>
 
+#include "models/context_attention.h"
 #include "models/language_stage.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -88,9 +89,15 @@ TensorView KeyValueCache::part(std::int64_t block, std::int64_t which, std::int6
       .reshaped({count, heads_.key_value_heads, capacity_, heads_.head_width});
 }
 
+TensorRequest attention_memory(const Pass& pass, std::int64_t query_width, std::int64_t key_width) {
+  const std::int64_t columns = pass.exchanges_heads() ? 2 * (query_width + key_width) : 0;
+  return {pass.dtype(), {pass.rows(), columns}};
+}
+
 void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
             const kernels::ConstHeads& query, const kernels::ConstHeads& key,
-            const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp) {
+            const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp,
+            const TensorView& kept) {
   Stream& stream = pass.engine.compute_stream();
   if (pass.cache != nullptr) {
     const CachePlace& place = *pass.cache;
@@ -100,7 +107,31 @@ void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOption
     kernels::append_to_cache(stream, key, value, cached);
     if (!place.from_start) return kernels::attention_with_cache(stream, options, query, cached, out);
   }
+  if (pass.exchanges_heads()) {
+    return exchanged_attention(pass, block, options, {query, key, value}, out, log_sum_exp, kept);
+  }
+  if (pass.context != nullptr) {
+    return gathered_attention(pass, block, options, {query, key, value}, out, log_sum_exp);
+  }
   kernels::attention_forward(stream, options, query, key, value, out, log_sum_exp, pass.engine.workspace());
+}
+
+void attend_backward(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                     const ConstTensorView& d_out, const kernels::ConstHeads& query,
+                     const kernels::ConstHeads& key, const kernels::ConstHeads& value,
+                     const ConstTensorView& out, const ConstTensorView& log_sum_exp,
+                     const kernels::Heads& d_query, const kernels::Heads& d_key,
+                     const kernels::Heads& d_value, const ConstTensorView& kept) {
+  const AttentionGradients gradients{d_query, d_key, d_value};
+  if (pass.exchanges_heads()) {
+    return exchanged_attention_backward(pass, block, options, d_out, log_sum_exp, kept, gradients);
+  }
+  if (pass.context != nullptr) {
+    return gathered_attention_backward(pass, block, options, d_out, {query, key, value}, out, log_sum_exp,
+                                       gradients);
+  }
+  kernels::attention_backward(pass.engine.compute_stream(), options, d_out, query, key, value, out,
+                              log_sum_exp, d_query, d_key, d_value, pass.engine.workspace());
 }
 
 }  // namespace tranche::models

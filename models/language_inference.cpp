@@ -169,7 +169,7 @@ std::vector<float> whole_text(const LanguageModel& model, Engine& engine,
                            {{DataType::int32, {1, seen}}, {DataType::int32, {1}}});
   engine.device().copy_from_host(stream, inputs[0].data, tokens.data(), inputs[0].bytes());
   const std::int64_t sample = 0;
-  Pass pass = model.pass_of(engine, {inputs[0], inputs[0], {&sample, 1}}, false);
+  Pass pass = model.whole_pass_of(engine, {inputs[0], inputs[0], {&sample, 1}}, false);
   std::optional<CachePlace> place;
   const auto length = static_cast<std::int32_t>(seen);
   if (cache != nullptr) {
@@ -244,7 +244,7 @@ std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
     engine.device().copy_from_host(stream, memory[1].data, positions.data(), memory[1].bytes());
     engine.device().copy_from_host(stream, memory[2].data, lengths.data(), memory[2].bytes());
     const std::vector<std::int64_t> samples(static_cast<std::size_t>(rows));
-    Pass pass = pass_of(engine, {memory[0], memory[0], samples}, false);
+    Pass pass = whole_pass_of(engine, {memory[0], memory[0], samples}, false);
     pass.positions = memory[1];
     const CachePlace place{cache, 0, memory[2].reshaped({rows}), most, false};
     pass.cache = &place;

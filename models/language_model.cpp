@@ -6,14 +6,18 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "models/language_stage.h"
+#include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
+#include "tranche/models/key_value_cache.h"
+#include "tranche/partition/mesh.h"
 #include "tranche/pipeline/executor.h"
 
 namespace tranche::models {
@@ -34,6 +38,18 @@ void require_places(const std::optional<ConstTensorView>& view, const Shape& tok
   }
 }
 
+/// Elements of the queries of a token: those of the dimension "heads" of a block.
+std::int64_t width_of_heads(const UnitSpec& block) {
+  for (const TensorSpec& tensor : block.tensors) {
+    for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
+      if (tensor.dimensions[d].name == "heads") {
+        return tensor.shape[static_cast<int>(d)] / tensor.dimensions[d].blocks;
+      }
+    }
+  }
+  return 0;
+}
+
 }  // namespace
 
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead) {
@@ -48,7 +64,10 @@ void in_parts(Engine& engine, const std::function<void()>& work) {
   try {
     work();
   } catch (...) {
-    if (engine.runtime().tensor() != nullptr) engine.break_down(std::current_exception());
+    const Runtime& runtime = engine.runtime();
+    if (runtime.tensor() != nullptr || runtime.context() != nullptr) {
+      engine.break_down(std::current_exception());
+    }
     throw;
   }
 }
@@ -93,6 +112,35 @@ UnitId LanguageModel::unit_of_head() const {
   return sizes.tied_head ? embedding : unit_of_block(sizes.layers);
 }
 
+namespace {
+
+/// The gathers of each unit in a micro-batch: the embedding's by the embedding and, if tied, by the head; a
+/// block's by its forward and its backward, and by the forward that its group of blocks repeats in backward
+/// where the group does not stay gathered. Groups end where chunks do (LanguageChunk).
+std::vector<int> gathers_of_micro_batch(const Config& training, const std::vector<int>& begins,
+                                        std::int64_t layers, bool tied) {
+  std::vector<int> gathers(static_cast<std::size_t>(layers) + 1, 2);
+  const std::int64_t every = std::max(training.checkpoint_every, 1);
+  for (std::size_t chunk = 0; training.activation_checkpointing && chunk < begins.size(); ++chunk) {
+    const bool last = chunk + 1 == begins.size();
+    const std::int64_t first = std::max(begins[chunk] - 1, 0),
+                       behind = last ? layers : std::min<std::int64_t>(begins[chunk + 1] - 1, layers);
+    for (std::int64_t block = first; block < behind; ++block) {
+      const std::int64_t begin = std::max(block / every * every, first),
+                         end = std::min((block / every + 1) * every, behind);
+      if (block + 1 < end && !group_stays_gathered(training, end - begin))
+        ++gathers[static_cast<std::size_t>(block) + 1];
+    }
+  }
+  if (!tied) {
+    gathers.front() = 1;
+    gathers.push_back(1);
+  }
+  return gathers;
+}
+
+}  // namespace
+
 ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   require_sequence(sequence);
   const std::int64_t layers = shape().layers;
@@ -101,20 +149,11 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.add_unit(embedding_unit());
   for (std::int64_t block = 0; block < layers; ++block) spec.add_unit(block_unit(block));
   if (!tied) spec.add_unit(head_unit());
+  spec.gathers_with_chunks = [layers, tied](const Config& training, const std::vector<int>& begins) {
+    return gathers_of_micro_batch(training, begins, layers, tied);
+  };
   spec.gathers_per_micro_batch = [layers, tied](const Config& training) {
-    // The embedding by the embedding and, if tied, by the head; a block by its forward and by its backward.
-    std::vector<int> gathers(static_cast<std::size_t>(layers) + 1, 2);
-    const std::int64_t every = training.checkpoint_every;
-    for (std::int64_t block = 0; training.activation_checkpointing && block < layers; ++block) {
-      const std::int64_t begin = block / every * every, end = std::min(begin + every, layers);
-      if (block + 1 < end && !group_stays_gathered(training, end - begin))
-        ++gathers[static_cast<std::size_t>(block) + 1];
-    }
-    if (!tied) {
-      gathers.front() = 1;
-      gathers.push_back(1);
-    }
-    return gathers;
+    return gathers_of_micro_batch(training, {0}, layers, tied);
   };
   spec.forward.push_back({embedding, embedding_use, 0});
   for (std::int64_t block = 0; block < layers; ++block) {
@@ -126,6 +165,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.name = architecture();
   spec.tensor_dimensions = tensor_dimensions();
   spec.chain_sums = chain_sums();
+  spec.sequence_parts = sequence_parts();
   spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
     std::vector<std::string> tables;  // whose gradients take the rows of the residual's
@@ -155,6 +195,28 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
       return sent;
     };
   }
+  if (const std::optional<CacheHeads> heads = cache_heads(); heads && spec.sequence_parts) {
+    const std::int64_t queries = width_of_heads(block_unit(0));
+    spec.context_elements = [layers, sequence, heads = *heads, queries](
+                                const Config& training, const Mesh& mesh, int begin, int end) {
+      const int ranks = mesh.size(MeshAxis::context);
+      const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
+      // Ranks of the axis `tensor` have some of the heads; more ranks than heads share them.
+      const std::int64_t width =
+          heads.head_width * std::max<std::int64_t>(1, heads.key_value_heads / mesh.size(MeshAxis::tensor));
+      const std::int64_t blocks = std::min<std::int64_t>(end - 1, layers) - std::max(begin - 1, 0);
+      if (training.context_exchange == ContextExchange::ulysses) {
+        // Queries, keys and values to their heads and the output back; the gradients the other way.
+        const std::int64_t sent = (2 * queries / mesh.size(MeshAxis::tensor) + 2 * width) / ranks;
+        const int passes = training.activation_checkpointing ? 3 : 2;
+        return std::max<std::int64_t>(blocks, 0) * passes * (ranks - 1) * tokens * sent;
+      }
+      // Keys and values are gathered in forward, in backward and where forward is computed again; their
+      // gradients are added up and scattered.
+      const int messages = training.activation_checkpointing ? 8 : 6;
+      return std::max<std::int64_t>(blocks, 0) * messages * (ranks - 1) * tokens * width;
+    };
+  }
   spec.tokens_per_sample = sequence;
   spec.flops_per_token = flops_per_token(sequence);
   spec.recomputes_activations = true;
@@ -162,6 +224,23 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
 }
 
 Pass LanguageModel::pass_of(Engine& engine, const TokenBatch& batch, bool training) const {
+  Pass pass = whole_pass_of(engine, batch, training);
+  Communicator* const context = engine.runtime().context();
+  if (context == nullptr) return pass;
+  const int ranks = context->size(), runs = 2 * ranks;
+  if (pass.time % runs != 0) {
+    throw InvalidArgument(fmt::format(
+        "a sequence of {} tokens cannot be cut into {} equal runs, of which each of the {} ranks of "
+        "the axis context computes two; pad it to a multiple of {} with targets that are left out",
+        pass.time, runs, ranks, runs));
+  }
+  pass.context = context;
+  pass.batch *= 2;
+  pass.time /= runs;
+  return pass;
+}
+
+Pass LanguageModel::whole_pass_of(Engine& engine, const TokenBatch& batch, bool training) const {
   const Shape& tokens = batch.tokens.shape;
   if (tokens.rank() != 2 || batch.tokens.dtype != DataType::int32) {
     throw InvalidArgument(fmt::format("tokens must be int32 [batch, time], not {} {}",

@@ -53,7 +53,6 @@ LanguageMicroBatch::LanguageMicroBatch(const LanguageModel& model, Engine& engin
                                        Kind kind)
     : model_(model),
       engine_(engine),
-      batch_(batch),
       pass_(model.pass_of(engine, batch, kind != Kind::evaluation)),
       training_(kind != Kind::evaluation) {
   if (kind == Kind::beside) {
@@ -62,6 +61,7 @@ LanguageMicroBatch::LanguageMicroBatch(const LanguageModel& model, Engine& engin
     engine.begin_micro_batch(shape_of(pass_), batch.samples);
   }
   totals_ = acquire_totals(engine);
+  local_ = LocalBatch(pass_, batch);
   pass_.tables = model.acquire_tables(pass_);
 }
 
@@ -72,6 +72,7 @@ std::unique_ptr<pipeline::ChunkWork> LanguageMicroBatch::begin(const Engine::Chu
 void LanguageMicroBatch::end() {
   engine_.end_micro_batch(totals_[0], totals_[1]);
   totals_.release();
+  local_.release();
   pass_.tables.release();
 }
 
@@ -113,7 +114,7 @@ void LanguageChunk::forward_block(std::int64_t block, const GatheredUnit& unit, 
 void LanguageChunk::forward() {
   if (has_embedding()) {
     residual(0) = acquire_residual(pass_, "residual");
-    model_.embedding_forward(pass_, engine_.gather(embedding), of_.batch_.tokens, residual(0)[0]);
+    model_.embedding_forward(pass_, engine_.gather(embedding), of_.local_.tokens(), residual(0)[0]);
   }
   for (std::int64_t block = first_block_; block < end_block_; ++block) {
     const bool saves = save_every_ > 0 && block == group_begin(block + 1);
@@ -127,7 +128,7 @@ void LanguageChunk::forward() {
   }
   if (training_ || !has_head()) return;
   language_head(model_, pass_, engine_.gather(model_.unit_of_head()), nullptr, residual(end_block_)[0],
-                of_.batch_.targets, of_.totals_[0], of_.totals_[1], nullptr);
+                of_.local_.targets(), of_.totals_[0], of_.totals_[1], nullptr);
   residual(end_block_).release();
 }
 
@@ -222,7 +223,7 @@ void LanguageChunk::backward_head() {
   const TensorView gradient = output_gradient();
   const GatheredUnit unit = engine_.gather(model_.unit_of_head());
   UnitGradients gradients = engine_.gradients(model_.unit_of_head());
-  language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], of_.batch_.targets, of_.totals_[0],
+  language_head(model_, pass_, unit, &gradients, residual(end_block_)[0], of_.local_.targets(), of_.totals_[0],
                 of_.totals_[1], &gradient);
   std::move(gradients).reduce();
 }
@@ -237,7 +238,7 @@ void LanguageChunk::backward(WeightGradients::When when) {
   backward_blocks(gradient_[0], when);
   if (!has_embedding()) return;
   UnitGradients gradients = engine_.gradients(embedding);
-  model_.embedding_backward(pass_, gradients, of_.batch_.tokens, gradient_[0]);
+  model_.embedding_backward(pass_, gradients, of_.local_.tokens(), gradient_[0]);
   std::move(gradients).reduce();
   gradient_.release();
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tranche/engine/host_copy.h"
+#include "tranche/models/context_rows.h"
 #include "tranche/models/language_model.h"
 #include "tranche/models/weight_gradients.h"
 #include "tranche/pipeline/executor.h"
@@ -32,8 +33,8 @@ BlockRange blocks_of_chunk(const Engine::Chunk& chunk, std::int64_t layers);
 /// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
 
-/// Does work that the ranks of the axis `tensor` share: an error of it ends the engine, because the others
-/// wait for this rank's messages. Without the axis it ends nothing.
+/// Does work that the ranks of the axes `context` and `tensor` share: an error of it ends the engine, because
+/// the others wait for this rank's messages. Without these axes it ends nothing.
 void in_parts(Engine& engine, const std::function<void()>& work);
 
 /// A micro-batch of a language model on this rank.
@@ -53,10 +54,10 @@ class LanguageMicroBatch : public pipeline::MicroBatchWork {
   friend class LanguageChunk;
   const LanguageModel& model_;
   Engine& engine_;
-  TokenBatch batch_;
   Pass pass_;
   bool training_;
   StepTensors totals_;  ///< loss and token count
+  LocalBatch local_;
 };
 
 /// Computes the uses of units of a chunk: embedding, blocks, head with the loss. What backward reads is kept

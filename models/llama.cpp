@@ -9,6 +9,7 @@
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/rms_norm.h"
 #include "tranche/kernels/rope.h"
+#include "tranche/models/context_rows.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/tensor_rows.h"
 
@@ -101,9 +102,13 @@ StepTensors Llama::acquire_tables(const Pass& pass) const {
                      {{DataType::float32, {pass.rows(), config_.head_dim}}});
   const std::vector<float> frequencies =
       kernels::rope_frequencies(config_.head_dim, config_.rope_theta, config_.rope);
-  const ConstTensorView positions =
-      pass.positions ? pass.positions->reshaped({pass.rows()}) : ConstTensorView{};
-  kernels::rope_table(pass.engine.compute_stream(), frequencies, positions, pass.time, tables[0]);
+  for (int run = 0; run < pass.runs(); ++run) {
+    const TensorView rows = rows_of_run(pass, tables[0], run);
+    const ConstTensorView positions =
+        pass.positions ? rows_of_run(pass, *pass.positions, run).reshaped({rows.shape[0]}) : ConstTensorView{};
+    kernels::rope_table(pass.engine.compute_stream(), frequencies, positions, pass.time, rows,
+                        pass.first_of_run(run));
+  }
   return tables;
 }
 

@@ -94,6 +94,7 @@ enum LlamaActivation : int {
   normed_2,
   gate,
   up,
+  kept,  ///< attention_memory()
 };
 
 /// Queries and keys as attention reads them.
@@ -201,7 +202,8 @@ StepTensors Llama::acquire_block_activations(const Pass& pass) const {
            {DataType::float32, {local}},
            {dtype, {local, config_.width}},
            {dtype, {pass.of_layers("inner").rows(), sizes.inner}},
-           {dtype, {pass.of_layers("inner").rows(), sizes.inner}}}};
+           {dtype, {pass.of_layers("inner").rows(), sizes.inner}},
+           attention_memory(pass, sizes.queries, sizes.keys)}};
 }
 
 void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
@@ -226,7 +228,7 @@ void Llama::block_forward(const Pass& pass, std::int64_t block, const GatheredUn
     const Rotated rotated = step.norm_and_rotate(scratch);
     attend(pass, block, step.attention(block), {step.by_sequence(rotated.query)},
            {step.by_sequence(rotated.key)}, {step.by_sequence(saved[value])},
-           step.by_sequence(saved[attended]), saved[log_sum_exp]);
+           step.by_sequence(saved[attended]), saved[log_sum_exp], saved[kept]);
   }
   row_linear_forward(pass, unit, at.output, saved[attended], saved[attention_residual]);
   kernels::residual_rms_norm_forward(stream, input, saved[attention_residual], unit.tensor(at.norm_2),
@@ -314,9 +316,17 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   const Rotated rotated =
       config_.query_key_norm() ? step.norm_and_rotate(again) : Rotated{saved[query], saved[key]};
   const int sharers = step.sizes.sharers;
-  shared_attention_backward(pass, unit, step.attention(block), sharers, d_attended,
-                            {rotated.query, rotated.key, saved[value]}, saved[attended], saved[log_sum_exp],
-                            {d.query, d.key, d_value});
+  if (pass.chained() && sharers > 1) {
+    shared_attention_backward(pass, unit, step.attention(block), sharers, d_attended,
+                              {rotated.query, rotated.key, saved[value]}, saved[attended],
+                              saved[log_sum_exp], {d.query, d.key, d_value});
+  } else {
+    attend_backward(pass, block, step.attention(block), step.by_sequence(d_attended),
+                    {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
+                    {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]), saved[log_sum_exp],
+                    {step.by_sequence(d.query)}, {step.by_sequence(d.key)}, {step.by_sequence(d_value)},
+                    saved[kept]);
+  }
   step.rotate(true, d);
   if (config_.query_key_norm()) {
     head_norm_backward(pass, unit, gradients, at.query_norm, d.query, saved[query], saved[query_rstd], 1,

@@ -1,20 +1,25 @@
 #include "models/low_rank.h"
 
 #include "models/chained_sums.h"
+#include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/matmul_rows.h"
+#include "tranche/models/context_rows.h"
 
 namespace tranche::models {
 
 namespace {
 
-/// The dropout of `columns` inputs of the adapter's layer, all of them or this rank's part; of probability 0
-/// where nothing is trained.
+/// Nothing is dropped where nothing is trained.
+bool drops(const Engine& engine, const LowRankAdapter& adapter) {
+  return adapter.dropout > 0 && !engine.evaluating();
+}
+
+/// The dropout of `columns` inputs of the adapter's layer, all of them or this rank's part.
 kernels::DropoutOptions dropout_of(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter,
                                    std::int64_t columns) {
-  if (adapter.dropout == 0 || engine.evaluating()) return {};
   if (engine.micro_batch_samples().empty()) {
     throw InvalidArgument(
         "tranche.lora.dropout is keyed by samples, and Engine::begin_micro_batch() was given none; give it "
@@ -40,15 +45,33 @@ kernels::DropoutOptions dropout_of(Engine& engine, const UnitSpec& unit, const L
   return options;
 }
 
+/// y = dropout(x) of all rows, or of this rank's runs of tokens on the axis `context` (context_rows.h).
+void drop(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter, const ConstTensorView& x,
+          const TensorView& y) {
+  const std::int64_t columns = x.shape[1];
+  kernels::DropoutOptions options = dropout_of(engine, unit, adapter, columns);
+  const Communicator* const context = engine.runtime().context();
+  const int runs = context == nullptr ? 1 : 2;
+  const std::int64_t rows = x.shape[0] / runs, time = rows / static_cast<std::int64_t>(options.samples.size());
+  const std::int64_t row_elements = options.row_elements == 0 ? columns : options.row_elements;
+  for (int run = 0; run < runs; ++run) {
+    if (context != nullptr) {
+      options.sample_offset = run_of_rank(run, context->rank(), context->size()) * time * row_elements;
+    }
+    const std::int64_t first = run * rows * columns, count = rows * columns;
+    kernels::dropout(engine.compute_stream(), options, x.slice(first, count).reshaped({rows, columns}),
+                     y.slice(first, count).reshaped({rows, columns}));
+  }
+}
+
 /// dropout(x), in memory of its own where there is any.
 class Dropped {
  public:
   Dropped(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter, const ConstTensorView& x)
       : view_(x) {
-    const kernels::DropoutOptions options = dropout_of(engine, unit, adapter, x.shape[1]);
-    if (options.probability == 0) return;
+    if (!drops(engine, adapter)) return;
     memory_ = StepTensors(engine, Category::activations, "adapter's dropout", {{x.dtype, x.shape}});
-    kernels::dropout(engine.compute_stream(), options, x, memory_[0]);
+    drop(engine, unit, adapter, x, memory_[0]);
     view_ = memory_[0];
   }
   const ConstTensorView& view() const { return view_; }
@@ -129,14 +152,13 @@ void LowRank::chained_inner_gradient(const Pass& pass, const ConstTensorView& d_
 
 void LowRank::input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const {
   Stream& stream = engine_->compute_stream();
-  const kernels::DropoutOptions options = dropout_of(*engine_, *unit_, *adapter_, d_x.shape[1]);
-  if (options.probability == 0) {
+  if (!drops(*engine_, *adapter_)) {
     kernels::matmul(stream, {.accumulate = true}, d_inner, a_, d_x, engine_->workspace());
     return;
   }
   const StepTensors memory(*engine_, Category::activations, "adapter's dropout", {{d_x.dtype, d_x.shape}});
   kernels::matmul(stream, {}, d_inner, a_, memory[0], engine_->workspace());
-  kernels::dropout(stream, options, memory[0], memory[0]);
+  drop(*engine_, *unit_, *adapter_, memory[0], memory[0]);
   kernels::accumulate(stream, memory[0], d_x);
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <string>
 
+#include "models/pass_messages.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -16,25 +17,8 @@ namespace tranche::models {
 
 namespace {
 
-/// The names of a message in errors and traces.
-struct RowsLabel {
-  std::string unit, phase;
-  RowsLabel(const Pass& pass, std::string_view what)
-      : unit(what),
-        phase(pass.training ? fmt::format("micro-batch {}", pass.engine.micro_batch()) : "forward pass") {}
-  OperationLabel label(Tier tier = Tier::device) const { return {unit, phase, Traffic::data, tier}; }
-};
-
 std::string rows_of(std::string_view unit) {
   return fmt::format("rows of {}", unit);
-}
-
-void wait(const Pass& pass, const Event& done) {
-  if (pass.training) {
-    pass.engine.wait_for_message(done);
-  } else {
-    pass.engine.compute_stream().wait(done);
-  }
 }
 
 /// Memory for R rows of every rank.
@@ -76,39 +60,31 @@ Pass Pass::of_layers(std::string_view dimension) const {
           .samples = samples,
           .training = training,
           .cache = cache,
-          .tensor = whole ? nullptr : tensor};
+          .tensor = whole ? nullptr : tensor,
+          .context = whole ? nullptr : context};
 }
 
 std::int64_t Pass::first_token() const {
   return tensor == nullptr ? kernels::whole_vocabulary : part_of(shape.vocabulary).first;
 }
 
-kernels::DropoutOptions Pass::row_dropout(float probability, std::uint32_t site) const {
-  kernels::DropoutOptions options = dropout(probability, site);
-  if (tensor != nullptr) {
-    options.first_element = tensor_rank() * local_rows() * shape.width;
-    options.sample_elements = time * shape.width;
-  }
-  return options;
-}
-
 void gather_from_ranks(const Pass& pass, std::string_view what, const void* own, void* all,
                        std::int64_t count, DataType dtype, Tier tier) {
   if (pass.tensor == nullptr)
     throw LogicError("parts of ranks are gathered on a mesh without the axis tensor");
-  const RowsLabel label(pass, what);
+  const PassLabel label(pass, what);
   if (tier != Tier::device) {
     pass.tensor->all_gather(own, all, count, dtype, 0, {}, label.label(tier)).wait();
     return;
   }
   const std::array<Event, 1> ready{pass.engine.compute_stream().record()};
-  wait(pass, pass.tensor->all_gather(own, all, count, dtype, 0, ready, label.label()));
+  wait_for(pass, pass.tensor->all_gather(own, all, count, dtype, 0, ready, label.label()));
 }
 
 void broadcast_from_rank(const Pass& pass, std::string_view what, int rank, const TensorView& values) {
-  const RowsLabel label(pass, what);
+  const PassLabel label(pass, what);
   const std::array<Event, 1> ready{pass.engine.compute_stream().record()};
-  wait(pass,
+  wait_for(pass,
        pass.tensor->broadcast(values.data, values.elements(), values.dtype, rank, ready, label.label()));
 }
 
@@ -138,9 +114,9 @@ void PartialRows::scatter(std::string_view unit) {
     kernels::copy(stream, all.slice(pass_.tensor_rank() * sum_.elements(), sum_.elements()), sum_);
     return memory_.release();
   }
-  const RowsLabel label(pass_, rows_of(unit));
+  const PassLabel label(pass_, rows_of(unit));
   const std::array<Event, 1> ready{stream.record()};
-  wait(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, sum_.data, sum_.dtype, sum_.elements(), {},
+  wait_for(pass_, pass_.tensor->reduce_scatter(all.data, all.dtype, sum_.data, sum_.dtype, sum_.elements(), {},
                                            ready, label.label()));
   memory_.release();
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory for direct transfers.
+/// Memory for direct I/O.
 
 #include <cstdint>
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace tranche::detail {
 
-/// The alignment that direct I/O asks of memory, offsets and sizes, on every disk and page size of 4 KiB.
+/// The alignment of memory, offsets and sizes that direct I/O accepts on every disk, with pages of 4 KiB.
 inline constexpr std::int64_t io_alignment = 4096;
 
-/// Move-only owner of memory that starts on a multiple of io_alignment. Takes io_alignment bytes more than
-/// asked of the resource, whatever that returns, so that plans are exact.
+/// Move-only owner of memory that starts on a multiple of io_alignment. It takes io_alignment bytes more than
+/// requested, whatever address the resource returns, so that plans are exact.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;
@@ -22,7 +22,7 @@ class AlignedBuffer {
   void* data() const noexcept { return buffer_ ? data_ : nullptr; }
   std::int64_t bytes() const noexcept { return buffer_ ? bytes_ : 0; }
   explicit operator bool() const noexcept { return static_cast<bool>(buffer_); }
-  /// The request to the resource for `bytes`.
+  /// The bytes that are requested from the resource for `bytes`.
   static constexpr std::int64_t requested_bytes(std::int64_t bytes) { return bytes + io_alignment; }
 
  private:

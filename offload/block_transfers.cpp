@@ -48,7 +48,7 @@ IoTicket BlockIoBase::read(File& file, std::int64_t offset, void* memory, std::i
 }
 
 IoTicket BlockIoBase::write(File& file, std::int64_t offset, const void* memory, std::int64_t bytes) {
-  // Only read from there: a IoTransfer serves both directions.
+  // A write only reads from this memory; IoTransfer has one pointer for both directions.
   return submit(file, IoCall::write, offset, static_cast<char*>(const_cast<void*>(memory)), bytes);
 }
 
@@ -76,8 +76,8 @@ IoTicket BlockIoBase::submit(File& file, IoCall call, std::int64_t offset, char*
     if (bytes == 0) return ticket;
     (native ? native_queue_ : thread_queue_).push_back(std::move(transfer));
     if (!native) {
-      // A thread for each block that no idle thread will take. Threads that were started or woken but have
-      // not run yet count as idle, so the blocks meant for them count too.
+      // Starts a thread for each block that no idle thread will take. Threads that were started or woken but
+      // have not run yet count as idle, so the blocks meant for them are counted too.
       std::int64_t blocks = 0;
       for (const auto& queued : thread_queue_) {
         blocks += divide_round_up(queued->bytes - queued->cut, block_bytes_);
@@ -117,7 +117,7 @@ IoBlock BlockIoBase::cut_block(const std::shared_ptr<IoTransfer>& transfer) cons
 std::optional<IoBlock> BlockIoBase::take_from(Queue& queue) {
   while (!queue.empty()) {
     const std::shared_ptr<IoTransfer>& transfer = queue.front();
-    if (transfer->failure) {  // a transfer that failed once is not continued
+    if (transfer->failure) {  // a failed transfer is not continued
       queue.pop_front();
       continue;
     }

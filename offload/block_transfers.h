@@ -1,6 +1,6 @@
 #pragma once
-/// The parts that the engines of block_io.h share: the table of transfers, how they are cut into blocks, and
-/// threads for files whose transfers must pass File::read and File::write. For offload/ only.
+/// The shared parts of the engines in block_io.h: the table of transfers, their division into blocks, and
+/// threads for files whose transfers must use File::read and File::write. For offload/ only.
 
 #include <condition_variable>
 #include <deque>
@@ -27,14 +27,14 @@ struct IoTransfer {
   DirectPart direct;  // absolute offsets
 
   // The members below are guarded by the engine's mutex.
-  std::int64_t cut = 0;  // bytes given out as blocks
+  std::int64_t cut = 0;  // bytes already given out as blocks
   int in_flight = 0;
-  bool claimed = false;  // someone waits for it
+  bool claimed = false;  // a caller waits for it
   std::exception_ptr failure;
   bool at_rest() const { return in_flight == 0 && (cut == bytes || failure != nullptr); }
 };
 
-/// One piece of a transfer. `direct`: aligned, to go past the page cache.
+/// One block of a transfer. `direct`: it is aligned and bypasses the page cache.
 struct IoBlock {
   std::shared_ptr<IoTransfer> transfer;
   std::int64_t offset = 0;
@@ -56,16 +56,17 @@ class BlockIoBase : public BlockIo {
   BlockIoStatistics statistics() const override;
 
  protected:
-  /// `natively`: files that have native() are left to the derived class, which take()s their blocks.
+  /// With `natively`, the derived class handles files that have native() and calls take() for their blocks.
   BlockIoBase(const BlockIoOptions& options, bool natively, std::string fallback_reason);
-  /// Derived destructors call it first: nothing is in flight afterwards, and the threads of this class have
+  /// Derived destructors call it first: afterwards nothing is in flight, and the threads of this class have
   /// ended.
   void shut_down();
 
-  /// Next block for the derived class; nullopt when there is none now. Each one taken must be finished.
+  /// The next block for the derived class; nullopt when there is none now. Each block must be passed to
+  /// finish().
   std::optional<IoBlock> take();
   void finish(const IoBlock& block, std::exception_ptr failure);
-  /// Blocks have arrived for take(). Called without locks, by any thread.
+  /// Called when blocks for take() have arrived, without locks, by any thread.
   virtual void work_arrived() {}
   /// Adds to the statistics.
   void count(std::int64_t blocks, std::int64_t resumed, std::int64_t registered_bytes);
@@ -84,10 +85,10 @@ class BlockIoBase : public BlockIo {
   const std::string fallback_reason_;
 
   mutable std::mutex mutex_;
-  std::condition_variable at_rest_;  // a transfer came to rest, or the last block did
-  std::condition_variable arrived_;  // blocks for the threads, or the end
+  std::condition_variable at_rest_;  // a transfer or the last block came to rest
+  std::condition_variable arrived_;  // blocks for the threads have arrived, or the engine ends
   std::uint64_t last_id_ = 0;
-  std::map<std::uint64_t, std::shared_ptr<IoTransfer>> transfers_;  // not waited for yet
+  std::map<std::uint64_t, std::shared_ptr<IoTransfer>> transfers_;  // not yet waited for
   Queue native_queue_, thread_queue_;
   int in_flight_ = 0;
   int idle_threads_ = 0;

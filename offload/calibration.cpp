@@ -27,7 +27,7 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Removed however the calibration ends.
+// A file that is removed however the calibration ends.
 class ScratchFile {
  public:
   ScratchFile(FileSystem& files, std::string path) : files_(files), path_(std::move(path)) {
@@ -38,7 +38,7 @@ class ScratchFile {
     try {
       files_.remove(path_);
     } catch (const IoError&) {
-      // The cause of a failed removal also fails the calibration itself.
+      // The cause of a failed removal also makes the calibration itself fail.
     }
   }
   ScratchFile(const ScratchFile&) = delete;
@@ -61,7 +61,7 @@ BlockIoCandidate try_candidate(const CalibrationRequest& request, const BlockIoO
   do {
     auto begin = Clock::now();
     io->wait(io->write(file, 0, memory.data(), request.file_bytes));
-    if (!file.direct()) file.sync();  // or only memory would have been written
+    if (!file.direct()) file.sync();  // otherwise only the page cache would have been written
     writing += seconds_since(begin);
     begin = Clock::now();
     io->wait(io->read(file, 0, memory.data(), request.file_bytes));
@@ -74,7 +74,7 @@ BlockIoCandidate try_candidate(const CalibrationRequest& request, const BlockIoO
   return candidate;
 }
 
-// Numbers of devices may change when a machine starts anew; then the measurement is just made again.
+// Device numbers may change at a reboot; then the key differs and the measurement is repeated.
 std::string key_of(const std::string& directory, const std::vector<BlockIoEngine>& engines) {
   struct stat status {};
   if (::stat(directory.c_str(), &status) != 0) throw_io_error({"looking up", directory, errno, -1, 0});
@@ -132,7 +132,7 @@ bool recall_calibration(std::string_view text, const std::string& key, BlockIoCa
     calibration.direct = found["direct"].boolean();
     calibration.candidates = std::move(candidates);
   } catch (const ConfigurationError&) {
-    return false;  // edited by hand, say: measuring anew mends it
+    return false;  // for example edited by hand: measuring again repairs it
   }
   take_best(calibration);
   calibration.remembered = true;
@@ -146,7 +146,7 @@ BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryR
                           std::to_string(io_alignment) + " are needed");
   }
   BlockIoCalibration result;
-  // Settled first, so that what is remembered is an engine that there is.
+  // `automatic` is resolved first, so that an engine that exists is remembered.
   std::vector<BlockIoEngine> engines{make_block_io({.engine = request.engine, .hook = {}})->engine()};
   if (request.engine == BlockIoEngine::automatic && engines[0] == BlockIoEngine::uring) {
     engines.push_back(BlockIoEngine::threads);
@@ -158,7 +158,7 @@ BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryR
     if (recall_calibration(earlier, key, result)) return result;
   }
 
-  // Ranks that calibrate at once must not write into one file.
+  // Ranks that calibrate at the same time must not write to the same file.
   ScratchFile scratch(files, temporary_name(join_path(request.directory, ".tranche-calibration")));
   File& file = *scratch;
   result.direct = file.direct();
@@ -169,7 +169,7 @@ BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryR
   const std::pair<std::int64_t, int> pairs[] = {
       {1024 * kibibyte, 16}, {1024 * kibibyte, 8}, {1024 * kibibyte, 4}, {256 * kibibyte, 32},
       {256 * kibibyte, 16},  {4096 * kibibyte, 4}, {4096 * kibibyte, 8}};
-  // A pass that nobody measures: the first one turns preallocated blocks into written ones.
+  // A pass that is not measured, because the first one turns preallocated blocks into written ones.
   BlockIoOptions options = result.options;
   CalibrationRequest once = request;
   once.seconds_per_candidate = 0;

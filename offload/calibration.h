@@ -1,5 +1,5 @@
 #pragma once
-/// Measures the I/O backend, block size and queue depth that are fastest on a disk.
+/// Measures which I/O backend, block size and queue depth are fastest on a disk.
 
 #include <cstdint>
 #include <string>
@@ -16,42 +16,42 @@ struct BlockIoCandidate {
   std::int64_t block_bytes = 0;
   int depth = 0;
   double write_bytes_per_second =
-      0;  ///< over blocks that are on the disk already, as swap files and tiles are
+      0;  ///< over blocks that are already allocated on the disk, as swap files and tiles are
   double read_bytes_per_second = 0;
 };
 
 struct BlockIoCalibration {
   /// The best engine, block size and depth.
   BlockIoOptions options;
-  /// All that were tried, the best (shortest time to write and read the same bytes) first.
+  /// All candidates, the best (shortest time to write and read the same bytes) first.
   std::vector<BlockIoCandidate> candidates;
-  bool direct = false;      ///< the disk takes direct I/O; if not, this measured the page cache
-  bool remembered = false;  ///< from the memory file, nothing was measured
+  bool direct = false;      ///< the disk supports direct I/O; if not, the page cache was measured
+  bool remembered = false;  ///< taken from the memory file; nothing was measured
 };
 
 struct CalibrationRequest {
-  /// Folder on the disk in question; a file is made there for the while, and removed.
+  /// A folder on the disk; a temporary file is made there and removed.
   std::string directory;
-  /// JSON file that remembers the results of all folders' file systems, and is read first; empty: neither.
-  /// A file that cannot be read as such is replaced.
+  /// A JSON file that stores the results for all file systems and is read first; empty: none is used. A file
+  /// with other contents is replaced.
   std::string memory_path;
-  /// automatic: both engines are tried, where the kernel lets them.
+  /// automatic: both engines are tried, if the kernel allows them.
   BlockIoEngine engine = BlockIoEngine::automatic;
   std::int64_t file_bytes = std::int64_t{64} << 20;
   double seconds_per_candidate = 0.25;
 };
 
-/// Tries some pairs of block size and depth with each engine, `seconds_per_candidate` each at most but at
+/// Tries several pairs of block size and depth with each engine, for at most `seconds_per_candidate` but at
 /// least one pass over the file. Memory for one pass comes from `resource` (Tier::host). Throws IoError,
-/// OutOfMemory, and what make_block_io does. Results depend on the moment; data never does on them.
+/// OutOfMemory, and the errors of make_block_io. Timing affects only the result, never data.
 BlockIoCalibration calibrate_block_io(const CalibrationRequest& request, MemoryResource& resource,
                                       FileSystem& files = posix_file_system());
 
 /// The calibration as the text of the memory file: {"schema": 1, "results": {"<key>": {...}}}, with the entry
-/// for `key` added to or replaced in `earlier` (which may be empty or anything). Exposed for tests.
+/// for `key` added to or replaced in `earlier` (which may be empty or any text). Exposed for tests.
 std::string remember_calibration(std::string_view earlier, const std::string& key,
                                  const BlockIoCalibration& calibration);
-/// False when the text holds no usable entry for `key`.
+/// Returns false when the text has no usable entry for `key`.
 bool recall_calibration(std::string_view text, const std::string& key, BlockIoCalibration& calibration);
 
 }  // namespace tranche::detail

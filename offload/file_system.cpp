@@ -1,4 +1,4 @@
-// Operations that every file system has by its basic ones.
+// Operations that every file system implements by its basic ones.
 #include "offload/file_system.h"
 
 #include <fmt/core.h>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::string_view temporary_mark = ".new-";
 
-// Folders are what list() calls so: a link to a folder is a name to remove, not a folder to empty.
+// Only entries that list() reports as folders are emptied: a link to a folder is a name to remove.
 std::int64_t remove_entry(FileSystem& files, const std::string& path, bool is_directory) {
   std::int64_t removed = 0;
   if (is_directory) {
@@ -39,7 +39,7 @@ void FileSystem::create_directories(const std::string& path) {
   if (there && there->is_directory) return;
   const std::string parent = parent_path(path);
   if (parent != path) create_directories(parent);
-  // Another rank may have been faster; its name is made durable here just as well.
+  // Another rank may have made the folder first; the call still makes its name durable.
   create_directory(path);
   sync_directory(parent);
 }
@@ -52,7 +52,7 @@ std::int64_t FileSystem::remove_all(const std::string& path) {
   for (const DirectoryEntry& entry : list(parent_path(name))) {
     if (entry.name == last) return remove_entry(*this, name, entry.is_directory);
   }
-  return remove_entry(*this, name, status(name)->is_directory);  // "." and the like
+  return remove_entry(*this, name, status(name)->is_directory);  // names such as "."
 }
 
 std::string FileSystem::read_file(const std::string& path, std::int64_t most_bytes) {
@@ -80,7 +80,7 @@ void FileSystem::replace_file(const std::string& path, std::string_view content)
   } catch (const IoError&) {
     try {
       remove(temporary);
-    } catch (const IoError&) {  // the first failure is reported
+    } catch (const IoError&) {  // only the first failure is reported
     }
     throw;
   }

@@ -15,10 +15,10 @@
 namespace tranche::detail {
 namespace {
 
-// A sleep ends late by what the scheduler likes. The next copies may make up for this much, so that the speed
-// is right on average, but not for a machine that stood still.
+// The scheduler ends sleeps late. Later copies may be early by at most this much to compensate, so that the
+// average speed is right, but a long stall of the machine is not made up.
 constexpr double most_made_up = 0.05;  // seconds
-// Pairs of events whose copies nobody has asked about yet.
+// The most pairs of events whose copies have not been measured yet.
 constexpr std::size_t most_pairs = 1024;
 
 std::chrono::steady_clock::time_point at(double seconds) {
@@ -41,7 +41,7 @@ double checked_speed(double bytes_per_second, const Device& device) {
   return bytes_per_second;
 }
 
-// One direction.
+// One direction of the link.
 class Way {
  public:
   Way(Device& device, std::string name, const HostLinkOptions& options)
@@ -94,15 +94,15 @@ class Way {
   }
 
  private:
-  // Bookkeeping that a timeline need not show.
+  // Enqueues bookkeeping without a span in the timeline.
   void enqueue_untraced(std::function<void()> work) {
     stream_->set_trace(nullptr);
     stream_->enqueue("host link", std::move(work));
     stream_->set_trace(trace_);
   }
 
-  // When the copy could have begun on a link without late wake-ups: it was asked for, what it waits for had
-  // passed, and the copy before it was through. Runs in the stream, behind the events.
+  // The time at which the copy would have begun on a link without late wake-ups: it was requested, its events
+  // had passed, and the previous copy had ended. Runs in the stream, after the events.
   double earliest_begin(double issued, const std::vector<Event>& events) const {
     double result = std::max(issued, free_at_);
     for (const Event& event : events) {
@@ -124,7 +124,7 @@ class Way {
       const auto& [begin, end] = pairs_.front();
       if (!end.query()) break;
       const double taken = end.passed_at() - begin_time(begin);
-      if (taken > 0) busy_ += taken;  // not for a time that is unknown
+      if (taken > 0) busy_ += taken;  // not if the time is unknown (NaN)
       pairs_.pop_front();
     }
   }
@@ -136,14 +136,14 @@ class Way {
   const bool timed_by_events_;
   const double bytes_per_second_;
   TraceRecorder* const trace_;
-  std::deque<std::pair<Event, Event>> pairs_;  // of the issuing thread
-  // Times of the stream's work:
+  std::deque<std::pair<Event, Event>> pairs_;  // used by the issuing thread
+  // The members below are times of the stream's work.
   double began_ = 0;
   double could_begin_ = 0;
   double free_at_ = 0;
   std::mutex mutex_;
-  double busy_ = 0;                 // under the mutex
-  std::unique_ptr<Stream> stream_;  // last: its work uses the rest until it is gone
+  double busy_ = 0;                 // guarded by mutex_
+  std::unique_ptr<Stream> stream_;  // last, because its work uses the members above
 };
 
 void check_size(std::int64_t bytes, std::string_view what) {
@@ -169,7 +169,7 @@ struct HostLink::Impl {
 HostLink::HostLink(Device& device, const HostLinkOptions& options)
     : impl_(std::make_unique<Impl>(device, options)) {}
 
-HostLink::~HostLink() = default;  // streams run what they were given before they go
+HostLink::~HostLink() = default;  // each stream runs its pending work before it is destroyed
 
 Event HostLink::copy_to_host(void* host, const void* device, std::int64_t bytes,
                              std::span<const Event> ready) {

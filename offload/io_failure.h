@@ -1,5 +1,5 @@
 #pragma once
-/// The text of a failed file operation, in one form everywhere.
+/// The text of a failed file operation, in one format everywhere.
 
 #include <cstdint>
 #include <source_location>
@@ -9,11 +9,11 @@
 namespace tranche::detail {
 
 struct IoFailure {
-  std::string operation;  ///< "write", "sync", "rename to b" ...
-  std::string path;       ///< of the file; in what was refused for lack of space, of its folder's file system
-  int code = 0;           ///< errno; 0: the file ended too early
+  std::string operation;     ///< "write", "sync", "rename to b" ...
+  std::string path;          ///< the file; for lack of space, the folder whose file system is full
+  int code = 0;              ///< errno; 0: the file ended too early
   std::int64_t offset = -1;  ///< -1 when there is no byte range
-  std::int64_t bytes = 0;    ///< of the range, or wanted in all
+  std::int64_t bytes = 0;    ///< of the range, or wanted in total
 };
 
 /// "write of bytes 4096 to 8191 (4096 B) of 'a' failed: No space left on device; ...what to do".

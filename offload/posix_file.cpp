@@ -15,8 +15,8 @@
 namespace tranche::detail {
 namespace {
 
-// Blocks of a size that all disks can do, and never less than a page: a page of the cache must not hold both
-// bytes that went through it and bytes that went past it.
+// A block size that all disks support, and at least a page, because one page of the cache must not hold both
+// cached and direct bytes.
 constexpr std::int64_t least_alignment = 4096;
 
 int flags_of(OpenMode mode) {
@@ -69,7 +69,7 @@ DirectPart direct_part(const NativeFile& file, std::int64_t offset, const void* 
 PosixFile::PosixFile(const std::string& path, OpenMode mode, Caching caching, const IoHook& hook)
     : File(path), hook_(hook) {
   do {
-    // A pipe that nobody writes to is opened at once, and then refused.
+    // O_NONBLOCK makes the open of a pipe without a writer return; the pipe is then refused.
     descriptors_.buffered = ::open(path.c_str(), flags_of(mode) | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
   } while (descriptors_.buffered < 0 && errno == EINTR);
   if (descriptors_.buffered < 0) throw_io_error({std::string(verb_of(mode)), path, errno, -1, 0});
@@ -86,7 +86,7 @@ void PosixFile::require_regular(OpenMode mode) const {
   struct stat status {};
   int code = ::fstat(descriptors_.buffered, &status) == 0 ? 0 : errno;
   if (code == 0 && S_ISDIR(status.st_mode)) code = EISDIR;
-  // Asynchronous transfers of a file with O_NONBLOCK may come back without having waited for the disk.
+  // With O_NONBLOCK, asynchronous transfers of a file may return without having waited for the disk.
   if (code == 0 && S_ISREG(status.st_mode) && ::fcntl(descriptors_.buffered, F_SETFL, 0) != 0) {
     code = errno;
   }
@@ -104,7 +104,7 @@ PosixFile::~PosixFile() {
 
 void PosixFile::open_direct(OpenMode mode) {
   const std::int64_t allowed_result = allowed(IoCall::open_direct, 0);
-  // By the descriptor's name: the file's own may belong to another file by now.
+  // The file is reopened by its descriptor, because its path may name another file by now.
   const std::string name = "/proc/self/fd/" + std::to_string(descriptors_.buffered);
   const int access = mode == OpenMode::read ? O_RDONLY : O_RDWR;
   int descriptor = -1;
@@ -137,7 +137,8 @@ void PosixFile::open_direct(OpenMode mode) {
   descriptors_.direct = descriptor;
   descriptors_.offset_alignment = offset_alignment;
   descriptors_.memory_alignment = memory_alignment;
-  // The ends of ranges are read and written alone: no reading ahead into what goes past the cache.
+  // The unaligned ends of ranges are transferred alone: read-ahead must not cache blocks that are transferred
+  // directly.
   posix_fadvise(descriptors_.buffered, 0, 0, POSIX_FADV_RANDOM);
 }
 
@@ -178,7 +179,7 @@ void PosixFile::read(std::int64_t offset, void* memory, std::int64_t bytes) {
 
 void PosixFile::write(std::int64_t offset, const void* memory, std::int64_t bytes) {
   check_range("write", path(), offset, bytes);
-  // Only read from there: transfer() serves both directions.
+  // A write only reads from this memory; transfer() has one pointer for both directions.
   transfer(IoCall::write, offset, static_cast<char*>(const_cast<void*>(memory)), bytes);
 }
 
@@ -195,7 +196,7 @@ void PosixFile::transfer(IoCall call, std::int64_t offset, char* memory, std::in
 
 std::int64_t PosixFile::transfer_by(int descriptor, IoCall call, std::int64_t offset, char* memory,
                                     std::int64_t bytes) {
-  // Linux transfers at most 2 GiB - 4 KiB at once; a power of two below it keeps pieces aligned.
+  // Linux transfers at most 2 GiB - 4 KiB at once; a power of two below that keeps each part aligned.
   constexpr std::int64_t largest = std::int64_t{1} << 30;
   std::int64_t done = 0;
   while (done < bytes) {
@@ -209,7 +210,7 @@ std::int64_t PosixFile::transfer_by(int descriptor, IoCall call, std::int64_t of
     if (result == -EINTR || result == -EAGAIN) continue;
     const bool is_direct = descriptor == descriptors_.direct;
     if (is_direct && result == -EINVAL)
-      return done;  // say, a file system that pretends: the page cache goes on
+      return done;  // e.g. on file systems that only accept O_DIRECT: continue by the page cache
     if (result < 0) {
       throw_io_error(
           {std::string(name_of(call)), path(), static_cast<int>(-result), offset + done, bytes - done});
@@ -240,8 +241,8 @@ void PosixFile::sync() {
       result = ::fdatasync(descriptors_.buffered) == 0 ? 0 : -errno;
     } while (result == -EINTR);
   }
-  // A failed sync is never repeated: the kernel has dropped the pages it could not write, and the next would
-  // succeed.
+  // A failed sync is never repeated: the kernel has dropped the pages that it could not write, so the next
+  // sync would succeed.
   if (result < 0) throw_io_error({"sync", path(), static_cast<int>(-result), -1, 0});
 }
 

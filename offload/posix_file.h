@@ -1,5 +1,5 @@
 #pragma once
-/// The operating system's files; for offload/ only.
+/// The operating system's files. For offload/ only.
 
 #include <algorithm>
 
@@ -7,7 +7,7 @@
 
 namespace tranche::detail {
 
-/// The part of a range that can go past the page cache: [begin, end), empty when begin == end.
+/// The part of a range that can bypass the page cache: [begin, end), empty when begin == end.
 struct DirectPart {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -34,8 +34,8 @@ class PosixFile : public File {
   void open_direct(OpenMode mode);
   void require_regular(OpenMode mode) const;
   void transfer(IoCall call, std::int64_t offset, char* memory, std::int64_t bytes);
-  /// Transfers [offset, offset + bytes) by one descriptor; returns what it got done when a direct transfer
-  /// ended at a place from which only the page cache can go on.
+  /// Transfers [offset, offset + bytes) with one descriptor; returns the bytes done when a direct transfer
+  /// ended at a place from which only the page cache can continue.
   std::int64_t transfer_by(int descriptor, IoCall call, std::int64_t offset, char* memory,
                            std::int64_t bytes);
   std::int64_t allowed(IoCall call, std::int64_t bytes) const {

@@ -55,7 +55,7 @@ class PosixFileSystem : public FileSystem {
       const std::string name = entry->d_name;
       if (name == "." || name == "..") continue;
       struct stat status {};
-      // A file that was removed since is left out.
+      // A file that was removed meanwhile is left out.
       if (::fstatat(::dirfd(folder.get()), name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
       entries.push_back({name, S_ISDIR(status.st_mode)});
     }
@@ -95,7 +95,7 @@ class PosixFileSystem : public FileSystem {
       } while (result == -EINTR);
     }
     ::close(descriptor);
-    // Some file systems have no such call, and make names durable by themselves.
+    // Some file systems do not support this call, and make names durable by themselves.
     if (result < 0 && result != -EINVAL && result != -EOPNOTSUPP) {
       throw_io_error({"sync of the folder", path, static_cast<int>(-result), -1, 0});
     }

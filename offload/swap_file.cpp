@@ -47,7 +47,7 @@ void SwapFile::Impl::remove_stale_files(const ProcessIdentity& self) {
     try {
       files.remove(join_path(options.directory, entry.name));
     } catch (const IoError&) {
-      // Another rank was faster, or it is another user's: it is not in our way.
+      // Another rank was faster, or the file is another user's. Neither is an obstacle.
     }
   }
 }
@@ -73,7 +73,8 @@ SwapFile::SwapFile(SwapFileOptions options, FileSystem& files, Ledger& ledger)
         o.rank, o.ranks_on_node, o.limit_bytes));
   }
   if (o.simulated) return;
-  // It is not made here: a name mistyped, or a disk that is not mounted, would put the state on another disk.
+  // The folder is not created here: with a mistyped name or an unmounted disk, the state would go to another
+  // disk.
   const auto status = files.status(o.directory);
   if (status && status->is_directory) return;
   throw ConfigurationError(fmt::format(
@@ -160,13 +161,13 @@ void SwapFile::create() {
   try {
     self.files.remove(path);
   } catch (const IoError& error) {
-    // Another run has taken it for stale: what matters is that the name is gone.
+    // Another run has removed it as stale; only the name had to be removed.
     if (error.code() != ENOENT) {
-      file.reset();  // some file systems remove nothing that is open
+      file.reset();  // some file systems cannot remove open files
       try {
         self.files.remove(path);
       } catch (const IoError&) {
-        // The first error says it.
+        // The first error is thrown below.
       }
       throw;
     }

@@ -33,7 +33,7 @@ std::string swap_name(const ProcessIdentity& owner, int rank) {
 std::optional<ProcessIdentity> owner_of_swap(std::string_view name) {
   if (!name.starts_with(prefix)) return std::nullopt;
   name.remove_prefix(prefix.size());
-  // From the end, as there may be dashes in a node's name: random, rank, started, process, kernel.
+  // Parsed from the end, because a node's name may contain dashes: random, rank, started, process, kernel.
   std::array<std::string_view, 5> parts;
   for (std::string_view& part : parts) {
     const std::size_t dash = name.rfind('-');
@@ -62,7 +62,7 @@ bool is_stale_swap_file(FileSystem& files, const std::string& directory, const s
   try {
     const auto file = files.open(join_path(directory, name), OpenMode::update);
     return lock_swap(*file);
-  } catch (const IoError&) {  // gone by now, or another user's
+  } catch (const IoError&) {  // removed meanwhile, or another user's
     return false;
   }
 }

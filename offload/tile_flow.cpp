@@ -12,7 +12,7 @@ namespace tranche::detail {
 
 TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers) : io_(io), buffers_(std::move(buffers)) {
   for (Lane* lane : {&reads_, &writes_}) {
-    lane->under_way.reserve(buffers_.size());  // or a transfer could begin of which nobody knows
+    lane->under_way.reserve(buffers_.size());  // started() must not allocate, or a transfer could be lost
   }
   reads_.thread = start_quiet_thread([this] { run(reads_); });
   try {
@@ -52,7 +52,7 @@ std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read
   return position;
 }
 
-// A tile can be taken up once its buffer is free and no earlier one may still write any of its bytes.
+// A tile can start once its buffer is free and no earlier tile may still write any of its bytes.
 bool TileFlow::can_start(std::int64_t position) {
   const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
   if (before >= first_ && at(before).stage != Stage::settled) return false;
@@ -188,7 +188,8 @@ void TileFlow::run(Lane& lane) {
       failure = std::current_exception();
     }
     lock.lock();
-    // Only now: what is listed is what may still touch memory.
+    // The ticket is removed only after the wait, because the list names every transfer that may access
+    // memory.
     lane.under_way.erase(lane.under_way.begin());
     if (idle()) busy_seconds_ += seconds_now() - busy_since_;
     if (failure) {

@@ -1,6 +1,6 @@
 #pragma once
-/// The state that the threads of a TileRing share: which tile is in which buffer, and what is in progress.
-/// For offload/ only.
+/// The state that the threads of a TileRing share: which tile is in which buffer, and its stage. For offload/
+/// only.
 
 #include <condition_variable>
 #include <cstdint>
@@ -14,34 +14,41 @@
 
 namespace tranche::detail {
 
-/// Tiles have positions, counted over all passes; the tile at position p uses buffer p % buffers.
-/// Thread-safe. One thread waits for transfers; reads are submitted in order by whoever makes one possible.
+/// Tiles have positions, counted over all passes; the tile at position p uses buffer p % buffers. A tile goes
+/// through these stages:
+///
+///     queued --its buffer is free--> reading --> in_memory --leave(), write--> writing --> settled
+///     queued --add(), read = false--> in_memory --leave(), no write--> settled
+///
+/// Thread-safe. One thread waits for reads and one for writes; the thread that makes a read possible submits
+/// it, in order.
 class TileFlow {
  public:
   struct Tile {
-    std::int64_t offset = 0;  ///< in the file
+    std::int64_t offset = 0;  ///< offset in the file
     std::int64_t bytes = 0;
   };
   /// Buffers must live until finish(), which must be called.
   TileFlow(BlockIo& io, std::vector<char*> buffers);
 
-  /// Adds tiles at the end; they go to and from `file`. Returns the position of the first. Rethrows what has
-  /// stopped it.
+  /// Appends tiles, which are transferred from and to `file`. Returns the position of the first. Rethrows the
+  /// failure that has stopped the flow.
   std::int64_t add(File& file, const std::vector<Tile>& tiles, bool read);
-  /// Blocks until the tile is in its buffer. This and the next two throw what has stopped the flow.
+  /// Blocks until the tile is in its buffer. This and the next two throw the failure that has stopped the
+  /// flow.
   void await_tile(std::int64_t position);
-  /// Submits the tile's write, or just frees its buffer.
+  /// Submits the tile's write, or only frees its buffer.
   void leave(std::int64_t position, bool write);
   /// Blocks until all tiles before this position are written.
   void await_left(std::int64_t end);
 
-  /// No more reads and writes from now on; waiters throw `failure`, or say that the stream failed.
+  /// Prevents further reads and writes; waiters throw `failure`, or report that the stream failed.
   void stop(std::exception_ptr failure) noexcept;
-  /// No more reads of tiles from this position on.
+  /// Prevents further reads of tiles from this position on.
   void cut(std::int64_t end) noexcept;
-  /// Forgets all tiles and what has stopped it, once nothing is under way. Nobody may be waiting.
+  /// Forgets all tiles and the failure, once nothing is in flight. No thread may be waiting.
   void reset() noexcept;
-  /// Ends the threads, once nothing is under way.
+  /// Ends the threads, once nothing is in flight.
   void finish() noexcept;
 
   double take_busy_seconds();
@@ -59,8 +66,8 @@ class TileFlow {
     std::int64_t position = 0;
   };
   struct Lane {
-    std::vector<UnderWay> under_way;  // in the order of submission; one a buffer at most
-    std::condition_variable arrived;  // something under way, or the end
+    std::vector<UnderWay> under_way;  // in the order of submission; at most one per buffer
+    std::condition_variable arrived;  // a transfer has been submitted, or the flow ends
     std::thread thread;
   };
   Place& at(std::int64_t position);
@@ -78,10 +85,10 @@ class TileFlow {
   const std::vector<char*> buffers_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;  // a tile's stage, or stopped_
-  std::deque<Place> places_;         // of the positions from first_ on
-  std::int64_t first_ = 0;           // all before are settled
-  std::int64_t next_ = 0;            // first that is still queued
+  std::condition_variable changed_;  // a tile's stage has changed, or stopped_
+  std::deque<Place> places_;         // for the positions from first_ on
+  std::int64_t first_ = 0;           // all tiles before are settled
+  std::int64_t next_ = 0;            // the first tile that is still queued
   bool stopped_ = false;
   std::exception_ptr failure_;
   bool finishing_ = false;

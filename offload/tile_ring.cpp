@@ -16,8 +16,8 @@
 namespace tranche::detail {
 namespace {
 
-/// The stream's work for the ring. A stream that has failed destroys its work undone: the flow stops then,
-/// and nobody waits for what does not come.
+/// The work that the ring enqueues on the stream. A failed stream destroys its pending work without running
+/// it; the destructor then stops the flow, so that no thread waits for it.
 class Duty {
  public:
   explicit Duty(std::shared_ptr<TileFlow> flow) : flow_(std::move(flow)) {}
@@ -101,8 +101,8 @@ struct TileRing::Impl {
     to.enqueue(name, [duty = std::make_shared<Duty>(flow), work = std::move(work)] { work(duty->begin()); });
   }
 
-  /// Records the flow's requests to the disk for a simulation: a tile's read, once its buffer is
-  /// free of the tile before.
+  /// Records the flow's disk requests in a simulation: the read of a tile starts when its buffer's previous
+  /// tile has been written.
   void record_read(std::size_t index) {
     const TileRef& ref = tiles[index];
     RecordedWork work;
@@ -136,15 +136,15 @@ struct TileRing::Impl {
 
   bool in_pass = false;
   bool reads = true;
-  std::vector<TileRef> tiles;  // of the pass
-  std::size_t opened = 0;      // of these
+  std::vector<TileRef> tiles;  // of the current pass
+  std::size_t opened = 0;      // number of tiles opened in the pass
   bool tile_is_open = false;
-  std::int64_t position = 0;  // of the first tile of the pass, see TileFlow
-  Stream* stream = nullptr;   // of the pass, once it was used
-  Event ended;                // of the pass before
+  std::int64_t position = 0;  // of the pass's first tile, see TileFlow
+  Stream* stream = nullptr;   // of the pass, after its first use
+  Event ended;                // the end of the previous pass
   TileRingCounts counts;
-  int read_lane = 0, write_lane = 0;          // with a recorder
-  std::vector<Event> buffer_free, tile_read;  // likewise, by buffer
+  int read_lane = 0, write_lane = 0;          // only with a recorder
+  std::vector<Event> buffer_free, tile_read;  // only with a recorder, by buffer
 };
 
 TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryResource& host)
@@ -273,11 +273,11 @@ void TileRing::abandon() noexcept {
   if (self.flow) {
     const auto opened = static_cast<std::int64_t>(self.in_pass ? self.opened : 0);
     self.flow->cut(self.position + opened);
-    // Work that the stream was given uses the buffers.
+    // Work enqueued on the stream uses the buffers, so wait for it.
     try {
       self.ended.wait();
     } catch (...) {
-      // Known to whoever waits for the stream.
+      // Waiters on the stream get this error.
     }
     if (self.in_pass && self.stream != nullptr) {
       try {

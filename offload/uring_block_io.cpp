@@ -1,4 +1,4 @@
-// Transfers by io_uring. One thread owns the ring: it takes blocks, submits them and looks at every
+// Transfers by io_uring. One thread owns the ring: it takes blocks, submits them and handles every
 // completion.
 #include <liburing.h>
 #include <sys/eventfd.h>
@@ -20,10 +20,10 @@ namespace tranche::detail {
 namespace {
 
 constexpr unsigned registered_entries = 64;
-// The kernel registers at most this much as one buffer.
+// The largest buffer that the kernel registers.
 constexpr std::int64_t largest_entry = std::int64_t{1} << 30;
 
-/// The ring, its wake-up call, and the memory registered with it.
+/// The ring, its wake-up event, and the memory registered with it.
 class Ring {
  public:
   Ring(int depth, const IoHook& hook);
@@ -33,14 +33,14 @@ class Ring {
 
   io_uring* get() { return &ring_; }
   void wake();
-  /// Prepares the read that completes at the next wake().
+  /// Submits a read of the event, which completes at the next wake().
   void arm_wake(std::uint64_t data);
 
-  /// Entries that now hold the memory; empty with `refusal` filled when the kernel does not take it.
+  /// Registers the memory and returns its entries; on refusal they are empty and `refusal` has the reason.
   std::vector<unsigned> add_memory(char* memory, std::int64_t bytes, const IoHook& hook,
                                    std::string& refusal);
   void remove_memory(const std::vector<unsigned>& entries);
-  /// The entry that holds all of this range, or -1.
+  /// The entry that contains the whole range, or -1.
   int entry_of(const char* memory, std::int64_t bytes) const;
 
  private:
@@ -62,7 +62,7 @@ std::string refused(std::string_view what, int code) {
 
 Ring::Ring(int depth, const IoHook& hook) : entries_(registered_entries) {
   std::int64_t result = hook ? hook(IoCall::uring_setup, 0) : 0;
-  // One entry more for the wake-up call.
+  // The ring needs one more entry for the wake-up event.
   if (result >= 0) result = io_uring_queue_init(static_cast<unsigned>(depth) + 1, &ring_, 0);
   if (result < 0) {
     const auto code = static_cast<int>(-result);
@@ -194,9 +194,9 @@ class UringBlockIo final : public BlockIoBase {
   struct Slot {
     IoBlock block;
     std::int64_t done = 0;
-    bool direct = false;             // false from where the page cache has to go on
-    bool registered = false;         // the operation in flight
-    std::int64_t forced_result = 1;  // the hook's result in place of the kernel's; > 0: none
+    bool direct = false;             // false from where the page cache has to continue
+    bool registered = false;         // of the operation in flight
+    std::int64_t forced_result = 1;  // the hook's result, which replaces the kernel's; > 0: none
   };
 
   void work_arrived() override { ring_.wake(); }
@@ -207,7 +207,7 @@ class UringBlockIo final : public BlockIoBase {
 
   const IoHook hook_;
   Ring ring_;
-  std::vector<Slot> slots_;  // of the ring's thread alone, as what follows
+  std::vector<Slot> slots_;  // this and the following members are used by the ring's thread only
   std::vector<int> free_;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
@@ -219,7 +219,8 @@ void UringBlockIo::run() {
     start_blocks();
     const int submitted = io_uring_submit_and_wait(ring_.get(), 1);
     if (submitted < 0 && submitted != -EINTR) {
-      // Out of memory for the moment, say: what is prepared stays in the ring and goes with the next call.
+      // For example, memory is exhausted for the moment: prepared entries stay in the ring and are submitted
+      // by the next call.
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     io_uring_cqe* completion = nullptr;
@@ -258,7 +259,7 @@ void UringBlockIo::prepare(int index) {
   const std::int64_t bytes = hook_ ? std::min(hook_(transfer.call, wanted), wanted) : wanted;
   const auto offset = static_cast<std::uint64_t>(slot.block.offset + slot.done);
   const int descriptor = slot.direct ? transfer.native->direct : transfer.native->buffered;
-  // Never null: the ring has an entry for each slot, and one for the wake-up call.
+  // It is never null: the ring has an entry for each slot, and one for the wake-up event.
   io_uring_sqe* entry = io_uring_get_sqe(ring_.get());
   slot.forced_result = bytes;
   const int registered = bytes > 0 ? ring_.entry_of(memory, bytes) : -1;
@@ -289,7 +290,7 @@ void UringBlockIo::complete(int index, std::int64_t result) {
   const std::int64_t progress = std::max<std::int64_t>(result, 0);
   slot.done += progress;
   const bool again = result == -EINTR || result == -EAGAIN;
-  // Say, a file system that only pretends to take direct I/O: the page cache goes on.
+  // For example, a file system that accepts O_DIRECT without supporting it: continue by the page cache.
   const bool refused_direct = slot.direct && result == -EINVAL;
   const bool unfinished = slot.done < slot.block.bytes && (result > 0 || again || refused_direct);
   count(1, unfinished ? 1 : 0, slot.registered ? progress : 0);
@@ -302,7 +303,7 @@ void UringBlockIo::complete(int index, std::int64_t result) {
   if (slot.done < slot.block.bytes) {
     int code = static_cast<int>(-result);
     if (result == 0 && transfer.call == IoCall::write)
-      code = EIO;  // a write that writes nothing would never end
+      code = EIO;  // otherwise a write that writes nothing would repeat for ever
     const IoFailure text{transfer.call == IoCall::read ? "read" : "write", transfer.file->path(), code,
                          slot.block.offset + slot.done, slot.block.bytes - slot.done};
     failure = std::make_exception_ptr(IoError(describe(text), code));

@@ -1,4 +1,4 @@
-// In place of uring_block_io.cpp where liburing is absent.
+// Replaces uring_block_io.cpp in builds without liburing.
 #include "offload/block_transfers.h"
 #include "tranche/core/error.h"
 

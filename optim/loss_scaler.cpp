@@ -10,8 +10,8 @@
 namespace tranche {
 namespace {
 
-/// Halving and doubling stop here: the scale, its inverse and their products with a token count's power of
-/// two stay normal numbers in fp32.
+/// Halving and doubling stop at these limits: the scale, its inverse and their products with a token count's
+/// power of two stay normal numbers in fp32.
 constexpr double largest_scale = 0x1p80;
 constexpr double smallest_scale = 0x1p-80;
 
@@ -76,7 +76,7 @@ void LossScaler::restore(const LossScalerState& state) {
                     state.clean_steps, state.hysteresis_left));
   }
   state_ = state;
-  // The present configuration rules: a narrower window or hysteresis than the saved run's takes effect now.
+  // The present configuration applies: a smaller window or hysteresis than the saved run's takes effect now.
   state_.clean_steps = std::min(state_.clean_steps, options_.window - 1);
   state_.hysteresis_left = std::min(state_.hysteresis_left, options_.hysteresis);
   if (!options_.dynamic) state_.scale = options_.initial_scale;

@@ -27,7 +27,7 @@ const UpdateRule& step_rule() {
   throw LogicError("there is no rule muon_step");
 }
 
-/// Each rule's numbers begin so far behind those of the one before.
+/// The offset of a rule's numbers after `bytes` of earlier ones.
 std::size_t aligned(std::size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
@@ -67,7 +67,7 @@ class Muon final : public Optimizer {
   }
   void check_group(const GroupOptions& group) const override {
     try {
-      adam_->check_group(group);  // which has the same options
+      adam_->check_group(group);  // has the same options
     } catch (const InvalidArgument& error) {
       std::string text = error.message();
       if (text.starts_with(adam_->name())) text.replace(0, adam_->name().size(), name());
@@ -94,7 +94,7 @@ class Muon final : public Optimizer {
                        count[0], matrices, elements[0], count[1], elements[1]);
   }
 
-  /// Those of the momentum, of the step, and AdamW's.
+  /// The numbers of the momentum rule, of the step rule, and of AdamW, in this order.
   std::vector<std::byte> numbers(const OptimizerStep& step, const GroupOptions& group) const override {
     std::vector<std::byte> bytes;
     const auto add = [&](std::vector<std::byte> part) {
@@ -180,7 +180,7 @@ class Muon final : public Optimizer {
   }
 
  private:
-  /// With the rate that the schedule would have if `key` were its lr.
+  /// The step with the rate that the schedule would have if `key` were its lr.
   OptimizerStep at_rate(OptimizerStep step, std::string_view key) const {
     const double own = values_.number(key);
     if (std::isfinite(own)) step.learning_rate *= own / learning_rate_;

@@ -1,5 +1,5 @@
 #pragma once
-/// Muon: hidden matrices whole, other tensors by AdamW. Private to optim/.
+/// Muon: hidden matrices are computed as a whole, other tensors use AdamW. Private to optim/.
 
 #include <memory>
 
@@ -8,7 +8,7 @@
 
 namespace tranche::detail {
 
-/// `values` are of the rule Muon; `learning_rate` is what muon_lr and adam_lr are multiples of. Throws as
+/// `values` are of the rule Muon; muon_lr and adam_lr are applied relative to `learning_rate`. Throws as
 /// make_rule_optimizer() does.
 std::unique_ptr<Optimizer> make_muon(const RuleValues& values, DataType moments, double learning_rate);
 

@@ -68,14 +68,14 @@ class OneCycle final : public Schedule {
   double intervals(double iteration) const {
     return (iteration - total_ + 1) / static_cast<double>(options_.decay_step_size);
   }
-  /// Height within the cycle at position `position` in (0, total]: 0 at both ends, 1 at the peak.
+  /// The height within the cycle at `position` in (0, total]: 0 at both ends, 1 at the peak.
   double height(double position) const {
     const double cycle = std::floor(1 + position / total_);
     const double x = 1.0 + position / total_ - cycle;
     const bool rising = x <= ratio_;
     const std::int64_t stairs = rising ? options_.cycle_first_stair_count : second_stairs_;
     if (stairs == 0) return rising ? x / ratio_ : (x - 1) / (ratio_ - 1);
-    // Stairs are cut from the whole position, not from x: x lies a rounding below 1 at some peaks.
+    // The stair is computed from the whole position, because rounding puts x just below 1 at some peaks.
     const auto count = static_cast<double>(stairs);
     const double within = std::fmod(position, total_);
     const double stair = within <= first_ ? within * count / first_ : (total_ - within) * count / second_;

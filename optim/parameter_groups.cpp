@@ -10,7 +10,7 @@
 namespace tranche {
 
 bool matches_pattern(std::string_view name, std::string_view pattern) {
-  // Greedy with one point to fall back to: the last '*' seen and the name position it was tried from.
+  // A greedy match that can backtrack to one point: the last '*' and the name position at which it was tried.
   std::size_t n = 0, p = 0, star = std::string_view::npos, tried = 0;
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {

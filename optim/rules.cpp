@@ -62,7 +62,7 @@ constexpr Missing missing[] = {
     {"Rprop", "Lion, which follows signs too"},
     {"LBFGS", "SGD (a step computes the gradient once)"}};
 
-/// A rule over elements, whose file says all there is to know about it.
+/// A rule over elements, which its rule file describes completely.
 class RuleOptimizer final : public Optimizer {
  public:
   RuleOptimizer(RuleValues values, DataType moments) : values_(std::move(values)), moments_(moments) {
@@ -134,7 +134,7 @@ class RuleOptimizer final : public Optimizer {
   std::string describe() const override {
     std::string text = fmt::format(R"({{"type": "{}")", name());
     for (const RuleOption& option : rule().options) {
-      if (option.name == "adam_w_mode") continue;  // the type says it
+      if (option.name == "adam_w_mode") continue;  // the type determines it
       text += fmt::format(R"(, "{}": {})", option.name, values_.text(option.name));
     }
     if (kept_ != 0) text += fmt::format(R"(, "moments": "{}")", name_of(moments_));
@@ -215,7 +215,7 @@ const RuleType* find_rule(std::string_view type) {
 }
 
 std::string nearest_to_missing(std::string_view type) {
-  std::string plain;  // "1-bit Adam" as OneBitAdam, "Schedule-Free" as ScheduleFree
+  std::string plain;  // "1-bit Adam" becomes OneBitAdam, "Schedule-Free" ScheduleFree
   for (const char c : type) {
     if (std::isalnum(static_cast<unsigned char>(c)) != 0) plain += c;
   }
@@ -232,7 +232,7 @@ std::unique_ptr<Optimizer> make_rule_optimizer(std::string_view type, const Rule
   const RuleType* const known = find_rule(type);
   if (known == nullptr) throw InvalidArgument(fmt::format("there is no optimizer {}", type));
   RuleValues values(*known->rule, known->name);
-  // Flags first: a refusal's text tells Adam from AdamW.
+  // Flags come first, because the text of a refusal distinguishes Adam from AdamW.
   for (const bool flags : {true, false}) {
     for (const RuleOption& option : known->rule->options) {
       const auto given = parameters.find(option.name);

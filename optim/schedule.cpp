@@ -22,7 +22,7 @@ const char* name_of(WarmupType type) {
   return type == WarmupType::linear ? "linear" : "log";
 }
 
-/// Share of the rise that iteration `iteration` (below `steps`) has reached.
+/// The fraction of the rise that iteration `iteration` (below `steps`) has reached.
 class Rise {
  public:
   Rise(std::int64_t steps, WarmupType type)
@@ -134,7 +134,7 @@ class WarmupCosine final : public Schedule {
     if (rise_.rising(iteration)) {
       return options_.warmup_min_ratio + rise_.share(iteration) * (1.0 - options_.warmup_min_ratio);
     }
-    // The first update of the fall has already moved by one: DeepSpeed counts it from 1.
+    // The first update of the decay has already moved by one step, because DeepSpeed counts it from 1.
     const auto done = static_cast<double>(iteration - rise_.steps() + 1);
     const auto length =
         static_cast<double>(std::max<std::int64_t>(1, options_.total_num_steps - rise_.steps()));

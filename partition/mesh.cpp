@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
+#include <functional>
+#include <limits>
 #include <utility>
 
 #include "core/closest_match.h"
@@ -34,6 +37,50 @@ MeshAxis axis_of(std::string_view name, std::string_view text) {
                                     : "; the closest is " + closest));
 }
 
+using AxisSizes = std::vector<std::pair<MeshAxis, std::int64_t>>;  // size 0: `*`
+
+/// The same axes with the sizes nearest to these, in ratio, whose product divides the ranks, or is all of
+/// them where no axis takes the rest.
+AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
+  const bool open = std::any_of(axes.begin(), axes.end(), [](const auto& axis) { return axis.second == 0; });
+  AxisSizes best, tried = axes;
+  std::vector<std::int64_t> divisors;
+  for (std::int64_t size = 1; size <= ranks; ++size) {
+    if (ranks % size == 0) divisors.push_back(size);
+  }
+  double least = std::numeric_limits<double>::infinity();
+  const std::function<void(std::size_t, std::int64_t, double)> choose =
+      [&](std::size_t next, std::int64_t left, double distance) {
+        if (distance >= least) return;
+        if (next == axes.size()) {
+          if (left > 1 && !open) return;
+          least = distance;
+          best = tried;
+          return;
+        }
+        if (axes[next].second == 0) return choose(next + 1, left, distance);
+        const auto given = static_cast<double>(axes[next].second);
+        for (const std::int64_t size : divisors) {
+          if (left % size != 0) continue;
+          tried[next].second = size;
+          choose(next + 1, left / size, distance + std::abs(std::log(static_cast<double>(size) / given)));
+        }
+      };
+  choose(0, ranks, 0);
+  return best;
+}
+
+/// "; the closest mesh of 8 ranks is \"shard=4, tensor=2\"".
+std::string closest_text(const AxisSizes& axes, int ranks) {
+  std::string text;
+  for (const auto& [axis, size] : closest_axes(axes, ranks)) {
+    text += (text.empty() ? "" : ", ") + std::string(name_of(axis)) + "=" +
+            (size == 0 ? std::string("*") : std::to_string(size));
+  }
+  return "; the closest mesh of " + std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks") + " is \"" +
+         text + "\"";
+}
+
 }  // namespace
 
 std::string_view name_of(MeshAxis axis) {
@@ -46,16 +93,17 @@ Mesh::Mesh(int ranks) : ranks_(ranks) {
   if (ranks > 1) order_ = {MeshAxis::shard};
 }
 
-Mesh Mesh::parse_axes(std::string_view text, int ranks) {
+Mesh Mesh::parse(std::string_view text, int ranks) {
   Mesh mesh(ranks);
   if (trimmed(text).empty()) return mesh;
-  std::vector<std::pair<MeshAxis, std::int64_t>> axes;  // size 0: `*`
+  AxisSizes axes;
   for (std::size_t begin = 0, comma = 0; comma != std::string_view::npos; begin = comma + 1) {
     comma = text.find(',', begin);
     const std::string_view one =
         trimmed(text.substr(begin, comma == std::string_view::npos ? comma : comma - begin));
     if (one.empty()) refuse(text, "there is no axis on one side of a comma; " + std::string(example));
     const std::size_t equals = one.find('=');
+    if (one == "search") refuse(text, "tranche plan --fit SIZE searches a mesh; name the axes that it finds");
     if (equals == std::string_view::npos)
       refuse(text, "'" + std::string(one) + "' has no size; " + std::string(example));
     const MeshAxis axis = axis_of(trimmed(one.substr(0, equals)), text);
@@ -91,7 +139,7 @@ Mesh Mesh::parse_axes(std::string_view text, int ranks) {
   if (open != axes.end()) {
     if (ranks % product != 0) {
       refuse(text, arithmetic + " does not divide the " + has + ", so " + std::string(name_of(open->first)) +
-                       " cannot take the rest");
+                       " cannot take the rest" + closest_text(axes, ranks));
     }
     open->second = ranks / product;
   } else if (product != ranks) {
@@ -100,7 +148,7 @@ Mesh Mesh::parse_axes(std::string_view text, int ranks) {
                                                                   : std::to_string(product))
                                       : "") +
                      ", but there " + (ranks == 1 ? "is " : "are ") + has +
-                     "; give one axis the size * to take the rest");
+                     "; give one axis the size * to take the rest" + closest_text(axes, ranks));
   }
   mesh.order_.clear();
   mesh.sizes_.fill(1);
@@ -111,15 +159,6 @@ Mesh Mesh::parse_axes(std::string_view text, int ranks) {
     mesh.sizes_[index(axis)] = static_cast<int>(size);
     mesh.strides_[index(axis)] = stride;
     mesh.order_.push_back(axis);
-  }
-  return mesh;
-}
-
-Mesh Mesh::parse(std::string_view text, int ranks) {
-  const Mesh mesh = parse_axes(text, ranks);
-  if (mesh.size(MeshAxis::context) > 1) {
-    refuse(text, "context is " + std::to_string(mesh.size(MeshAxis::context)) +
-                     ", but this version has no context parallelism: its size has to be 1");
   }
   return mesh;
 }
@@ -151,6 +190,18 @@ std::vector<int> Mesh::group(std::initializer_list<MeshAxis> axes, int rank) con
 int Mesh::data_rank(int rank) const {
   const std::vector<int> ranks = group({MeshAxis::replicate, MeshAxis::shard}, rank);
   return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+int Mesh::token_rank(int rank) const {
+  const std::vector<int> ranks = group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, rank);
+  return static_cast<int>(std::lower_bound(ranks.begin(), ranks.end(), rank) - ranks.begin());
+}
+
+int Mesh::state_rank(int rank) const {
+  const int shard = coordinate(MeshAxis::shard, rank), context = coordinate(MeshAxis::context, rank);
+  return strides_[index(MeshAxis::shard)] > strides_[index(MeshAxis::context)]
+             ? shard * size(MeshAxis::context) + context
+             : context * size(MeshAxis::shard) + shard;
 }
 
 std::string Mesh::to_string() const {

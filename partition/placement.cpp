@@ -69,7 +69,7 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
           sizes.push_back(elements_of(slice_of(tensor.shape, tensor.cut, part * sharers, tensor_ranks)));
         }
         buffer.layouts.emplace_back(
-            sizes, mesh.size(MeshAxis::shard) * static_cast<int>(stages.size()) * sharers,
+            sizes, mesh.state_ranks() * static_cast<int>(stages.size()) * sharers,
             mesh.size(MeshAxis::replicate),
             !frozen && block_classes[kind] ? block_alignment_elements : tensor_alignment_elements);
       }
@@ -129,16 +129,15 @@ int Placement::shard_of(int buffer, int rank) const {
       std::lower_bound(stages.begin(), stages.end(), mesh_.coordinate(MeshAxis::pipeline, rank)) -
       stages.begin();
   const int sharers = this->buffer(buffer).sharers;
-  return (mesh_.coordinate(MeshAxis::shard, rank) * static_cast<int>(stages.size()) +
-          static_cast<int>(stage)) *
-             sharers +
+  return (mesh_.state_rank(rank) * static_cast<int>(stages.size()) + static_cast<int>(stage)) * sharers +
          mesh_.coordinate(MeshAxis::tensor, rank) % sharers;
 }
 
 std::vector<int> Placement::group(int buffer, int rank) const {
   std::vector<int> ranks(static_cast<std::size_t>(layout(buffer, rank).ranks()));
   (void)shard_of(buffer, rank);
-  for (const int other : mesh_.group({MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor}, rank)) {
+  for (const int other :
+       mesh_.group({MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank)) {
     if (holds(buffer, other) && part_of(buffer, other) == part_of(buffer, rank))
       ranks[static_cast<std::size_t>(shard_of(buffer, other))] = other;
   }

@@ -98,7 +98,7 @@ class Placement {
   /// The lowest rank that holds the same buffers as `rank`.
   int class_of(int rank) const;
   /// Ranks over which the rank's part of the buffer is sharded, in the order of their shards and of sums over
-  /// them: by data rank, within a data rank by stage, and within a stage by coordinate on `tensor`.
+  /// them: by Mesh::state_rank(), then by stage, and within a stage by coordinate on `tensor`.
   std::vector<int> group(int buffer, int rank) const;
   /// Ranks that hold the same shard as `rank`, itself included, in the order of sums over them.
   std::vector<int> replicas(int buffer, int rank) const;

@@ -11,9 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/run_order.h"
-#include "pipeline/schedule/lower.h"
 #include "pipeline/schedule/pipeline_schedule.h"
+#include "pipeline/schedule/run_order.h"
 #include "pipeline/timeline.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
@@ -28,19 +27,19 @@ namespace {
 class Executor {
  public:
   /// `forward_phase`: the phase of a forward alone; empty in training.
-  Executor(Engine& engine, const PipelineSchedule& schedule, const BeginWork& begin,
+  Executor(Engine& engine, const RankSchedule& of_rank, const BeginWork& begin,
            std::string_view forward_phase)
       : engine_(engine),
-        schedule_(schedule),
+        schedule_(*of_rank.schedule),
+        order_(of_rank.order),
         begin_(begin),
         training_(forward_phase.empty()),
         forward_phase_(forward_phase),
         stage_(engine.stage()),
         stages_(engine.runtime().pipeline()),
-        order_(run_order(schedule, stage_.stage)),
-        posted_(schedule.ranks.size()) {
+        posted_(schedule_.ranks.size()) {
     if (TraceRecorder* const trace = engine.runtime().trace()) {
-      timeline_ = std::make_unique<Timeline>(*trace, engine.runtime(), schedule);
+      timeline_ = std::make_unique<Timeline>(*trace, engine.runtime(), schedule_);
     }
   }
 
@@ -91,8 +90,6 @@ class Executor {
     }
   }
 
-  bool several_chunks() const { return schedule_.chunks() > schedule_.stages(); }
-
   /// "backward of micro-batch 5, receive from rank 4 (pipeline 2, shard 0)"
   std::string place_of(const Action& action) const {
     if (action.kind == ActionKind::gather || action.kind == ActionKind::free) {
@@ -114,7 +111,7 @@ class Executor {
     };
     std::string place = training_ ? name_of_work() + " of micro-batch " + std::to_string(action.micro_batch)
                                   : std::string("forward pass");
-    if (several_chunks()) place += " on chunk " + std::to_string(action.chunk);
+    if (schedule_.several_chunks()) place += " on chunk " + std::to_string(action.chunk);
     if (is_message(action.kind)) {
       const bool sends = action.kind == ActionKind::send_residual || action.kind == ActionKind::send_gradient;
       place += (sends ? ", send to " : ", receive from ") + name_of_stage(peer_of(schedule_, action));
@@ -164,7 +161,7 @@ class Executor {
       case ActionKind::send_gradient: {
         const WorkOfChunk& done = find(action);
         const Event sent = send(work(action).input_gradient(), action);
-        if (several_chunks()) {
+        if (schedule_.several_chunks()) {
           sent_gradients_.emplace(index, SentGradient{done, sent});
         } else {
           done->input_gradient_sent(sent);
@@ -286,12 +283,12 @@ class Executor {
 
   Engine& engine_;
   const PipelineSchedule& schedule_;
+  const RunOrder& order_;
   const BeginWork& begin_;
   bool training_;
   std::string_view forward_phase_;
   Engine::StageUses stage_;
   Communicator* stages_;
-  RunOrder order_;
   std::unique_ptr<Timeline> timeline_;  ///< null: nothing is traced
   std::int64_t begun_ = 0;
   std::map<std::int64_t, OpenMicroBatch> open_;
@@ -328,13 +325,11 @@ void ChunkWork::input_gradient_sent(const Event& /*sent*/) {
 }
 
 void run_step(Engine& engine, const BeginWork& begin) {
-  Executor(engine, engine.pipeline_schedule(), begin, "").run();
+  Executor(engine, engine.rank_schedule(true), begin, "").run();
 }
 
 void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase) {
-  const PipelineSchedule& schedule = engine.pipeline_schedule();
-  const PipelineSchedule forward = with_messages(forward_alone(schedule.rank_of_chunk, schedule.stages(), 1));
-  Executor(engine, forward, begin, phase).run();
+  Executor(engine, engine.rank_schedule(false), begin, phase).run();
 }
 
 void give_to_all_stages(Engine& engine, std::span<float> values, std::string_view what) {

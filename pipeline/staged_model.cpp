@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "pipeline/schedule/pipeline_schedule.h"
+#include "pipeline/schedule/run_order.h"
 #include "tranche/core/error.h"
 #include "tranche/device/step_arena.h"
 #include "tranche/pipeline/executor.h"
@@ -124,33 +124,25 @@ void run_whole(StagedModel& model, Engine& engine, std::int64_t micro_batch, boo
 /// where two chunks of this rank use a unit, weight gradients of the later chunk have to come first, too.
 void require_order_of_uses(const Engine& engine) {
   const Engine::StageUses stage = engine.stage();
-  const PipelineSchedule& schedule = engine.pipeline_schedule();
-  const auto units_of = [&](const Engine::Chunk& chunk) {
+  const auto units_of = [&](int number) {
+    const auto chunk = std::find_if(stage.chunks.begin(), stage.chunks.end(),
+                                    [&](const Engine::Chunk& one) { return one.number == number; });
     std::set<int> units;
-    for (int use = chunk.begin; use < chunk.end; ++use) {
+    for (int use = chunk->begin; use < chunk->end; ++use) {
       units.insert(engine.model().forward[static_cast<std::size_t>(use)].unit.index);
     }
     return units;
   };
-  for (std::size_t i = 0; i < stage.chunks.size(); ++i) {
-    for (std::size_t later = i + 1; later < stage.chunks.size(); ++later) {
-      const Engine::Chunk &before = stage.chunks[i], &behind = stage.chunks[later];
-      const std::set<int> units = units_of(before), others = units_of(behind);
-      const auto shared =
-          std::find_if(units.begin(), units.end(), [&](int unit) { return others.contains(unit); });
-      if (shared == units.end()) continue;
-      std::set<std::int64_t> done;  // micro-batches whose weight gradients the later chunk has
-      for (const Action& action : schedule.ranks.at(static_cast<std::size_t>(stage.stage))) {
-        if (action.kind != ActionKind::backward && action.kind != ActionKind::weight_gradient) continue;
-        if (action.chunk == behind.number) done.insert(action.micro_batch);
-        if (action.chunk != before.number || done.contains(action.micro_batch)) continue;
-        throw ConfigurationError(
-            "tranche.pipeline_schedule: " + engine.config().pipeline_schedule + ": " + action.name() +
-            " of rank " + std::to_string(stage.stage) + " stands before the weight gradients of chunk " +
-            std::to_string(behind.number) + ", which uses unit " + engine.model().unit({*shared}).name +
-            " too: gradients of its later use have to come first");
-      }
-    }
+  for (const auto& [action, later_chunk] : engine.rank_schedule(true).order.early_weights) {
+    const std::set<int> units = units_of(action.chunk), others = units_of(later_chunk);
+    const auto shared =
+        std::find_if(units.begin(), units.end(), [&](int unit) { return others.contains(unit); });
+    if (shared == units.end()) continue;
+    throw ConfigurationError("tranche.pipeline_schedule: " + engine.config().pipeline_schedule + ": " +
+                             action.name() + " of rank " + std::to_string(stage.stage) +
+                             " stands before the weight gradients of chunk " + std::to_string(later_chunk) +
+                             ", which uses unit " + engine.model().unit({*shared}).name +
+                             " too: gradients of its later use have to come first");
   }
 }
 

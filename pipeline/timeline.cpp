@@ -40,11 +40,6 @@ void Timeline::end(Stream& compute) {
   spans_.back().ended = mark(compute);
 }
 
-std::string Timeline::name_of(const Action& action) const {
-  const std::string name = action.name();
-  return schedule_.chunks() > schedule_.stages() ? name : name.substr(name.find_first_not_of("0123456789"));
-}
-
 void Timeline::arrow(const Span& span, bool residual, bool begins) {
   const double begun = span.begun.seconds(), ended = span.ended.seconds();
   // Residuals of a chunk have a channel of their own, and gradients; both ends count messages alike, as they
@@ -66,7 +61,7 @@ void Timeline::record() {
     const ActionKind kind = span.action.kind;
     if (kind == ActionKind::send_residual || kind == ActionKind::send_gradient) continue;
     if (kind == ActionKind::gather || kind == ActionKind::free) continue;
-    trace_.span(track, name_of(span.action), span.begun.seconds(), span.ended.seconds());
+    trace_.span(track, schedule_.name_of(span.action), span.begun.seconds(), span.ended.seconds());
     const bool forward = kind == ActionKind::forward;
     if (!forward && kind != ActionKind::backward && kind != ActionKind::input_gradient) continue;
     // Forward takes a residual from the chunk in front, backward a gradient from the one behind.

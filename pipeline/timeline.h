@@ -38,7 +38,6 @@ class Timeline {
     Mark begun, ended;
   };
   static Mark mark(Stream& compute);
-  std::string name_of(const Action& action) const;
   void arrow(const Span& span, bool residual, bool begins);
 
   TraceRecorder& trace_;

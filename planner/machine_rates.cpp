@@ -1,8 +1,10 @@
 // A machine's figures as the few rates that the formulas of a search and of offload take.
 
 #include <algorithm>
+#include <vector>
 
 #include "tranche/core/dtype.h"
+#include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
 #include "tranche/planner/projection.h"
 
@@ -15,23 +17,34 @@ constexpr double block_bytes = 256e6;
 /// Bytes that an update in host memory reads and writes for a parameter (docs/internals/offload.md).
 constexpr double update_bytes = 30;
 
-/// Bytes a second that a rank sends, both in gathers and in reductions.
-double network_rate(const ProjectionRequest& request, const Config& config) {
-  const int ranks = Mesh::parse(config.mesh, request.plan.ranks).size(MeshAxis::shard);
-  const int per_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
+}  // namespace
+
+double axis_rate(const ProjectionRequest& request, MeshAxis axis) {
+  const Config& config = request.plan.config;
+  const int ranks = request.plan.ranks;
+  const int per_node = request.plan.ranks_per_node > 0 ? std::min(request.plan.ranks_per_node, ranks) : ranks;
+  const Mesh mesh = config.mesh_of(ranks);
+  // State is shared over context too.
+  std::vector<int> group =
+      axis == MeshAxis::shard ? mesh.group({MeshAxis::shard, MeshAxis::context}, 0) : mesh.group({axis}, 0);
+  // A message goes from one stage of a pipeline to the next.
+  if (axis == MeshAxis::pipeline && group.size() > 2) group.resize(2);
+  const auto size = static_cast<int>(group.size());
+  if (size == 1) throw InvalidArgument("the rate of an axis with one rank");
+  const auto inside = static_cast<int>(
+      std::count_if(group.begin(), group.end(), [&](int rank) { return rank / per_node == 0; }));
   const LinkRate network =
       request.network ? *request.network : request.machine.network.value_or(LinkRate{1, 0});
   const auto seconds = [&](const char* operation, DataType dtype) {
-    return collective_seconds(request.machine, network, operation, ranks, per_node,
+    return collective_seconds(request.machine, network, operation, size, inside,
                               static_cast<int>(size_of(dtype)), block_bytes, config.collectives == "nccl",
-                              std::max(1, per_node / std::min(ranks, per_node)));
+                              std::max(1, per_node / inside));
   };
-  return 2 * block_bytes * (ranks - 1) / ranks /
-         (seconds("all_gather", config.precision.compute) +
-          seconds("reduce_scatter", config.precision.communication));
+  const double gather = seconds("all_gather", config.precision.compute);
+  if (axis == MeshAxis::pipeline) return block_bytes / 2 / gather;
+  return 2 * block_bytes * (size - 1) / size /
+         (gather + seconds("reduce_scatter", config.precision.communication));
 }
-
-}  // namespace
 
 CostModel machine_rates(const ProjectionRequest& request) {
   Config config = request.plan.config;
@@ -42,8 +55,10 @@ CostModel machine_rates(const ProjectionRequest& request) {
   // Small kernels and those that wait for memory are slower than large products: the simulated step has both.
   const StepCost operations = step_cost(request.plan, {.operations = 1});
   rates.operations = (operations.compute + operations.recompute) / project_step(request).compute;
-  if (Mesh::parse(config.mesh, request.plan.ranks).size(MeshAxis::shard) > 1) {
-    rates.network = network_rate(request, config);
+  if (config.mesh_of(request.plan.ranks).state_ranks() > 1) {
+    ProjectionRequest complete = request;
+    complete.plan.config = config;
+    rates.network = axis_rate(complete, MeshAxis::shard);
   }
   rates.host_link = machine.host_link.bytes_per_second;
   rates.host_update = machine.host_bytes_per_second / update_bytes;

@@ -97,7 +97,7 @@ std::string model_rows(const PlanRequest& request, const PlanResult& result) {
       fmt::format("{} of {}{}", request.rank, request.ranks,
                   request.ranks_per_node > 0 ? fmt::format(", {} on a node", request.ranks_per_node) : ""));
   const bool shared = effective.replicate == Replicate::parameters && effective.stage > 0;
-  const int owners = shared ? effective.data_ranks(request.ranks) : result.mesh.size(MeshAxis::shard);
+  const int owners = result.mesh.state_ranks() * (shared ? result.mesh.size(MeshAxis::replicate) : 1);
   if (const std::string coordinates = result.mesh.describe(request.rank); !coordinates.empty()) {
     text += row("mesh", fmt::format("{}; this is {}", result.mesh.to_string(), coordinates));
   } else if (result.mesh.size(MeshAxis::replicate) > 1) {
@@ -360,7 +360,7 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   document["mesh"] = result.mesh.to_string();
   document["coordinate"] = {{"replicate", result.mesh.coordinate(MeshAxis::replicate, request.rank)},
                             {"shard", result.mesh.coordinate(MeshAxis::shard, request.rank)}};
-  for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::tensor}) {
+  for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
     if (result.mesh.size(axis) == 1) continue;
     document["coordinate"][std::string(name_of(axis))] = result.mesh.coordinate(axis, request.rank);
   }

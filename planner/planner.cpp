@@ -13,6 +13,7 @@
 #include "engine/state_layout.h"
 #include "partition/placement.h"
 #include "planner/planned_run.h"
+#include "planner/step_cost.h"
 #include "tranche/partition/mesh.h"
 
 namespace tranche::planner {
@@ -48,7 +49,8 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
   result.mesh = Mesh::parse(config.mesh, request.ranks);
   int per_node = config.debug.ranks_per_host > 0 ? config.debug.ranks_per_host : request.ranks_per_node;
   if (per_node == 0) per_node = request.ranks;
-  for (const MeshAxis axis : {MeshAxis::replicate, MeshAxis::shard, MeshAxis::pipeline, MeshAxis::tensor}) {
+  for (int a = 0; a < mesh_axes; ++a) {
+    const auto axis = static_cast<MeshAxis>(a);
     const auto counts = std::find_if(by_axis.begin(), by_axis.end(),
                                      [&](const auto& each) { return each["axis"] == name_of(axis); });
     if (counts == by_axis.end()) continue;
@@ -58,7 +60,9 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
     sent.bytes = number("bytes");
     sent.formula_elements = number("formula_elements");
     sent.formula_bytes = number("formula_bytes");
-    const std::vector<int> group = result.mesh.group({axis}, request.rank);
+    // State is sharded over the axis context, too.
+    const MeshAxis beside = axis == MeshAxis::shard ? MeshAxis::context : axis;
+    const std::vector<int> group = result.mesh.group({axis, beside}, request.rank);
     sent.group = static_cast<int>(group.size());
     sent.elsewhere = static_cast<int>(std::count_if(
         group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
@@ -92,14 +96,6 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
       model, classes, mesh,
       detail::divide(model, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
   result.padded_elements = placement.padded_elements();
-  const auto bytes_of_class = [&](int which) {
-    double bytes = 0;
-    for (const OptimizerStateTensor& state : classes.classes[static_cast<std::size_t>(which)].states) {
-      bytes += static_cast<double>(bytes_of(state.dtype, detail::shard_multiple_elements)) /
-               detail::shard_multiple_elements;
-    }
-    return bytes;
-  };
   std::map<std::tuple<int, int, int>, PlacedState> placed;  // frozen tensors last
   for (int number = 0; number < static_cast<int>(placement.buffers().size()); ++number) {
     const detail::Placement::Buffer& buffer = placement.buffer(number);
@@ -109,7 +105,8 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
     const int holders = buffer.sharers * std::max(1, static_cast<int>(buffer.stages.size()));
     PlacedState& state = placed[{kind, layout.ranks(), holders}];
     state.elements += layout.padded_elements();
-    state.state_bytes = buffer.frozen ? 0 : bytes_of_class(buffer.state_class);
+    state.state_bytes =
+        buffer.frozen ? 0 : state_bytes_of(classes.classes[static_cast<std::size_t>(buffer.state_class)]);
     state.frozen = buffer.frozen;
     state.group = layout.ranks();
     state.holders = holders;
@@ -148,6 +145,7 @@ PlanResult plan_run(const PlanRequest& request) {
     for (const Communicator* group : {static_cast<const Communicator*>(&runtime.shard()),
                                       static_cast<const Communicator*>(runtime.replicas()),
                                       static_cast<const Communicator*>(runtime.pipeline_ends()),
+                                      static_cast<const Communicator*>(runtime.context()),
                                       static_cast<const Communicator*>(runtime.tensor()),
                                       static_cast<const Communicator*>(runtime.tensor_and_shard()),
                                       static_cast<const Communicator*>(&runtime.of_stage())}) {
@@ -213,7 +211,7 @@ PlanResult plan_run(const PlanRequest& request) {
 }
 
 std::optional<OtherGathering> plan_other_gathering(const PlanRequest& request, const PlanResult& result) {
-  const int shards = Mesh::parse(request.config.mesh, request.ranks).size(MeshAxis::shard);
+  const int shards = Mesh::parse(request.config.mesh, request.ranks).state_ranks();
   if (request.config.stage < 3 || shards == 1) return std::nullopt;
   if (result.tier(Tier::device).category_peak[Category::gathered] == 0) return std::nullopt;
   PlanRequest other = request;

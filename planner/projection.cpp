@@ -488,9 +488,10 @@ ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batc
     changed.plan.rank = 0;
     // The mesh is for the others, and so are DeepSpeed's keys for its axes.
     changed.plan.config.mesh.clear();
-    changed.plan.config.tensor_ranks = changed.plan.config.pipeline_stages = changed.plan.config.shard_size =
-        0;
+    changed.plan.config.tensor_ranks = changed.plan.config.context_ranks = 0;
+    changed.plan.config.pipeline_stages = changed.plan.config.shard_size = 0;
     changed.plan.config.layout.clear();
+    changed.plan.config.context_exchange = ContextExchange::gather;
   }
   changed.plan.config.train_batch_size =
       effective.micro_batch_size * micro_batches * changed.plan.config.data_ranks(ranks);
@@ -567,9 +568,10 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
     const int on_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
     alone.sharing = std::min(on_node, request.plan.ranks);
     const StepBreakdown step = whole_step(alone, nullptr).step;
-    // Ranks of the axis `tensor` share the samples of one data rank.
+    // Ranks of the axes `context` and `tensor` share the samples of one data rank.
+    const Mesh mesh = config.mesh_of(request.plan.ranks);
     projection.efficiency =
-        step.total() / projection.step.total() / config.mesh_of(request.plan.ranks).size(MeshAxis::tensor);
+        step.total() / projection.step.total() / mesh.size(MeshAxis::tensor) / mesh.size(MeshAxis::context);
     projection.alone_optimizer = step.optimizer;
   }
   return projection;

@@ -108,9 +108,8 @@ std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t b
     text += heading("pipeline",
                     fmt::format("{}, schedule {}", count_of(stages, "stage"), config.pipeline_schedule));
   }
-  text += heading("stage",
-                  fmt::format("ZeRO {}, {} reduction", config.stage,
-                              name_of(config.effective_reduction(largest.plan.mesh.size(MeshAxis::shard)))));
+  text += heading("stage", fmt::format("ZeRO {}, {} reduction", config.stage,
+                                       name_of(config.effective_reduction(largest.plan.mesh.state_ranks()))));
   text += heading("batch", config.batch_text(config.data_ranks(largest.request.ranks)));
   text += heading("dtypes", config.dtypes_text());
   if (covered) {

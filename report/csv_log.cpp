@@ -46,7 +46,8 @@ class CsvLog : public ScalarLog {
     return (std::filesystem::path(folder_) / (tag + ".csv")).string();
   }
 
-  /// The file behind the rows that the run goes on from; what a kill cut short goes too.
+  /// The file, positioned after the rows from which the run continues; a row cut short by a kill is removed
+  /// too.
   std::ofstream open(const std::string& path, const std::string& header) const {
     std::string kept = "step," + header + "\n";
     std::ifstream before(path);

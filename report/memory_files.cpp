@@ -49,7 +49,7 @@ std::int64_t change_of(const MemoryEvent& event) {
   return event.kind == Kind::allocated || event.kind == Kind::occupied ? event.bytes : -event.bytes;
 }
 
-/// Texts may hold any bytes; what is not UTF-8 is replaced.
+/// Texts may hold any bytes; invalid UTF-8 is replaced.
 std::string dumped(const ordered_json& document, int indent) {
   return document.dump(indent, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
@@ -68,7 +68,7 @@ double share_of(std::int64_t part, std::int64_t whole) {
   return 100.0 * static_cast<double>(part) / static_cast<double>(whole);
 }
 
-/// Those that differ in the numbers of their names alone, the blocks of a model, as one of their count.
+/// Merges items whose names differ only in numbers, such as the blocks of a model, into one with a count.
 std::vector<BornItem> folded(const std::vector<BornItem>& items) {
   std::vector<BornItem> result;
   for (BornItem item : items) {
@@ -114,8 +114,8 @@ std::string timeline_csv(const MemoryRecord& record) {
   auto out = std::back_inserter(text);
   const auto tags = csv_fields(record.tags), phases = csv_fields(record.phases),
              units = csv_fields(record.units);
-  // The memory held when the timeline begins, and again where a range was not kept, in lines of its own, so
-  // that the changes add up from any such place on.
+  // The memory held is written when the timeline begins, and again after events that were not kept, in
+  // separate lines, so that the changes add up from each such place on.
   const auto held = [&](const MemoryState& state, double seconds) {
     for (const Tier tier : all_tiers) {
       for (const Category category : all_categories) {
@@ -170,7 +170,7 @@ std::string timeline_json(const MemoryRecord& record, RankNumber rank) {
                          "category", "change_bytes", "category_bytes", "tier_bytes", "free_bytes", "tag"};
   std::string text = dumped(document, -1);
   text.resize(text.rfind('}'));
-  // A line each; as a document of its own every one would cost a hundred times its size.
+  // Each row is one line of text; as a JSON document each would cost a hundred times its size.
   text += ",\"rows\":[";
   auto out = std::back_inserter(text);
   bool first = true;
@@ -275,7 +275,7 @@ void add_to_trace(const MemoryRecord& record, TraceRecorder& trace) {
     if (!held_anything(record, tier)) continue;
     for (const Category category : all_categories) sample(tier, category, record.began, record.start);
   }
-  // Spans of phases and units last until the next; of a step from its first forward to its mark.
+  // The span of a phase or unit lasts until the next one; that of a step from its first forward to its end.
   double phase_began = record.began, unit_began = record.began, step_began = -1;
   std::uint16_t phase = record.start.phase, unit = record.start.unit;
   const auto close = [&](const char* track, const std::string& name, double& began, double now) {

@@ -15,7 +15,7 @@ std::size_t index_of(Tier tier) {
   return static_cast<std::size_t>(tier);
 }
 
-/// From the bottom: what stays, then what comes and goes.
+/// The order from the bottom: lasting memory first, then memory that comes and goes.
 constexpr std::array<Category, category_count> stacking{
     Category::parameters, Category::optimizer, Category::workspace, Category::communication,
     Category::other,      Category::gradients, Category::gathered,  Category::activations};
@@ -54,7 +54,8 @@ std::string color_of_phase(std::string_view phase) {
 
 constexpr std::size_t columns = 840;
 
-/// Adds a range to a row; one shorter than `least` is left to its neighbour, equal ones are one.
+/// Adds a range to a row. A range shorter than `least` becomes part of its neighbour, and equal neighbours
+/// are merged.
 void add_band(plot::BandRow& row, double begin, double end, const std::string& label,
               const std::string& color, double least) {
   if (end - begin < least) {
@@ -69,7 +70,7 @@ void add_band(plot::BandRow& row, double begin, double end, const std::string& l
   row.bands.push_back({begin, end, label, color});
 }
 
-/// The memory held in [begin, end): a column is the fullest instant of its range of time.
+/// The memory held in [begin, end): a column shows the instant with the most memory in its time range.
 plot::AreaChart area_chart(const MemoryRecord& record, Tier tier, double begin, double end) {
   const std::size_t t = index_of(tier);
   const bool long_run = end - begin > 10;
@@ -174,7 +175,7 @@ plot::AreaChart area_chart(const MemoryRecord& record, Tier tier, double begin, 
   return chart;
 }
 
-/// Up to `most` ranks: evenly taken, the one with the highest peak always among them.
+/// Selects up to `most` ranks evenly, always including the one with the highest peak.
 std::vector<std::size_t> shown_ranks(const Summary& summary, Tier tier, std::size_t most) {
   const std::size_t count = summary.ranks.size(), step = (count + most - 1) / most;
   std::size_t highest = 0;
@@ -194,7 +195,7 @@ std::vector<std::size_t> shown_ranks(const Summary& summary, Tier tier, std::siz
 std::vector<StepWindow> whole_steps(const MemoryRecord& record) {
   std::vector<StepWindow> steps;
   double began = -1;
-  bool from_its_start = true;  // the next record is a step's beginning, not its middle
+  bool from_its_start = true;  // the next record is at a step's beginning, not in its middle
   const std::int64_t jump =
       record.dropped > 0 ? static_cast<std::int64_t>(record.first.size()) + record.dropped : -1;
   record.replay([&](const MemoryEvent& event, std::int64_t number, const MemoryState&) {
@@ -216,8 +217,8 @@ std::vector<StepWindow> whole_steps(const MemoryRecord& record) {
 
 namespace {
 
-/// The end of the run's plot: where what comes after the last step lasted longer than the training, and does
-/// not hold the peak, a fifth of the plot shows how it begins.
+/// The end of the run's plot. If the time after the last step is longer than the training, and does not
+/// contain the peak, only its beginning is shown, in a fifth of the plot.
 double end_of_axis(const MemoryRecord& record, const std::vector<StepWindow>& steps,
                    const MemoryRecord::Peak& peak) {
   if (steps.empty()) return record.ended;
@@ -226,7 +227,7 @@ double end_of_axis(const MemoryRecord& record, const std::vector<StepWindow>& st
   return record.ended - steps.back().end > trained && peak.seconds < cut ? cut : record.ended;
 }
 
-/// True when all of them held the same of each category.
+/// True when all ranks held the same of each category.
 bool are_equal(const std::vector<RankFigures>& ranks, std::size_t tier) {
   return std::all_of(ranks.begin(), ranks.end(), [&](const RankFigures& rank) {
     return rank.measured.at_peak[tier].bytes == ranks.front().measured.at_peak[tier].bytes;
@@ -325,7 +326,7 @@ std::vector<NamedPlot> job_plots(const Summary& summary) {
     if (!ranks.series.empty())
       plots.push_back({fmt::format("ranks_{}.svg", name_of(tier)), plot::to_svg(ranks)});
     const RankFigures& rank = summary.ranks.front();
-    // Bars that are equal two by two would say nothing that the summary does not.
+    // Bars that are equal in pairs would add nothing to the summary.
     if (!summary.predicted || rank.predicted.at_peak[t].bytes == rank.measured.at_peak[t].bytes) continue;
     plot::BarChart both;
     both.title =

@@ -1,4 +1,4 @@
-// Life of a memory profile, and its summary.
+// The life of a memory profile, and its summary.
 
 #include "tranche/report/memory_profile.h"
 
@@ -32,8 +32,7 @@ std::string rank_directory(const std::string& directory, int rank) {
   return (std::filesystem::path(directory) / fmt::format("rank{}", rank)).string();
 }
 
-/// Steps are looked at no closer together than this, beyond the first ones: a look costs some 20
-/// microseconds.
+/// The least time between samples after the first steps, because a sample costs some 20 microseconds.
 constexpr double seconds_between_looks = 0.1;
 constexpr std::int64_t steps_always_seen = 4;
 
@@ -64,7 +63,7 @@ struct MemoryProfile::Impl {
   ProcessSample look(std::int64_t step) const {
     ProcessSample sample;
     sample.process = detail::process_memory();
-    // This rank's own, whoever else has it mapped.
+    // This is this rank's own memory, although others map it.
     sample.process.anonymous += runtime.window_bytes();
     sample.tracked = runtime.ledger().total(Tier::host);
     if (runtime.device().host_accessible()) sample.tracked += runtime.ledger().total(Tier::device);
@@ -159,7 +158,7 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
   attempt([&] {
     const std::string own = rank_directory(directory, number.rank);
     std::error_code error;
-    std::filesystem::create_directories(own, error);  // its failure is that of the first file
+    std::filesystem::create_directories(own, error);  // a failure appears again at the first file
     const auto path = [&](const std::string& name) { return (std::filesystem::path(own) / name).string(); };
     write_output_file(path("timeline.csv"), timeline_csv(record));
     write_output_file(path("timeline.json"), timeline_json(record, number));
@@ -203,7 +202,7 @@ std::string MemoryProfile::write(const std::string& directory, const MemoryFigur
     write_output_file(path("summary.txt"), summary_text(summary, true));
     write_output_file(path("summary.json"), summary_json(summary));
     for (const Tier tier :
-         all_tiers) {  // of an earlier run in this folder: drawn only where there are differences
+         all_tiers) {  // of an earlier run in this folder; drawn only if there are differences
       std::error_code ignored;
       std::filesystem::remove(path(fmt::format("predicted_{}.svg", name_of(tier))), ignored);
     }
@@ -222,12 +221,12 @@ std::string signed_bytes(std::int64_t bytes) {
   return (bytes > 0 ? "+" : "") + format_bytes(bytes);
 }
 
-/// The memory of the process that is not tracked, and its parts.
+/// The process's memory that is not tracked, and its parts.
 struct Unaccounted {
-  std::int64_t total = 0;    ///< process less tracked
-  std::int64_t before = 0;   ///< program, MPI and libraries, when the profile began
+  std::int64_t total = 0;    ///< the process's minus the tracked
+  std::int64_t before = 0;   ///< program, MPI and libraries, at the profile's beginning
   std::int64_t profile = 0;  ///< the profile itself
-  std::int64_t rest = 0;  ///< since: heap of code and libraries; less than nothing: tracked but never touched
+  std::int64_t rest = 0;     ///< since then: heap of code and libraries; negative: tracked but never accessed
   explicit Unaccounted(const RankFigures& rank)
       : total(rank.highest.process.anonymous - rank.highest.tracked),
         before(rank.before.process.anonymous - rank.before.tracked),

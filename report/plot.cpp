@@ -22,7 +22,7 @@ constexpr double mark_height = 18;  // of a line of labels above the areas
 constexpr double letter = 6.3;      // mean width of a letter at 12 pixels
 constexpr std::string_view ink = "#222222", faint = "#dddddd";
 
-/// Bytes of the UTF-8 character that begins `text`; 0 when none does.
+/// The bytes of the UTF-8 character with which `text` begins; 0 if there is none.
 std::size_t character(std::string_view text) {
   const auto first = static_cast<unsigned char>(text.front());
   const std::size_t bytes = first < 0x80   ? 1
@@ -38,7 +38,7 @@ std::size_t character(std::string_view text) {
   return bytes;
 }
 
-/// The text as an XML file takes it; what is not UTF-8 becomes question marks.
+/// Escapes text for XML; invalid UTF-8 becomes question marks.
 std::string escaped(std::string_view text) {
   std::string result;
   for (std::size_t i = 0; i < text.size();) {
@@ -63,24 +63,24 @@ std::string escaped(std::string_view text) {
         result += "&quot;";
         break;
       default:
-        // XML has no form for control characters.
+        // XML cannot represent control characters.
         result += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
     }
   }
   return result;
 }
 
-/// Coordinates to a tenth of a pixel, without what says nothing.
+/// Formats coordinates to a tenth of a pixel, without trailing zeros.
 std::string at(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);
   return text == "-0" ? "0" : text;
 }
 
-/// The text where it has room, else its beginning in whole characters, else nothing.
+/// The text if it fits, else its beginning in whole characters, else nothing.
 std::string shortened(std::string_view text, double width_left) {
   const auto letters = static_cast<std::size_t>(std::max(width_left / letter, 0.0));
-  std::size_t seen = 0, cut = 0;  // cut: behind letters - 2 characters
+  std::size_t seen = 0, cut = 0;  // cut: after letters - 2 characters
   for (std::size_t i = 0; i < text.size(); ++i) {
     if ((static_cast<unsigned char>(text[i]) & 0xc0) == 0x80) continue;
     if (seen + 2 == letters) cut = i;
@@ -91,10 +91,10 @@ std::string shortened(std::string_view text, double width_left) {
   return std::string(text.substr(0, cut)) + "..";
 }
 
-/// The file as it grows.
+/// The file, built up element by element.
 class Svg {
  public:
-  /// `description`: what the plot shows, for readers who do not see it.
+  /// `description`: the contents of the plot, for readers who do not see it.
   Svg(const std::string& title, const std::string& subtitle, const std::string& description) {
     add(R"(<?xml version="1.0" encoding="UTF-8"?>)"
         "\n"
@@ -121,7 +121,7 @@ class Svg {
         "\n",
         at(x), at(y), at(w), at(h), fill, attributes.empty() ? "" : " ", attributes);
   }
-  /// A rectangle that says its name where a pointer rests on it.
+  /// A rectangle that shows its name under a resting pointer.
   void band(double x, double y, double w, double h, std::string_view fill, std::string_view name) {
     add(R"(<rect x="{}" y="{}" width="{}" height="{}" fill="{}" stroke="#888888" stroke-width="0.4">)"
         "<title>{}</title></rect>\n",
@@ -160,7 +160,7 @@ class Svg {
   int hatchings_ = 0;
 };
 
-/// The positions of numbers on the page.
+/// Maps numbers to positions on the page.
 struct Frame {
   double top = head, base = height - bottom;
   double x0 = left, x1 = width - right;
@@ -205,7 +205,7 @@ void draw_legend(Svg& svg, const Frame& frame, const std::vector<Series>& series
   }
 }
 
-/// "Stacked areas over seconds: parameters, gradients. Label."; names as they are in the legend.
+/// "Stacked areas over seconds: parameters, gradients. Label."; names as in the legend.
 template <typename Each>
 std::string description(std::string_view kind, const std::string& over, const std::vector<Each>& series,
                         const std::vector<std::string>& more) {
@@ -239,7 +239,7 @@ void draw_rows(Svg& svg, Frame& frame, const std::vector<BandRow>& rows) {
       svg.band(begin, frame.top, end - begin, row_height, band.color.empty() ? "#ffffff" : band.color,
                band.label);
       const double width_left = static_cast<double>(band.label.size()) * letter * 11 / 12;
-      if (width_left > end - begin - 2) continue;  // the beginnings of names tell little: h.1, h.10, h.11
+      if (width_left > end - begin - 2) continue;  // shortened names would be ambiguous: h.1, h.10, h.11
       svg.text((begin + end) / 2, frame.top + 14, band.label, R"(text-anchor="middle" font-size="11")");
     }
     frame.top += row_height + row_gap;
@@ -253,7 +253,8 @@ std::string_view color(Palette palette, int index) {
   static constexpr std::array<std::string_view, 8> categories{"#0072b2", "#e69f00", "#009e73", "#d55e00",
                                                               "#56b4e9", "#cc79a7", "#f0e442", "#000000"};
   static constexpr std::array<std::string_view, 4> stages{"#2d1160", "#8c2981", "#de4968", "#fe9f6d"};
-  static constexpr std::array<std::string_view, 4> parts{"#9fb3c8", "#7a1f2b", "#b56576", "#4a6a8a"};
+  static constexpr std::array<std::string_view, 5> parts{"#9fb3c8", "#7a1f2b", "#b56576", "#4a6a8a",
+                                                         "#d9a441"};
   const auto of = [&](const auto& colors) {
     return colors[static_cast<std::size_t>(std::abs(index)) % colors.size()];
   };
@@ -331,7 +332,7 @@ std::string to_svg(const AreaChart& chart) {
     for (std::size_t i = 0; i < above.size(); ++i) above[i] += values[i];
     if (above != below) {
       std::string d;
-      // Along the top and back along the bottom; equal neighbours are one range.
+      // Walks along the top and back along the bottom; equal neighbours are one range.
       const auto walk = [&](const std::vector<double>& heights, bool back) {
         const std::size_t n = heights.size();
         for (std::size_t k = 0; k < n;) {
@@ -358,7 +359,7 @@ std::string to_svg(const AreaChart& chart) {
     svg.text(x, frame.base + 19, horizontal.labels[i], R"(text-anchor="middle")");
   }
   draw_x_name(svg, frame, chart.x_label);
-  // The labels stand above the areas, so that they cover none.
+  // The labels are above the areas, so that they cover none.
   double label_y = labels;
   for (const Mark& mark : chart.marks) {
     const double x = frame.x(mark.x), y = frame.y(mark.y);
@@ -376,7 +377,7 @@ std::string to_svg(const AreaChart& chart) {
 
 namespace {
 
-/// "0: 1.5, 3: 2": what stands above each bar, of as many as can be listened to.
+/// "0: 1.5, 3: 2": the value of each bar, limited to as many as a listener can follow.
 std::vector<std::string> values_of(const BarChart& chart) {
   constexpr std::size_t most_bars = 24;
   std::string text;
@@ -462,9 +463,9 @@ std::string to_svg(const BarChart& chart) {
 
 namespace {
 
-/// Marks of a logarithmic axis, their places as powers of two: from the last round number that is not above
-/// `low` to the first that is not below `high`, and at least two. Round are 1, 2 and 5 times powers of ten,
-/// over many decades the powers alone, and over less than one also 1.5, 3 and 7.
+/// The marks of a logarithmic axis, with positions as powers of two: from the last round number that is not
+/// above `low` to the first that is not below `high`, and at least two. Round numbers are 1, 2 and 5 times
+/// powers of ten; over many decades only the powers, and over less than one also 1.5, 3 and 7.
 Ticks decimal_marks(double low, double high) {
   Ticks marks;
   const auto add = [&](double value) {
@@ -537,7 +538,7 @@ void draw_line_legend(Svg& svg, Frame& frame, const std::vector<const LineSeries
   frame.top += 26;
 }
 
-/// The texts beside the last points, moved apart where they would touch.
+/// The texts beside the last points, moved apart if they would touch.
 void draw_ends(Svg& svg, const Frame& frame, std::vector<Mark> ends) {
   constexpr double apart = 15;
   std::sort(ends.begin(), ends.end(), [](const Mark& a, const Mark& b) { return a.y < b.y; });
@@ -546,7 +547,7 @@ void draw_ends(Svg& svg, const Frame& frame, std::vector<Mark> ends) {
     end.y = std::max(end.y, last + apart);
     last = end.y;
   }
-  // Labels that went below the plot go up again, and move those above them.
+  // Labels that went below the plot are moved up again, and move those above them.
   double next = frame.base + apart;
   for (auto end = ends.rbegin(); end != ends.rend(); ++end) {
     end->y = std::min(end->y, next - apart);
@@ -632,7 +633,7 @@ std::string to_svg(const LineChart& chart) {
   std::vector<Mark> labels;
   for (const LineSeries& series : chart.series) {
     std::string d;
-    // Dashed lines that lie on each other show in turn.
+    // Dashed lines that overlap show alternately.
     const std::string dashes =
         series.dashed ? fmt::format(R"( stroke-dasharray="6 8" stroke-dashoffset="{}")", 7 * dashed++) : "";
     const auto height_of = [&](double value) { return frame.y(place_y(value) - floor_y); };

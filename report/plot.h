@@ -1,7 +1,7 @@
 #pragma once
-/// Plots as SVG text: stacked areas over time, bars, lines. One file each, no scripts and no fonts of their
-/// own, so that browsers, editors and converters all show the same. Each has a description for readers who do
-/// not see it.
+/// Plots as SVG text: stacked areas over time, bars, lines. Each is one file without scripts and fonts, so
+/// that browsers, editors and converters all show the same, and has a description for readers who do not see
+/// it.
 
 #include <cstdint>
 #include <string>
@@ -10,32 +10,32 @@
 
 namespace tranche::plot {
 
-/// A colour means one kind of thing: a category of memory (the colours of Okabe and Ito, "Color universal
-/// design", 2008, which people with any form of colour vision tell apart), a ZeRO stage (dark to light), or a
-/// part of a step's time.
+/// A palette stands for one kind of thing: a category of memory (the colours of Okabe and Ito, "Color
+/// universal design", 2008, which people with any form of colour vision can distinguish), a ZeRO stage (dark
+/// to light), or a part of a step's time.
 enum class Palette : std::uint8_t { category, stage, part };
-/// "#rrggbb"; beyond the last colour they come again.
+/// "#rrggbb"; after the last colour they repeat.
 std::string_view color(Palette palette, int index);
 inline constexpr std::string_view grey = "#9a9a9a";
 
-/// How the numbers of an axis are written.
+/// The format of an axis's numbers.
 enum class Scale : std::uint8_t { number, bytes };
 /// Marks of an axis from 0 (or a round number below `low`) to a round number at or above `high`.
 struct Ticks {
   std::vector<double> values;
   std::vector<std::string> labels;  ///< "256 MiB", "1.5 GiB"; "0.25", "2000"
 };
-/// About `target_count` of them.
+/// Chooses about `target_count` marks.
 Ticks ticks(double low, double high, Scale scale, int target_count = 6);
 
 struct Series {
   std::string name;
   std::string color;
   std::vector<double> values;
-  bool hatched = false;  ///< capacity that is held but empty, or what is only predicted
+  bool hatched = false;  ///< capacity that is held but empty, or only predicted
 };
 
-/// A range of the x axis, named in a row above the plot where its name fits.
+/// A range of the x axis, named in a row above the plot if its name fits.
 struct Band {
   double begin = 0, end = 0;
   std::string label;
@@ -69,14 +69,14 @@ struct BarChart {
   std::vector<std::string> labels;  ///< one for each value; a line break begins a second line
   std::vector<Series> series;
   std::vector<std::string> notes;  ///< above the bars; one for each label, or none
-  std::vector<BandRow> rows;       ///< over the bars: label i is from i to i + 1
+  std::vector<BandRow> rows;       ///< above the bars: label i covers i to i + 1
 };
 
-/// Points that may lie on each other are told apart by their shape.
+/// Shapes distinguish points that may overlap.
 enum class Shape : std::uint8_t { circle, square, triangle, diamond };
 
 struct LineSeries {
-  std::string name;  ///< in the legend; empty: not there
+  std::string name;  ///< in the legend; empty: no entry
   std::string color;
   std::vector<double> x, y;
   bool dashed = false;  ///< a line without points
@@ -98,7 +98,7 @@ struct LineChart {
   std::vector<Band> bands;         ///< shaded, with their names at the top
 };
 
-/// The whole file. Throws InvalidArgument where lengths do not fit or numbers are negative or not finite.
+/// The whole file. Throws InvalidArgument if lengths do not match or numbers are negative or not finite.
 std::string to_svg(const AreaChart& chart);
 std::string to_svg(const BarChart& chart);
 std::string to_svg(const LineChart& chart);

@@ -20,8 +20,8 @@ namespace tranche {
 
 namespace {
 
-/// CRC-32C (Castagnoli; RFC 3720, appendix B.4), rotated and offset as TFRecord stores it, so that the
-/// checksum of data with checksums in it stays of use.
+/// CRC-32C (Castagnoli; RFC 3720, appendix B.4), rotated and offset as TFRecord stores it, so that checksums
+/// of data that contains checksums remain meaningful.
 std::uint32_t masked_checksum(std::string_view data) {
   std::uint32_t crc = 0xffffffffu;
   for (const char c : data) {
@@ -57,7 +57,7 @@ class TensorboardLog : public ScalarLog {
   TensorboardLog(const std::string& folder, std::int64_t last_step) {
     detail::make_log_folder(folder);
     const double now = seconds_since_epoch();
-    // The name has to contain "tfevents"; the time puts the files of a run in order.
+    // The name must contain "tfevents"; the time puts the files of a run in order.
     for (int number = 0;; ++number) {
       path_ =
           (std::filesystem::path(folder) / fmt::format("events.out.tfevents.{:010}.{}.{}",
@@ -67,7 +67,7 @@ class TensorboardLog : public ScalarLog {
     }
     file_.open(path_, std::ios::binary);
     write(event(0) + field(3, Wire::bytes, "brain.Event:2"));
-    // SessionLog with status START: points of earlier files at this step and behind it are no longer shown.
+    // SessionLog with status START: earlier files' points at this step and beyond are no longer shown.
     write(event(last_step > 0 ? last_step + 1 : 0) +
           field(7, Wire::bytes, field(1, Wire::varint, varint(1))));
     flush();

@@ -129,6 +129,7 @@ def page(table, settled):
         "checkpoint is loaded elsewhere. Each configuration is trained twice:", "",
         "- as it is, and",
         "- with the same arithmetic at stage 0 on one stage of a pipeline, nothing offloaded, no overlap, no memory plan.", "",
+        "Configurations with a pipeline take its six schedules in turn.", "",
         "Weights, optimizer state, losses, norms, evaluations and logits have to be equal to the last bit. The same rows are planned on the meta",
         "device, to the byte and to the sent element, and run by MPI processes. A GPU, which is emulated in CI, runs rows in which each capability",
         "stands once, and with `test_combinations_gpu` all.", "",

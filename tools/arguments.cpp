@@ -39,23 +39,23 @@ struct Raw {
   std::string debug_fail, debug_hang, debug_out_of_memory;
 };
 
-/// A flag with the type of its value, as the help names it: FILE, DIR, SIZE, or the values there are.
+/// Adds a flag with the type of its value as the help shows it: FILE, DIR, SIZE, or the allowed values.
 template <typename Value>
 CLI::Option* add(CLI::App& app, const char* flag, Value& value, const char* type, const char* text) {
   return app.add_option(flag, value, text)->type_name(type);
 }
-/// A number, whose type CLI11 knows.
+/// Adds a flag for a number, whose type CLI11 knows.
 template <typename Value>
 CLI::Option* add_number(CLI::App& app, const char* flag, Value& value, const char* text) {
   return app.add_option(flag, value, text);
 }
 
-/// The heading under which the help has the flags that are added from now on.
+/// Sets the help's heading for the flags that are added afterwards.
 void heading(CLI::App& app, const char* group) {
   app.option_defaults()->group(group);
 }
 
-/// Model and configuration: what `train`, `evaluate` and `plan` read alike.
+/// Adds the flags of model and configuration, which `train`, `evaluate` and `plan` share.
 void add_model_flags(CLI::App& app, Options& options) {
   heading(app, "Model");
   add(app, "--model", options.model, "NAME|FILE", "preset or Hugging Face config.json")
@@ -97,7 +97,7 @@ void add_model_flags(CLI::App& app, Options& options) {
   add(app, "--nvme-space", options.nvme_space, "SIZE", "most room of a rank's swap file, like 1TiB");
 }
 
-/// Flags that `train` and the runs of `scale` have in common, beside model and configuration.
+/// Adds the flags that `train` and the runs of `scale` share, beside model and configuration.
 void add_data_flags(CLI::App& app, Options& options) {
   heading(app, "Data and validation");
   add(app, "--data", options.data_sources, "FILE[:WEIGHT]",
@@ -152,7 +152,7 @@ void add_plan_flags(CLI::App& app, Options& options) {
   add(app, "--fit", options.fit, "SIZE",
       "search the cheapest configuration that takes at most this device memory, like 80GiB; "
       "--stage, --micro-batch, --offload-optimizer and --offload-param are kept where given; nvme is "
-      "tried with --nvme-path");
+      "tried with --nvme-path; with --mesh search, or --mesh 'search, tensor=2', the axes are searched too");
   add(app, "--write", options.write, "FILE", "with --fit: file for the configuration that was chosen");
   heading(app, "Speeds");
   add(app, "--machine", options.machine, "NAME|FILE",
@@ -199,7 +199,7 @@ void add_calibrate_flags(CLI::App& app, Options& options) {
   tranche plan --model gpt2 --ranks 2 --stage 3 --machine machine.json)");
 }
 
-/// The flags of `train` that runs of a study get. Returns their names.
+/// Adds the flags of `train` that runs of a study receive. Returns their names.
 std::vector<std::string> add_study_flags(CLI::App& app, Options& options, Raw& raw) {
   add_model_flags(app, options);
   app.remove_option(app.get_option("--stage"));
@@ -290,7 +290,7 @@ void add_train_flags(CLI::App& app, Options& options) {
   kill -USR1 PID_OF_MPIRUN                  # save after the present step, and end)");
 }
 
-/// Checks the flags of checkpoints against each other.
+/// Checks the combinations of the flags of checkpoints.
 void check_checkpoints(const Options& options) {
   const auto refuse = [](const std::string& text) { throw ConfigurationError(text); };
   if (options.checkpoint_dir.empty()) {
@@ -337,7 +337,7 @@ void check_checkpoints(const Options& options) {
   }
 }
 
-/// The subcommand of the subcommand ... that was given.
+/// The innermost subcommand that was given.
 const CLI::App* innermost(const CLI::App& app) {
   const CLI::App* at = &app;
   while (!at->get_subcommands().empty()) at = at->get_subcommands().front();
@@ -349,18 +349,18 @@ std::string full_name(const CLI::App& app) {
   return app.get_parent() == nullptr ? app.get_name() : full_name(*app.get_parent()) + " " + app.get_name();
 }
 
-/// Flags that only rank 0 reads. These need not be the same on all ranks, nor hidden ones, which make single
+/// Flags that only rank 0 reads. They may differ between ranks, and so may hidden flags, which make single
 /// ranks fail.
 constexpr std::array<std::string_view, 4> flags_of_one_rank{"--report", "--metrics", "--log-every",
                                                             "--verbose"};
-/// Paths of what each rank reads or writes: nodes may have it in different places.
+/// Flags whose values are paths that each rank reads or writes; nodes may have the files in different places.
 constexpr std::array<std::string_view, 13> paths{
     "--base",           "--config",         "--model",    "--data",  "--validation-data",
     "--from",           "--checkpoint-dir", "--resume",   "--trace", "--resume-weights-only",
     "--memory-profile", "--tokenizer",      "--nvme-path"};
 
-/// The command and its flags as ranks compare them: all that the parser has, so that a new flag is compared,
-/// too.
+/// The command and its flags in the form that ranks compare: all flags of the parser, so that new ones are
+/// included.
 std::vector<Flag> comparable_flags(const CLI::App& command) {
   const auto is_in = [](const auto& names, const std::string& name) {
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -377,7 +377,7 @@ std::vector<Flag> comparable_flags(const CLI::App& command) {
   return flags;
 }
 
-/// A line for each flag whose last value took the place of others.
+/// Returns a line for each flag that was given several times, of which only the last value counts.
 std::vector<std::string> repeated_flags(const CLI::App& command) {
   std::vector<std::string> notes;
   for (const CLI::Option* option : command.get_options()) {
@@ -393,11 +393,11 @@ std::vector<std::string> repeated_flags(const CLI::App& command) {
   return notes;
 }
 
-/// Our words for what CLI11 says of a missing or unexpected value.
+/// Rephrases CLI11's text about a missing or unexpected value.
 std::string plain_text(const CLI::ParseError& error) {
   const std::string text = error.what();
   if (error.get_name() == "ConversionError") {
-    // "Could not convert: --steps = abc"; all values that are converted are numbers
+    // The text is "Could not convert: --steps = abc"; all converted values are numbers.
     const std::size_t name = text.find(": "), value = text.find(" = ");
     if (name != std::string::npos && value != std::string::npos) {
       const std::string given = text.substr(value + 3);
@@ -427,8 +427,8 @@ std::string plain_text(const CLI::ParseError& error) {
                                        fmt::join(known, ", ")));
 }
 
-/// Has every number of `app` and its commands looked at before CLI11 reads it, which takes what is too large
-/// for the largest number there is, and "nan".
+/// Checks every number of `app` and its commands before CLI11 parses it. CLI11 would read a number that is
+/// too large as the largest possible one, and would accept "nan".
 void check_numbers(CLI::App& app) {
   for (CLI::Option* option : app.get_options()) {
     const std::string type = option->get_type_name(), flag = option->get_name();
@@ -455,7 +455,7 @@ void check_numbers(CLI::App& app) {
   for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) check_numbers(*command);
 }
 
-/// Throws when arguments were left over; CLI11 keeps what it does not know.
+/// Throws when arguments are left over; CLI11 keeps unknown ones.
 void refuse_unknown(const CLI::App& app) {
   for (const std::string& word : app.remaining()) {
     std::string command = app.get_name();
@@ -475,9 +475,9 @@ void refuse_unknown(const CLI::App& app) {
   }
 }
 
-/// Counts beyond this are typing errors, and products of two of them would overflow.
+/// Larger counts are typing errors, and products of two of them would overflow.
 constexpr std::int64_t largest_count = 1'000'000'000;
-/// Likewise steps: products with a batch fit.
+/// The same for steps: their product with a batch does not overflow.
 constexpr std::int64_t most_steps = 1'000'000'000'000;
 
 void check(const Options& options) {
@@ -507,7 +507,7 @@ void check(const Options& options) {
         std::pair("--sample-bytes", options.sample_bytes), std::pair("--keep-last", options.keep_last)}) {
     within(flag, std::optional(value), 0, largest_count);
   }
-  within("--stopped-status", options.stopped_status, 0, 125);  // from 126 on statuses are the shell's
+  within("--stopped-status", options.stopped_status, 0, 125);  // statuses from 126 on belong to the shell
   constexpr double century = 100 * 365.25 * 86400;
   within("--max-seconds", std::optional(options.max_seconds), 0.0, century);
   if (!(options.validation_fraction > 0 && options.validation_fraction < 1)) {

@@ -30,7 +30,7 @@ enum class Command : std::uint8_t {
   tokenize
 };
 
-/// A rank and a step (1 is the first), for failures on purpose.
+/// A rank and a step (1 is the first), for intentional failures.
 struct Fault {
   int rank = -1;
   std::int64_t step = 0;
@@ -41,26 +41,26 @@ struct Flag {
   std::string name, value;
 };
 
-/// The command line. A flag that is not set leaves the configuration file, or the default, as it is.
+/// The command line. A flag that is not set does not change the configuration file, or the default.
 struct Options {
   Command command = Command::none;
-  /// Help or version text: print it and end with status 0.
+  /// Help or version text: if not empty, print it and end with status 0.
   std::string text;
   /// Names and values that ranks compare at the start: the command and each of its flags, set or not, in the
-  /// order of its help. The value of a path is "given", as nodes may spell it differently (what lies there is
-  /// compared when it is read). Flags that may differ among ranks are left out.
+  /// order of its help. The value of a path is "given", because nodes may have different paths (the contents
+  /// are compared when they are read). Flags that may differ between ranks are left out.
   std::vector<Flag> flags;
 
-  /// A line for each flag that was given several times, of which the last is taken.
+  /// A line for each flag that was given several times; its last value is used.
   std::vector<std::string> notes;
 
-  models::ModelRegistry models;           ///< that --model is looked up in
+  models::ModelRegistry models;           ///< in which --model is looked up
   std::string config;                     ///< path of DeepSpeed's JSON; empty: defaults
   std::string model = "gpt-mini";         ///< preset or config.json
-  std::vector<std::string> data_sources;  ///< --data as it was given: PATTERN or PATTERN:WEIGHT
+  std::vector<std::string> data_sources;  ///< the values of --data: PATTERN or PATTERN:WEIGHT
   std::string data;                       ///< the same in one line
   std::string data_format = "auto";
-  /// PATTERN, or NAME=PATTERN of each set; empty: the tail of `data`.
+  /// PATTERN, or NAME=PATTERN for each set; empty: the tail of `data`.
   std::vector<std::string> validation_data;
   double validation_fraction = 0.05;
 
@@ -73,76 +73,77 @@ struct Options {
   bool offload_activations = false;
   std::string device = "cpu";
   std::vector<std::string> set;  ///< "key.path=value"
-  bool strict = false;           ///< unknown keys are errors wherever they stand
-  bool verbose = false;          ///< a line for each key without effect
-  bool documents = false;        ///< of a plan: batches tell where documents begin
+  bool strict = false;           ///< unknown keys are errors in any place
+  bool verbose = false;          ///< print a line for each key without effect
+  bool documents = false;        ///< for a plan: batches contain document starts
 
   std::int64_t eval_every = 0;  ///< steps; 0: only at the end
-  /// Times the step's batch, of held-out windows; 0: all of them. Not given: default_validation_tokens.
+  /// The number of held-out windows in units of the step's batch; 0: all of them. Not given:
+  /// default_validation_tokens.
   std::optional<std::int64_t> eval_batches;
   std::int64_t digest_every = 0;
   double max_seconds = 0;
   std::int64_t min_steps = 1;
-  std::optional<std::int64_t> stopped_status;  ///< of a run that a signal stopped; default stopped_by_signal
+  std::optional<std::int64_t> stopped_status;  ///< if a signal stopped the run; default stopped_by_signal
   std::int64_t log_every = 0;
   std::int64_t sample_bytes = 0;
   bool ngrams = false;
 
   std::string checkpoint_dir;
   std::int64_t save_every = 0;  ///< steps; 0: only at the end
-  std::int64_t keep_last = 0;   ///< with keep_every as SaveOptions have them
+  std::int64_t keep_last = 0;   ///< with keep_every, as in SaveOptions
   std::int64_t keep_every = 0;
-  bool keep_best = false;  ///< by the held-out set `best_by`; empty: the first
+  bool keep_best = false;  ///< according to the held-out set `best_by`; empty: the first
   std::string best_by;
   std::string resume;               ///< "latest", "best", or a path
-  bool resume_strict = false;       ///< a damaged checkpoint is an error, not passed over
+  bool resume_strict = false;       ///< a damaged checkpoint is an error instead of being skipped
   std::string resume_weights_only;  ///< a path
-  bool convert_state = false;       ///< take state that was saved in another format
-  bool partial = false;             ///< take of that path what fits the model
+  bool convert_state = false;       ///< accept state that was saved in another format
+  bool partial = false;             ///< load the tensors of that path that fit the model
   std::vector<std::string> rename;  ///< "OLD=NEW"
-  /// True where --resume looks among the run's own checkpoints, which are whole.
+  /// True if --resume chooses among the run's own checkpoints, which are complete.
   bool resumes_own() const { return resume == "latest" || resume == "best"; }
   std::string from;  ///< evaluate: a path
-  std::string base;  ///< of a checkpoint of adapters, where it is not where it was
+  std::string base;  ///< the base of a checkpoint of adapters, if it was moved
 
   std::string report, trace;
-  std::string metrics;         ///< file of a line a step
+  std::string metrics;         ///< a file with one line per step
   std::string memory_profile;  ///< directory
-  double peak_seconds = 0.3;   ///< of the matmul that is measured; --debug-peak-seconds, for many short runs
-  /// --debug-fail, --debug-hang, --debug-out-of-memory: not shown in the help. The last takes away, on one
-  /// rank, what --device-memory leaves, before the engine is made (step 0) or in the middle of step 1 or 2:
-  /// later steps allocate nothing.
+  double peak_seconds = 0.3;   ///< for the matmul measurement; --debug-peak-seconds, for many short runs
+  /// --debug-fail, --debug-hang, --debug-out-of-memory: not shown in the help. The last allocates, on one
+  /// rank, the memory that --device-memory leaves, before the engine is made (step 0) or in the middle of
+  /// step 1 or 2: later steps allocate nothing.
   Fault fail, hang, out_of_memory;
 
   bool json = false;              ///< info, plan, scale
-  std::string system_root = "/";  ///< folder that stands for the system's, for tests; no flag
+  std::string system_root = "/";  ///< replaces "/" in tests; no flag
 
   // plan
   std::int64_t ranks = 1, ranks_per_node = 0;
   std::optional<std::int64_t> rank;
-  std::optional<std::string> fit;      ///< most device memory of a rank
-  std::string write;                   ///< path for the configuration that was chosen
-  std::optional<std::string> network;  ///< of a rank with --fit, RATE,LATENCY of a node with --machine
+  std::optional<std::string> fit;      ///< the largest device memory of a rank
+  std::string write;                   ///< path for the chosen configuration
+  std::optional<std::string> network;  ///< of a rank with --fit, of a node with --machine: RATE,LATENCY
   std::string flops = "100T", host_link = "50GB", nvme_bandwidth = "5GB";
-  std::string machine;      ///< file or name of a description; empty: no step time
+  std::string machine;      ///< file or name of a machine description; empty: no step time
   std::string host_update;  ///< empty: core_update_rate for each of --threads
 
   // calibrate
   std::string calibration;      ///< path of the description
-  std::string machine_name;     ///< empty: what the system calls itself
-  std::string calibration_dir;  ///< on the disk that is measured; empty: none is
+  std::string machine_name;     ///< empty: the system's host name
+  std::string calibration_dir;  ///< on the disk to measure; empty: none
   double calibration_seconds = 30;
 
-  CheckpointOptions checkpoint;     ///< of the command of this name
-  GenerateOptions generate;         ///< likewise
-  ScaleOptions scale;               ///< likewise
-  ScheduleOptions schedule;         ///< likewise
-  TokenizeFlags tokenize;           ///< likewise
-  ConfigCheckOptions config_check;  ///< of `tranche config check`
+  CheckpointOptions checkpoint;     ///< for the command of this name
+  GenerateOptions generate;         ///< for the command of this name
+  ScaleOptions scale;               ///< for the command of this name
+  ScheduleOptions schedule;         ///< for the command of this name
+  TokenizeFlags tokenize;           ///< for the command of this name
+  ConfigCheckOptions config_check;  ///< for `tranche config check`
 };
 
-/// Reads arguments (without the program's name). Throws ConfigurationError: unknown flags and commands with
-/// the closest match, values that are none, what belongs to later versions. `models` are those that --model
+/// Parses arguments (without the program's name). Throws ConfigurationError for unknown flags and commands
+/// (with the closest match), invalid values, and features of later versions. `models` are those that --model
 /// and checkpoints may name.
 Options parse_arguments(const std::vector<std::string>& arguments,
                         const models::ModelRegistry& models = models::ModelRegistry::with_builtin());

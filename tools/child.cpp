@@ -30,7 +30,7 @@ namespace {
 
 constexpr double patience_seconds = 10;
 
-/// Keeps the status of children while it lives. The kernel throws it away if SIGCHLD is ignored, as in
+/// Keeps the exit status of children during its lifetime. The kernel discards it if SIGCHLD is ignored, as in
 /// programs that some supervisors start.
 class ChildrenLeaveStatus {
  public:
@@ -72,7 +72,7 @@ ChildResult run_child(const ChildCommand& command, training::StopSignals& signal
   };
   const int log = ::open(command.log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (log < 0) refuse(fmt::format("'{}' cannot be written", command.log), errno);
-  // All is made before fork(): between it and exec nothing may allocate.
+  // Everything is prepared before fork(), because nothing may be allocated between it and exec.
   std::vector<std::string> arguments = command.arguments;
   std::vector<std::string> variables = environment_with(command.environment);
   const std::vector<char*> argument_list = pointers_to(arguments), variable_list = pointers_to(variables);
@@ -90,7 +90,7 @@ ChildResult run_child(const ChildCommand& command, training::StopSignals& signal
     ::dup2(empty, STDIN_FILENO);
     ::dup2(log, STDOUT_FILENO);
     ::dup2(log, STDERR_FILENO);
-    // Until exec the child has this process's handlers, which would hand a signal to themselves for ever.
+    // Until exec the child has this process's handlers, which would send a signal to themselves for ever.
     for (const int signal : {SIGINT, SIGTERM}) ::signal(signal, SIG_DFL);
     ::sigprocmask(SIG_SETMASK, &none, nullptr);
     ::execve(argument_list[0], argument_list.data(), variable_list.data());
@@ -101,10 +101,10 @@ ChildResult run_child(const ChildCommand& command, training::StopSignals& signal
   if (child < 0) {
     throw Error(fmt::format("{} cannot be started: {}", command.arguments.front(), std::strerror(error)));
   }
-  ::setpgid(child, child);  // whichever of the two is first
+  ::setpgid(child, child);  // both processes call it, so the order does not matter
 
   ChildResult result;
-  double end_at = INFINITY;  // when SIGKILL follows
+  double end_at = INFINITY;  // time of SIGKILL
   const auto end_it = [&] {
     ::kill(-child, SIGTERM);
     end_at = seconds_now() + patience_seconds;

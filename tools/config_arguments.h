@@ -13,15 +13,15 @@ namespace tranche::tools {
 
 struct ConfigCheckOptions {
   std::string path;
-  std::int64_t ranks = 0;        ///< 0: as many as the file's batch figures say, else 1
+  std::int64_t ranks = 0;        ///< 0: derived from the file's batch sizes, else 1
   std::vector<std::string> set;  ///< "key.path=value"
-  bool strict = false;           ///< unknown keys are errors wherever they stand
+  bool strict = false;           ///< unknown keys are errors in any place
   bool json = false;
 };
 
-/// Adds the subcommand `config` and its own. `options` must outlive parsing.
+/// Adds the subcommand `config` and its subcommands. `options` must outlive parsing.
 CLI::App* add_config_command(CLI::App& program, ConfigCheckOptions& options);
-/// Throws ConfigurationError for what was parsed but cannot be.
+/// Throws ConfigurationError for values that were parsed but are invalid.
 void check(const ConfigCheckOptions& options);
 
 }  // namespace tranche::tools

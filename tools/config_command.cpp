@@ -69,7 +69,7 @@ std::string config_check_json(const ConfigCheck& check, const std::string& path)
                              {"ranks", check.ranks},          {"accepted", check.accepted()},
                              {"refused", check.refused},      {"no_effect", ignored},
                              {"honoured", honoured},          {"notes", check.notes}};
-  // A path, and texts that quote the file, may hold bytes that are no UTF-8.
+  // A path, and texts that quote the file, may hold bytes that are not UTF-8.
   return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -10,11 +10,12 @@ namespace tranche::tools {
 
 inline constexpr const char* config_check_schema = "tranche-config-check-1";
 
-/// The table for people, and the JSON form. `path` is the file as it was given.
+/// The table for people, and the JSON form. `path` is the file's path as given.
 std::string config_check_text(const ConfigCheck& check, const std::string& path);
 std::string config_check_json(const ConfigCheck& check, const std::string& path);
 
-/// Collective under mpirun; rank 0 prints. Status 2 when any key is refused, or the file is no configuration.
+/// Collective under mpirun; rank 0 prints. The status is 2 when any key is refused, or the file is not a
+/// configuration.
 int run_config(const Options& options, const Output& output);
 
 }  // namespace tranche::tools

@@ -24,7 +24,7 @@ std::string probe_of(const std::string& folder, std::int64_t token) {
 void remove_quietly(const std::string& path) noexcept {
   try {
     posix_file_system().remove(path);
-  } catch (...) {  // it never came to be, or the next run removes it
+  } catch (...) {  // it was not created, or the next run removes it
   }
 }
 

@@ -34,19 +34,18 @@ namespace {
 /// The source of the weights.
 struct Source {
   RunIdentity identity;
-  std::string checkpoint;                          ///< its path; empty: a folder of Hugging Face's
-  std::unique_ptr<HuggingFaceModel> hugging_face;  ///< else
-  std::unique_ptr<training::Tokenizer> encoding;   ///< of the text, when it is not bytes
-  std::string tokenizer_folder;                    ///< that it was read from
-  std::string files;               ///< folder of the files that came with the weights; or empty
-  std::vector<std::int32_t> ends;  ///< tokens that end a text, beside that of the tokenizer
+  std::string checkpoint;                          ///< the checkpoint's path; empty: a Hugging Face folder
+  std::unique_ptr<HuggingFaceModel> hugging_face;  ///< set if `checkpoint` is empty
+  std::unique_ptr<training::Tokenizer> encoding;   ///< of the text, if it is not bytes
+  std::string tokenizer_folder;                    ///< from which it was read
+  std::string files;                               ///< folder of the companions; may be empty
+  std::vector<std::int32_t> ends;                  ///< tokens that end a text, beside the tokenizer's
   LoraConfig adapters;
-  std::optional<std::uint64_t> base_seed;  ///< the base of the adapters was drawn from it
+  std::optional<std::uint64_t> base_seed;  ///< the seed of the adapters' base, if it was drawn
   std::vector<std::string> notes;
 };
 
-/// The tokenizer of --tokenizer, or that of the files that came with the weights, unless these were trained
-/// on bytes.
+/// Opens the tokenizer of --tokenizer, or the companions', unless the weights were trained on bytes.
 void open_encoding(const GenerateOptions& options, Source& source) {
   std::string folder = options.tokenizer;
   const bool bytes = !source.hugging_face && source.identity.tokenizer.kind == Tokenizer::Kind::bytes;
@@ -64,15 +63,14 @@ void open_encoding(const GenerateOptions& options, Source& source) {
   } catch (const ConfigurationError& problem) {
     if (options.prompt_tokens.empty() || !options.tokenizer.empty()) throw;
     source.encoding.reset();
-    // Numbers need no tokenizer, but for the token that ends a text.
+    // Token numbers need no tokenizer, except for the end token.
     source.notes.push_back(fmt::format("the end token of the tokenizer is not known: {}", problem.message()));
     return;
   }
   source.tokenizer_folder = folder;
 }
 
-/// The tokens that end a text, as the files beside the weights or, where there are none, those of --tokenizer
-/// have them.
+/// Sets the tokens that end a text, from the companions or, if there are none, from the files in --tokenizer.
 void find_ends(const GenerateOptions& options, Source& source) {
   const std::string& folder = source.files.empty() ? options.tokenizer : source.files;
   if (!folder.empty()) source.ends = end_tokens_of_folder(folder);
@@ -114,7 +112,7 @@ Source open_source(const GenerateOptions& options) {
   source.adapters = adapters_of(reader.manifest());
   if (!reader.manifest().companions.empty()) {
     (void)checkpoint::read_companions(files, source.checkpoint,
-                                      reader.manifest());  // compared with their digests
+                                      reader.manifest());  // verified by their digests
     source.files = detail::join_path(source.checkpoint, std::string(checkpoint::companion_folder));
   }
   if (const auto& base = reader.manifest().base; base && base->folder.empty() && options.base.empty())
@@ -124,14 +122,14 @@ Source open_source(const GenerateOptions& options) {
   return source;
 }
 
-/// A text to go on from.
+/// A text to continue.
 struct Prompt {
-  std::string text;  ///< empty where it was given as numbers
+  std::string text;  ///< empty if it was given as numbers
   std::vector<std::int32_t> tokens;
-  bool rendered = false;  ///< a conversation, whose text has all special tokens by name
+  bool rendered = false;  ///< a conversation, whose text contains all special tokens by name
 };
 
-/// The texts of --prompts.
+/// Reads the texts of --prompts.
 std::vector<Prompt> read_prompts(const std::string& path, training::TextFormat format,
                                  const training::ChatFormat& chat, std::vector<std::string>& notes) {
   const auto refuse = [&](std::size_t line, const std::string& what) {
@@ -186,7 +184,7 @@ std::vector<Prompt> read_prompts(const std::string& path, training::TextFormat f
   return prompts;
 }
 
-/// The text as tokens, with those that the model expects before it.
+/// Encodes a text, preceded by the tokens that the model expects.
 std::vector<std::int32_t> tokens_of(const std::string& text, bool rendered, const GenerateOptions& options,
                                     const Source& source) {
   std::vector<std::int32_t> tokens;
@@ -242,8 +240,8 @@ std::vector<Prompt> prompts_of(const GenerateOptions& options, Source& source) {
   return prompts;
 }
 
-/// Weights only: nothing but the smallest tensor, or what adapters there are, is trainable, so that there are
-/// next to no gradients and no optimizer state.
+/// Loads weights only: just the smallest tensor, or the adapters if there are any, is trainable, so gradients
+/// and optimizer state are tiny.
 Config config_of(const GenerateOptions& options, const ModelSpec& spec, const Source& source, int ranks) {
   std::vector<const TensorSpec*> tensors;
   for (const UnitSpec& unit : spec.units()) {
@@ -269,20 +267,12 @@ Config config_of(const GenerateOptions& options, const ModelSpec& spec, const So
   return config;
 }
 
-/// The model. Each rank takes what it keeps of the weights from a folder of Hugging Face's as its engine is
-/// made; those of a checkpoint are zero until they are read, as drawing initial ones would take longer,
-/// unless they are the base of adapters that was drawn.
+/// The model's specification. From a Hugging Face folder, each rank reads its weights when its engine is
+/// made. Weights of a checkpoint are zero until they are read, because drawing initial ones would take
+/// longer; a drawn base of adapters is drawn.
 ModelSpec spec_of(const Source& source) {
   const ModelSpec drawn = source.identity.model->spec(source.identity.sequence);
-  ModelSpec spec;
-  spec.tokens_per_sample = drawn.tokens_per_sample;
-  spec.flops_per_token = drawn.flops_per_token;
-  spec.forward = drawn.forward;
-  spec.residual_width = drawn.residual_width;
-  spec.tensor_dimensions = drawn.tensor_dimensions;
-  spec.whole_dimensions = drawn.whole_dimensions;
-  spec.chain_sums = drawn.chain_sums;
-  spec.name = drawn.name;
+  ModelSpec spec = drawn.without_units();
   for (UnitSpec unit : drawn.units()) {
     for (TensorSpec& tensor : unit.tensors) {
       if (source.base_seed) continue;
@@ -300,23 +290,23 @@ ModelSpec spec_of(const Source& source) {
   return spec;
 }
 
-/// The text of a token, which is a byte where there is no tokenizer.
+/// The text of a token; without a tokenizer it is a byte.
 std::string bytes_of(const Source& source, std::int32_t token) {
   if (source.encoding) return std::string(source.encoding->decode(token));
   return {static_cast<char>(static_cast<unsigned char>(token))};
 }
 
-/// Writes prompts with what follows them: one as it comes, several one behind the other, for people or as
-/// JSON lines.
+/// Writes prompts and their continuations: a single one as it is generated, several one after the other, for
+/// people or as JSON lines.
 class Writer {
  public:
   Writer(const Output& output, const GenerateOptions& options, const Source& source,
          const std::vector<Prompt>& prompts)
       : output_(output), options_(options), source_(source), prompts_(prompts) {}
 
-  /// There is one, and it is for people: add() is called with each of its new tokens.
+  /// True for a single prompt for people: add() is then called with each of its new tokens.
   bool streams() const { return prompts_.size() == 1 && !options_.json; }
-  /// Writes the prompt before what follows it: nothing where the first token cannot be written.
+  /// Writes the prompt before its continuation; nothing if the first token cannot be written.
   void begin() {
     if (streams() && !begun_) add(prompts_.front().tokens);
     begun_ = true;
@@ -348,11 +338,11 @@ class Writer {
   }
 
  private:
-  /// Tokens of the prompt's beginning that the last new token was written without.
+  /// The number of tokens at the prompt's beginning that were outside the context of the last new token.
   std::int64_t unseen_of(const Prompt& prompt, const models::Generation& text) const {
     const auto given = static_cast<std::int64_t>(prompt.tokens.size()),
                written = static_cast<std::int64_t>(text.tokens.size());
-    // The token that ended the text was drawn from all that was written.
+    // The end token was sampled from the context of everything written.
     const bool ended = text.end == models::Generation::End::end_token;
     const std::int64_t seen = given + written - (ended ? 0 : 1);
     return std::clamp<std::int64_t>(seen - source_.identity.sequence, 0, given);
@@ -386,10 +376,10 @@ class Writer {
       json["unseen_prompt_tokens"] = unseen;
     using End = models::Generation::End;
     json["end"] = text.end == End::length ? "length" : text.end == End::end_token ? "end_token" : "stop";
-    // A text may end within a character.
+    // A text may end within a character, so invalid UTF-8 is replaced.
     return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   }
-  /// A file gets the bytes that the model wrote.
+  /// A file gets the bytes that the model generated.
   void put(std::string_view bytes) {
     if (output_.terminal) {
       output_.out << bytes;
@@ -404,23 +394,23 @@ class Writer {
   bool first_ = true, begun_ = false;
 };
 
-/// Collective.
+/// Generates the texts. Collective.
 void generate(Engine& engine, const GenerateOptions& options, const Source& source,
               const std::vector<Prompt>& prompts, Writer* writer) {
   models::GenerationOptions wanted;
   wanted.tokens = options.tokens;
-  // Positions beyond the training sequences' have embeddings that never were trained.
+  // Positions beyond those of the training sequences have untrained embeddings.
   wanted.context = source.identity.sequence;
   wanted.max_batch = options.max_batch;
   wanted.cache = options.cache;
   wanted.sampling = {options.greedy ? 0 : options.temperature, options.top_k, options.top_p,
                      static_cast<std::uint64_t>(options.seed)};
   const std::int64_t vocabulary = source.identity.model->shape().vocabulary;
-  // Only tokens that can be written are drawn: a model's vocabulary may be padded.
+  // Only tokens that can be written are drawn, because a model's vocabulary may be padded.
   if (options.prompt_tokens.empty())
     wanted.writable = std::min(vocabulary, source.encoding ? source.encoding->vocabulary() : 256);
   wanted.end_tokens = source.ends;
-  std::vector<std::string> texts(prompts.size());  // what is generated, where something ends it
+  std::vector<std::string> texts(prompts.size());  // generated text, up to a stop text
   wanted.on_token = [&](std::int64_t prompt, std::int32_t token) {
     if (writer != nullptr && writer->streams()) {
       writer->begin();
@@ -480,7 +470,8 @@ int run_generate(const Options& all_options, const Output& output) {
     }
     generate(*engine, options, source, prompts, speaks ? &writer : nullptr);
   } catch (...) {
-    // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
+    // The failure is reported before unwinding, because an Engine waits for its collectives and peers must be
+    // informed first.
     return launch.fail(std::current_exception(), 2, {}, runtime.get());
   }
   return 0;

@@ -4,7 +4,7 @@
 
 namespace tranche::tools {
 
-/// `tranche generate`: text, or numbers of tokens, from a checkpoint or a folder of Hugging Face's, on the
+/// `tranche generate`: generates text, or token numbers, from a checkpoint or a Hugging Face folder, on the
 /// CPU, alone or under mpirun. Rank 0 writes tokens as they come. Returns the exit status.
 int run_generate(const Options& options, const Output& output);
 

@@ -26,7 +26,7 @@ std::string HelpFormatter::make_description(const CLI::App* app) const {
 
 std::string HelpFormatter::make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const {
   std::string text = Formatter::make_help(app, std::move(name), mode);
-  // CLI11 2.1 has a blank line before each group and another after it.
+  // CLI11 2.1 writes a blank line before and after each group.
   for (std::size_t at = text.find("\n\n\n"); at != std::string::npos; at = text.find("\n\n\n", at)) {
     text.erase(at, 1);
   }

@@ -6,8 +6,8 @@
 
 namespace tranche::tools {
 
-/// Flags in their groups, one column of names and types, one of texts that are wrapped; defaults in brackets
-/// behind the text.
+/// Formats flags in their groups, with a column of names and types and a column of wrapped texts; defaults
+/// follow the text in brackets.
 class HelpFormatter final : public CLI::Formatter {
  public:
   HelpFormatter();

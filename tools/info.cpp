@@ -38,7 +38,7 @@ ordered_json cuda_json() {
           {"problem", probe.problem}};
 }
 
-/// The CPU's features that kernels and their libraries look at.
+/// The CPU features that kernels and their libraries use.
 std::string cpu_features() {
   std::string features;
 #if defined(__x86_64__)
@@ -56,8 +56,8 @@ std::string cpu_features() {
   return features.empty() ? "baseline" : features;
 }
 
-/// What `ask` says, or why it cannot: a library that is not there is a line of the table, and no reason to
-/// say nothing else.
+/// Returns the result of `ask`, or its error: a missing library becomes a line of the table, and the rest is
+/// still printed.
 template <class Ask>
 std::string told(const Ask& ask) {
   try {

@@ -6,8 +6,8 @@
 
 namespace tranche::tools {
 
-/// Version, build, backends found, how this machine computes, and the places of ranks on a mesh; as a table
-/// or as JSON.
+/// Version, build, available backends, the kernels' algorithms on this machine, and the places of ranks on a
+/// mesh; as a table or as JSON.
 std::string info_text(bool json, const std::optional<Mesh>& mesh);
 
 }  // namespace tranche::tools

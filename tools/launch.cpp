@@ -21,9 +21,9 @@ namespace tranche::tools {
 
 namespace {
 
-/// Before the configuration is read its time-out is not known.
+/// The time-out before the configuration is read.
 constexpr double start_timeout_seconds = 60;
-/// For up to 65,536 ranks: memory that is not used is not taken.
+/// Enough for 65,536 ranks; unused memory is not allocated.
 constexpr std::int64_t start_staging_bytes = 1 << 26;
 
 std::unique_ptr<Communicator> make_world() {
@@ -46,13 +46,13 @@ Failure describe(const std::exception_ptr& error) {
   } catch (const comm::PeerFailure& failure) {
     return {failure.what(), static_cast<int>(failure.exit_status()), true};
   } catch (const ConfigurationError& usage) {
-    // The user's input is at fault: the place in the sources that noticed it is of no use to them.
+    // The user's input caused the error, so the position in the sources is left out.
     return {usage.message(), static_cast<int>(usage.exit_status()), false};
   } catch (const IoError& disk) {
     const std::string rank = disk.rank() < 0 ? "" : fmt::format("[rank {}] ", disk.rank());
     return {rank + disk.message(), storage_failed, false};
   } catch (const Error& known) {
-    // Likewise of files and of memory; what else goes wrong may have to be looked for in the sources.
+    // The same for files and memory; for other errors the position in the sources may help.
     const bool theirs =
         known.exit_status() == ExitStatus::checkpoint || known.exit_status() == ExitStatus::out_of_memory;
     const std::string rank = known.rank() < 0 ? "" : fmt::format("[rank {}] ", known.rank());
@@ -89,8 +89,8 @@ void Launch::require_same(std::string name, std::string value, std::string advic
 }
 
 int Launch::meet(const Failure& failure, std::uint64_t digest, bool& same) {
-  // The smallest of each: the lowest rank that failed, the highest status with its sign turned, the smallest
-  // digest, and the largest with its bits turned.
+  // The minimum of each value is reduced: the lowest rank that failed, the negated highest status, the
+  // smallest digest, and the complement of the largest.
   const auto number = static_cast<std::int64_t>(digest);
   std::array<std::int64_t, 4> found{failure.status == 0 ? size() : rank(), -failure.status, number, ~number};
   world_
@@ -103,7 +103,7 @@ int Launch::meet(const Failure& failure, std::uint64_t digest, bool& same) {
 }
 
 std::string Launch::difference_to_first() {
-  std::string texts;  // names and values of rank 0, each with its end
+  std::string texts;  // names and values of rank 0, each terminated
   for (const Common& common : common_) texts += common.name + '\0' + common.value + '\0';
   texts.resize(static_cast<std::size_t>(broadcast_from_root(static_cast<std::int64_t>(texts.size()))));
   world_
@@ -175,15 +175,15 @@ int Launch::fail(const std::exception_ptr& error, double patience, const std::st
     errors_ << "tranche: " << failure.text << advice << std::endl;
     return failure.status;
   }
-  // The cause travels without the rank in front: whoever receives it names this rank.
+  // The cause is sent without the rank prefix, because each receiver names this rank.
   const std::string own_number = fmt::format("[rank {}] ", own_rank);
   std::string cause =
       failure.text.starts_with(own_number) ? failure.text.substr(own_number.size()) : failure.text;
   if (runtime != nullptr && !runtime->place().empty()) cause = runtime->place() + ": " + cause;
   const Mesh mesh = runtime != nullptr ? runtime->mesh() : Mesh(ranks);
   failure.text = fmt::format("[{}] {}", mesh.name_of_rank(own_rank), cause);
-  // An error without a type of its own is this rank's alone; typed errors are often met by all ranks at once,
-  // and then the lowest rank speaks and has ended the job before the next would.
+  // An error without its own type concerns this rank only. Typed errors often occur on all ranks at once;
+  // then the lowest rank reports it and ends the job before the next one would.
   const bool alone = failure.status == static_cast<int>(ExitStatus::other);
   if (alone) failure.status = static_cast<int>(ExitStatus::communication);
   const double turn = own_rank == 0 ? 0 : std::min(0.375 + 0.125 * own_rank, 1.0) * patience;
@@ -191,12 +191,12 @@ int Launch::fail(const std::exception_ptr& error, double patience, const std::st
     communicator.post_failure(cause, static_cast<ExitStatus>(failure.status), patience);
     if (!alone) sleep_for(turn);
     errors_ << "tranche: " << failure.text << advice << std::endl;
-    sleep_for(0.15 * patience);  // for a peer to say where it stood
+    sleep_for(0.15 * patience);  // lets a peer report its position
   } else {
     const bool speaks =
         own_rank == 0 || (own_rank == 1 && cause.find(mesh.name_of_rank(0) + " failed") != std::string::npos);
     if (speaks) errors_ << "tranche: " << failure.text << std::endl;
-    // The rank that failed ends the job with its own status; if it cannot, this one does.
+    // The rank that failed ends the job with its own status; if it cannot, this rank does.
     sleep_for(patience);
   }
   communicator.abort_job(failure.status);

@@ -1,5 +1,6 @@
 #pragma once
-/// The start and the end of a job: what ranks agree on before there is a Runtime, and how a failure ends all.
+/// The start and the end of a job: the values that ranks compare before there is a Runtime, and the handling
+/// of a failure on any rank.
 
 #include <cstdint>
 #include <exception>
@@ -18,50 +19,50 @@ class Runtime;
 
 namespace tranche::tools {
 
-/// Exit status where a disk fails under what is no checkpoint: swap files of the nvme tier, a report at the
-/// end; beside those of core/error.h.
+/// Exit status of a disk failure outside of checkpoints (swap files of the nvme tier, a report at the end);
+/// it extends core/error.h.
 inline constexpr int storage_failed = 8;
-/// Exit status of a run or a study that a signal stopped before its end: what it had done is saved.
+/// Exit status of a run or a study that a signal stopped before its end; its results so far are saved.
 inline constexpr int stopped_by_signal = 9;
 
 /// The message of an error, and the exit status of the program that ends with it.
 struct Failure {
   std::string text;  ///< Error::what(), with rank and position
   int status = 1;
-  bool echo = false;  ///< a peer's failure, which that peer tells itself
+  bool echo = false;  ///< a peer's failure, which that peer reports itself
 };
 Failure describe(const std::exception_ptr& error);
 
-/// Ranks before there is a configuration.
+/// The ranks of a job before there is a configuration.
 class Launch {
  public:
-  /// Under mpirun the world, else one rank. `errors` gets what people should read. `flags` are compared as
-  /// require_same() has it: Options::flags.
+  /// Under mpirun it uses the world, else one rank. `errors` receives messages for people. `flags` are
+  /// compared as by require_same(): Options::flags.
   Launch(std::ostream& errors, const std::vector<Flag>& flags);
   /// For tests.
   Launch(std::unique_ptr<Communicator> world, std::ostream& errors);
   int rank() const { return world_->rank(); }
   int size() const { return world_->size(); }
 
-  /// `value` has to be the same on all ranks: agree() refuses the first one that is not, in the order of
-  /// these calls. `name` is for people and may differ ("the digest of data file 'a.txt'"), `advice` says what
-  /// to do.
+  /// Requires `value` to be the same on all ranks: agree() refuses the first one that is not, in the order of
+  /// these calls. `name` is for people and may differ ("the digest of data file 'a.txt'"), `advice` contains
+  /// the remedy.
   void require_same(std::string name, std::string value, std::string advice);
-  /// Collective. Runs work on every rank and waits for all; when it threw anywhere, the lowest such rank
-  /// prints its error and every rank returns the highest status, so that all can leave in order. Where it
-  /// threw nowhere, but a value of require_same() is not rank 0's, the lowest such rank names it with both
-  /// values, and the status is 2. 0 when all is well.
+  /// Collective. Runs work on every rank and waits for all. If it threw anywhere, the lowest such rank prints
+  /// its error and every rank returns the highest status, so that all can end in order. If not, but a value
+  /// of require_same() differs from rank 0's, the lowest such rank names it with both values, and the status
+  /// is 2. 0 when there is no error.
   int agree(const std::function<void()>& work);
   /// Collective. Returns rank 0's number on every rank.
   std::int64_t broadcast_from_root(std::int64_t value);
   std::string broadcast_from_root(std::string text);
 
-  /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, gives peers
-  /// `patience` seconds in which theirs may end it first, and aborts the job with the status. Of an error
-  /// that all ranks meet at once only rank 0's is printed; of a peer's failure, which that peer prints, only
-  /// the report of the lowest rank that is left. A failure without a status of its own ends a job of several
-  /// ranks with status 5. `advice` is printed below this rank's own error. Returns the status (one rank, or
-  /// no abort). `runtime`: the job's once there is one; its mesh names the rank.
+  /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, waits `patience`
+  /// seconds for peers to end it first, and aborts the job with the status. If all ranks have the same error,
+  /// only rank 0 prints it; a peer prints its own failure, so that of the others only the lowest remaining
+  /// rank reports. A failure without a status of its own ends a job of several ranks with status 5. `advice`
+  /// is printed below this rank's own error. Returns the status (one rank, or no abort). `runtime`: the
+  /// job's, if it exists; its mesh names the rank.
   int fail(const std::exception_ptr& error, double patience = 2, const std::string& advice = {},
            Runtime* runtime = nullptr);
 
@@ -69,10 +70,10 @@ class Launch {
   struct Common {
     std::string name, value, advice;
   };
-  /// Collective. Prints the failure of the lowest rank that has one; the highest status of all. Sets `same`:
-  /// whether all ranks gave the same `digest`.
+  /// Collective. Prints the failure of the lowest rank that has one; returns the highest status of all. Sets
+  /// `same` to whether all ranks gave the same `digest`.
   int meet(const Failure& failure, std::uint64_t digest, bool& same);
-  /// Collective. Says which value differs from rank 0's; empty where none does.
+  /// Collective. Describes the first value that differs from rank 0's; empty if none does.
   std::string difference_to_first();
   std::unique_ptr<Communicator> world_;
   std::ostream& errors_;

@@ -13,17 +13,18 @@ namespace tranche::tools {
 
 namespace {
 
-/// A CPU's caches hold matrices near its peak.
+/// The size of matrices in a CPU's caches, near its peak.
 constexpr std::int64_t largest = 768;
 
-/// Random numbers: zeros draw less power, and a chip that clocks by power runs them faster.
+/// The matrices are random, because zeros draw less power, and chips with power-dependent clocks run them
+/// faster.
 void fill_random(Stream& stream, const TensorView& out, std::uint64_t subject, const TensorView& scratch) {
   const TensorView drawn = out.dtype == DataType::float32 ? out : scratch;
   kernels::fill_uniform(stream, drawn, {0, RandomPurpose::test, subject}, 0, -1, 1);
   if (out.dtype != DataType::float32) kernels::cast(stream, drawn, out);
 }
 
-/// Operations per second of the fastest of the calls that `more` asks for.
+/// The operations per second of the fastest call; calls repeat while `more` returns true.
 double best_of(Device& device, DataType dtype, std::int64_t n, const std::function<bool(int)>& more) {
   MemoryResource& memory = device.memory(Tier::device);
   const auto make = [&](std::int64_t bytes) {
@@ -54,7 +55,8 @@ double measure_matmul_peak(Device& device, DataType dtype, double seconds) {
   if (device.kind() == DeviceKind::cuda) return kernels::gpu_matmul_peak(device, dtype);
   const detail::Stopwatch whole;
   double best = 0;
-  // Larger matrices are nearer to the peak; the largest of which a few calls fit into the time is taken.
+  // Larger matrices are nearer to the peak, so the largest size for which a few calls fit into the time is
+  // used.
   std::int64_t n = 96;
   const auto fits = [&](std::int64_t size) { return 4 * 2.0 * std::pow(size, 3) < best * seconds; };
   best = best_of(device, dtype, n, [&](int calls) { return calls < 2; });

@@ -23,7 +23,7 @@ namespace {
 std::string processor_name() {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
-    // x86 says "model name", some others "cpu" or "Hardware".
+    // x86 has "model name", some other architectures "cpu" or "Hardware".
     if (!line.starts_with("model name") && !line.starts_with("Hardware")) continue;
     const std::size_t colon = line.find(": ");
     if (colon != std::string::npos) return line.substr(colon + 2);

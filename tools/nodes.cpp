@@ -13,7 +13,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// More nodes with different numbers of ranks are not listed one by one.
+/// More nodes than this with different numbers of ranks are not listed one by one.
 constexpr std::size_t listed_nodes = 8;
 
 std::string this_host() {
@@ -42,7 +42,7 @@ std::vector<RanksOfNode> nodes_of(Communicator& ranks) {
 
 void share_node_bytes(Communicator& ranks, std::optional<std::int64_t> mine,
                       std::vector<RanksOfNode>& nodes) {
-  // Each rank fills in its node's place; the second half counts the ranks that know.
+  // Each rank adds to its node's entry; the second half counts the ranks with a known value.
   std::vector<std::int64_t> sums(2 * nodes.size());
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     if (!mine || !std::binary_search(nodes[i].ranks.begin(), nodes[i].ranks.end(), ranks.rank())) continue;

@@ -23,7 +23,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
   Options options;
   try {
     options = parse_arguments(arguments, models);
-    // The other commands say it where they say the rest; standard output may have to be JSON.
+    // The other commands print it with their other output; standard output may have to be JSON.
     const bool alone = options.command == Command::plan || options.command == Command::scale ||
                        options.command == Command::checkpoint || options.command == Command::config ||
                        options.command == Command::info || options.command == Command::calibrate ||
@@ -32,7 +32,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
       if (alone) output.errors << "note: " << note << "\n";
     }
     if (options.command == Command::info) {
-      constexpr int most_ranks = 65536;  // a line each
+      constexpr int most_ranks = 65536;  // one line each
       if (options.ranks > most_ranks) {
         throw ConfigurationError(
             fmt::format("--ranks is {}; the mesh of at most {} is shown", options.ranks, most_ranks));
@@ -44,7 +44,7 @@ int run_program(const std::vector<std::string>& arguments, const Output& output,
     if (options.command == Command::plan) return run_plan(options, output);
     if (options.command == Command::scale) return run_scale(options, output);
   } catch (...) {
-    // Ranks read the same arguments: under mpirun they say it once.
+    // All ranks read the same arguments, so under mpirun only one prints the error.
     const auto error = std::current_exception();
     Launch launch(output.errors, options.flags);
     return launch.agree([&error] { std::rethrow_exception(error); });

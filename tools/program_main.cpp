@@ -26,15 +26,14 @@ namespace tranche::tools {
 
 namespace {
 
-/// Some 20 us: as long as threads of a kernel mostly wait for each other where each has a core. With more a
-/// thread uses up what the system would let it run at once when it is woken, and two threads become slower
-/// than one; with fewer the small kernels pay for a wake-up each
+/// This is some 20 us, about as long as threads of a kernel wait for each other if each has a core. With
+/// more, a thread exhausts the time that the scheduler gives it after a wake-up, and two threads become
+/// slower than one; with less, small kernels pay for a wake-up each
 /// (bench/results/2026-11-27-threads-beside-others.md).
 constexpr const char* turns_of_a_wait = "1000";
 
-/// The next file to be opened would take the number of a standard descriptor that is closed, and what is
-/// printed would go into that file. Files that are opened here instead refuse what a standard stream would
-/// do.
+/// Otherwise the next opened file would get the number of a closed standard descriptor, and printed text
+/// would go into that file. The files opened here refuse the direction in which the standard stream is used.
 void occupy_standard_descriptors() {
   for (const int descriptor : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(descriptor, F_GETFD) >= 0) continue;
@@ -42,10 +41,10 @@ void occupy_standard_descriptors() {
   }
 }
 
-/// GNU's OpenMP has threads that wait for others turn for milliseconds before they sleep. Where another
-/// program takes a core, that is time which the thread that they wait for does not get. How long they turn is
-/// read from the environment when the program is loaded, before main(), so this starts it once more, in the
-/// same process, unless the user has chosen. Returns where that cannot be done, or has been.
+/// GNU's OpenMP threads spin for milliseconds before they sleep. If another program uses a core, spinning
+/// takes that time from the thread that they wait for. The spinning time is read from the environment when
+/// the program is loaded, before main(), so this starts it once more, in the same process, unless the user
+/// has set it. Returns if that is impossible, or already done.
 void start_with_short_waits(char** argv) {
   constexpr std::array<std::string_view, 5> computing{"train", "evaluate", "generate", "scale", "calibrate"};
   if (argv[0] == nullptr || argv[1] == nullptr) return;
@@ -53,8 +52,8 @@ void start_with_short_waits(char** argv) {
   for (const char* const chosen : {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}) {
     if (std::getenv(chosen) != nullptr) return;
   }
-  // Started by the dynamic loader, or with arguments that the caller of program_main() made: the command line
-  // of the process is another.
+  // If the dynamic loader started the program, or the caller of program_main() made the arguments, the
+  // process has another command line.
   std::string given;
   for (char** argument = argv; *argument != nullptr; ++argument) given.append(*argument).push_back('\0');
   std::ifstream line("/proc/self/cmdline", std::ios::binary);
@@ -70,7 +69,7 @@ void start_with_short_waits(char** argv) {
 int program_main(int argc, char** argv, const models::ModelRegistry& models) {
   start_with_short_waits(argv);
   occupy_standard_descriptors();
-  // A file that grows beyond `ulimit -f` is an error of the write, with a text, and no end without one.
+  // A write beyond `ulimit -f` then fails with an error text, instead of killing the process silently.
   std::signal(SIGXFSZ, SIG_IGN);
   detail::PrintableBuffer out_buffer(*std::cout.rdbuf()), errors_buffer(*std::cerr.rdbuf());
   std::ostream out(&out_buffer), errors(&errors_buffer);
@@ -79,14 +78,14 @@ int program_main(int argc, char** argv, const models::ModelRegistry& models) {
   try {
     status = run_program({argv + 1, argv + argc}, output, models);
   } catch (...) {
-    // Only what no rank could be told of comes here: the launcher's world did not start.
+    // Only errors before the launcher's world started reach this; other ranks cannot be informed of them.
     const Failure failure = describe(std::current_exception());
     errors << "tranche: " << failure.text << std::endl;
     status = failure.status;
   }
   out.flush();
   if (out_buffer.error() == 0) return status;
-  // A run has trained on and saved: what it computed is worth more than what it said.
+  // The run has trained on and saved: its results matter more than its output.
   errors << "tranche: standard output cannot be written: " << std::strerror(out_buffer.error())
          << "; what was printed is not whole" << std::endl;
   return status == 0 ? static_cast<int>(ExitStatus::other) : status;

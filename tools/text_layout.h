@@ -1,5 +1,5 @@
 #pragma once
-/// Text in lines of bounded width.
+/// Wraps text into lines of bounded width.
 
 #include <cstddef>
 #include <string>
@@ -9,12 +9,13 @@ namespace tranche::tools {
 
 inline constexpr std::size_t text_width = 100;
 
-/// `text` broken between words into lines of at most text_width columns, where words allow. The first line
-/// begins at column `at`, which the caller has written up to; those after it are indented by `indent`. Line
-/// breaks of `text` stay.
+/// Breaks `text` between words into lines of at most text_width columns, where words allow it. The first line
+/// begins at column `at`, up to which the caller has written; later ones are indented by `indent`. Line
+/// breaks in `text` stay.
 std::string wrapped(std::string_view text, std::size_t at, std::size_t indent);
 
-/// A name, indented by two, and its text from `column` on, wrapped there; below a name that is too long.
+/// A name, indented by two, with its text wrapped from `column` on; the text starts on the next line if the
+/// name is too long.
 std::string two_columns(std::string_view name, std::string_view text, std::size_t column);
 
 }  // namespace tranche::tools

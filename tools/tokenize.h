@@ -19,9 +19,9 @@ struct TokenizeFlags {
   std::vector<std::string> data;  ///< files and patterns
   std::string tokenizer;          ///< folder; empty: bytes
   std::string out;
-  std::string format = "auto";  ///< as training::parse_text_format() has it
+  std::string format = "auto";  ///< as in training::parse_text_format()
   std::string chat;             ///< name or file of a template
-  std::string date;             ///< that templates take as today's
+  std::string date;             ///< today's date in templates
   bool no_special = false;
   std::optional<std::int64_t> threads;
 };
@@ -30,7 +30,7 @@ struct TokenizeFlags {
 void add_chat_flags(CLI::App& app, std::string& chat, std::string& date);
 /// Adds the subcommand. `flags` must outlive parsing.
 CLI::App* add_tokenize_command(CLI::App& program, TokenizeFlags& flags);
-/// Returns the exit status. Under mpirun rank 0 does the work.
+/// Returns the exit status. Under mpirun only rank 0 works.
 int run_tokenize(const Options& options, const Output& output);
 
 }  // namespace tranche::tools

@@ -1,5 +1,5 @@
 #pragma once
-/// The progress line of what reads or writes many bytes.
+/// The progress line for reading or writing many bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace tranche::tools {
 
 /// "verified 1.20 GiB of 8.00 GiB, 1.95 GiB/s, 3 s left". In a terminal one line is redrawn a few times a
-/// second; elsewhere a line is written every half minute. Writes and takes the time through functions, so
-/// that tests see what people see.
+/// second; elsewhere a line is written every half minute. It writes and reads the time through functions, so
+/// that tests can check it.
 class TransferProgress {
  public:
   using Writer = std::function<void(std::string_view)>;

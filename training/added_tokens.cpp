@@ -39,7 +39,7 @@ AddedTokenFinder::AddedTokenFinder(std::vector<AddedToken> tokens) : tokens_(std
 const AddedToken* AddedTokenFinder::longest(std::string_view text) const {
   if (text.empty()) return nullptr;
   const auto first_byte = static_cast<unsigned char>(text[0]);
-  // The tokens that begin with the first `length` bytes of the text, of which the shortest comes first.
+  // The range of tokens that begin with the first `length` bytes of the text; the shortest comes first.
   std::size_t begin = by_first_byte_[first_byte], end = by_first_byte_[first_byte + 1U];
   const AddedToken* found = nullptr;
   for (std::size_t length = 1; begin < end; ++length) {
@@ -53,7 +53,7 @@ const AddedToken* AddedTokenFinder::longest(std::string_view text) const {
     };
     const auto next = static_cast<unsigned char>(text[length]);
     if (byte_of(begin) == next && byte_of(end - 1) == next) continue;
-    const auto place_of = [&](unsigned least) {  // of the first token whose next byte is not below `least`
+    const auto place_of = [&](unsigned least) {  // the first token whose next byte is not below `least`
       const auto from = tokens_.begin() + static_cast<std::ptrdiff_t>(begin);
       const auto to = tokens_.begin() + static_cast<std::ptrdiff_t>(end);
       const auto place = std::partition_point(from, to, [&](const AddedToken& token) {

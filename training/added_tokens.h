@@ -1,5 +1,5 @@
 #pragma once
-/// Tokens that are found in a text before any other: "<|endoftext|>".
+/// Tokens that are found in a text before all others: "<|endoftext|>".
 
 #include <array>
 #include <cstddef>
@@ -15,11 +15,11 @@ namespace tranche::training {
 struct AddedToken {
   std::string text;
   std::int32_t token = 0;
-  bool normalized = false;  ///< it is looked for in the normalized text
+  bool normalized = false;  ///< it is searched in the normalized text
 };
 
 inline constexpr std::int32_t largest_token = (1 << 24) - 1;
-/// Longer added tokens are refused: the time to look for one is bounded by this at each byte of a text.
+/// Longer added tokens are refused, because this bounds the search time at each byte of a text.
 inline constexpr std::size_t longest_added_token = 256;
 
 /// A list of added tokens, with the numbers that Hugging Face's tokenizers give them.
@@ -28,7 +28,7 @@ class AddedTokens {
   /// The number of a token that is added now: its number in the list or in the vocabulary (`known`), else the
   /// first free one beyond a vocabulary of `base` tokens.
   std::int32_t number_of(std::string_view text, std::optional<std::int32_t> known, std::int64_t base) const;
-  /// Adds a token with that number, or gives one that is there already its flags.
+  /// Adds a token with that number, or gives an existing one its flags.
   std::int32_t add(const std::string& text, bool normalized, std::optional<std::int32_t> known,
                    std::int64_t base);
   std::optional<std::int32_t> find(std::string_view text) const;
@@ -37,22 +37,22 @@ class AddedTokens {
  private:
   std::vector<AddedToken> tokens_;
   std::unordered_map<std::string, std::size_t> places_;
-  std::int64_t after_last_ = 0;  ///< largest number plus one
+  std::int64_t after_last_ = 0;  ///< the largest number plus one
 };
 
-/// Finds added tokens in a text, at each place the longest.
+/// Finds added tokens in a text, the longest at each position.
 class AddedTokenFinder {
  public:
   AddedTokenFinder() = default;
   /// Tokens without text are never found.
   explicit AddedTokenFinder(std::vector<AddedToken> tokens);
 
-  /// The longest token that a text begins with; null: none does. The time does not grow with the number of
-  /// tokens but by its logarithm.
+  /// The longest token with which a text begins; null if there is none. The time grows with the logarithm of
+  /// the number of tokens.
   const AddedToken* longest(std::string_view text) const;
 
-  /// Calls `visit_text(piece, begin)` with what is between tokens, where it is not empty, and
-  /// `visit_token(token, begin)` with the tokens, in order.
+  /// Calls `visit_text(piece, begin)` with nonempty text between tokens, and `visit_token(token, begin)` with
+  /// the tokens, in order.
   template <typename Text, typename Token>
   void split(std::string_view text, const Text& visit_text, const Token& visit_token) const {
     std::size_t begin = 0;
@@ -71,8 +71,8 @@ class AddedTokenFinder {
   }
 
  private:
-  std::vector<AddedToken> tokens_;                ///< in the order of their bytes
-  std::array<std::size_t, 257> by_first_byte_{};  ///< places in `tokens_`
+  std::vector<AddedToken> tokens_;                ///< sorted by their bytes
+  std::array<std::size_t, 257> by_first_byte_{};  ///< positions in `tokens_`
 };
 
 }  // namespace tranche::training

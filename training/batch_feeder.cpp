@@ -42,7 +42,7 @@ models::TokenBatch BatchFeeder::training_batch(const training::Windows& windows,
   const std::vector<std::int64_t> samples = training::sample_numbers(shape_, engine_.samples(), number, rank);
   std::vector<std::int64_t> numbers;
   const bool counts = rank < engine_.config().ranks_with_samples(number, mesh.data_ranks());
-  // Rows without targets, where this rank has no samples and only makes the calls of the others.
+  // A rank without samples gets rows without targets, so that it makes the same calls as the others.
   for (const std::int64_t sample : samples) numbers.push_back(counts ? mixture.window(sample) : -1);
   return fill(windows, numbers, samples);
 }
@@ -50,7 +50,7 @@ models::TokenBatch BatchFeeder::training_batch(const training::Windows& windows,
 models::TokenBatch BatchFeeder::fill(const training::Windows& windows,
                                      const std::vector<std::int64_t>& numbers,
                                      std::vector<std::int64_t> samples) {
-  // The copies are ordered behind earlier work on the stream, which reads the same buffers.
+  // The copies are ordered after earlier work on the stream, which reads the same buffers.
   Stream& stream = engine_.compute_stream();
   training::read_windows(windows, numbers, vocabulary_, tokens_, targets_,
                          documents_wanted_ ? &documents_ : nullptr);

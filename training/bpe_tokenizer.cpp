@@ -12,7 +12,7 @@ namespace tranche::training {
 
 namespace {
 
-/// Longer words are hardly ever there twice.
+/// Longer words hardly ever occur twice.
 constexpr std::size_t longest_kept_word = 64;
 
 }  // namespace
@@ -22,20 +22,20 @@ struct BpeTokenizer::Call {
   std::vector<std::int32_t> tokens;
   PairEncoding::Scratch scratch;
   WordPattern::Budget budget;
-  std::deque<std::string> texts;  ///< that `known` refers to
-  /// By word that was encoded before: its first token's place in `tokens`, and how many it has.
+  std::deque<std::string> texts;  ///< to which the keys of `known` refer
+  /// For each word that was encoded before, the position and number of its tokens in `tokens`.
   std::unordered_map<std::string_view, std::pair<std::size_t, std::size_t>> known;
 
-  std::vector<std::size_t>* begins = nullptr;  ///< where each token begins in the text; null: nobody asks
-  std::vector<Place> places;    ///< of the normalized text in the text; empty: they are the same
+  std::vector<std::size_t>* begins = nullptr;  ///< where each token begins in the text; null: not requested
+  std::vector<Place> places;    ///< maps the normalized text to the text; empty: they are equal
   std::size_t offset = 0;       ///< of the normalized text's first byte in the text
-  std::size_t piece_begin = 0;  ///< of the piece that is encoded, in the normalized text
+  std::size_t piece_begin = 0;  ///< of the current piece, in the normalized text
 
   void add(std::int32_t token, std::size_t begin) {
     tokens.push_back(token);
     if (begins != nullptr) begins->push_back(place_of(begin));
   }
-  /// The place in the text that a byte of the normalized text comes from.
+  /// The position in the text from which a byte of the normalized text comes.
   std::size_t place_of(std::size_t normalized) const {
     const auto after =
         std::upper_bound(places.begin(), places.end(), normalized,
@@ -83,7 +83,7 @@ void BpeTokenizer::encode_words(std::string_view text, std::size_t pattern, Call
     parts_.patterns[pattern].split(text.substr(0, good), call.budget,
                                    [&](std::string_view word) { encode_words(word, pattern + 1, call); });
     text.remove_prefix(good);
-    // Bytes that are not UTF-8 are a word of their own.
+    // Bytes that are not UTF-8 form a separate word.
     std::size_t bad = 0;
     while (bad < text.size() && utf8_prefix(text.substr(bad, 4)) == 0) ++bad;
     if (bad > 0) encode_words(text.substr(0, bad), parts_.patterns.size(), call);
@@ -113,7 +113,7 @@ void BpeTokenizer::encode_piece(std::string_view piece, bool first, Call& call) 
   }
   encode_words(piece, 0, call);
   if (call.begins == nullptr) return;
-  // Tokens have the bytes of the piece behind the space that was put before it, where U+2581 is one byte.
+  // The tokens have the bytes of the piece after the prepended space, where U+2581 is one byte.
   std::size_t at = 0;
   const std::size_t begin = call.piece_begin;
   for (std::size_t i = from; i < call.tokens.size(); ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Tokenizers of byte pair encoding, as the parts that their files describe.
+/// Tokenizers of byte pair encoding, assembled from the parts that their files describe.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,12 +17,12 @@ struct BpeDefinition {
   PairEncoding pairs{PairEncoding::Symbols::bytes};
   AddedTokens added;
   bool composes = false;              ///< NFC
-  std::vector<WordPattern> patterns;  ///< each splits the words of the one before
+  std::vector<WordPattern> patterns;  ///< each splits the words of the previous one
   bool whole_words = false;           ///< "ignore_merges"
   enum class Prefix : std::uint8_t { never, first, always };
   Prefix space_before = Prefix::never;  ///< U+2581 before the first piece of a text, or before each
-  bool space_once = false;              ///< not where the piece begins with a space
-  bool blank_before = false;            ///< a space before each piece that has none
+  bool space_once = false;              ///< but not if the piece begins with a space
+  bool blank_before = false;            ///< a space before each piece that does not begin with one
   bool visible_spaces = false;          ///< spaces become U+2581
   bool strips_space = false;            ///< decode() drops the first space
   SpecialTokens special;

@@ -1,4 +1,4 @@
-// The chat template of a tokenizer's folder, and the choice among templates.
+// Selects the chat template: built in, from a tokenizer's folder, or from a file.
 
 #include <fmt/format.h>
 
@@ -29,7 +29,7 @@ JsonNode read_json(const std::string& path) {
   return JsonNode::read<ConfigurationError>(detail::read_text_file(path, file_kind), path);
 }
 
-/// The special tokens of a folder by the names that templates have for them, as a JSON object.
+/// The special tokens of a folder, as a JSON object with the names that templates use.
 std::string special_tokens(const std::string& folder) {
   nlohmann::ordered_json tokens = nlohmann::ordered_json::object();
   for (const char* file : {"/tokenizer_config.json", "/special_tokens_map.json"}) {
@@ -45,10 +45,10 @@ std::string special_tokens(const std::string& folder) {
   return tokens.dump();
 }
 
-/// Texts of a folder's templates.
+/// The texts of a folder's templates.
 struct Texts {
   std::string text, origin;
-  std::string with_tools, with_tools_origin;  ///< empty: there is no other one for conversations with tools
+  std::string with_tools, with_tools_origin;  ///< empty: no separate template for conversations with tools
 };
 
 Texts texts_of(const std::string& folder) {

@@ -22,13 +22,13 @@ namespace {
 constexpr const char* evaluations_key = "evaluations";
 constexpr const char* keep_best_key = "keep_best";
 
-/// The place of a set's loss in a checkpoint's user JSON.
+/// The position of a set's loss in a checkpoint's user JSON.
 std::string pointer_of(const std::string& set) {
   return (ordered_json::json_pointer("/" + std::string(evaluations_key)) / set / std::string("loss"))
       .to_string();
 }
 
-/// The set by which the newest checkpoint that says so keeps the best; empty: none says so.
+/// The set for which the newest checkpoint with that record keeps the best; empty if there is none.
 std::string recorded_set(const std::vector<checkpoint::Listed>& found) {
   for (const checkpoint::Listed& listed : found) {
     if (!listed.complete()) continue;
@@ -64,7 +64,7 @@ CheckpointSchedule::CheckpointSchedule(Engine& engine, CheckpointScheduleOptions
   if (!options_.folder.empty() && !options_.keep_best.empty()) find_best();
 }
 
-/// Rank 0 looks, since other nodes may see its files late.
+/// Only rank 0 reads the folder, because other nodes may see its files late.
 void CheckpointSchedule::find_best() {
   struct {
     double loss = 0;
@@ -110,7 +110,7 @@ void CheckpointSchedule::evaluated(std::vector<Evaluation> evaluations) {
   evaluated_step_ = engine_.steps();
   if (options_.folder.empty()) return;
   if (!options_.keep_best.empty()) save_best();
-  // The checkpoint is to say what was found out about its weights since.
+  // The checkpoint is saved again, to record what is now known about its weights.
   if (last_step_ == engine_.steps() && engine_.in_doubt() && !saved_in_doubt_ && saved_here_) save_now();
   if (is_due()) save_if_sound();
 }
@@ -136,7 +136,8 @@ void CheckpointSchedule::save_best() {
   const std::optional<double> loss = present_loss();
   const auto is_best = [&] { return loss && (!best_ || *loss < best_->loss); };
   if (!is_best()) return;
-  if (pending_loss_ && *loss >= *pending_loss_) finish();  // which tells if that one became a checkpoint
+  // This waits until it is known whether that save became a checkpoint.
+  if (pending_loss_ && *loss >= *pending_loss_) finish();
   if (is_best()) save_now();
 }
 
@@ -153,7 +154,7 @@ void CheckpointSchedule::save() {
 
 void CheckpointSchedule::save_now() {
   const double begun = detail::seconds_now();
-  finish();  // one at a time; what it waits is part of this pause
+  finish();  // one save at a time; waiting here is part of this pause
   SaveOptions options;
   options.user = user();
   options.keep_last = options_.keep_last;
@@ -210,8 +211,8 @@ void CheckpointSchedule::complete(const std::string& path) {
     pending_.best = true;
     best_ = {path, pending_.step, options_.keep_best, *pending_loss_};
   } else if (best_ && best_->step == pending_.step) {
-    // It took the best one's place, as in a run that goes on from before it. The checkpoint that comes next
-    // may be the best of what is left.
+    // The new checkpoint replaced the best one's step, as can happen in a run that continues from before it.
+    // The next one may be the best of those that remain.
     find_best();
   }
   pending_loss_.reset();

@@ -20,12 +20,12 @@ namespace {
 
 constexpr std::array<std::string_view, 5> template_names{"none", "chatml", "llama3", "mistral", "qwen"};
 
-/// Keys with such a value are there because a table has a column of that name.
+/// Keys with such a value exist because a table has a column of that name.
 bool asks_for_nothing(const detail::JsonNode& value) {
   return !value || ((value.json().is_array() || value.json().is_object()) && value.json().empty());
 }
 
-/// Writes messages; a template is its own small function over them.
+/// Writes messages; each built-in template is a small function that uses it.
 class Conversation {
  public:
   explicit Conversation(const detail::JsonNode& messages) : messages_(messages.items(1)) {}
@@ -101,7 +101,7 @@ ChatTemplate parse_chat_template(std::string_view name) {
 
 namespace {
 
-/// The text that a built-in template writes in front of an answer.
+/// The text that a built-in template writes before an answer.
 std::string answer_header(ChatTemplate chat) {
   return chat == ChatTemplate::mistral  ? ""
          : chat == ChatTemplate::llama3 ? "<|start_header_id|>assistant<|end_header_id|>\n\n"
@@ -114,7 +114,7 @@ std::string text_of(const std::vector<Segment>& segments) {
   return text;
 }
 
-/// Refuses a conversation that the folder's own template writes otherwise.
+/// Refuses a conversation for which the folder's own template writes a different text.
 void require_same(const std::string& text, const std::string& own, const ChatFormat& chat,
                   std::string_view origin) {
   if (text == own) return;
@@ -126,7 +126,7 @@ void require_same(const std::string& text, const std::string& own, const ChatFor
       first_difference(text, own)));
 }
 
-/// A conversation as its template is given it.
+/// The conversation in the form that a template receives.
 const nlohmann::ordered_json& checked(const detail::JsonNode& root) {
   for (const detail::JsonNode& message : root["messages"].items(1)) {
     (void)message["role"].name();
@@ -147,7 +147,7 @@ void require_template(const detail::JsonNode& root, const ChatFormat& chat) {
       "mistral, qwen, own for the template of the tokenizer's folder, or a file that ends in .jinja");
 }
 
-/// Keys beside the messages that a built-in template would not write.
+/// Refuses keys beside the messages that a built-in template would not write.
 void require_messages_alone(const detail::JsonNode& root, const ChatFormat& chat) {
   for (const char* key : {"tools", "documents", "chat_template_kwargs"}) {
     if (asks_for_nothing(root[key])) continue;
@@ -180,7 +180,7 @@ Document read_json_line(std::string_view line, const ChatFormat& chat, std::stri
     document.segments = conversation_of(root, chat, origin);
     document.rendered = true;
   } else if (root["text"]) {
-    // Columns named prompt tell in some data sets how the text was made.
+    // In some data sets a column named prompt describes how the text was made.
     if (root["completion"]) root.fail("has both \"text\" and \"completion\": which of them is the document?");
     document.segments = {{root["text"].text(), true}};
   } else if (root["completion"] || root["prompt"]) {
@@ -242,7 +242,7 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
   if (around) {
     for (const std::int32_t token : added.before) add(token, document.segments.front().target);
   }
-  const bool one = document.segments.size() == 1;  // which may be as large as memory
+  const bool one = document.segments.size() == 1;  // may be as large as memory
   const std::string joined = one ? std::string() : text_of(document.segments);
   const std::string& text = one ? document.segments.front().text : joined;
   const bool same = std::all_of(document.segments.begin(), document.segments.end(), [&](const Segment& each) {
@@ -250,7 +250,7 @@ void append_document(const Tokenizer& tokenizer, const Document& document, bool 
   });
   std::vector<std::size_t> begins;
   std::vector<std::int32_t> tokens = same ? tokenizer.encode(text) : tokenizer.encode(text, begins);
-  if (tokens.size() > begin) {  // grows once, also by the tokens around
+  if (tokens.size() > begin) {  // allocates once, including the tokens around
     const std::size_t all = begin + tokens.size() + added.before.size() + added.after.size() + 1;
     documents.targets.reserve(all);
     if (!documents.tokens.empty()) documents.tokens.reserve(all);

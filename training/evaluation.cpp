@@ -19,7 +19,7 @@ EvaluationResult evaluate_windows(Engine& engine, const models::LanguageModel& m
   for (std::int64_t round = 0; round < rounds; ++round) {
     std::vector<std::int64_t> mine(static_cast<std::size_t>(micro_batch));
     for (std::int64_t i = 0; i < micro_batch; ++i) {
-      // Slots past the end are rows without targets, so that all ranks make the same calls.
+      // Slots beyond the end are rows without targets, so that all ranks make the same calls.
       const std::int64_t slot = (round * ranks + rank) * micro_batch + i;
       mine[static_cast<std::size_t>(i)] = slot < count ? numbers[static_cast<std::size_t>(slot)] : -1;
     }

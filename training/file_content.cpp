@@ -21,12 +21,12 @@ namespace {
 using namespace std::string_view_literals;
 using Kind = FileContent::Kind;
 
-/// Bytes at a place by which a format is known. {0} of a remedy is the file, {1} a name for what it becomes.
+/// Bytes at an offset that identify a format. In a remedy {0} is the file, {1} a name for the converted file.
 struct Magic {
   std::size_t place;
   std::string_view bytes;
   std::string_view what, remedy;
-  bool long_enough = true;  ///< two tokens of 16 bits are hardly ever these bytes by chance
+  bool long_enough = true;  ///< two 16-bit tokens hardly ever have these bytes by chance
 };
 
 constexpr std::string_view json_first =
@@ -89,7 +89,7 @@ FileContent other(std::string_view what, std::string remedy) {
   return {Kind::other, std::string(what), std::move(remedy)};
 }
 
-/// The name without an ending that says how the file is packed.
+/// The name without the ending of its compression format.
 std::string unpacked(std::string_view path) {
   for (const std::string_view ending :
        {".gz", ".zst", ".xz", ".bz2", ".lz4", ".parquet", ".arrow", ".avro", ".npy", ".pdf"}) {
@@ -104,7 +104,7 @@ std::string filled(std::string_view remedy, std::string_view path, std::string_v
   return fmt::format(fmt::runtime(remedy), path, unpacked(path), reader);
 }
 
-/// Tells what a zip archive is by the name of its first entry.
+/// Identifies a zip archive by the name of its first entry.
 FileContent zip_content(std::string_view path, std::string_view head) {
   const std::string_view name = head.size() > 30 ? head.substr(30, 60) : std::string_view();
   if (name.find("data.pkl") != std::string_view::npos) {
@@ -126,7 +126,7 @@ std::optional<FileContent> known_container(std::string_view path, std::string_vi
       return other(magic.what, filled(magic.remedy, path, magic.what));
   }
   if (head.starts_with("PK\x03\x04")) return zip_content(path, head);
-  // Arrow's stream, as Hugging Face's datasets keep it.
+  // Arrow's stream format, in which Hugging Face's datasets are stored.
   if (head.size() > 12 && head.starts_with("\xff\xff\xff\xff"sv) &&
       head.substr(8).starts_with("\x10\0\0\0"sv)) {
     return other("a stream of arrow",
@@ -165,8 +165,8 @@ bool is_printable(std::string_view head) {
          });
 }
 
-/// True for bytes that look like text in an encoding of one byte a character, such as Latin-1: blanks, and no
-/// control characters. A few tokens may look like that, too, so that short ones have to be stricter.
+/// True for bytes that look like text in a one-byte encoding such as Latin-1: blanks, and no control
+/// characters. A few tokens may look like that too, so short contents are checked more strictly.
 bool is_latin_text(std::string_view head) {
   constexpr std::size_t least = 32, enough = 256;
   if (head.size() < least || head.find_first_of(" \n") == std::string_view::npos) return false;
@@ -181,7 +181,7 @@ std::size_t behind_blanks(std::string_view text, std::size_t at) {
   return at;
 }
 
-/// The place behind a string of JSON that begins at `at`; npos: none does, or it does not end here.
+/// The position after a JSON string that begins at `at`; npos if there is none, or it does not end here.
 std::size_t behind_string(std::string_view text, std::size_t at) {
   if (at >= text.size() || text[at] != '"') return std::string_view::npos;
   for (++at; at < text.size() && text[at] != '\n'; ++at) {
@@ -191,7 +191,7 @@ std::size_t behind_string(std::string_view text, std::size_t at) {
   return std::string_view::npos;
 }
 
-/// True where an object of JSON begins at `at`: a brace, and behind it its end, or a key with its colon.
+/// True if a JSON object begins at `at`: a brace, followed by its end, or by a key with its colon.
 bool begins_object(std::string_view text, std::size_t at) {
   if (at >= text.size() || text[at] != '{') return false;
   at = behind_blanks(text, at + 1);
@@ -213,11 +213,11 @@ bool begins_array(std::string_view text, std::size_t at) {
   return at < text.size() && (text[at] == ',' || text[at] == ']');
 }
 
-/// True where the object that begins at `at` is written over several lines: a line ends behind a bracket or a
-/// comma of it.
+/// True if the object that begins at `at` spans several lines: a line ends after one of its brackets or
+/// commas.
 bool spans_lines(std::string_view text, std::size_t at) {
   int depth = 0;
-  char last = 0;  // but for blanks
+  char last = 0;  // the last character that is not blank
   for (; at < text.size(); ++at) {
     const char c = text[at];
     if (c == '\n') return last == '{' || last == '[' || last == ',';
@@ -234,14 +234,14 @@ bool spans_lines(std::string_view text, std::size_t at) {
   return false;
 }
 
-/// Content of another form of JSON, with the command that makes JSON lines of it.
+/// Content in another form of JSON, with the command that converts it to JSON lines.
 FileContent other_json(std::string_view what, std::string_view filter, std::string_view path) {
   const bool json = ends_with(path, ".json");
   return other(what, fmt::format("write it as JSON lines first, an object a line: jq -c '{}' '{}' > '{}l'",
                                  filter, path, json ? std::string(path) : fmt::format("{}.json", path)));
 }
 
-/// JSON where it is some.
+/// The kind of content if it is some form of JSON.
 std::optional<FileContent> json_content(std::string_view path, std::string_view head) {
   if (head.starts_with(byte_order_mark)) head.remove_prefix(byte_order_mark.size());
   const std::size_t begin = behind_blanks(head, 0);
@@ -258,7 +258,7 @@ std::optional<FileContent> json_content(std::string_view path, std::string_view 
   return std::nullopt;
 }
 
-/// Zero bytes at every second place are Latin letters in 16 bits.
+/// Zero bytes at every second position mean Latin letters in 16 bits.
 std::optional<FileContent> wide_text(std::string_view path, std::string_view head) {
   const auto refuse = [&](std::string_view name) {
     return other(
@@ -292,7 +292,7 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
   if (auto known = known_container(path, head, bytes, bin)) return *known;
   if (is_safetensors(head, bytes) || ends_with(path, ".safetensors")) return {Kind::safetensors, {}, {}};
   if (bin) {
-    // Every second number of 16 bits is 0 in tokens of 32 bits below 65,536, and in hardly any others.
+    // In 32-bit tokens below 65,536 every second 16-bit number is 0; this is rare otherwise.
     bool wide = head.size() >= 64;
     for (std::size_t i = 2; wide && i + 1 < head.size(); i += 4)
       wide = head[i] == '\0' && head[i + 1] == '\0';
@@ -300,7 +300,7 @@ FileContent content_of(std::string_view path, std::string_view head, std::int64_
       return other("numbers of 32 bits by their look: every second number of 16 bits is 0",
                    "say which they are: --data-format uint32, or nanogpt for 16 bits");
     }
-    constexpr std::size_t sure = 32;  // fewer bytes may be tokens that happen to look like letters
+    constexpr std::size_t sure = 32;  // fewer bytes may be tokens that look like letters by chance
     if (head.size() >= sure && is_printable(head)) {
       return other("text, though its name ends in .bin, as files of tokens do",
                    "give it a name that ends in .txt");

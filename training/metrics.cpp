@@ -27,7 +27,7 @@ ordered_json bytes_json(const OffloadTraffic& bytes) {
           {"nvme_written", bytes.nvme_written}};
 }
 
-/// The step of a whole line of such a file; -1 of anything else.
+/// The step of a complete line of such a file; -1 for other lines.
 std::int64_t step_of(const std::string& line) {
   const auto object = detail::parse_json(line);
   return object.is_object() && object.contains("step") ? detail::json_integer(object["step"]).value_or(-1)

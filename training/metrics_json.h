@@ -1,5 +1,5 @@
 #pragma once
-/// The JSON of step_line(), for reports that hold it as a part.
+/// The JSON of step_line(), for reports that contain it.
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -7,9 +7,9 @@
 
 namespace tranche::training {
 
-/// JSON has no infinities and no NaN: null stands for them.
+/// JSON has no infinities and NaN, so they are null.
 nlohmann::ordered_json json_number(double value);
-/// The loss of an evaluation; null where it saw no tokens.
+/// The loss of an evaluation; null if it had no tokens.
 nlohmann::ordered_json loss_json(const EvaluationResult& result);
 nlohmann::ordered_json step_json(const StepResult& result);
 

@@ -9,7 +9,7 @@ namespace tranche::training {
 
 namespace {
 
-/// The byte that a character stands for, by character up to the last that stands for one; -1: none.
+/// The byte that each character represents, up to the last such character; -1: none.
 std::array<int, 324> bytes_by_character() {
   std::array<int, 324> bytes{};
   bytes.fill(-1);
@@ -26,7 +26,7 @@ std::uint64_t key_of(std::int32_t left, std::int32_t right) {
          static_cast<std::uint32_t>(right);
 }
 
-/// The first character and its bytes; -1 and one byte where they are not UTF-8.
+/// The first character and its number of bytes; -1 and one byte if it is not UTF-8.
 std::pair<utf8proc_int32_t, std::size_t> first_character(std::string_view text) {
   utf8proc_int32_t character = -1;
   const utf8proc_ssize_t bytes = utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
@@ -35,7 +35,7 @@ std::pair<utf8proc_int32_t, std::size_t> first_character(std::string_view text) 
   return {character, static_cast<std::size_t>(bytes)};
 }
 
-/// True when `a` comes after `b`: the heap's front is the earliest merge, and of equals the leftmost.
+/// True when `a` comes after `b`: the heap's front is the earliest merge, and among equal ones the leftmost.
 bool later(const PairEncoding::Scratch::Candidate& a, const PairEncoding::Scratch::Candidate& b) {
   return a.rank != b.rank ? a.rank > b.rank : a.place > b.place;
 }
@@ -81,7 +81,7 @@ bool PairEncoding::add_token(std::string_view text, std::int32_t token) {
   std::string bytes;
   if (symbols_ == Symbols::bytes) {
     if (!to_bytes(text, bytes)) {
-      place = text;  // as added tokens are written; no word is this one
+      place = text;  // the text of an added token; it matches no word
       never_words_.emplace(text, token);
       return true;
     }
@@ -193,7 +193,7 @@ void PairEncoding::encode(std::string_view word, bool whole, Scratch& scratch,
     Scratch::Symbol& left = symbols[static_cast<std::size_t>(best.place)];
     if (left.token < 0 || left.after < 0) continue;
     Scratch::Symbol& right = symbols[static_cast<std::size_t>(left.after)];
-    // One of the two may have been merged with its other neighbour since.
+    // One of the two may have been merged with its other neighbour meanwhile.
     const auto found = merges_.find(key_of(left.token, right.token));
     if (found == merges_.end() || found->second.token != best.token) continue;
     left.token = best.token;

@@ -31,7 +31,7 @@ std::uint64_t Permutation::encrypt(std::uint64_t value) const {
   const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
   std::uint64_t left = value >> half_bits_, right = value & mask;
   for (std::uint64_t round = 0; round < rounds; ++round) {
-    // Words are drawn at 4 * counter: each (round, right) has a block of its own.
+    // Words are drawn at 4 * counter, so each (round, right) has a separate block.
     const RandomKey key{seed_, RandomPurpose::shuffling, epoch_};
     const std::uint64_t mixed = random_bits(key, (round << 40 | right) << 2);
     const std::uint64_t next = (left ^ mixed) & mask;
@@ -101,7 +101,7 @@ Mixture::Mixture(std::vector<Source> sources, std::uint64_t seed)
 
 std::int64_t Mixture::window(std::int64_t sample) const {
   if (sources_.size() == 1) return window_of_sample(sample, sources_[0].windows, seed_);
-  // A seed of its own for the places in blocks, and one for each source.
+  // The positions in blocks have one seed, and each source has another.
   const std::int64_t place =
       Permutation(block, seed_ + sources_.size(), static_cast<std::uint64_t>(sample / block))(sample % block);
   std::int64_t begin = 0, first = 0;
@@ -129,7 +129,7 @@ std::int64_t window_of_sample(std::int64_t sample, std::int64_t windows, std::ui
 std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t wanted) {
   const std::int64_t taken = wanted <= 0 ? windows : std::min(wanted, windows);
   std::vector<std::int64_t> chosen(static_cast<std::size_t>(taken));
-  // k * windows / taken without its product, which may overflow.
+  // Computes k * windows / taken without the product, which may overflow.
   const std::int64_t whole = windows / taken, rest = windows % taken;
   for (std::int64_t k = 0; k < taken; ++k) chosen[static_cast<std::size_t>(k)] = k * whole + k * rest / taken;
   return chosen;
@@ -137,12 +137,12 @@ std::vector<std::int64_t> evaluation_windows(std::int64_t windows, std::int64_t 
 
 namespace {
 
-/// Whether each target of a window, the token behind its place, is learned.
+/// Reads whether each target of a window, the token after its position, is learned.
 void read_learned(const Windows& windows, std::int64_t window, std::span<std::uint8_t> learned) {
   const TokenFile& file = windows.file(window);
   const std::int64_t start = windows.start(window);
   file.read_targets(start + 1, learned);
-  // The first token of a document, of which the one before it tells nothing.
+  // The first token of a document is not learned, because the one before it does not predict it.
   const std::span<const std::int64_t> ends = file.document_ends();
   for (auto end = std::upper_bound(ends.begin(), ends.end(), start);
        end != ends.end() && *end <= start + windows.sequence(); ++end) {
@@ -185,7 +185,8 @@ void read_windows(const Windows& windows, const std::vector<std::int64_t>& numbe
       if (learned[i] != 0) targets[first + i] = window[i + 1];
     }
     if (documents == nullptr) continue;
-    // Documents that end in the row, which is where the next one begins. One that ends with it begins none.
+    // The ends of documents within the row are the begins of the next ones; an end at the row's end begins
+    // none.
     const std::span<const std::int64_t> ends = file.document_ends();
     const std::int64_t last = start + windows.sequence();
     for (auto end = std::upper_bound(ends.begin(), ends.end(), start); end != ends.end() && *end < last;

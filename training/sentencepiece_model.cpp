@@ -14,7 +14,7 @@ namespace tranche::training {
 
 namespace {
 
-/// One field of a protocol buffer's message: a number, or bytes.
+/// One field of a protocol buffer message: a number, or bytes.
 struct Field {
   std::uint64_t id = 0, number = 0;
   std::string_view bytes;
@@ -97,7 +97,7 @@ SentencePieceModel::Piece read_piece(std::string_view bytes, std::string_view or
 }
 
 void read_trainer(std::string_view bytes, std::string_view origin, SentencePieceModel& model) {
-  // Numbers of tokens below 0 say that there is none.
+  // A negative token number means that there is none.
   bool unknown = true, begin = true, end = true;
   Message message(bytes, origin);
   while (const auto field = message.next()) {
@@ -158,7 +158,7 @@ void read_normalizer(std::string_view bytes, std::string_view origin, SentencePi
   }
 }
 
-/// True for lines of a word in base64 and its number, as Llama 3's tokenizer.model has them.
+/// True for lines with a base64 word and its number, as in Llama 3's tokenizer.model.
 bool is_tiktoken(std::string_view bytes) {
   const std::string_view line = bytes.substr(0, bytes.find('\n'));
   const std::size_t blank = line.find(' ');

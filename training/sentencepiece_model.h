@@ -8,7 +8,7 @@
 
 namespace tranche::training {
 
-/// A model as its protocol buffer says it, with the format's defaults.
+/// A model as stored in its protocol buffer, with the format's defaults.
 struct SentencePieceModel {
   enum class Kind : std::uint8_t {
     normal = 1,
@@ -26,13 +26,13 @@ struct SentencePieceModel {
   std::vector<Piece> pieces;   ///< by token
   bool pair_encoding = false;  ///< BPE; else unigrams, words or characters
   bool byte_fallback = false;
-  std::string unknown = "<unk>", begin = "<s>", end = "</s>";  ///< names; empty where there is no such token
+  std::string unknown = "<unk>", begin = "<s>", end = "</s>";  ///< names; empty if there is no such token
   bool normalizes = false;                                     ///< by a table of characters
   bool adds_prefix = true, removes_spaces = true, escapes_spaces = true;
 };
 
-/// Reads a model. Throws ConfigurationError beginning with `origin` for what is none, saying what to do where
-/// it is tiktoken's list of Llama 3, and for pieces that are empty or there twice.
+/// Reads a model. Throws ConfigurationError beginning with `origin` for other contents, with a remedy for
+/// Llama 3's tiktoken list, and for pieces that are empty or occur twice.
 SentencePieceModel read_sentencepiece_model(std::string_view bytes, std::string_view origin);
 
 }  // namespace tranche::training

@@ -24,7 +24,7 @@ using PieceKind = SentencePieceModel::Kind;
   throw ConfigurationError(fmt::format("{} {}", origin, why));
 }
 
-/// The bytes of a piece, whose U+2581 is a space.
+/// The bytes of a piece, in which U+2581 is a space.
 std::string bytes_of(const SentencePieceModel::Piece& piece) {
   if (piece.kind == PieceKind::control) return piece.text;
   if (piece.kind == PieceKind::byte) {  // <0x0A>
@@ -34,7 +34,7 @@ std::string bytes_of(const SentencePieceModel::Piece& piece) {
   return with_spaces(piece.text);
 }
 
-/// Debian's library, which encodes the stretches between added tokens.
+/// Uses Debian's library, which encodes the text between added tokens.
 class SentencePieceTokenizer : public Tokenizer {
  public:
   SentencePieceTokenizer(const SentencePieceModel& model, std::string_view bytes, std::string_view origin,
@@ -102,8 +102,8 @@ class SentencePieceTokenizer : public Tokenizer {
   AddedTokenFinder finder_;
 };
 
-/// The names of pieces by their numbers. A list of added tokens may rename pieces; a name that another piece
-/// keeps is that piece's.
+/// The names of pieces by their numbers. A list of added tokens may rename pieces, but a name that another
+/// piece keeps belongs to that piece.
 BaseVocabulary vocabulary_of(const SentencePieceModel& model, const TokenizerLayout& layout,
                              std::string_view origin) {
   const auto size = static_cast<std::int32_t>(model.pieces.size());
@@ -135,8 +135,8 @@ BaseVocabulary vocabulary_of(const SentencePieceModel& model, const TokenizerLay
           }};
 }
 
-/// Merges of the pieces as transformers makes them: all ways to write a piece as two others. LlamaTokenizer
-/// takes them in the order of the pieces' numbers, the general class in that of their scores.
+/// Adds merges as transformers derives them from the pieces: all ways to form a piece from two others.
+/// LlamaTokenizer orders them by the pieces' numbers, the general class by their scores.
 void add_merges(const SentencePieceModel& model, bool by_score, const BaseVocabulary& base,
                 PairEncoding& pairs) {
   struct Merge {
@@ -172,7 +172,8 @@ void add_merges(const SentencePieceModel& model, bool by_score, const BaseVocabu
   for (const Merge& merge : merges) (void)pairs.add_merge(merge.left, merge.right);
 }
 
-/// Refuses what SentencePiece and transformers do in different ways. LlamaTokenizer does not look at spaces.
+/// Refuses settings that SentencePiece and transformers implement differently. LlamaTokenizer ignores those
+/// for spaces.
 void require_plain(const SentencePieceModel& model, bool llama, std::string_view origin) {
   constexpr std::string_view why =
       ", which SentencePiece and transformers do in different ways, so it is not supported: models of type "
@@ -185,7 +186,7 @@ void require_plain(const SentencePieceModel& model, bool llama, std::string_view
   if (!model.escapes_spaces) refuse(origin, fmt::format("keeps spaces as they are (normalizer_spec){}", why));
 }
 
-/// A model as transformers' own reader makes it, where that is not what the library does.
+/// Makes a tokenizer as transformers' own reader does, for cases in which it differs from the library.
 std::unique_ptr<Tokenizer> make_pair_encoding(const SentencePieceModel& model, const TokenizerLayout& layout,
                                               std::string_view origin) {
   const bool llama = layout.kind == TokenizerClass::llama;
@@ -244,7 +245,7 @@ std::unique_ptr<Tokenizer> read_sentencepiece(std::string_view bytes, std::strin
     if (!model.begin.empty()) layout.set_default("bos_token", model.begin);
     if (!model.end.empty()) layout.set_default("eos_token", model.end);
     if (!model.unknown.empty()) layout.set_default("unk_token", model.unknown);
-    // Added tokens are looked for in the text as it is.
+    // Added tokens are searched in the unnormalized text.
     for (NamedToken& token : layout.listed) token.normalized = token.normalized && !model.adds_prefix;
     layout.require_raw(
         [](const std::string& text) {

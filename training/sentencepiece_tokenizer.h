@@ -1,5 +1,5 @@
 #pragma once
-/// tokenizer.model with what the files beside it say.
+/// Reads tokenizer.model together with the files beside it.
 
 #include <memory>
 #include <string_view>
@@ -10,7 +10,7 @@
 namespace tranche::training {
 
 /// Reads a SentencePiece model as transformers does. Throws ConfigurationError, naming `origin` or the file
-/// beside it, for what is no model and for what is not supported.
+/// beside it, for contents that are not a model or not supported.
 std::unique_ptr<Tokenizer> read_sentencepiece(std::string_view bytes, std::string_view origin,
                                               TokenizerLayout layout);
 

@@ -13,8 +13,9 @@ namespace tranche::training {
 
 namespace {
 
-/// A signal for the whole process goes to any thread that does not block it: math libraries start theirs
-/// before main(). The main thread, whose number is the process's, blocks it, so that it waits there.
+/// A signal to the process may be delivered to any thread that does not block it, and math libraries start
+/// threads before main(). The main thread, whose id is the process's, blocks it, so that it stays pending
+/// there.
 extern "C" void pass_on_to_main_thread(int signal) {
   const int error = errno;
   const pid_t process = getpid();
@@ -22,8 +23,9 @@ extern "C" void pass_on_to_main_thread(int signal) {
   errno = error;
 }
 
-/// Runs once, as its action is reset to the default when it is called: the first SIGINT is kept for poll() as
-/// a SIGTERM that says what it was. SIGINT itself is blocked nowhere, so that a second one finds the default.
+/// Runs once, because its action is then reset to the default: the first SIGINT is converted to a SIGTERM,
+/// marked as such, and stays pending for poll(). SIGINT itself is never blocked, so a second one meets the
+/// default action.
 extern "C" void ask_as_terminate(int signal) {
   const int error = errno;
   siginfo_t info{};

@@ -55,8 +55,8 @@ Stamp stamp_of(const detail::File& file) {
   return {status.st_size, std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec};
 }
 
-/// True when a time of change tells of all bytes. One of this moment does not: a system sets it before it
-/// copies a write's bytes, and several writes may have one time.
+/// True when a modification time is reliable. A very recent one is not, because the system sets the time
+/// before it copies a write's bytes, and several writes may have the same time.
 bool has_settled(std::int64_t changed) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return std::abs(std::chrono::nanoseconds(now).count() - changed) > 2'000'000'000;
@@ -104,7 +104,7 @@ TokenFile::TokenFile(const std::string& path, DataFormat format) : path_(path), 
   std::vector<std::uint8_t> header(static_cast<std::size_t>(std::min(content_head_bytes, bytes_)));
   read_bytes(0, header);
   if (format_ == DataFormat::automatic) choose_format(header);
-  header.resize(std::max<std::size_t>(header.size(), 12));  // of llm.c's
+  header.resize(std::max<std::size_t>(header.size(), 12));  // for llm.c's header
   const auto* const kind = std::find_if(llmc_kinds.begin(), llmc_kinds.end(), [&](const LlmcKind& each) {
     return bytes_ >= 4 && word(header, 0) == each.magic;
   });
@@ -261,11 +261,11 @@ std::string TokenFile::take_digest() const {
 
 void TokenFile::read_bytes(std::int64_t offset, std::span<std::uint8_t> into) const {
   fetch(offset, into);
-  // Afterwards: what was written before these bytes were read has changed the time by now.
+  // The time is checked afterwards: any write before these bytes were read has changed it by now.
   const Stamp now = stamp_of(*file_);
   if (now.bytes < bytes_) refuse_cut(now.bytes);
   if (now.changed == changed_) return;
-  // The time changes without the bytes, too, and a file that grew still begins as it did.
+  // The time can change without the bytes, and a file that grew still has its old beginning.
   if (const std::string digest = take_digest(); digest != digest_) {
     throw ConfigurationError(
         fmt::format("data file '{}' was written to while it was in use: the digest of its bytes was {} and "
@@ -287,7 +287,7 @@ void TokenFile::read(std::int64_t first, std::span<std::int32_t> into, std::int6
   const auto width = static_cast<std::size_t>(width_);
   std::vector<std::uint8_t> bytes(into.size() * width);
   read_bytes(begin_ + first * width_, bytes);
-  // A type of 32 bits holds every token of every width; above INT32_MAX none is below a vocabulary.
+  // A 32-bit type holds every token of any width; values above INT32_MAX exceed every vocabulary.
   const auto token_at = [&](std::size_t i) {
     std::uint32_t token = 0;
     std::memcpy(&token, bytes.data() + width * i, width);

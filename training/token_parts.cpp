@@ -18,10 +18,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Values that are copied at a time.
+/// The number of values copied at a time.
 constexpr std::int64_t copied_values = 1 << 16;
 
-/// A file that has its name once it is whole and durable. Destruction before that removes it.
+/// A file that gets its name once it is complete and durable. Destruction before that removes it.
 class NewFile {
  public:
   explicit NewFile(const std::string& path)
@@ -60,7 +60,7 @@ class NewFile {
   bool finished_ = false;
 };
 
-/// A part, read piece by piece. Throws ConfigurationError naming the file.
+/// A part that is read piece by piece. Throws ConfigurationError naming the file.
 class PartFile {
  public:
   explicit PartFile(const std::string& path) : path_(path) {
@@ -81,7 +81,7 @@ class PartFile {
       file_ = detail::posix_file_system().open(path, detail::OpenMode::read);
     });
   }
-  /// Call `visit` with the values, some at a time.
+  /// These call `visit` with the values, some at a time.
   template <typename Visit>
   void ends(const Visit& visit) const {
     values<std::int64_t>(ends_, visit);
@@ -170,7 +170,7 @@ void write_tokens(NewFile& file, const std::vector<std::string>& parts, int widt
   }
 }
 
-/// Throws unless the parts still are those that were counted.
+/// Throws unless the parts are unchanged since they were counted.
 void require_sizes(const std::vector<std::string>& parts, const PartSizes& sizes) {
   PartSizes found;
   for (const std::string& part : parts) found += read_part_sizes(part);

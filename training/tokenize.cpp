@@ -32,11 +32,11 @@ namespace tranche::training {
 
 namespace {
 
-/// A file as it was when the work began.
+/// A file's state when the work began.
 struct Input {
   std::string path;
   struct stat status {};
-  bool lines = false;  ///< of JSON
+  bool lines = false;  ///< JSON lines
 };
 
 /// A range of a file that one thread encodes.
@@ -63,7 +63,7 @@ std::int64_t changed_at(const struct stat& status) {
   return std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec;
 }
 
-/// Throws where the file is not what it was when the work began.
+/// Throws if the file has changed since the work began.
 void require_unchanged(const Input& input) {
   struct stat now {};
   const bool there = ::stat(input.path.c_str(), &now) == 0;
@@ -80,10 +80,10 @@ void require_unchanged(const Input& input) {
        how + " while it was read, so that its tokens would be a mixture; start again once it stays as it is");
 }
 
-/// A first line of more bytes is not looked at for its keys, which would take memory in proportion.
+/// The keys of a longer first line are not checked, because that would take memory in proportion.
 constexpr std::size_t most_first_line = std::size_t{1} << 24;
 
-/// The first line that is not blank, as far as its first most_first_line bytes.
+/// The first line that is not blank, up to its first most_first_line bytes.
 std::string first_line(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string line;
@@ -95,7 +95,7 @@ std::string first_line(const std::string& path) {
   return line;
 }
 
-/// Looks at the beginning of each file, and tells what its name does not.
+/// Examines the beginning of each file, and reports kinds that its name does not show.
 std::vector<Input> open_inputs(const TokenizeOptions& options) {
   std::vector<Input> inputs;
   const auto note = [&](const std::string& text) {
@@ -142,7 +142,7 @@ std::vector<Part> parts_of(const TokenizeOptions& options, const std::vector<Inp
   return parts;
 }
 
-/// Everything that the tokens depend on.
+/// Everything on which the tokens depend.
 std::string fingerprint_of(const TokenizeOptions& options, const std::vector<Input>& inputs) {
   nlohmann::ordered_json files = nlohmann::ordered_json::array();
   for (const Input& input : inputs) {
@@ -151,7 +151,7 @@ std::string fingerprint_of(const TokenizeOptions& options, const std::vector<Inp
                      {"changed", changed_at(input.status)},
                      {"lines", input.lines}});
   }
-  constexpr int version = 4;  // of the parts' files
+  constexpr int version = 4;  // of the part files' format
   const nlohmann::ordered_json all = {
       {"version", version},
       {"inputs", files},
@@ -175,7 +175,7 @@ void encode_lines(const Tokenizer& tokenizer, const TokenizeOptions& options, co
   std::ifstream file(path, std::ios::binary);
   std::string line;
   std::int64_t at = part.begin;
-  if (part.begin > 0) {  // a line that begins before the range is the part's before
+  if (part.begin > 0) {  // a line that begins before the range belongs to the previous part
     file.seekg(part.begin - 1);
     std::getline(file, line);
     at += static_cast<std::int64_t>(line.size());
@@ -207,7 +207,7 @@ void encode_lines(const Tokenizer& tokenizer, const TokenizeOptions& options, co
   fail(path, "cannot be read");
 }
 
-/// The file as one document.
+/// Reads the file as one document.
 Document read_text(const Input& input) {
   Document document{{Segment{std::string(static_cast<std::size_t>(input.status.st_size), '\0'), true}},
                     false};
@@ -235,7 +235,7 @@ PartSizes encode(const Tokenizer& tokenizer, const TokenizeOptions& options, con
   return write_part(part.file, documents);
 }
 
-/// Removes what a process that has ended left of the output and of its parts, which nobody else writes now.
+/// Removes what an ended process left of the output and its parts; no other process writes them now.
 void remove_leftovers(const TokenizeOptions& options, const std::string& folder) {
   detail::FileSystem& files = detail::posix_file_system();
   const auto remove = [&](const std::string& in, std::string_view name) {
@@ -252,7 +252,7 @@ void remove_leftovers(const TokenizeOptions& options, const std::string& folder)
   remove(folder, "");
 }
 
-/// Takes the folder's parts where they are of the same call, and removes them otherwise.
+/// Keeps the folder's parts if they are from an equal call, and removes them otherwise.
 void open_folder(const std::string& folder, const std::string& fingerprint,
                  const std::function<void(const std::string&)>& note) {
   detail::FileSystem& files = detail::posix_file_system();
@@ -267,7 +267,7 @@ void open_folder(const std::string& folder, const std::string& fingerprint,
     }
   }
   if (own) {
-    files.remove(name);  // first: from here on the parts are nobody's
+    files.remove(name);  // first, so that the remaining parts are unclaimed
     if (note) note(fmt::format("removed the parts in '{}', which are of another command", folder));
   }
   for (const detail::DirectoryEntry& entry : files.list(folder)) {
@@ -276,7 +276,7 @@ void open_folder(const std::string& folder, const std::string& fingerprint,
   files.replace_file(name, fingerprint);
 }
 
-/// The folder of the output's parts, for this process alone.
+/// Takes the folder of the output's parts for this process alone.
 checkpoint::RunLease take_folder(const TokenizeOptions& options, const std::string& folder) {
   detail::posix_file_system().create_directories(folder);
   checkpoint::LeaseOptions lease_options;
@@ -287,21 +287,21 @@ checkpoint::RunLease take_folder(const TokenizeOptions& options, const std::stri
       options.output);
   try {
     checkpoint::RunLease lease = checkpoint::RunLease::take(folder, lease_options);
-    lease.require_held();  // a process that ended just now may have removed the folder
+    lease.require_held();  // a process that just ended may have removed the folder
     return lease;
   } catch (const CheckpointError& problem) {
     throw ConfigurationError(problem.message());
   }
 }
 
-/// Encodes the parts that are not there yet, on several threads, and counts all of them.
+/// Encodes the missing parts on several threads, and counts all of them.
 PartSizes encode_parts(const Tokenizer& tokenizer, const TokenizeOptions& options,
                        const std::vector<Part>& parts, std::int64_t& reused) {
   PartSizes sizes;
   std::mutex mutex;
   std::atomic<std::size_t> next = 0;
   std::size_t failed = parts.size();
-  std::exception_ptr error;  // of the first part that failed
+  std::exception_ptr error;  // from the first part that failed
   const auto work = [&] {
     for (std::size_t i = next++; i < parts.size(); i = next++) {
       try {
@@ -350,7 +350,7 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   const std::vector<Input> inputs = open_inputs(options);
   TokenizeSummary summary;
   for (const Input& input : inputs) ++(input.lines ? summary.json_lines : summary.texts);
-  if (summary.json_lines == 0) require_conversations(options, 0);  // before all the work
+  if (summary.json_lines == 0) require_conversations(options, 0);  // checked before all the work
   const std::vector<Part> parts = parts_of(options, inputs, folder);
   std::optional<checkpoint::RunLease> lease(take_folder(options, folder));
   remove_leftovers(options, folder);
@@ -384,13 +384,13 @@ TokenizeSummary tokenize_files(const Tokenizer& tokenizer, const TokenizeOptions
   std::vector<std::string> names;
   for (const Part& part : parts) names.push_back(part.file);
   const std::int64_t vocabulary = tokenizer.vocabulary();
-  // U8 says that every byte is a token; other tokenizers of so few tokens number them differently.
+  // U8 means that every byte is a token; other tokenizers with as few tokens number them differently.
   const bool bytes = vocabulary == 256 && options.tokenizer_digest.empty();
   const int width = bytes && !llmc ? 1 : vocabulary <= 65536 ? 2 : 4;
   lease->require_held();
   (llmc ? join_as_llmc : join_as_safetensors)(names, sizes, width, options.output);
-  // The result is there. A file that is open keeps its folder on NFS, so the lease ends before the folder
-  // goes.
+  // The result is complete. On NFS an open file keeps its folder, so the lease ends before the folder is
+  // removed.
   for (const std::string& name : names) detail::posix_file_system().remove_all(name);
   lease.reset();
   try {
@@ -433,7 +433,7 @@ std::vector<std::string> files_of_pattern(const std::string& pattern) {
   std::vector<std::string> names;
   for (std::size_t i = 0; status == 0 && i < found.gl_pathc; ++i) names.emplace_back(found.gl_pathv[i]);
   ::globfree(&found);
-  std::sort(names.begin(), names.end());  // whatever the locale
+  std::sort(names.begin(), names.end());  // in an order independent of the locale
   return names;
 }
 

@@ -17,7 +17,7 @@ namespace {
 using detail::JsonNode;
 using Symbols = PairEncoding::Symbols;
 
-/// More tokens around a text are nobody's.
+/// The most tokens around a text; real files have far fewer.
 constexpr std::size_t most_tokens_around = 1024;
 
 /// Throws "ORIGIN: pre_tokenizer.type is "Digits", which is not supported: REASON".
@@ -35,7 +35,7 @@ void require_text(const JsonNode& node, std::string_view expected) {
   if (node.text() != expected) refuse(node, fmt::format("only \"{}\" is", expected));
 }
 
-/// A block of a "type", or the blocks of a "Sequence" under `list`; nothing where it is null.
+/// An object with a "type", or the objects of a "Sequence" under `list`; empty if it is null.
 std::vector<JsonNode> steps_of(const JsonNode& node, std::string_view list) {
   if (!node) return {};
   if (node["type"].text() != "Sequence") return {node};
@@ -43,7 +43,7 @@ std::vector<JsonNode> steps_of(const JsonNode& node, std::string_view list) {
   return node[list].items();
 }
 
-/// Sets what a class of transformers does with a vocabulary of its kind.
+/// Sets the behaviour of a transformers class for a vocabulary of its kind.
 void set_class(TokenizerClass kind, bool prefix_space, bool legacy, BpeDefinition& parts) {
   using Prefix = BpeDefinition::Prefix;
   if (kind == TokenizerClass::llama) {
@@ -62,7 +62,7 @@ BaseVocabulary vocabulary_of(const PairEncoding& pairs) {
   return {pairs.base(), [&pairs](std::string_view text) { return pairs.token_of(text); }};
 }
 
-/// Added tokens are written as they are.
+/// The texts of added tokens are literal.
 void mark_added(BpeDefinition& parts) {
   for (const AddedToken& token : parts.added.tokens()) {
     if (!parts.pairs.add_special(token.text, token.token)) {
@@ -90,20 +90,20 @@ class Reader {
     return tokens;
   }
 
-  /// Refuses normalized added tokens where a normalizer would put a space before them.
+  /// Refuses normalized added tokens if a normalizer would put a space before them.
   void require_raw(const TokenizerLayout& layout) const {
     layout.require_raw([this](const std::string&) { return prepends_; }, "with a Prepend normalizer");
   }
 
   BpeDefinition read(TokenizerClass kind, bool prefix_space, bool legacy) {
-    // Truncation and padding are for the caller of the tokenizer to choose; here nothing asks for them.
+    // Truncation and padding are chosen by the tokenizer's caller, so their values are ignored here.
     root_.allow({"version", "truncation", "padding", "added_tokens", "normalizer", "pre_tokenizer",
                  "post_processor", "decoder", "model"});
     const JsonNode model = root_["model"];
     if (model["type"] && model["type"].text() != "BPE") {
       refuse(model["type"], "only \"BPE\" is");
     }
-    // A class of its own takes vocabulary, merges and the tokens around a text from the file, and no more.
+    // A specific class uses only the vocabulary, the merges and the tokens around a text from the file.
     const bool own = kind != TokenizerClass::generic && kind != TokenizerClass::unnamed;
     if (own) {
       byte_level_ = kind != TokenizerClass::llama;
@@ -236,7 +236,7 @@ class Reader {
     for (const JsonNode& merge : model["merges"].items()) read_merge(merge);
   }
 
-  /// Two texts, or one with a space between them.
+  /// Reads two texts, or one with a space between them.
   void read_merge(const JsonNode& merge) {
     std::string left, right;
     if (merge.json().is_array()) {
@@ -265,7 +265,7 @@ class Reader {
   void read_post_processor() {
     for (const JsonNode& step : steps_of(root_["post_processor"], "processors")) {
       const std::string type = step["type"].text();
-      if (type == "ByteLevel") continue;  // it changes offsets alone
+      if (type == "ByteLevel") continue;  // affects offsets only
       if (type != "TemplateProcessing") refuse(step["type"], "ByteLevel and TemplateProcessing are");
       bool behind = false;
       for (const JsonNode& piece : step["single"].items()) {
@@ -314,7 +314,7 @@ class Reader {
   bool byte_level_ = false, prepends_ = false;
 };
 
-/// Every number is that of a token.
+/// Checks that every number is that of a token.
 void require_tokens(const std::vector<std::int32_t>& tokens, const BpeDefinition& parts,
                     std::string_view origin) {
   for (const std::int32_t token : tokens) {
@@ -331,7 +331,7 @@ std::unique_ptr<Tokenizer> finish(BpeDefinition parts, std::string_view origin) 
   return std::make_unique<BpeTokenizer>(std::move(parts));
 }
 
-/// Adds a layout's tokens. What tokenizer.json says is around a text counts.
+/// Adds a layout's tokens. The tokens around a text in tokenizer.json take precedence.
 void add_layout(const TokenizerLayout& layout, bool has_json, BpeDefinition& parts) {
   SpecialTokens special = add_tokens(layout, vocabulary_of(parts.pairs), parts.added);
   mark_added(parts);

@@ -1,5 +1,5 @@
 #pragma once
-/// tokenizer.json, and vocab.json with merges.txt, with what the files beside them say.
+/// Reads tokenizer.json, or vocab.json with merges.txt, together with the files beside them.
 
 #include <memory>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace tranche::training {
 
-/// Reads a folder's files of that kind, which are there. Throws ConfigurationError naming file and key.
+/// Reads a folder's files of that kind, which must exist. Throws ConfigurationError naming file and key.
 std::unique_ptr<Tokenizer> read_tokenizer_json(const TokenizerFiles& files, const std::string& folder);
 std::unique_ptr<Tokenizer> read_vocabulary_and_merges(const TokenizerFiles& files, const std::string& folder);
 

@@ -25,7 +25,7 @@ std::optional<JsonNode> read(const std::optional<std::string>& text, const std::
                              const char* name) {
   if (!text) return std::nullopt;
   auto root = JsonNode::read<ConfigurationError>(*text, folder + "/" + name);
-  (void)root.members();  // an object
+  (void)root.members();  // checks that it is an object
   return root;
 }
 
@@ -39,7 +39,7 @@ void require_short(std::string_view text, const JsonNode& node) {
                         longest_added_token));
 }
 
-/// A token that is special: its text, or an object.
+/// Reads a special token: a text, or an object.
 NamedToken read_special(const JsonNode& node) {
   if (node.json().is_object()) {
     NamedToken token = read_named_token(node);
@@ -77,7 +77,7 @@ class LayoutReader {
   }
 
  private:
-  /// The class: tokenizer_config.json's or config.json's, but for model types that overrule it.
+  /// Determines the class from tokenizer_config.json or config.json; some model types override it.
   void read_class(bool bytes) {
     std::string name, type;
     std::optional<JsonNode> node;
@@ -107,7 +107,7 @@ class LayoutReader {
     TokenizerClass kind = node ? known->second : TokenizerClass::unnamed;
     const bool mistral = type == "mistral" || type == "mixtral";
     const bool llama3 =
-        kind == TokenizerClass::llama && bytes;  // it has the name of Llama 2's class at times
+        kind == TokenizerClass::llama && bytes;  // sometimes declared with the name of Llama 2's class
     if (type == "qwen2" || (kind == TokenizerClass::unnamed && type == "qwen3")) {
       kind = TokenizerClass::qwen2;
     } else if (mistral || llama3) {
@@ -115,8 +115,8 @@ class LayoutReader {
     } else if (kind == TokenizerClass::unnamed && type == "gpt2") {
       kind = TokenizerClass::gpt2;
     }
-    // For other types transformers often reads tokenizer.json as it is written, or takes a class of its own,
-    // whatever class is named.
+    // For other types transformers often reads tokenizer.json as it is, or uses a specific class, whatever
+    // class is named.
     static const std::set<std::string, std::less<>> types{"llama", "mistral", "mixtral",
                                                           "qwen2", "qwen3",   "gpt2"};
     if (!type.empty() && !types.contains(type) && kind != TokenizerClass::generic) {
@@ -147,13 +147,13 @@ class LayoutReader {
       if (node && (!node.json().is_boolean() || node.boolean()))
         node.fail("is not supported: remove the key");
     }
-    if (!has_json_) {  // which says what is around a text
+    if (!has_json_) {  // otherwise tokenizer.json defines the tokens around a text
       layout_.add_begin = flag("add_bos_token").value_or(false);
       layout_.add_end = flag("add_eos_token").value_or(false);
     }
     layout_.prefix_space = flag("add_prefix_space");
     layout_.legacy = flag("legacy");
-    if (has(root, "legacy") && !layout_.legacy) layout_.legacy = false;  // null is no
+    if (has(root, "legacy") && !layout_.legacy) layout_.legacy = false;  // null means false
     for (const std::string_view key : names) set_special(std::string(key), root);
     for (const auto& [key, value] : root.members()) {
       const bool more = key.ends_with("_token") && std::find(names.begin(), names.end(), key) == names.end();
@@ -184,7 +184,7 @@ class LayoutReader {
     for (const JsonNode& each : list.items()) layout_.extra.push_back(read_special(each));
   }
 
-  /// A special token by its name; what is read later counts.
+  /// Sets a special token by its name; later calls take precedence.
   void set_special(const std::string& key, const JsonNode& root) {
     if (!has(root, key.c_str())) return;
     std::optional<NamedToken> token;
@@ -197,7 +197,7 @@ class LayoutReader {
   void read_map(const JsonNode& root) {
     for (const auto& [key, value] : root.members()) {
       if (key == "additional_special_tokens" || key == "extra_special_tokens") {
-        // The extra tokens of tokenizer_config.json count if it has some.
+        // If tokenizer_config.json has extra tokens, they replace those of other files.
         if (layout_.has_extra && (key[0] == 'a' || !layout_.extra.empty())) continue;
         layout_.has_extra = layout_.has_extra || key[0] == 'e';
         read_extra(value);
@@ -207,7 +207,7 @@ class LayoutReader {
     }
   }
 
-  /// added_tokens.json, and over it the list of tokenizer.json.
+  /// Reads added_tokens.json, and then tokenizer.json's list, which takes precedence.
   void read_lists(const std::vector<NamedToken>& json_tokens) {
     std::map<std::int32_t, NamedToken> by_number;
     if (added_) {
@@ -243,7 +243,7 @@ class LayoutReader {
 
   std::optional<JsonNode> config_, map_, added_, model_;
   bool has_json_;
-  std::map<std::string, std::size_t> places_;  ///< of names in the layout's list of special tokens
+  std::map<std::string, std::size_t> places_;  ///< names' positions in the layout's list of special tokens
   TokenizerLayout layout_;
 };
 
@@ -327,7 +327,7 @@ SpecialTokens add_tokens(const TokenizerLayout& layout, const BaseVocabulary& ba
   if (end != nullptr && !token_of(end->text)) {
     if (end->node) end->fail(fmt::format("is '{}', which the tokenizer does not have", end->text));
   }
-  // Tokens that have a name, in the order of the names; then the others.
+  // Tokens with a name come first, sorted by name, then the others.
   std::vector<const NamedToken*> special;
   for (const std::string_view name : names) special.push_back(layout.find(name));
   for (const auto& [name, token] : layout.special) {

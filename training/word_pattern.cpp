@@ -26,8 +26,9 @@ std::string message_of(int error) {
   throw InvalidArgument(fmt::format("it has '{}', which is not supported", part));
 }
 
-/// The pattern for PCRE2, whose \s holds U+180E, which is not white space since Unicode 6.3. Refuses what the
-/// two libraries understand differently: other escapes, scripts (\p{Han}), and classes within classes.
+/// Translates a pattern for PCRE2, whose \s contains U+180E, which is not white space since Unicode 6.3.
+/// Refuses syntax that the two libraries interpret differently: other escapes, scripts (\p{Han}), and nested
+/// classes.
 std::string translated(std::string_view pattern) {
   std::string result;
   bool in_class = false;
@@ -63,7 +64,7 @@ std::string translated(std::string_view pattern) {
 
 }  // namespace
 
-/// A compiled pattern. A match begins at the byte that is asked for, or nowhere.
+/// A compiled pattern. A match begins exactly at the requested byte, or there is none.
 struct WordPattern::Code {
   explicit Code(pcre2_code* compiled) : code(compiled) {}
   ~Code() { pcre2_code_free(code); }
@@ -84,14 +85,14 @@ WordPattern::WordPattern(std::string_view pattern) {
   std::uint32_t empty = 0;
   pcre2_pattern_info(code, PCRE2_INFO_MATCHEMPTY, &empty);
   if (empty != 0) throw InvalidArgument("it matches the empty text");
-  (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // it is interpreted where that fails
+  (void)pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);  // falls back to the interpreter on failure
 }
 
 namespace {
 
-/// One split(): matches under a budget. PCRE2 counts steps anew at each start, so each start is a call of its
-/// own. It does not say how many steps it took, either: a call is charged with its limit, which begins small
-/// and grows where it was too small.
+/// The matches of one split() under a budget. PCRE2 counts steps anew at each start, so each start is a
+/// separate call. It does not report the steps taken either, so a call is charged with its limit, which
+/// starts small and grows when it was too small.
 class Matcher {
  public:
   Matcher(const pcre2_code* code, std::string_view text, WordPattern::Budget& budget)
@@ -104,7 +105,7 @@ class Matcher {
     if (!match_ || !context_) throw std::bad_alloc();
   }
 
-  /// The end of the match that begins at a byte; nothing where none does.
+  /// The end of the match that begins at a byte; nullopt if there is none.
   std::optional<std::size_t> end_of_match(std::size_t from) {
     for (std::int64_t limit = first_limit;;) {
       const std::int64_t allowed = std::min(limit, budget_.steps);
@@ -128,8 +129,8 @@ class Matcher {
  private:
   static constexpr std::int64_t first_limit = 128, largest_limit = 1'000'000'000;
 
-  /// Some patterns push a place to come back to for each character of a match. Pages that are not used are
-  /// not taken.
+  /// Some patterns push a backtracking position for each character of a match. Unused pages are not
+  /// allocated.
   void give_stack() {
     const std::size_t largest =
         std::min<std::size_t>((std::size_t{1} << 20) + 256 * text_.size(), std::size_t{1} << 31);
@@ -192,8 +193,8 @@ std::size_t utf8_prefix(std::string_view text) {
 }
 
 std::string normalization_form_c(std::string_view text) {
-  // No character below U+0300, the first that composes with the one before it, changes: its bytes begin with
-  // 0xcc.
+  // Characters below U+0300, the first that composes with the one before it, do not change: its bytes begin
+  // with 0xcc.
   const bool changes =
       std::any_of(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) >= 0xcc; });
   if (!changes) return std::string(text);
@@ -208,8 +209,8 @@ std::string normalization_form_c(std::string_view text) {
 
 namespace {
 
-/// True for characters that no character before them composes with or is ordered behind. Marks may, and the
-/// vowels and final consonants of Hangul.
+/// True for characters that neither compose with nor are reordered after earlier characters. Marks may, and
+/// so may the vowels and final consonants of Hangul.
 bool begins_anew(utf8proc_int32_t character) {
   const utf8proc_category_t category = utf8proc_category(character);
   const bool mark = category == UTF8PROC_CATEGORY_MN || category == UTF8PROC_CATEGORY_MC ||

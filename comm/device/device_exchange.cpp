@@ -22,7 +22,13 @@ std::vector<int> DeviceGroup::neighbours() const {
   std::vector<int> result;
   if (line && rank() > 0) result.push_back(rank() - 1);
   if (line && rank() + 1 < size()) result.push_back(rank() + 1);
+  if (ring && other_end() >= 0) result.push_back(other_end());
   return result;
+}
+
+int DeviceGroup::other_end() const {
+  if (!line || size() < 3) return -1;
+  return rank() == 0 ? size() - 1 : rank() == size() - 1 ? 0 : -1;
 }
 
 Issued DeviceExchange::issue(const std::shared_ptr<const DeviceCall>& call, const Event&) {

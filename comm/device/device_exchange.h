@@ -1,5 +1,5 @@
 #pragma once
-/// The interface of the ways in which device memory travels between ranks. Private to comm/.
+/// The interface of the transports of device memory between ranks. Private to comm/.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,22 +17,22 @@
 
 namespace tranche::comm {
 
-/// One call, checked and counted. Counts are elements per rank, as in Communicator; of an all_to_all_v the
-/// most that this rank exchanges with another.
+/// One call, after checking and counting. Counts are elements per rank, as in Communicator; for an
+/// all_to_all_v, the most that this rank exchanges with any other.
 struct DeviceCall {
   std::string_view name;    ///< a literal
-  std::string unit, phase;  ///< of the label
+  std::string unit, phase;  ///< from the label
   const void* from = nullptr;
   void* to = nullptr;
   std::int64_t count = 0;
   DataType dtype = DataType::float32;
-  DataType output_dtype = DataType::float32;  ///< of a reduce_scatter
-  ReductionOptions sum;                       ///< of a reduce_scatter; bucket_elements of an all_gather too
-  int other = 0;                              ///< root, or the peer of send and recv
-  /// Of an all_to_all and an all_to_all_v, by rank: elements of `from` and of `to`.
+  DataType output_dtype = DataType::float32;  ///< for a reduce_scatter
+  ReductionOptions sum;                       ///< for a reduce_scatter; bucket_elements also for a gather
+  int other = 0;                              ///< the root, or the peer of send and recv
+  /// The ranges of `from` and of `to` for each rank, in an all_to_all or all_to_all_v.
   std::vector<RankElements> sends, receives;
-  /// Asks the peers whether they come, once where the call takes long; empty where nobody can be asked. From
-  /// any thread.
+  /// Asks the peers whether they will make this call; called once if the call takes long; empty if no peer
+  /// can be asked. From any thread.
   std::function<void()> ask;
 
   std::string what() const;
@@ -48,7 +48,7 @@ struct DeviceCall {
   unsigned char* place_received_from(int rank) const {
     return to_bytes() + received_from(rank).first * size_of(dtype);
   }
-  /// Bytes that one rank of the group gets, and that one is expected to send.
+  /// The bytes sent to one rank of the group, and those expected from it.
   std::int64_t bytes_to(int rank) const {
     return sends.empty() ? bytes() : sent_to(rank).count * size_of(dtype);
   }
@@ -57,20 +57,21 @@ struct DeviceCall {
   }
 };
 
-/// Seconds after which DeviceCall::ask is called: more than a transfer takes, less than people wait.
+/// Seconds after which DeviceCall::ask is called: longer than a transfer, shorter than people wait.
 inline double patience_of(double timeout_seconds) {
   constexpr double longest = 1;
   return timeout_seconds > 0 ? std::min(longest, timeout_seconds / 4) : longest;
 }
 
-/// The group that a communicator, which outlives its strategy, hands to it.
+/// The group for which a communicator makes its strategy. The communicator outlives the strategy.
 struct DeviceGroup {
   Device* device = nullptr;
   Stream* stream = nullptr;  ///< the communication stream; null on a line
   bool line = false;         ///< for messages between neighbours alone (Communicator::line())
+  bool ring = false;         ///< the ends of the line are neighbours too (Communicator::join_ends())
   Communicator* host = nullptr;
   std::shared_ptr<DeviceFailure> failure;
-  std::vector<int> job_ranks;  ///< of the members, for messages
+  std::vector<int> job_ranks;  ///< ranks of the members in the job, for messages
   double timeout_seconds = 300;
   std::int64_t staging_bytes = 0;
   MemoryResource* device_memory = nullptr;
@@ -78,10 +79,13 @@ struct DeviceGroup {
 
   int rank() const { return host->rank(); }
   int size() const { return host->size(); }
-  /// Members behind this rank in cyclic order, so that not all ranks begin with the same peer.
+  /// The other members, in cyclic order after this rank, so that the ranks do not all begin with the same
+  /// peer.
   std::vector<int> peers() const;
-  /// The ranks before and behind this one on a line; otherwise none.
+  /// The previous and the next rank on a line; empty for other groups.
   std::vector<int> neighbours() const;
+  /// The other end, at the ends of a line of three ranks or more; otherwise -1.
+  int other_end() const;
   /// The rank of the job that a member is.
   int job_rank(int member) const { return job_ranks[static_cast<std::size_t>(member)]; }
 };
@@ -89,49 +93,51 @@ struct DeviceGroup {
 /// The work that was enqueued for a call.
 struct Issued {
   Event done;
-  std::vector<std::pair<int, Event>> peers;  ///< ranks of the job and the points of theirs that it waits for
+  std::vector<std::pair<int, Event>> peers;  ///< job ranks, and the points of theirs that the call waits for
   bool sending = false;
   bool abortable = false;  ///< after an abort `done` passes although the work was not done
-  int awaited = -1;        ///< rank of the job that a time-out names where no point of its is known
+  int awaited = -1;        ///< a job rank for a time-out's text whose point is unknown
 };
 
-/// A strategy. Construction is collective.
+/// A transport's strategy. Construction is collective.
 class DeviceExchange {
  public:
   virtual ~DeviceExchange() = default;
-  /// Enqueues a collective call on the communication stream, which has been told to wait for everything
-  /// before it (`started` is that point), in the same order on every rank. A line has none.
+  /// Enqueues a collective call on the communication stream, in the same order on every rank. The stream
+  /// already waits for all earlier work (`started` is that point). A line does not support it.
   virtual Issued issue(const std::shared_ptr<const DeviceCall>& call, const Event& started);
-  /// Enqueues a send or a recv on the channel of its peer and direction, a stream that carries nothing else
-  /// and has been told to wait for everything before the call.
+  /// Enqueues a send or a recv on the channel of its peer and direction, a separate stream that already waits
+  /// for the call's `ready` events.
   virtual Issued message(const std::shared_ptr<const DeviceCall>& call, const Event& started,
                          Stream& channel) = 0;
-  /// As of a Communicator.
+  /// Makes a further peer a neighbour on a line. Both of them call it at once.
+  virtual void connect(int /*peer*/) {}
+  /// See Communicator.
   virtual std::int64_t summed_elements_sent(std::int64_t /*count*/, DataType /*dtype*/,
                                             const ReductionOptions& /*options*/) const {
     return 0;
   }
-  /// True when the watch has to keep the calls' deadlines.
+  /// True when DeviceWatch must enforce the calls' deadlines.
   virtual bool watched() const { return true; }
-  /// Ends in order when everything has been done; peers may be waited for within the time-out.
+  /// Ends in order when everything has been done; it may wait for peers within the time-out.
   virtual void close() noexcept {}
-  /// Throws when the exchange has failed by itself. On the watch's thread.
+  /// Throws when the exchange itself has failed. Runs on the watch's thread.
   virtual void check() {}
-  /// Makes everything under way end, after a failure. On the watch's thread, once.
+  /// Makes all work in flight end, after a failure. Runs once, on the watch's thread.
   virtual void abort() noexcept {}
 };
 
-/// Through pinned host memory and the host communicator.
+/// Exchanges through pinned host memory and the host communicator.
 std::unique_ptr<DeviceExchange> make_staged_exchange(const DeviceGroup& group);
-/// Ranks are threads of this process; kernels read the peers' memory.
+/// Exchanges between threads of this process: kernels read the peers' memory.
 std::unique_ptr<DeviceExchange> make_shared_exchange(const DeviceGroup& group);
 
-/// Bytes of device memory to device memory, in stream order.
+/// Copies device memory to device memory, in stream order.
 void copy_on_device(Stream& stream, void* to, const void* from, std::int64_t count, DataType dtype);
-/// Copies the part that a rank sends itself in an all_to_all or all_to_all_v.
+/// Copies the part that a rank sends to itself in an all_to_all or all_to_all_v.
 void copy_own_part(Stream& stream, const DeviceCall& call, int rank);
-/// Throws CommunicationError, naming both ranks of the group, where one sends another number of bytes than
-/// the other expects.
+/// Throws CommunicationError, naming both ranks of the group, if the sender's number of bytes differs from
+/// the receiver's.
 void require_equal_bytes(const DeviceGroup& group, const DeviceCall& call, int sender, std::int64_t sent,
                          int receiver, std::int64_t expected);
 

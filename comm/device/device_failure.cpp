@@ -25,7 +25,7 @@ void DeviceFailure::fail(const std::string& what, const std::exception_ptr& erro
       std::rethrow_exception(error);
     } catch (const PeerFailure& echo) {
       peer = echo.exit_status();
-      // "<operation>: rank 2 failed: ..." without the operation, for it will be said of others.
+      // The cause is stored without the operation, because other operations report it too.
       if (!what.empty() && cause.rfind(what + ": ", 0) == 0) cause.erase(0, what.size() + 2);
     } catch (...) {
       const std::string prefix = "ended by the failure of ";
@@ -53,7 +53,7 @@ double DeviceFailure::failed_for() const {
 bool DeviceFailure::well_at(double when) const {
   if (!failed()) return true;
   const std::lock_guard lock(mutex_);
-  return when < when_;  // false for a time that is not known
+  return when < when_;  // false for an unknown time
 }
 
 void DeviceFailure::check(const std::string& what) const {

@@ -18,7 +18,7 @@ namespace {
 constexpr DeviceTransport all_transports[] = {DeviceTransport::automatic, DeviceTransport::nccl,
                                               DeviceTransport::staged, DeviceTransport::shared};
 
-/// The first two ranks that are alike in `key`; {-1, -1} when there are none.
+/// The first two ranks with equal `key`; {-1, -1} when there are none.
 template <typename Key>
 std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) {
   std::map<std::string, int> seen;
@@ -30,8 +30,8 @@ std::pair<int, int> first_alike(std::span<const DevicePlace> places, Key&& key) 
 }
 
 /// Each thread rank has three to eight streams, and nine on a mesh of pipeline and replicate with the staged
-/// exchange (docs/guides/pipeline.md). All of a process share the GPU's launch queues: with more ranks two
-/// streams may share one, and a stream that waits for the host holds up a peer's behind it.
+/// exchange (docs/guides/pipeline.md). All ranks of a process share the GPU's launch queues: with more ranks,
+/// two streams may share a queue, and a stream that waits for the host would block a peer's stream behind it.
 constexpr std::size_t most_thread_ranks_of_gpu = detail::launch_queues / 8;
 
 void require_queues(std::span<const DevicePlace> places) {

@@ -29,7 +29,7 @@ struct DeviceWatch::Impl {
   std::condition_variable changed;
   std::list<Entry> entries;
   bool stopping = false;
-  bool aborted = false;  // of the thread
+  bool aborted = false;  // accessed by the thread only
   std::thread thread;
 
   Impl(std::shared_ptr<DeviceFailure> the_failure, double seconds, std::function<void()> check_function,
@@ -40,7 +40,7 @@ struct DeviceWatch::Impl {
         check(std::move(check_function)),
         abort(std::move(abort_function)) {}
 
-  /// Forgets the operation when it is done; throws when it failed or is overdue.
+  /// True when the operation is done and can be removed; throws when it failed or is overdue.
   bool finished(Entry& entry, double now) {
     const auto& done = entry.operation.done;
     if (done->inner().query()) {
@@ -81,7 +81,7 @@ struct DeviceWatch::Impl {
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       try {
-        check();  // a peer's report says more than its device's failure
+        check();  // a peer's report is more informative than its device's failure
         failure->fail(what, error);
       } catch (...) {
         failure->fail({}, std::current_exception());

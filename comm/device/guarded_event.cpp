@@ -15,12 +15,12 @@ namespace tranche::comm {
 using detail::seconds_now;
 
 namespace {
-/// A wait sleeps so long before it checks for failures again.
+/// The interval at which a waiter checks for failures.
 constexpr double slice_seconds = 0.02;
-/// Seconds that the device is given, after a failure, to end work that still touches memory.
+/// The seconds that the device has, after a failure, to end work that still accesses memory.
 constexpr double grace_of_done = 1.0;
 
-/// True when the work before an event has ended, and badly.
+/// True when the work before an event has ended with a failure.
 bool has_failed(const Event& event) noexcept {
   try {
     return event.query() && !event.wait_for(0);
@@ -68,7 +68,8 @@ bool GuardedEvent::wait_inner(double seconds) {
   } catch (const PeerFailure&) {
     throw;
   } catch (...) {
-    // A device reports any of several failures behind one event: this rank's own comes first.
+    // A device may report any of several failures behind one event, so this rank's own failure is checked
+    // first.
     if (peer_ < 0 && started_.query()) started_.wait_for(0);
     const int rank = culprit();
     if (rank < 0) throw;
@@ -82,7 +83,8 @@ bool GuardedEvent::wait_inner(double seconds) {
 }
 
 void GuardedEvent::prefer_cause() const {
-  // The peer's device is heard of at once, the cause that the peer posts by the next check of the watch.
+  // The failure of the peer's device is visible at once; the cause that the peer posts arrives with the
+  // watch's next check.
   const double limit = seconds_now() + 5 * slice_seconds;
   while (!failure_->failed() && seconds_now() < limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -101,7 +103,7 @@ bool GuardedEvent::wait(double seconds) {
       throw;
     }
     if (passed) {
-      // Behind an abort the device has come this far without having done the work.
+      // After an abort the device passes this point without having done the work.
       if (abortable_ && !failure_->well_at(inner_.passed_at())) failure_->check(what_);
       return true;
     }

@@ -1,5 +1,5 @@
 #pragma once
-/// Events of device work that report the failure of the group. Private to comm/.
+/// Events of device work that also report failures of the group. Private to comm/.
 
 #include <memory>
 #include <string>
@@ -11,19 +11,18 @@
 
 namespace tranche::comm {
 
-/// An event behind which a failure is noticed: waits end with CommunicationError once the group has failed
-/// and the work before `inner` has come to its end too, or has not within a second. Streams of a device wait
-/// for `inner` itself (EventState::underlying).
+/// An event whose waits notice failures: they end with CommunicationError once the group has failed and the
+/// work before `inner` has ended, or has not ended within a second. Streams of a device wait for `inner`
+/// itself (EventState::underlying).
 class GuardedEvent : public EventState {
  public:
-  /// `what` names the operation. A done event: after a failure the work before `inner`, which touches the
-  /// caller's buffers, is given a second to end.
-  /// When the work failed although `started` did not, the one of `peers` (ranks of the job) whose point
-  /// failed is named.
+  /// A done event of the operation `what`. After a failure, the work before `inner`, which accesses the
+  /// caller's buffers, has a second to end. When the work failed although `started` did not, the error names
+  /// the rank among `peers` (job ranks) whose point failed.
   GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what, Event started,
                std::vector<std::pair<int, Event>> peers, bool abortable);
-  /// An event that the operation waits for. `peer` >= 0: it is that rank's, and whatever failed before it is
-  /// told as that rank's failure.
+  /// An event that the operation waits for. With `peer` >= 0 it belongs to that rank, and any failure before
+  /// it is reported as that rank's.
   GuardedEvent(Event inner, std::shared_ptr<DeviceFailure> failure, std::string what, int peer);
   bool query() override;
   bool wait(double seconds) override;
@@ -34,12 +33,12 @@ class GuardedEvent : public EventState {
   /// The point at which this rank's earlier work is done.
   const Event& started() const noexcept { return started_; }
   const std::vector<std::pair<int, Event>>& peers() const noexcept { return peers_; }
-  /// Waits for `inner` alone; throws what made it fail, with the peer to blame.
+  /// Waits for `inner` alone; throws its failure, naming the peer that caused it.
   bool wait_inner(double seconds);
   const std::string& what() const noexcept { return what_; }
 
  private:
-  /// After a peer's failure: throws what that peer posted, if it is known soon.
+  /// After a peer's failure: throws the cause that the peer posted, if it arrives soon.
   void prefer_cause() const;
   /// The rank whose work failed, or -1 for this rank's own.
   int culprit() const;

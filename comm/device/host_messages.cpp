@@ -10,9 +10,9 @@ namespace tranche::comm {
 
 namespace {
 
-/// Pinned memory has so much in its slab, from which it can be taken while the GPU works.
+/// The largest request that the slab of pinned memory serves; it needs no allocation while the GPU works.
 constexpr std::int64_t slab_bytes = 64 << 10;
-/// A line takes its slots before there is work, so that fewer and larger pieces cross.
+/// A line allocates its slots before there is work, so they can be larger and fewer, larger pieces are sent.
 constexpr std::int64_t line_slot_bytes = 256 << 10;
 
 class HostLine : public DeviceExchange {
@@ -22,6 +22,7 @@ class HostLine : public DeviceExchange {
   Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& channel) override {
     return messages_.issue(call, channel);
   }
+  void connect(int peer) override { messages_.connect(peer); }
 
  private:
   HostMessages messages_;
@@ -41,7 +42,7 @@ void run_guarded(const std::shared_ptr<DeviceFailure>& failure, Communicator& ho
   } catch (...) {
     const std::exception_ptr error = std::current_exception();
     try {
-      host.check_health();  // knows the cause without the operation that met it
+      host.check_health();  // reports the cause without the operation that met it
       failure->fail(what, error);
     } catch (...) {
       failure->fail(what, std::current_exception());
@@ -50,7 +51,7 @@ void run_guarded(const std::shared_ptr<DeviceFailure>& failure, Communicator& ho
   }
 }
 
-/// The host operations of a message that are under way, by slot. The channel's thread alone uses it.
+/// The pending host operations of a message, by slot. Only the channel's thread uses it.
 struct HostMessages::Progress {
   std::array<Event, 2> pieces;
 };
@@ -59,9 +60,11 @@ HostMessages::HostMessages(const DeviceGroup& group)
     : group_(group),
       host_(group.host->split(0, group.rank())),
       slot_bytes_(group.line ? line_slot_bytes : slab_bytes) {
-  for (const int peer : group_.neighbours()) {
-    for (const bool sending : {false, true}) (void)slots_of(peer, sending);
-  }
+  for (const int peer : group_.neighbours()) connect(peer);
+}
+
+void HostMessages::connect(int peer) {
+  for (const bool sending : {false, true}) (void)slots_of(peer, sending);
 }
 
 HostMessages::Slots& HostMessages::slots_of(int peer, bool sending) {
@@ -74,7 +77,7 @@ HostMessages::Slots& HostMessages::slots_of(int peer, bool sending) {
 }
 
 std::int64_t HostMessages::pieces_of(const DeviceCall& call) const {
-  // An empty message is one empty piece.
+  // An empty message is sent as one empty piece.
   return std::max<std::int64_t>(1, divide_round_up(call.count, piece_elements(call)));
 }
 
@@ -100,7 +103,8 @@ void HostMessages::send(const std::shared_ptr<const DeviceCall>& call, Stream& c
     channel.enqueue(call->what(), [this, call, progress, number, pieces, at, slot] {
       run_guarded(group_.failure, *host_, call->what(), [&] {
         progress->pieces[at] = post(*call, true, number, slot);
-        // The next piece is copied to the other slot, and behind the last the memory of the message is free.
+        // The next piece overwrites the other slot, so its send must be done; after the last piece both must
+        // be.
         wait_on_host(progress->pieces[1 - at], *group_.failure, call->what());
         if (number + 1 == pieces) wait_on_host(progress->pieces[at], *group_.failure, call->what());
       });
@@ -119,7 +123,8 @@ void HostMessages::receive(const std::shared_ptr<const DeviceCall>& call, Stream
     channel.enqueue(call->what(), [this, call, progress, number, pieces, at, slot, next] {
       run_guarded(group_.failure, *host_, call->what(), [&] {
         if (number == 0) progress->pieces[at] = post(*call, false, number, slot);
-        // Its last piece has been copied to the device: this work is behind that copy.
+        // The other slot is free, because this work is ordered after the copy of its last piece to the
+        // device.
         if (number + 1 < pieces) progress->pieces[1 - at] = post(*call, false, number + 1, next);
         wait_on_host(progress->pieces[at], *group_.failure, call->what());
       });

@@ -1,6 +1,7 @@
-/// Exchange between threads of one process that see each other's device memory. A call meets its peers on the
-/// host twice while it is issued: to learn where their data lies and behind which event, and to learn behind
-/// which event they have read. What is enqueued reads the peers' memory directly; nothing lies in between.
+/// Exchanges data between threads of one process that can read each other's device memory. A call meets its
+/// peers on the host twice while it is issued. At the first meeting each rank posts its buffers and the event
+/// after which they may be read; at the second, the event after which it has read the peers' buffers. The
+/// enqueued kernels read the peers' memory directly, without a buffer in between.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -19,8 +20,8 @@ namespace tranche::comm {
 
 namespace {
 
-/// A rank's message to its peers: its call, and the point behind which they may read its data, or behind
-/// which it has read theirs.
+/// A rank's message to its peers: its call, and the point after which they may read its data, or after which
+/// it has read theirs.
 struct Post {
   std::shared_ptr<const DeviceCall> call;
   Event event;
@@ -32,21 +33,22 @@ struct Offer {
   std::shared_ptr<HostEvent> taken;
 };
 
-/// The meeting point of a group's ranks. Two sets of posts take turns: whoever posts for the meeting after
-/// the next has left this one.
+/// The meeting point of a group's ranks. Two sets of posts alternate: a rank that posts for the meeting after
+/// the next has already left this one.
 struct Meeting {
   explicit Meeting(int size) : posts{std::vector<Post>(size), std::vector<Post>(size)}, arrived(size) {}
   std::mutex mutex;
   std::condition_variable changed;
   std::vector<Post> posts[2];
-  std::vector<std::uint64_t> arrived;  ///< meetings each rank has come to
+  std::vector<std::uint64_t> arrived;  ///< the number of meetings of each rank
   std::map<std::pair<int, int>, std::deque<Offer>> offers;
 };
 
 class SharedExchange : public DeviceExchange {
  public:
   explicit SharedExchange(const DeviceGroup& group) : group_(group) {
-    // One process: an address is enough. The barrier keeps rank 0's hold until all have theirs.
+    // The ranks share an address space, so rank 0 sends an address. The barrier keeps rank 0's pointer alive
+    // until all have copied it.
     const OperationLabel label{"", "start", Traffic::control, Tier::host};
     if (group.rank() == 0) meeting_ = std::make_shared<Meeting>(group.size());
     auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(&meeting_));
@@ -107,14 +109,14 @@ class SharedExchange : public DeviceExchange {
     }
   }
 
-  /// The stream goes on behind a point of a peer's.
+  /// Makes the stream continue after a point of a peer.
   void wait_for(Stream& stream, const DeviceCall& call, int peer, const Event& event, Issued& issued) {
     const int job_rank = group_.job_rank(peer);
     stream.wait(Event(std::make_shared<GuardedEvent>(event, group_.failure, call.what(), job_rank)));
     issued.peers.emplace_back(job_rank, event);
   }
 
-  /// Sleeps until `come` holds; throws when the group fails or the time-out has passed.
+  /// Sleeps until `come` returns true; throws when the group fails or the time-out has passed.
   template <typename Come, typename Absent>
   void wait_until(std::unique_lock<std::mutex>& lock, const DeviceCall& call, Come&& come, Absent&& absent) {
     const double begin = detail::seconds_now(), limit = begin + group_.timeout_seconds;
@@ -167,7 +169,7 @@ class SharedExchange : public DeviceExchange {
     const std::vector<Post> result = posts;
     lock.unlock();
     for (const int peer : group_.peers()) require_same(*call, peer, *result[peer].call);
-    // Of all pairs, so that no rank reads memory of one that has thrown.
+    // All pairs are checked, so that no rank reads memory of a rank that has thrown.
     for (int sender = 0; sender < size; ++sender) {
       for (int receiver = 0; receiver < size; ++receiver) {
         if (receiver == sender) continue;
@@ -182,7 +184,7 @@ class SharedExchange : public DeviceExchange {
     if (of_peer.name == call.name && of_peer.unit == call.unit) return;
     const int here = group_.job_rank(group_.rank());
     const int there = group_.job_rank(peer);
-    // Two meetings a call.
+    // Each call has two meetings.
     const Tag tag{0, false, (meetings_ - 1) / 2, 0};
     throw CommunicationError(call.what() + ": " +
                              difference(make_call_signature(here, tag, 0, call.name, call.unit),

@@ -1,9 +1,9 @@
-/// Exchange through host memory: device to staging, the host communicator, staging to device, a chunk at a
-/// time. The copies of a chunk run on the communication stream, its exchange on a second one, so that chunk k
-/// + 1 comes down and chunk k - 1 goes up while chunk k is on the wire. Between calls the pipeline drains.
-/// Each byte crosses the bus twice: a gather costs (N + 1) / N, a reduction 1 + 4 / (N x bytes an element)
-/// times the full buffer's bytes. Ranks have different numbers of chunks of an all_to_all_v, and tell each
-/// other.
+/// Exchanges through host memory, a chunk at a time: device to staging, the host communicator, staging to
+/// device. The copies of a chunk run on the communication stream, its exchange on a second one, so that chunk
+/// k + 1 is copied to the host and chunk k - 1 to the device while chunk k is exchanged. Between calls the
+/// pipeline drains. Each byte crosses the bus twice: a gather costs (N + 1) / N, a reduction 1 + 4 / (N x
+/// bytes an element) times the full buffer's bytes. In an all_to_all_v, ranks have different numbers of
+/// chunks, and send each other these numbers.
 #include <algorithm>
 #include <functional>
 
@@ -16,14 +16,14 @@ namespace tranche::comm {
 
 namespace {
 
-/// Elements of a chunk are a multiple of this where they can be, so that copies stay aligned.
+/// Chunks are a multiple of this many elements where possible, so that copies stay aligned.
 constexpr std::int64_t staging_granule = 64;
 
 class StagedExchange : public DeviceExchange {
  public:
   explicit StagedExchange(const DeviceGroup& group)
       : group_(group),
-        // Host calls of the engine come from another thread: a group of its own keeps both in order.
+        // The engine makes host calls from another thread; a separate group keeps each sequence in order.
         host_(group.host->split(0, group.rank())),
         slot_bytes_(group.staging_bytes / 2 / memory_alignment * memory_alignment),
         scratch_bytes_(slot_bytes_ / 2 / memory_alignment * memory_alignment),
@@ -70,12 +70,13 @@ class StagedExchange : public DeviceExchange {
   }
 
  private:
-  /// One chunk of a call: elements [first, first + count) of each piece, and its half of the staging memory.
+  /// One chunk of a call: elements [first, first + count) of each rank's part, and its half of the staging
+  /// memory.
   struct Chunk {
     std::int64_t first, count;
     unsigned char* staging;
   };
-  /// A rank tells each peer this about its all_to_all_v. It travels as int64.
+  /// The values that a rank sends to each peer about its all_to_all_v. They travel as int64.
   struct Outline {
     std::int64_t bytes, chunks;
   };
@@ -83,8 +84,8 @@ class StagedExchange : public DeviceExchange {
   using Copies = std::function<void(const Chunk&)>;
   using Exchange = std::function<Event(const Chunk&)>;
 
-  /// Made for the first call: ranks that are threads share a GPU's launch queues, and the group of all ranks
-  /// may have no call on device memory where others share the work.
+  /// The stream is created at the first call, because thread ranks share a GPU's launch queues, and some
+  /// groups never call on device memory.
   Stream& exchange_stream() {
     if (!exchange_) exchange_ = group_.device->create_stream("exchange");
     return *exchange_;
@@ -94,8 +95,8 @@ class StagedExchange : public DeviceExchange {
     return static_cast<unsigned char*>(staging_.data()) + number % 2 * slot_bytes_;
   }
 
-  /// Elements a chunk may have when each takes `bytes` of a slot. `bucket` bounds those of all ranks
-  /// together.
+  /// The number of elements of a chunk whose elements take `bytes` of a slot each. `bucket` limits the
+  /// elements of all ranks together.
   std::int64_t chunk_of(std::int64_t count, std::int64_t bytes, std::int64_t bucket) const {
     std::int64_t chunk = slot_bytes_ / bytes;
     if (chunk > staging_granule) chunk -= chunk % staging_granule;
@@ -103,11 +104,11 @@ class StagedExchange : public DeviceExchange {
     return std::min(chunk, std::max<std::int64_t>(count, 1));
   }
 
-  /// The chunk of a reduce_scatter: a slot takes all ranks' pieces and, aligned, the fp32 sum; the scratch
-  /// takes the sum.
+  /// The chunk of a reduce_scatter: a slot holds all ranks' parts and, aligned, the fp32 sum; the scratch
+  /// buffer also holds the sum.
   std::int64_t reduction_chunk_of(std::int64_t count, std::int64_t width, std::int64_t bucket) const {
     const std::int64_t element = width * group_.size() + 4;
-    // The rounding up takes at most two elements' room.
+    // Aligning the sum takes at most the room of two elements.
     const std::int64_t room = std::min((slot_bytes_ - 8) / element, scratch_bytes_ / 4);
     return std::max<std::int64_t>(std::min(chunk_of(count, element, bucket), room), 1);
   }
@@ -123,7 +124,8 @@ class StagedExchange : public DeviceExchange {
       const Chunk chunk{first, std::min(chunk_elements, call->count - first), slot(number)};
       download(chunk);
       exchange_stream().wait(stream.record());
-      // The copies above are ordered behind the upload that last read this slot, the exchange behind them.
+      // The copies above run after the upload that last read this slot, and the exchange runs after the
+      // copies.
       exchange_stream().enqueue(call->name, [this, call, chunk, exchange] {
         run_guarded(group_.failure, *host_, call->what(),
                     [&] { wait_on_host(exchange(chunk), *group_.failure, call->what()); });
@@ -149,7 +151,7 @@ class StagedExchange : public DeviceExchange {
   void all_gather(const std::shared_ptr<const DeviceCall>& call) {
     const int size = group_.size();
     const std::int64_t width = size_of(call->dtype);
-    // The slot holds what all ranks send; this rank's part is downloaded into its place.
+    // The slot holds the data of all ranks; this rank's part is downloaded to its place there.
     const auto own = [=, this](const Chunk& chunk) {
       return chunk.staging + group_.rank() * chunk.count * width;
     };
@@ -176,11 +178,11 @@ class StagedExchange : public DeviceExchange {
   void reduce_scatter(const std::shared_ptr<const DeviceCall>& call) {
     const int size = group_.size();
     const std::int64_t width = size_of(call->dtype);
-    // All ranks' pieces, and behind them the fp32 sum, aligned.
+    // All ranks' parts come first, then the fp32 sum, aligned.
     const auto sum_of = [=](const Chunk& chunk) {
       return chunk.staging + round_up(chunk.count * width * size, std::int64_t{8});
     };
-    // A fold begins with what the output holds, so that goes down too, and comes back as the sum.
+    // A fold starts from the contents of the output, so they are downloaded too, and the sum replaces them.
     const bool folds = call->sum.accumulate && call->sum.group_size <= 0;
     if (folds && call->output_dtype != DataType::float32) {
       throw InvalidArgument(call->what() + ": a fold through host memory is added up in fp32, not in " +
@@ -207,7 +209,7 @@ class StagedExchange : public DeviceExchange {
         [=, this](const Chunk& chunk) {
           unsigned char* place = call->to_bytes() + chunk.first * size_of(call->output_dtype);
           if (direct) return upload(place, sum_of(chunk), chunk.count * 4);
-          // out = out + sum, or sum alone, rounded once: the sum of one piece.
+          // Computes out = out + sum, or out = sum, rounded once, as the deterministic sum of one part.
           upload(static_cast<unsigned char*>(scratch_.data()), sum_of(chunk), chunk.count * 4);
           const void* piece = scratch_.data();
           ReductionOptions added;
@@ -221,11 +223,11 @@ class StagedExchange : public DeviceExchange {
     const int rank = group_.rank(), size = group_.size();
     const std::int64_t width = size_of(call->dtype);
     const std::int64_t chunk_elements = chunk_of(call->count, 2 * width * size, 0);
-    // All ranks have as many chunks of an all_to_all.
+    // All ranks have the same number of chunks in an all_to_all.
     const bool equal = call->name == "all_to_all";
     const std::int64_t chunks = divide_round_up(call->count, chunk_elements);
     const auto received = [=](const Chunk& chunk) { return chunk.staging + size * chunk.count * width; };
-    // A chunk carries this range of each part; each rank has a place in the slot.
+    // A chunk carries this range of each rank's part; each rank has a place in the slot.
     const auto portions = [=](const Chunk& chunk, const std::vector<RankElements>& parts) {
       std::vector<RankElements> result;
       for (int r = 0; r < size; ++r) {
@@ -276,7 +278,7 @@ class StagedExchange : public DeviceExchange {
         exchange_stream().record());  // a rank without chunks is not done before its peers know that
   }
 
-  /// Tells each peer of an all_to_all_v how many bytes it gets, and of how many chunks this rank's call is.
+  /// Sends each peer of an all_to_all_v the number of bytes that it receives and of this rank's chunks.
   void exchange_outlines(const DeviceCall& call, std::int64_t chunks) {
     std::vector<RankElements> parts;
     for (int r = 0; r < group_.size(); ++r) {
@@ -294,8 +296,8 @@ class StagedExchange : public DeviceExchange {
     }
   }
 
-  /// The host communicator numbers calls, so that a rank with fewer chunks than another calls on without
-  /// data.
+  /// The host communicator numbers calls, so a rank with fewer chunks than another makes further calls
+  /// without data.
   void call_as_often_as_peers(const DeviceCall& call, std::int64_t chunks) {
     const std::vector<RankElements> nothing(static_cast<std::size_t>(group_.size()));
     for (; chunks < most_chunks_; ++chunks) {
@@ -325,10 +327,10 @@ class StagedExchange : public DeviceExchange {
   std::int64_t slot_bytes_, scratch_bytes_;
   Buffer staging_, scratch_;
   HostMessages messages_;
-  // Of the exchange's stream alone.
-  std::vector<Outline> outlines_;     ///< to all ranks, and from them
+  // Used only on the exchange's stream.
+  std::vector<Outline> outlines_;     ///< sent to all ranks, received from them
   std::int64_t most_chunks_ = 0;      ///< that any rank has of the all_to_all_v under way
-  std::unique_ptr<Stream> exchange_;  // last: its work uses all of the above
+  std::unique_ptr<Stream> exchange_;  // last, because its work uses all members above
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
-/// Exchange by NCCL. All calls go to one communicator on one stream in one order. What a call launches: a
-/// gather, a broadcast or NCCL's own reduction one kernel; an all_to_all one group; a deterministic reduction
-/// one group of sends and receives and one sum a bucket. Bytes on the wire are those of the formula,
-/// whichever reduces: pieces travel in the communication dtype, to their owner, once. NCCL does not say who
-/// is missing when a call does not end, nor that ranks' calls differ: the first is told as a device or link
-/// that hangs, the second is found by the sequence hash, which has no counts of an all_to_all_v.
+/// Exchanges by NCCL. All calls go to one communicator on one stream in one order. A gather, a broadcast or
+/// NCCL's own reduction launches one kernel; an all_to_all launches one group; a deterministic reduction
+/// launches, for each bucket, one group of sends and receives and one sum. In both kinds of reduction, the
+/// bytes sent match the traffic formula: each part is sent once, to its owner, in the communication dtype.
+/// NCCL reports neither which rank is missing when a call does not end, nor that ranks' calls differ. The
+/// first is reported as a device or link that hangs; the sequence hash finds the second, except for different
+/// counts of an all_to_all_v.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -31,7 +32,7 @@ constexpr OperationLabel id_label{"", "start", Traffic::control, Tier::host};
 ncclDataType_t nccl_type(DataType dtype) {
   if (dtype == DataType::bfloat16) return ncclBfloat16;
   if (dtype == DataType::float16) return ncclFloat16;
-  return ncclFloat32;  // reduce_scatter takes no other
+  return ncclFloat32;  // reduce_scatter accepts no other dtype
 }
 
 class NcclExchange : public DeviceExchange {
@@ -58,7 +59,7 @@ class NcclExchange : public DeviceExchange {
       nccl_->make_current();
       const StreamSpan span(*group_.stream, call->what());
       if (call->name == "reduce_scatter") {
-        // A rank alone has nothing for NCCL, which would not round it.
+        // A single rank does not call NCCL, which would not round its values.
         const bool by_nccl = own_reductions_ && group_.size() > 1;
         by_nccl ? reduce_by_nccl(*call) : reduce_in_order(*call);
       } else {
@@ -104,7 +105,7 @@ class NcclExchange : public DeviceExchange {
       if (call.count == 0) return;
       nccl_->launch("ncclSend and ncclRecv", [&](ncclComm_t communicator, auto&& say) {
         for (const int peer : group_.peers()) {
-          // A pair of ranks that has nothing to exchange posts no message.
+          // A pair of ranks without data to exchange posts no message.
           if (const auto sent = static_cast<std::size_t>(call.bytes_to(peer)); sent > 0) {
             say(ncclSend(call.place_sent_to(peer), sent, ncclUint8, peer, communicator, stream_));
           }
@@ -118,7 +119,7 @@ class NcclExchange : public DeviceExchange {
 
   unsigned char* staging() const { return static_cast<unsigned char*>(staging_.data()); }
 
-  /// Elements of a piece that are exchanged at once when `pieces` of them lie in the staging buffer, aligned.
+  /// The number of elements exchanged at once when `pieces` parts lie in the staging buffer, aligned.
   std::int64_t chunk_of(const DeviceCall& call, int pieces) const {
     if (pieces == 0) return call.count;  // one rank: nothing arrives
     const std::int64_t room = staging_.bytes() / pieces / memory_alignment * memory_alignment;
@@ -178,7 +179,7 @@ class NcclExchange : public DeviceExchange {
       if (!direct) sum(call, {place}, 0, call.count);
       return;
     }
-    // The same a chunk at a time: a group of reductions, one to each owner.
+    // NCCL's reduction a chunk at a time: a group of reductions, one to each owner.
     const std::int64_t width = size_of(call.dtype), chunk = chunk_of(call, 1);
     for (std::int64_t first = 0; first < call.count; first += chunk) {
       const std::int64_t count = std::min(chunk, call.count - first);
@@ -197,7 +198,7 @@ class NcclExchange : public DeviceExchange {
   cudaStream_t stream_;
   HostMessages messages_;
   Buffer staging_;
-  std::unique_ptr<NcclGroup> nccl_;  // last: it goes before the memory that it has registered
+  std::unique_ptr<NcclGroup> nccl_;  // last: destroyed before the memory that it registered
 };
 
 }  // namespace

@@ -9,10 +9,10 @@
 namespace tranche::comm {
 
 bool has_nccl();
-/// PCI bus id of a GPU of this process, "0000:3b:00.0"; empty without NCCL or for other devices.
+/// The PCI bus id of a GPU of this process, "0000:3b:00.0"; empty without NCCL or for other devices.
 std::string nccl_gpu_of(const Device& device);
-/// Collective. `own_reductions`: NCCL reduces; otherwise it carries pieces, and the deterministic-sum kernel
-/// adds them.
+/// Collective. With `own_reductions` NCCL reduces; otherwise it only transfers data, and the
+/// deterministic-sum kernel adds.
 std::unique_ptr<DeviceExchange> make_nccl_exchange(const DeviceGroup& group, bool own_reductions);
 
 }  // namespace tranche::comm

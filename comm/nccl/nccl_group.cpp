@@ -53,7 +53,7 @@ void NcclGroup::settle(ncclResult_t result, const char* what) {
                       what, group_.timeout_seconds));
     }
     const std::lock_guard lock(mutex_);
-    if (communicator_ == nullptr) continue;  // aborted: the failure is known
+    if (communicator_ == nullptr) continue;  // aborted: the failure is already recorded
     require(ncclCommGetAsyncError(communicator_, &result), "ncclCommGetAsyncError");
   }
   require(result, what);
@@ -107,7 +107,7 @@ void NcclGroup::end_close() noexcept {
     if (communicator_ != nullptr) ncclCommDestroy(communicator_);
     communicator_ = nullptr;
   } catch (...) {
-    // A peer is gone; the destructor aborts, which waits for nobody.
+    // A peer is gone; the destructor aborts, which does not wait.
   }
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// One communicator of NCCL's. Private to comm/nccl.
+/// One NCCL communicator. Private to comm/nccl.
 
 #include <nccl.h>
 
@@ -13,18 +13,18 @@ namespace tranche::comm {
 /// A nonblocking communicator, whose calls may be aborted from the watch's thread at any time.
 class NcclGroup {
  public:
-  /// `rank` of `size` begins to meet the others, who have the same id; join() waits for them. `blocks`: most
-  /// thread blocks of the GPU that a call may occupy; 0 leaves it to NCCL. `group` says whose it is, and who
-  /// is told of failures.
+  /// Starts to connect `rank` of `size` with the ranks that have the same id; join() waits for them.
+  /// `blocks`: the most thread blocks of the GPU that a call may occupy; 0 lets NCCL choose. `group` provides
+  /// the device and records failures.
   NcclGroup(const DeviceGroup& group, const ncclUniqueId& id, int size, int rank, int blocks = 0);
   ~NcclGroup() { abort(); }
   NcclGroup(const NcclGroup&) = delete;
   NcclGroup& operator=(const NcclGroup&) = delete;
   void join();
 
-  /// Makes the GPU that NCCL works on the current one.
+  /// Makes NCCL's GPU the current one.
   void make_current() const;
-  /// Runs NCCL calls as one launch: `calls(communicator, say)` hands the result of each to `say`.
+  /// Runs NCCL calls as one launch: `calls(communicator, say)` passes the result of each call to `say`.
   template <typename Calls>
   void launch(const char* what, Calls&& calls) {
     ncclResult_t result = ncclSuccess;
@@ -42,7 +42,7 @@ class NcclGroup {
     }
     end_launch(result, what);
   }
-  /// Zero-copy use of memory where it and the driver allow that; where they do not, NCCL copies.
+  /// Registers memory for zero-copy use if it and the driver allow that; otherwise NCCL copies.
   void register_memory(void* data, std::int64_t bytes);
 
   /// See DeviceExchange. Closing is collective and has two parts, so that a rank can begin it for all of its
@@ -55,22 +55,23 @@ class NcclGroup {
  private:
   static bool went_well(ncclResult_t result) { return result == ncclSuccess || result == ncclInProgress; }
   void require(ncclResult_t result, const char* what) const;
-  /// A call of a nonblocking communicator has to be over before the next.
+  /// Waits for a call of a nonblocking communicator to end, as is required before the next.
   void settle(ncclResult_t result, const char* what);
   void end_launch(ncclResult_t result, const char* what);
 
   DeviceGroup group_;
-  int gpu_;  ///< as the runtime numbers it; a device's index may be larger
+  int gpu_;  ///< the runtime's number; a device's index may be larger
   void* registration_ = nullptr;
-  std::mutex mutex_;  ///< calls of the communicator
+  std::mutex mutex_;  ///< guards the communicator
   ncclComm_t communicator_ = nullptr;
-  ncclResult_t begun_ = ncclSuccess;  ///< the result of what join() or end_close() waits for
+  ncclResult_t begun_ = ncclSuccess;  ///< the result of the call that join() or end_close() waits for
 };
 
-/// An id that ranks can meet by. Throws CommunicationError.
+/// Makes an id for a new communicator. Throws CommunicationError.
 ncclUniqueId make_nccl_id();
 
-/// Messages of a line of ranks: each neighbour and direction has a communicator of two ranks. Collective.
+/// Makes the exchange of a line of ranks: each neighbour and direction has a communicator of two ranks.
+/// Collective.
 std::unique_ptr<DeviceExchange> make_nccl_line(const DeviceGroup& group);
 
 }  // namespace tranche::comm

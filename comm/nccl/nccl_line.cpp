@@ -1,9 +1,11 @@
-/// Messages of a line of ranks by ncclSend and ncclRecv. NCCL runs what one communicator is given in order,
-/// whatever the streams. So each neighbour and direction has a communicator of two ranks, on a stream of its
-/// own, and a send never waits behind a receive. Messages lie in no host memory and in no buffer of ours.
+/// Sends messages on a line of ranks by ncclSend and ncclRecv. NCCL runs the calls of one communicator in
+/// order, whatever the streams. So each neighbour and direction has a communicator of two ranks, on a
+/// separate stream, and a send never waits for a receive. Messages use neither host memory nor a buffer of
+/// ours.
 #include <cuda_runtime_api.h>
 
 #include <map>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -15,31 +17,14 @@ namespace tranche::comm {
 namespace {
 
 constexpr OperationLabel channel_label{"", "start", Traffic::control, Tier::host};
-/// A receive occupies its blocks until the message has come. Four channels of so many leave most of a GPU to
-/// the kernels that the peer's message waits for.
+/// A receive occupies its thread blocks until the message has arrived. Four channels of this size leave most
+/// of a GPU to the kernels that the peer's message waits for.
 constexpr int channel_blocks = 8;
 
 class NcclLine : public DeviceExchange {
  public:
-  explicit NcclLine(const DeviceGroup& group) : group_(group) {
-    // Nobody waits for one neighbour while another waits for it: all ids are on their way before the first is
-    // awaited, and all communicators begin before the first is joined.
-    std::map<Key, ncclUniqueId> ids;
-    std::vector<Event> passed;
-    for (const int peer : group.neighbours()) {
-      ncclUniqueId& mine = ids[{peer, true}] = make_nccl_id();
-      ncclUniqueId& theirs = ids[{peer, false}];
-      passed.push_back(group.host->send(&mine, sizeof(mine), DataType::uint8, peer, {}, channel_label));
-      passed.push_back(group.host->recv(&theirs, sizeof(theirs), DataType::uint8, peer, {}, channel_label));
-    }
-    for (const Event& event : passed) event.wait();
-    for (const auto& [key, id] : ids) {
-      channels_[key] =
-          std::make_unique<NcclGroup>(group, id, 2, key.second ? sender : receiver, channel_blocks);
-    }
-    for (auto& [key, channel] : channels_) channel->join();
-    connect();
-  }
+  explicit NcclLine(const DeviceGroup& group) : group_(group) { connect(group.neighbours()); }
+  void connect(int peer) override { connect(std::vector<int>{peer}); }
 
   Issued message(const std::shared_ptr<const DeviceCall>& call, const Event&, Stream& stream) override {
     const bool sending = call->name == "send";
@@ -56,9 +41,11 @@ class NcclLine : public DeviceExchange {
   }
 
   void check() override {
+    const std::lock_guard lock(mutex_);
     for (auto& [key, channel] : channels_) channel->check();
   }
   void abort() noexcept override {
+    const std::lock_guard lock(mutex_);
     for (auto& [key, channel] : channels_) channel->abort();
   }
   void close() noexcept override {
@@ -82,13 +69,34 @@ class NcclLine : public DeviceExchange {
     });
   }
 
+  /// Nobody waits for one neighbour while another waits for it: all ids are on their way before the first is
+  /// awaited, and all communicators begin before the first is joined.
+  void connect(const std::vector<int>& peers) {
+    std::map<Key, ncclUniqueId> ids;
+    std::vector<Event> passed;
+    for (const int peer : peers) {
+      ncclUniqueId& mine = ids[{peer, true}] = make_nccl_id();
+      ncclUniqueId& theirs = ids[{peer, false}];
+      passed.push_back(group_.host->send(&mine, sizeof(mine), DataType::uint8, peer, {}, channel_label));
+      passed.push_back(group_.host->recv(&theirs, sizeof(theirs), DataType::uint8, peer, {}, channel_label));
+    }
+    for (const Event& event : passed) event.wait();
+    for (const auto& [key, id] : ids) {
+      auto made = std::make_unique<NcclGroup>(group_, id, 2, key.second ? sender : receiver, channel_blocks);
+      const std::lock_guard lock(mutex_);
+      channels_[key] = std::move(made);
+    }
+    for (const auto& [key, id] : ids) channels_.at(key)->join();
+    pass_first_bytes(peers);
+  }
+
   /// NCCL connects two ranks at their first message, and its call returns when both have come. So each
   /// channel passes a byte now. From the front of the line to its end each pair does so forwards, then
   /// backwards.
-  void connect() {
+  void pass_first_bytes(const std::vector<int>& peers) {
     const std::unique_ptr<Stream> stream = group_.device->create_stream("connect");
     const Buffer byte(*group_.device_memory, 1, Category::other, "first byte of a channel");
-    for (const int peer : group_.neighbours()) {
+    for (const int peer : peers) {
       const bool sends_first = peer > group_.rank();
       for (const bool sending : {sends_first, !sends_first}) pass({peer, sending}, byte.data(), 1, *stream);
     }
@@ -100,6 +108,7 @@ class NcclLine : public DeviceExchange {
   }
 
   DeviceGroup group_;
+  std::mutex mutex_;  ///< of the map, which connect() may extend while the watch's thread reads it
   std::map<Key, std::unique_ptr<NcclGroup>> channels_;
 };
 

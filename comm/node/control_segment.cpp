@@ -8,7 +8,7 @@
 
 namespace tranche::comm {
 
-// std::atomic::notify_all is for the threads of one process.
+// std::atomic::notify_all only works within one process.
 void ControlSegment::notify() noexcept {
   notifications.fetch_add(1);
   if (waiters.load() == 0) return;

@@ -6,14 +6,14 @@
 
 namespace tranche::comm {
 
-/// Several processes map it, so nothing in it may hold an address or a lock.
+/// Several processes map it, so it must not contain an address or a lock.
 struct ControlSegment {
   static constexpr std::int64_t file_bytes = 4096;
 
-  std::uint64_t token = 0;  ///< tells peers that they have opened the right file
-  /// A futex: how often the rank was notified.
+  std::uint64_t token = 0;  ///< lets peers check that they opened the right file
+  /// A futex word: the number of notifications of the rank.
   alignas(64) std::atomic<std::uint32_t> notifications{0};
-  std::atomic<std::uint32_t> waiters{0};  ///< threads of the rank that sleep on the futex
+  std::atomic<std::uint32_t> waiters{0};  ///< the rank's threads that sleep on the futex
 
   /// Wakes the rank's waiters.
   void notify() noexcept;

@@ -28,7 +28,7 @@ Crossings::Bytes Crossings::sum(const OfMember& of_member) const {
 }
 
 Crossings::Bytes Crossings::to_all(std::int64_t bytes, int givers) const {
-  checked_multiply(bytes, layout_.ranks());  // the caller's count may be any number
+  checked_multiply(bytes, layout_.ranks());  // the caller's count is unchecked
   const auto here = static_cast<std::int64_t>(layout_.members(layout_.node(self_)).size());
   return sum([&](int member) { return member < givers ? bytes * (layout_.ranks() - here) : 0; });
 }

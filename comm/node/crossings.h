@@ -1,5 +1,5 @@
 #pragma once
-/// The bytes of a group's calls that go to other nodes. Arithmetic only. Private to comm/.
+/// Computes the bytes of a group's calls that go to other nodes. Arithmetic only. Private to comm/.
 
 #include <cstdint>
 #include <map>
@@ -13,17 +13,18 @@
 
 namespace tranche::comm {
 
-/// Counts what the operations of host memory send, as they are chosen by size. Thread-safe.
+/// Counts the bytes that operations on host memory send, including the choice of the algorithm by size.
+/// Thread-safe.
 class Crossings {
  public:
   struct Bytes {
-    std::int64_t own = 0;   ///< of this member
-    std::int64_t node = 0;  ///< of all members on its node
+    std::int64_t own = 0;   ///< this member's
+    std::int64_t node = 0;  ///< all members' on its node
   };
-  /// `windows`: whether ranks of a node can read each other's memory.
+  /// `windows`: true if ranks of a node can read each other's memory.
   Crossings(NodeLayout layout, int self, NodeCollectives collectives, bool windows);
 
-  /// `count` elements of each member.
+  /// `count` elements from each member.
   Bytes all_gather(std::int64_t count, DataType dtype) const;
   Bytes reduce_scatter(std::int64_t count, DataType dtype, const ReductionOptions& options) const;
   /// Each of the first `givers` members sends so many bytes to every other.

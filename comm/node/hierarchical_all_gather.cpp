@@ -25,7 +25,7 @@ std::int64_t HierarchicalAllGather::most_received(const NodeLayout& layout) {
   return most;
 }
 
-// A slot holds the own shard's chunk (empty where peers read the shard itself), then the shards that arrive.
+// A slot holds the rank's own chunk (empty where peers read the shard itself), then the shards that arrive.
 void HierarchicalAllGather::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype);
   std::memcpy(slot, static_cast<const unsigned char*>(call().mine) + first_of(chunk) * width,

@@ -8,11 +8,11 @@
 
 namespace tranche::comm {
 
-/// Sends each shard once to every other node; the ranks of a node read what has arrived from each other.
+/// Sends each shard once to every other node; the ranks of a node read the received shards from each other.
 class HierarchicalAllGather : public HierarchicalExchange {
  public:
   HierarchicalAllGather(OperationInfo info, WindowCall call, HierarchicalCall whole, void* full);
-  /// Shards of other nodes that a rank receives at most, for the size of a chunk.
+  /// The largest number of shards that a rank receives from other nodes, which determines the chunk size.
   static std::int64_t most_received(const NodeLayout& layout);
 
  private:
@@ -24,7 +24,7 @@ class HierarchicalAllGather : public HierarchicalExchange {
   void place(int member, std::int64_t chunk, const void* from);
 
   unsigned char* full_;
-  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by local index of who receives
+  std::vector<std::vector<int>> received_by_;   ///< members of other nodes, by their receiver's local index
   std::vector<bool> copied_, copied_received_;  ///< by local index
   bool told_ = false;
 };

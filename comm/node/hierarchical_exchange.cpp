@@ -32,8 +32,9 @@ bool HierarchicalExchange::settle(std::vector<std::pair<int, std::unique_ptr<Mes
   return messages.empty();
 }
 
-/// Ranks of other nodes that messages are wanted from, or have not been taken by. A node's messages wait
-/// until all of its ranks are there, so that only one that is alone there is missing for sure.
+/// The ranks of other nodes whose messages have not arrived, or which have not received ours. A node's
+/// messages wait until all of its ranks have called, so a missing rank is certain only if it is alone on its
+/// node.
 PendingPeers HierarchicalExchange::pending_on_other_nodes(bool sending) const {
   PendingPeers result{{}, sending, true};
   std::vector<int> alone;
@@ -52,7 +53,7 @@ PendingPeers HierarchicalExchange::pending_on_other_nodes(bool sending) const {
 PendingPeers HierarchicalExchange::pending_peers() const {
   if (std::vector<int> here = silent_peers(); !here.empty()) return {std::move(here)};
   if (PendingPeers elsewhere = pending_on_other_nodes(false); !elsewhere.ranks.empty()) return elsewhere;
-  // Those of this node are there, and wait for what comes from other nodes.
+  // The ranks of this node have called, and wait for messages from other nodes.
   PendingPeers here = WindowExchange::pending_peers();
   here.indirect = true;
   if (!here.sending && !here.ranks.empty()) return here;

@@ -1,5 +1,5 @@
 #pragma once
-/// The base of hierarchical collectives: ranks read each other's memory within a node, and messages go
+/// The base of hierarchical collectives: ranks read each other's memory within a node, and send messages
 /// between nodes. Private to comm/.
 
 #include <cstdint>
@@ -13,14 +13,14 @@
 
 namespace tranche::comm {
 
-/// The part of a rank in the whole group, beside the WindowCall of its node.
+/// A rank's place in the whole group; WindowCall describes its node.
 struct HierarchicalCall {
   std::shared_ptr<const NodeLayout> layout;
   std::vector<int> members;  ///< job ranks of the whole group
-  int self = 0;              ///< index in members
+  int self = 0;              ///< index of this rank in members
 };
 
-/// Messages to and from other nodes, chunk by chunk.
+/// The messages to and from other nodes, chunk by chunk.
 class HierarchicalExchange : public WindowExchange {
  public:
   HierarchicalExchange(OperationInfo info, WindowCall call, HierarchicalCall whole);
@@ -34,16 +34,16 @@ class HierarchicalExchange : public WindowExchange {
     std::int64_t chunk;
     std::vector<std::pair<int, std::unique_ptr<Message>>> sends, receives;  ///< by member of the group
   };
-  /// The transfer of a chunk that is under way.
+  /// The transfer of a chunk in flight.
   Transfer& transfer(std::int64_t chunk);
   void send(Transfer& transfer, int member, const void* data, std::int64_t bytes);
   void receive(Transfer& transfer, int member, void* data, std::int64_t bytes);
-  /// True once all have come or gone; `moved` is set when any did.
+  /// True once all have completed; `moved` is set when any did.
   static bool settle(std::vector<std::pair<int, std::unique_ptr<Message>>>& messages, bool& moved);
   const HierarchicalCall& whole() const { return whole_; }
   const NodeLayout& layout() const { return *whole_.layout; }
   int own_node() const { return layout().node(whole_.self); }
-  /// The group's member with a local index of this node.
+  /// The group's member with a local index on this node.
   int member_of(int local) const { return layout().members(own_node())[static_cast<std::size_t>(local)]; }
   void close_transfer() { transfers_.pop_front(); }
 

@@ -9,7 +9,7 @@
 namespace tranche::comm {
 
 namespace {
-/// Elements of which the sums of all groups are kept near before they are added up.
+/// The number of elements for which the sums of all groups stay in the cache before they are added.
 constexpr std::int64_t block_elements = 2048;
 }  // namespace
 
@@ -23,8 +23,8 @@ HierarchicalReduceScatter::HierarchicalReduceScatter(OperationInfo info, WindowC
   if (!plan_->sums(own_node()).empty()) destinations_ = layout().stands_towards(this->whole().self);
 }
 
-// A slot holds the pieces for all other members behind one another (empty where peers read the buffer
-// itself), then the sums that this rank sends, then what arrives: sums of all nodes, then pieces.
+// A slot holds, in this order, the parts for all other members (empty where peers read the buffer itself),
+// the sums that this rank sends, the sums that arrive from all nodes, and the parts that arrive.
 void HierarchicalReduceScatter::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   for (int member = 0; member < layout().ranks(); ++member) {
@@ -61,7 +61,7 @@ void HierarchicalReduceScatter::start_transfer(std::int64_t chunk) {
   Transfer& under_way = transfer(chunk);
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   unsigned char* place = arrivals(chunk);
-  // In the order in which a rank sends: its sums come last, since they take time.
+  // Receives are posted in the order in which a rank sends: sums come last, because they take time.
   std::vector<std::pair<int, unsigned char*>> sums;
   for (int from = 0; from < layout().nodes(); ++from) {
     if (from == own_node() || plan_->sums(from).empty()) continue;
@@ -141,7 +141,7 @@ WindowExchange::Progress HierarchicalReduceScatter::work(std::int64_t chunk) {
 bool HierarchicalReduceScatter::sum(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype), elements = elements_of(chunk);
   const std::int64_t out_width = size_of(result_.dtype);
-  // The addresses of each group's sum, or of its members' pieces.
+  // The address of each group's sum, or of its members' parts.
   struct Source {
     const unsigned char* sum = nullptr;
     std::vector<const unsigned char*> pieces;

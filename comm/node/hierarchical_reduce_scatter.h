@@ -11,8 +11,8 @@
 
 namespace tranche::comm {
 
-/// The deterministic reduction of docs/internals/design.md, bit for bit, for any spread of ranks over nodes.
-/// The ranks of a node share out the sums that leave it.
+/// The deterministic reduction of docs/internals/design.md, bit for bit, for any distribution of ranks over
+/// nodes. The ranks of a node divide among them the sums that leave it.
 class HierarchicalReduceScatter : public HierarchicalExchange {
  public:
   struct Result {
@@ -38,7 +38,7 @@ class HierarchicalReduceScatter : public HierarchicalExchange {
   std::shared_ptr<const ReducePlan> plan_;
   Result result_;
   std::vector<int> destinations_;
-  std::size_t summed_for_ = 0;  ///< destinations of the chunk that is being staged
+  std::size_t summed_for_ = 0;  ///< number of destinations whose sums are done
   bool started_ = false, summed_ = false;
 };
 

@@ -22,9 +22,9 @@ struct Signature {
   std::uint64_t token;
 };
 
-/// The peer's file, or -1 with errno.
+/// Opens the peer's file; -1 with errno on failure.
 int open_file_of(const Signature& signature) {
-  // From another container's view the number may be a process of somebody else, hence the token.
+  // In another container the process number may belong to another process, so the token is compared.
   const std::string path = fmt::format("/proc/{}/fd/{}", signature.process, signature.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0) return -1;
@@ -42,7 +42,7 @@ int open_file_of(const Signature& signature) {
 MpiWindow::MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own) : own_(own) {
   MPI_Comm_rank(communicator, &rank_);
   open_all(node);
-  // One rank's obstacle is all ranks': they have to choose alike.
+  // All ranks must choose the same algorithm, so an obstacle of one rank applies to all.
   const int mine = obstacle_.empty() ? INT_MAX : rank_;
   int culprit = INT_MAX;
   require_mpi(MPI_Allreduce(&mine, &culprit, 1, MPI_INT, MPI_MIN, communicator), "MPI_Allreduce");

@@ -14,25 +14,26 @@
 
 namespace tranche::comm {
 
-/// Opens the windows of the ranks of this node and maps pieces of them for reading when they are first asked
-/// for. A piece stays mapped until the end: allocations of a run are few and long-lived.
+/// Opens the windows of the ranks of this node, and maps an allocation for reading at its first use. It stays
+/// mapped until the end: a run has few, long-lived allocations.
 class MpiWindow {
  public:
-  /// Collective over `communicator`; `node` holds its ranks on this node. `own` null: this rank has no
-  /// window, so nobody reads anybody.
+  /// Collective over `communicator`; `node` holds its ranks on this node. If `own` is null, this rank has no
+  /// window, and no rank reads another's memory.
   MpiWindow(MPI_Comm communicator, MPI_Comm node, WindowMemory* own);
   ~MpiWindow();
   MpiWindow(const MpiWindow&) = delete;
   MpiWindow& operator=(const MpiWindow&) = delete;
 
-  /// By rank of the communicator. All ranks of every node can read each other's memory, or none can.
+  /// `rank` is a rank of the communicator. Either all ranks of every node can read each other's memory, or
+  /// none can.
   bool reads(int rank) const;
-  /// Why none can: "rank 1 cannot open the memory of rank 0: ..."; empty when all can.
+  /// The reason why none can: "rank 1 cannot open the memory of rank 0: ..."; empty when all can.
   const std::string& obstacle() const { return obstacle_; }
   WindowMemory* own() const { return own_; }
   /// Throws CommunicationError when the system refuses the mapping.
   const void* map_peer(int rank, const MemoryRegistration& registration);
-  /// The control segment of a rank that reads(), or of this one.
+  /// The control segment of a rank that this rank reads(), or its own.
   ControlSegment& segment(int rank);
 
  private:
@@ -40,7 +41,7 @@ class MpiWindow {
     int rank = 0, file = -1;
     ControlSegment* segment = nullptr;
     std::map<std::int64_t, std::pair<void*, std::int64_t>>
-        pieces;  ///< address and bytes, by place in the file
+        pieces;  ///< address and bytes, by offset in the file
   };
   void open_all(MPI_Comm node);
   Neighbour* neighbour(int rank);

@@ -20,7 +20,8 @@ NodeLayout::NodeLayout(const std::vector<int>& nodes) {
 
 std::int64_t NodeLayout::count_towards(int member) const {
   const auto size = static_cast<int>(members(node(member)).size());
-  // On a node of `others` ranks, those whose local index is this one's modulo the ranks here.
+  // The result for a node of `others` ranks: those whose local index equals this rank's, modulo the number of
+  // ranks here.
   const auto on = [&](int others) {
     return others > local(member) ? (others - local(member) + size - 1) / size : 0;
   };

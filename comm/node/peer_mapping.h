@@ -5,8 +5,8 @@
 
 namespace tranche::comm {
 
-/// Maps a peer's memory for reading while the object lives. Null when the peer has failed and deregistered
-/// it.
+/// Maps a peer's memory for reading during the object's lifetime. Null when the peer has failed and
+/// deregistered it.
 class PeerMapping {
  public:
   PeerMapping(Transport& transport, int rank, const MemoryRegistration& registration);

@@ -13,7 +13,7 @@ ReducePlan::ReducePlan(const NodeLayout& layout, int group_size, std::int64_t wi
   for (int first = 0; first < givers_; first += group_size_) {
     const int group = static_cast<int>(node_of_group_.size());
     const int end = std::min(first + group_size_, givers_);
-    bool one_node = end - first > 1;  // the sum of one is what it has
+    bool one_node = end - first > 1;  // one member's sum is its own data
     for (int member = first; member < end; ++member) one_node &= layout.node(member) == layout.node(first);
     node_of_group_.push_back(one_node ? layout.node(first) : -1);
     if (one_node) {

@@ -11,7 +11,7 @@
 namespace tranche::comm {
 
 namespace {
-/// Chunks are multiples of this, so that what follows them in a slot stays aligned.
+/// Chunks are multiples of this, so that the data after them in a slot stays aligned.
 constexpr std::int64_t chunk_granule = 16;
 }  // namespace
 
@@ -25,8 +25,8 @@ WindowAlgorithms::WindowAlgorithms(ProgressEngine& engine, std::vector<int> memb
   }
   layout_ = std::make_shared<const NodeLayout>(nodes);
   if (options.collectives == NodeCollectives::messages || layout_->nodes() == layout_->ranks()) return;
-  // The same answer on every rank: which memory ranks can read has been agreed on, and nodes that were only
-  // declared have to lie within real ones.
+  // The answer is the same on every rank: the ranks have agreed on which memory they can read, and declared
+  // nodes must lie within real ones.
   available_ = transport.window_obstacle().empty();
   for (int node = 0; node < layout_->nodes(); ++node) {
     const auto& there = layout_->members(node);
@@ -89,7 +89,7 @@ std::unique_ptr<Operation> WindowAlgorithms::reduce_scatter(OperationInfo info, 
   WindowCall call = window_call(const_cast<void*>(full), ranks * count * size_of(dtype), count, dtype);
   call.chunk = reduction_chunk(engine_.slot_bytes(), ranks, dtype, options.bucket_elements);
   const std::int64_t width = size_of(output_dtype);
-  // A sum that is added to has its lines in the caches already.
+  // A sum that is accumulated has its output in the caches already.
   const auto target = !options.accumulate && count * width >= streamed_bytes ? kernels::SumTarget::memory
                                                                              : kernels::SumTarget::caches;
   auto combine = [engine = &engine_, output_dtype, options, dtype, target](

@@ -9,8 +9,8 @@ namespace tranche::comm {
 
 namespace {
 
-/// Bytes of a member that all ranks gather before they go on to the next: of all members together they fit
-/// the caches that a socket's cores share.
+/// The bytes of a member that all ranks gather before the next such part: over all members they fit the
+/// caches that a socket's cores share.
 constexpr std::int64_t piece_bytes = std::int64_t{1} << 20;
 
 void copy(void* to, const void* from, std::int64_t bytes, bool streamed) {
@@ -33,8 +33,8 @@ void WindowAllGather::fill(std::int64_t chunk, unsigned char* slot) {
        elements_of(chunk) * width, false);
 }
 
-// Piece by piece of all members: those that read a piece after the first find it in the cache that they
-// share. Each rank begins with its own, so that not all read the same member at once.
+// Copies part by part from all members: ranks that read a part after the first find it in the shared cache.
+// Each rank begins with its own, so that the ranks do not all read the same member at once.
 WindowExchange::Progress WindowAllGather::work(std::int64_t chunk) {
   const std::int64_t width = size_of(call().dtype);
   const std::int64_t total = call().count * width, first = first_of(chunk) * width;

@@ -16,10 +16,10 @@ class WindowAllGather : public WindowExchange {
   void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress work(std::int64_t chunk) override;
   unsigned char* full_;
-  std::int64_t copied_ = 0;  ///< pieces of the chunk
+  std::int64_t copied_ = 0;  ///< parts of the current chunk
 };
 
-/// From this size on, of all members together, gathered bytes are written past the caches.
+/// Gathered bytes are written past the caches from this size on, over all members.
 inline constexpr std::int64_t streamed_gather_bytes = 4 << 20;
 
 }  // namespace tranche::comm

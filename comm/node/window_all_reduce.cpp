@@ -18,7 +18,7 @@ WindowAllReduce::WindowAllReduce(OperationInfo info, WindowCall call, Combine co
 
 std::pair<std::int64_t, std::int64_t> WindowAllReduce::slice(int member, std::int64_t chunk) const {
   const std::int64_t elements = elements_of(chunk);
-  // Multiples of a cache line, so that no two ranks write one.
+  // Slices are multiples of a cache line, so that no two ranks write to the same line.
   const std::int64_t part = ((elements + ranks() - 1) / ranks() + 15) / 16 * 16;
   const std::int64_t first = std::min(member * part, elements);
   return {first, std::min(part, elements - first)};
@@ -51,7 +51,7 @@ WindowExchange::Progress WindowAllReduce::work(std::int64_t chunk) {
         if (mappings.back().data() == nullptr) return Progress::waits;
         pieces[static_cast<std::size_t>(member)] = mappings.back().data();
       }
-      // In place: nobody else reads this rank's part of its own slice.
+      // The result is written in place: no other rank reads this rank's part of its own slice.
       combine_(pieces, own_at(begin), count);
     }
     combined_ = true;

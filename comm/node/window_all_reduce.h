@@ -11,8 +11,8 @@
 
 namespace tranche::comm {
 
-/// values = their combination over the members, in rank order: each rank combines a slice of every chunk
-/// where it lies, then all copy the others' slices.
+/// values = their combination over the members, in rank order. Each rank combines a slice of every chunk in
+/// place, then all copy the others' slices.
 class WindowAllReduce : public WindowExchange {
  public:
   using Combine = std::function<void(std::span<const void* const> pieces, void* result, std::int64_t count)>;
@@ -22,7 +22,7 @@ class WindowAllReduce : public WindowExchange {
   void fill(std::int64_t chunk, unsigned char* slot) override;
   Progress work(std::int64_t chunk) override;
   bool two_phases() const override { return true; }
-  /// Elements of a chunk that a member combines.
+  /// The elements of a chunk that a member combines.
   std::pair<std::int64_t, std::int64_t> slice(int member, std::int64_t chunk) const;
   Combine combine_;
   bool combined_ = false;

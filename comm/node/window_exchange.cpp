@@ -26,8 +26,8 @@ std::int64_t WindowExchange::elements_of(std::int64_t chunk) const {
   return std::min(call_.chunk, call_.count - first_of(chunk));
 }
 
-/// A rank that copies nothing notifies once, one that copies notifies for every chunk; and so for what its
-/// readers tell it.
+/// The number of control messages from a peer. A rank that does not copy publishes once, a rank that copies
+/// publishes every chunk; the readers' done messages follow the same rule.
 std::int64_t WindowExchange::expected(const Peer& peer) const {
   const std::int64_t registrations = peer.direct ? 1 : chunks_;
   const std::int64_t dones = call_.registration && !reads_slots() ? 1 : chunks_;
@@ -66,7 +66,7 @@ bool WindowExchange::move_control_messages() {
     if (member == call_.self) continue;
     Peer& peer = peers_[static_cast<std::size_t>(member)];
     for (;;) {
-      // The first control message says how many there will be.
+      // The first control message determines how many will follow.
       const std::int64_t wanted = peer.received == 0 ? 1 : expected(peer);
       if (!peer.receiving) {
         if (peer.received == wanted) break;
@@ -101,12 +101,13 @@ bool WindowExchange::publish(StagingBuffer& staging) {
     published_ = chunks_;
   } else {
     if (slots_.size() == 2) return false;
-    // A second slot only when the first chunk has proved that the peers are here, as in ReduceExchange.
+    // A second slot is taken only after the first chunk has shown that the peers have called, as in
+    // ReduceExchange.
     if (slots_.size() == 1 && !all_peers([&](const Peer& peer) { return peer.published > 0; })) return false;
     const int slot = staging.take(order);
     if (slot < 0) return false;
     auto* data = static_cast<unsigned char*>(staging.data(slot));
-    slots_.push_back({slot, published_, {}, data});  // first, so that the slot is given back whatever happens
+    slots_.push_back({slot, published_, {}, data});  // first, so that the slot is always released
     const auto place = transport().register_memory(data, staging.slot_bytes());
     if (!place) throw LogicError("the staging buffer lies outside of the window");
     slots_.back().registration = *place;

@@ -12,7 +12,7 @@ WindowReduceScatter::WindowReduceScatter(OperationInfo info, WindowCall call, Ou
       givers_(std::min(givers, ranks())),
       combine_(std::move(combine)) {}
 
-// A slot holds the pieces for the members behind one another, the own one left out.
+// A slot holds the parts for the other members in order, without this rank's own.
 void WindowReduceScatter::fill(std::int64_t chunk, unsigned char* slot) {
   const std::int64_t width = size_of(call().dtype), bytes = elements_of(chunk) * width;
   for (int member = 0; member < ranks(); ++member) {
@@ -38,7 +38,7 @@ WindowExchange::Progress WindowReduceScatter::work(std::int64_t chunk) {
       pieces[static_cast<std::size_t>(member)] = static_cast<const unsigned char*>(call().mine) + direct;
       continue;
     }
-    const int place = self < member ? self : self - 1;  // among the pieces of that member's slot
+    const int place = self < member ? self : self - 1;  // index of our part in that member's slot
     mappings.push_back(map_chunk(member, chunk, direct, (place * elements + summed_) * width));
     if (mappings.back().data() == nullptr) return Progress::waits;
     pieces[static_cast<std::size_t>(member)] = mappings.back().data();

@@ -10,7 +10,7 @@
 
 namespace tranche::comm {
 
-/// output = deterministic sum of the pieces for this rank of the first `givers` members.
+/// output = the deterministic sum of this rank's parts from the first `givers` members.
 class WindowReduceScatter : public WindowExchange {
  public:
   /// Writes the sum of pieces[member], `count` elements each, to `out`.
@@ -28,10 +28,10 @@ class WindowReduceScatter : public WindowExchange {
   Output output_;
   int givers_;
   Combine combine_;
-  std::int64_t summed_ = 0;  ///< elements of the chunk
+  std::int64_t summed_ = 0;  ///< elements of the current chunk
 };
 
-/// From this size on results are written past the caches.
+/// Results are written past the caches from this size on.
 inline constexpr std::int64_t streamed_bytes = 1 << 20;
 
 }  // namespace tranche::comm

@@ -22,8 +22,8 @@ namespace {
 constexpr int yields = 40;  ///< polls before the first sleep, about 20 microseconds
 constexpr auto idle_poll = std::chrono::milliseconds(100);
 
-/// Longer the longer nothing came: at most a fiftieth of `waited`, so that the last pause adds little to the
-/// wait, while a rank that waits for long leaves its cores to those that compute.
+/// The pause grows with the waiting time, to at most a fiftieth of `waited`: the last pause adds little to
+/// the wait, and a rank that waits for long leaves its cores to ranks that compute.
 std::chrono::microseconds pause_after(int quiet, std::chrono::microseconds waited) {
   constexpr std::chrono::microseconds at_first{100}, longest{5000};
   if (waited < at_first * 50) return std::min(at_first, std::chrono::microseconds(10) * (quiet - yields + 1));
@@ -56,7 +56,7 @@ struct CommunicationThread::Impl {
   }
   Found poll(HostEvent* wanted);
   void loop();
-  /// True when there is work for the thread itself, even during inline progress. The mutex is held.
+  /// True when there is work for this thread itself, even during inline progress. The mutex is held.
   bool called() const { return signalled || stopping || !commands.empty(); }
 };
 
@@ -82,7 +82,7 @@ void CommunicationThread::Impl::loop() {
   for (;;) {
     {
       std::unique_lock lock(mutex);
-      // It polls now and then all the same, so that nothing depends on a caller that does not get to it.
+      // It still polls now and then, so that progress does not depend on a caller that is not scheduled.
       if (inline_callers > 0)
         changed.wait_for(lock, idle_poll, [this] { return called() || inline_callers == 0; });
     }
@@ -145,7 +145,7 @@ bool CommunicationThread::run(std::function<void()> work, double seconds) {
     bool done = false;
     std::exception_ptr error;
   };
-  auto outcome = std::make_shared<Outcome>();  // shared: the caller may leave first
+  auto outcome = std::make_shared<Outcome>();  // shared, because the caller may leave first
   {
     const std::lock_guard lock(impl_->mutex);
     impl_->commands.emplace_back([outcome, work = std::move(work)] {
@@ -195,7 +195,7 @@ std::shared_ptr<void> CommunicationThread::begin_inline_progress(
               const std::lock_guard lock(of->mutex);
               last = --of->inline_callers == 0;
             }
-            // The thread goes on with the rest.
+            // The thread continues with the remaining work.
             if (last && of->busy.load(std::memory_order_relaxed)) thread->wake();
           }};
 }

@@ -17,7 +17,7 @@ void DirectOperation::start() {
 
 bool DirectOperation::advance(Transport& transport, StagingBuffer&) {
   bool moved = false;
-  // Receives first: data that finds its buffer posted need not wait or be kept elsewhere.
+  // Receives come first, because data that finds its buffer posted is not buffered elsewhere.
   for (Flow& flow : receives_) moved |= flow.advance(transport);
   for (Flow& flow : sends_) moved |= flow.advance(transport);
   return moved;

@@ -12,7 +12,7 @@ namespace tranche::comm {
 /// Moves bytes without arithmetic: gathers, broadcasts, all-to-all, send, recv, barriers.
 class DirectOperation : public Operation {
  public:
-  /// `local` is this rank's own copy, made first.
+  /// `local` copies this rank's own part and runs first.
   DirectOperation(OperationInfo info, std::function<void()> local, std::vector<Flow> sends,
                   std::vector<Flow> receives);
   void start() override;

@@ -7,7 +7,8 @@
 namespace tranche::comm {
 
 namespace {
-/// Messages of one flow under way at once: enough to hide the hand-shake of one behind the data of another.
+/// The number of messages of one flow in flight: enough to hide the handshake of one behind the data of
+/// another.
 constexpr std::size_t flow_window = 4;
 }  // namespace
 
@@ -17,7 +18,7 @@ Flow::Flow(bool sending, int peer, void* data, std::int64_t bytes, std::int64_t 
       data_(static_cast<unsigned char*>(data)),
       bytes_(bytes),
       message_bytes_(std::max<std::int64_t>(message_bytes, 1)),
-      // A flow of no bytes is one empty message: what a barrier is made of.
+      // A flow of no bytes is one empty message, as barriers use.
       messages_(std::max<std::int64_t>(divide_round_up(bytes, message_bytes_), 1)),
       tag_(tag) {}
 

@@ -1,5 +1,5 @@
 #pragma once
-/// One direction of one pair of ranks: bytes cut in messages. Private to comm/.
+/// One direction between a pair of ranks: bytes divided into messages. Private to comm/.
 
 #include <cstdint>
 #include <deque>
@@ -9,7 +9,7 @@
 
 namespace tranche::comm {
 
-/// Sends or receives bytes of one pair of ranks as messages in order, a few of them under way at once.
+/// Sends or receives the bytes of one pair of ranks as messages in order, with a few of them in flight.
 class Flow {
  public:
   Flow(bool sending, int peer, void* data, std::int64_t bytes, std::int64_t message_bytes, const Tag& tag);
@@ -19,7 +19,7 @@ class Flow {
   Flow& operator=(const Flow&) = delete;
   bool advance(Transport& transport);
   bool finished() const { return completed_ == messages_; }
-  /// Messages that have gone, from the first on.
+  /// The number of completed messages, counted from the first.
   std::int64_t completed() const { return completed_; }
   int peer() const { return peer_; }
   void abandon() { window_.clear(); }

@@ -11,17 +11,18 @@ namespace tranche {
 
 namespace {
 
-/// The number in a variable of the environment; 0 where it is not set or is none.
+/// The number in an environment variable; 0 if it is not set or not a number.
 int number_in(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? 0 : std::atoi(text);
 }
 
-/// A batch system that starts tasks, and how it shows that this process is one of several.
+/// A batch system that starts tasks, and the variables by which a process recognises that it is one of
+/// several.
 struct Batch {
-  const char* several;  ///< a variable that is above 1 in each of them
+  const char* several;  ///< a variable above 1 in each of several tasks
   const char* task;     ///< a variable that is set too
-  const char* command;  ///< that starts tasks
+  const char* command;  ///< the command that starts tasks
   const char* cure;
 };
 constexpr std::array<Batch, 4> batches{{
@@ -34,7 +35,7 @@ constexpr std::array<Batch, 4> batches{{
 }  // namespace
 
 bool started_by_mpi_launcher() {
-  // Open MPI's mpirun; PMI-1/2 (MPICH, Slurm); PMIx (Slurm, PRRTE).
+  // The variables of Open MPI's mpirun, PMI-1/2 (MPICH, Slurm) and PMIx (Slurm, PRRTE).
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK"}) {
     if (std::getenv(name) != nullptr) return true;
   }
@@ -43,7 +44,8 @@ bool started_by_mpi_launcher() {
 
 int ranks_of_node_by_launcher() {
   if (const int ranks = number_in("OMPI_COMM_WORLD_LOCAL_SIZE"); ranks > 0) return ranks;
-  // Slurm's: "4(x2),3" is two nodes of four tasks and one of three, of which SLURM_NODEID is this one.
+  // In Slurm's format "4(x2),3" means two nodes with four tasks and one with three; SLURM_NODEID selects this
+  // node.
   const char* list = std::getenv("SLURM_STEP_TASKS_PER_NODE");
   if (list == nullptr || std::getenv("SLURM_NODEID") == nullptr) return 0;
   int left = number_in("SLURM_NODEID");
@@ -77,7 +79,7 @@ void require_joined_tasks() {
 }
 
 void require_joined_world(int size) {
-  // Slurm's own count is of the step, which is mpirun's daemons where mpirun was the launcher.
+  // Slurm counts the tasks of the step; these are mpirun's daemons if mpirun was the launcher.
   const int by_mpirun = number_in("OMPI_COMM_WORLD_SIZE"), by_pmi = number_in("PMI_SIZE");
   const int started = by_mpirun > 0 ? by_mpirun : by_pmi > 0 ? by_pmi : number_in("SLURM_STEP_NUM_TASKS");
   if (size > 1 || started <= 1) return;

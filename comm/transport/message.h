@@ -5,12 +5,13 @@
 
 namespace tranche::comm {
 
-/// Tells messages of one pair of ranks apart. Messages of equal tags match in the order they were posted.
+/// Identifies messages between a pair of ranks. Messages with equal tags match in the order in which they
+/// were posted.
 struct Tag {
   int context = 0;              ///< the communicator; unique among those that two ranks share
   bool point_to_point = false;  ///< send and recv, or a collective
   std::uint64_t sequence = 0;   ///< of the collective, or of the pair
-  std::uint32_t call = 0;       ///< hash_of_call of a collective: what differs does not match
+  std::uint32_t call = 0;       ///< hash_of_call of a collective, so that different calls do not match
   friend bool operator==(const Tag&, const Tag&) = default;
 };
 
@@ -20,7 +21,7 @@ inline Tag control_tag(Tag tag) {
   return tag;
 }
 
-/// A message under way. Destroying it abandons it: the local buffer is not touched any more.
+/// A message in flight. Destroying it abandons it: the local buffer is not accessed any more.
 class Message {
  public:
   virtual ~Message() = default;

@@ -25,7 +25,7 @@ std::string_view name_of_level(int level) {
   }
 }
 
-/// MPI, initialised by us, and the one thread of the process that calls it.
+/// MPI, initialised by this library, and the only thread of the process that calls it.
 class MpiProcess {
  public:
   MpiProcess() {
@@ -53,16 +53,16 @@ class MpiProcess {
     });
   }
   ~MpiProcess() {
-    // MPI_Finalize waits for all peers: after a failure it would never return.
+    // MPI_Finalize waits for all peers; after a failure it would never return.
     if (*clean) thread.run([] { MPI_Finalize(); });
   }
 
   comm::CommunicationThread thread;
-  std::shared_ptr<bool> clean = std::make_shared<bool>(true);  // of the thread
+  std::shared_ptr<bool> clean = std::make_shared<bool>(true);  // used by the thread
 };
 
-/// MPI can be started once in a process, so whether it is running is a fact of the process, not of a caller:
-/// the one place where state of the process is kept.
+/// MPI can be initialised once per process, so this is state of the process, not of a caller. It is the only
+/// such state in the library.
 std::shared_ptr<MpiProcess> mpi_process() {
   static std::mutex mutex;
   static std::weak_ptr<MpiProcess> running;
@@ -72,7 +72,7 @@ std::shared_ptr<MpiProcess> mpi_process() {
   return process;
 }
 
-/// Options with a window of the communicator's own where the caller brings neither memory nor window.
+/// Adds a window owned by the communicator to options without memory and window.
 struct WithWindow {
   explicit WithWindow(const CommunicatorOptions& given) : options(given) {
     if (options.memory != nullptr || options.window != nullptr ||
@@ -143,7 +143,7 @@ std::string mpi_version() {
   char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;
   MPI_Get_library_version(text, &length);
-  // "Open MPI v4.1.4, package: ..." is said as "Open MPI 4.1.4".
+  // "Open MPI v4.1.4, package: ..." is shortened to "Open MPI 4.1.4".
   std::string version(text, static_cast<std::size_t>(length));
   version.resize(std::min(version.size(), version.find_first_of(",\n")));
   if (const auto v = version.find(" v"); v != std::string::npos) version.erase(v + 1, 1);

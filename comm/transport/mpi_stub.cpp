@@ -1,4 +1,4 @@
-/// In the place of the MPI backend in builds without it.
+/// Replaces the MPI backend in builds without it.
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 

@@ -31,13 +31,13 @@ namespace {
 
 using detail::seconds_now;
 
-// A tag's 30 bits: 8 of context, 1 for point to point, 21 of sequence, of which a collective gives 9 to its
-// hash. Messages of one tag match in order, so a number may come again once 4096 later collectives have been
-// issued: an operation and those of its unit wait for each other, and are not as far apart. Where hashes are
-// equal by chance the sequence hash, compared at every step's end, finds what calls differ.
+// A tag has 30 bits: 8 of context, 1 for point to point, 21 of sequence, of which a collective uses 9 for its
+// hash. Messages with equal tags match in order, so a number may be reused once 4096 later collectives have
+// been issued: an operation and those of its unit wait for each other, and are never that far apart. If
+// hashes are equal by chance, the sequence hash, compared at every step's end, detects that calls differ.
 constexpr int sequence_bits = 21, call_bits = 9, context_bits = 8;
 static_assert(failure_tag == 1 << (sequence_bits + 1 + context_bits));
-/// More than a rank needs to hear of a failure and to say so, less than anybody who waits would notice.
+/// The longest time for reporting a failure at the end; a rank needs less, and longer would be noticed.
 constexpr double longest_parting_seconds = 1;
 
 int pack(const Tag& tag) {
@@ -61,8 +61,8 @@ class MpiMessage : public Message {
   ~MpiMessage() override {
     if (request_ == MPI_REQUEST_NULL) return;
     if (!sending_) {
-      // A receive that has not been matched is cancelled at once. One that has is given a moment to end, as
-      // its data would otherwise arrive in memory that is no longer ours.
+      // An unmatched receive is cancelled at once. A matched one gets a moment to end, because its data would
+      // otherwise arrive in memory that is no longer ours.
       MPI_Cancel(&request_);
       int done = 0;
       for (int tries = 0; tries < 1000; ++tries) {
@@ -105,7 +105,7 @@ class MpiMessage : public Message {
   const RankNames& names_;
 };
 
-/// A message in pieces. It is done when all of them are.
+/// A message divided into pieces. It is done when all of them are.
 class MessageInPieces : public Message {
  public:
   void add(std::unique_ptr<Message> piece) { pieces_.push_back(std::move(piece)); }
@@ -119,18 +119,18 @@ class MessageInPieces : public Message {
   std::size_t done_ = 0;
 };
 
-/// In front of the text of a report.
+/// The header before the text of a report.
 struct ReportHead {
   int rank, status, cause_follows, ended;
 };
 
-/// A signature that may be on its way still.
+/// A signature whose send may still be pending.
 struct SentSignature {
   CallSignature signature;
   MPI_Request request;
 };
 
-/// A report on its way to all peers.
+/// A report that is being sent to all peers.
 struct OutgoingReport {
   std::string text;
   std::vector<MPI_Request> posts;
@@ -145,7 +145,7 @@ class MpiTransport : public Transport {
     MPI_Comm_size(comm_, &size_);
     void* bound = nullptr;
     int found = 0;
-    // A constant of the library that is kept on the world only, not on what was split off it.
+    // This attribute is attached to the world only, not to communicators split from it.
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, static_cast<void*>(&bound), &found);
     if (found == 0 || *static_cast<int*>(bound) < parting_tag) {
       throw CommunicationError(fmt::format("this MPI has tags up to {} only; {} are needed",
@@ -175,7 +175,7 @@ class MpiTransport : public Transport {
   }
 
   std::shared_ptr<WakeEvent> wake_event() override {
-    // A rank alone on its node has no obstacle even where the system gave it no window.
+    // A rank alone on its node needs no window, so a missing one is not an obstacle.
     const WindowMemory* own = window_->own();
     if (own == nullptr || !own->available() || !window_->obstacle().empty()) return nullptr;
     return std::make_shared<FutexWakeEvent>(*own->control_segment());
@@ -201,7 +201,7 @@ class MpiTransport : public Transport {
 
   std::optional<FailureReport> poll_failure() override {
     if (listening_ == MPI_REQUEST_NULL) return failure_;
-    // Each poll of MPI gives the core away where ranks are more than cores.
+    // Each poll of MPI yields the core if there are more ranks than cores.
     const double now = seconds_now();
     if (now < next_poll_) return failure_;
     next_poll_ = now + 100e-6;
@@ -254,7 +254,7 @@ class MpiTransport : public Transport {
   }
 
   void send_signature(const CallSignature& signature, int peer) override {
-    // Small enough to be gone at once; few enough to be kept.
+    // Signatures are small enough to be sent eagerly, and few enough to be kept.
     SentSignature& sent = sent_signatures_.emplace_back(SentSignature{signature, MPI_REQUEST_NULL});
     require_mpi(MPI_Isend(&sent.signature, sizeof(CallSignature), MPI_BYTE, peer, signature_tag, comm_,
                           &sent.request),
@@ -286,13 +286,13 @@ class MpiTransport : public Transport {
     for (SentSignature& sent : sent_signatures_) {
       if (clean && sent.request != MPI_REQUEST_NULL) MPI_Wait(&sent.request, MPI_STATUS_IGNORE);
     }
-    // After a failure the communicator stays: freeing it may wait for peers that are gone.
+    // After a failure the communicator is not freed, because that may wait for peers that are gone.
     if (clean) MPI_Comm_free(&comm_);
     if (!clean && clean_end_) *clean_end_ = false;
   }
 
  private:
-  /// Posts a message, in pieces where a collective's data goes to another node.
+  /// Posts a message, in pieces if it is a collective's data to another node.
   template <typename Call>
   std::unique_ptr<Message> post(std::int64_t bytes, int peer, const Tag& tag, bool sending, Call&& call) {
     const auto one = [&](std::int64_t first, std::int64_t size) {
@@ -339,8 +339,8 @@ class MpiTransport : public Transport {
                 "MPI_Irecv");
   }
 
-  /// Behind a failure: waits until all peers are here too. The launcher ends the job as soon as one process
-  /// has ended with an error, and each is to say before why it ends.
+  /// Called after a failure: waits until all peers have arrived here too. The launcher ends the job as soon
+  /// as one process exits with an error, but each rank should report its reason before.
   void part(double seconds) noexcept {
     std::vector<MPI_Request> requests;
     std::vector<char> bytes(static_cast<std::size_t>(size_) + 1);
@@ -367,7 +367,8 @@ class MpiTransport : public Transport {
     }
   }
 
-  /// Tells the peers that this rank has ended, if one of them waits in a call that it will never issue.
+  /// Sends the peers a report that this rank has ended, if one of them waits in a call that it will never
+  /// issue.
   bool answers_in_vain(double limit) {
     for (CallSignature theirs; farewell() && poll_signature(theirs);) {
       const std::optional<FailureReport> report = farewell()(theirs);
@@ -379,7 +380,8 @@ class MpiTransport : public Transport {
     return false;
   }
 
-  /// A barrier that gives up after `seconds`, when a peer reports a failure, or when one waits for this rank.
+  /// A barrier that gives up after `seconds`, when a peer reports a failure, or when a peer waits for this
+  /// rank.
   bool in_step(double seconds) noexcept {
     MPI_Request barrier = MPI_REQUEST_NULL;
     if (MPI_Ibarrier(comm_, &barrier) != MPI_SUCCESS) return false;
@@ -400,7 +402,7 @@ class MpiTransport : public Transport {
 
   MPI_Comm comm_;
   std::shared_ptr<bool> clean_end_;
-  int local_size_;  ///< ranks of a declared node; 0: nodes are those of the machines
+  int local_size_;  ///< ranks of a declared node; 0: nodes are the machines
   int rank_ = 0, size_ = 1;
   std::vector<int> nodes_;
   std::unique_ptr<MpiWindow> window_;
@@ -412,7 +414,7 @@ class MpiTransport : public Transport {
   std::deque<SentSignature> sent_signatures_;
   double next_poll_ = 0;  ///< for failures and signatures
   std::optional<FailureReport> failure_;
-  std::array<OutgoingReport, 2> outgoing_;  ///< with a cause that follows; others
+  std::array<OutgoingReport, 2> outgoing_;  ///< reports whose cause follows; others
 };
 
 }  // namespace

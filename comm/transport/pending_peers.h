@@ -10,9 +10,9 @@ namespace tranche::comm {
 
 /// The peers that an operation waits for.
 struct PendingPeers {
-  std::vector<int> ranks;  ///< of the job
-  bool sending = false;    ///< they have not taken our data (everything of theirs has arrived)
-  bool indirect = false;   ///< they may be there, and wait for others themselves
+  std::vector<int> ranks;  ///< job ranks
+  bool sending = false;    ///< true: they have not received our data (all of theirs has arrived)
+  bool indirect = false;   ///< true: they may have called, and wait for others themselves
 };
 
 /// "<what>: no data from rank 2 after 0.2 s (rank 2 has not entered ...)".

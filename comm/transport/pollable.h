@@ -1,5 +1,5 @@
 #pragma once
-/// The interface of the work that a communication thread drives. Private to comm/.
+/// The interface of work that a communication thread drives. Private to comm/.
 
 namespace tranche {
 class HostEvent;
@@ -10,12 +10,12 @@ namespace tranche::comm {
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  /// Moves everything that can move; returns whether anything did. Stops early once `wanted` (may be null)
-  /// has passed. Never blocks. Called by one thread at a time.
+  /// Makes all possible progress; returns whether anything moved. Stops early once `wanted` (may be null) has
+  /// passed. Never blocks. Called by one thread at a time.
   virtual bool poll(HostEvent* wanted) = 0;
-  /// True while operations are pending, whose progress only polling finds.
+  /// True while operations are pending that only progress by polling.
   virtual bool busy() const = 0;
-  /// True when it has to be polled now and then even while it is idle.
+  /// True when it must be polled now and then even while it is idle.
   virtual bool needs_polling() const = 0;
 };
 

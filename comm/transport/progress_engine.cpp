@@ -16,11 +16,11 @@ namespace tranche::comm {
 using detail::seconds_now;
 
 namespace {
-/// An exception that unwinds is at its handler within milliseconds; one that is handled without a word to the
-/// peers does not keep them for longer.
+/// The longest wait for the cause of a failure. An unwinding exception reaches its handler within
+/// milliseconds; if a handler never reports the cause, the peers wait no longer than this.
 constexpr double longest_unwinding_seconds = 2;
-/// An operation that has not moved for so long, or for a quarter of the time-out, asks whether its peers are
-/// at the same one.
+/// An operation that has not moved for so long, or for a quarter of the time-out, asks its peers whether they
+/// are in the same one.
 constexpr double patience_seconds = 0.1;
 }  // namespace
 
@@ -86,7 +86,7 @@ bool ProgressEngine::bid_farewell() noexcept {
       return false;
     }
   } catch (...) {
-    // Out of memory: the peers' time-outs end them.
+    // Memory is exhausted; the peers' time-outs end their calls.
   }
   return true;
 }
@@ -103,7 +103,7 @@ Event ProgressEngine::submit(std::unique_ptr<Operation> operation) {
         },
         {}, wake_event_);
   } else if (attached_) {
-    // A waiting caller does the work meanwhile.
+    // A waiting caller makes progress in place of the thread.
     const std::weak_ptr<CommunicationThread> thread = thread_;
     done->set_progress(
         [thread, wanted = done.get()] {
@@ -181,14 +181,14 @@ void ProgressEngine::note_call(const CallSignature& mine) {
 void ProgressEngine::tell_peers(const CallSignature& mine, std::vector<int> ranks) noexcept {
   try {
     if (!attached_) return;
-    // The destructor waits behind the commands of this thread, which must not hold the last reference.
+    // The destructor waits for this thread's commands, so a command must not hold the last reference.
     const auto tell = [this, mine, ranks = std::move(ranks)] {
       const std::lock_guard progress(progress_mutex_);
       for (const int rank : ranks) transport_->send_signature(mine, rank);
     };
     thread_->run(tell, 0);
   } catch (...) {
-    // Nobody is asked: the time-out remains.
+    // The peers are not asked; the time-out still applies.
   }
 }
 
@@ -297,7 +297,7 @@ void ProgressEngine::end_waiting() noexcept {
     tell_waiting(told, other);
     if (other < 0) told_.clear();
   } catch (...) {
-    // The peers take this rank to wait: a time-out of theirs comes later.
+    // The peers assume that this rank still waits, so their time-out comes later.
   }
 }
 
@@ -339,7 +339,7 @@ bool ProgressEngine::compare_signatures() {
       mine = record_.same_number(theirs);
       if (mine) text = difference(*mine, theirs, transport_->rank_names());
       if (!text.empty())
-        transport_->send_signature(*mine, theirs.rank);  // lest it waits until it asks itself
+        transport_->send_signature(*mine, theirs.rank);  // otherwise the peer would wait until it asks itself
       return true;
     });
   }
@@ -357,8 +357,8 @@ void ProgressEngine::expire(Operation& operation, double now) {
   }
   if (waited < timeout) return;
   PendingPeers pending = operation.pending_peers();
-  // A rank that sees no more than that others wait leaves it to them to name the cause. One that waits in a
-  // message of its own may have begun to up to a time-out later than this rank.
+  // A rank whose peers all wait for others leaves it to them to name the cause. A rank that waits in a
+  // message of its own may have begun up to a time-out later than this one.
   const auto waits_itself = [&](int rank) {
     const auto found = waiting_.find(rank);
     return found != waiting_.end() && found->second != transport_->rank();
@@ -401,7 +401,7 @@ ProgressEngine::Step ProgressEngine::step(Operation& operation, double now) {
 
 bool ProgressEngine::poll(HostEvent* wanted) {
   std::unique_lock progress(progress_mutex_, std::try_to_lock);
-  if (!progress) return false;  // with inline progress another waiter is at it
+  if (!progress) return false;  // with inline progress, another waiter is polling
   take_inbox();
   const double now = seconds_now();
   bool moved = !failed_ && (poll_peer_failure(now) || compare_signatures());
@@ -419,7 +419,7 @@ bool ProgressEngine::poll(HostEvent* wanted) {
     }
     moved |= outcome != Step::idle;
     if (error && operation.state == Operation::State::exchanging) {
-      // Half an exchange cannot be taken back: whatever follows on this rank would not match its peers.
+      // A partial exchange cannot be undone: later operations of this rank would not match its peers'.
       std::string cause = message_of(error);
       if (cause.rfind(operation.describe(), 0) != 0) cause = operation.describe() + ": " + cause;
       fail_all("ended by the failure of " + cause, std::nullopt, &operation, error);
@@ -494,11 +494,11 @@ void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, dou
                                   bool cause_follows) noexcept {
   try {
     const double limit = seconds_now() + std::max(seconds, 0.0);
-    // By value: the thread may come to it after this call has returned.
+    // The text is captured by value, because the thread may run this after the call has returned.
     const auto post = [this, text = std::string(cause), status, cause_follows, limit] {
       const std::lock_guard progress(progress_mutex_);
-      // A rank that was ended by a peer's failure passes that on: of several reports, the first to arrive may
-      // not be where it began, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
+      // A rank that was ended by a peer's failure forwards that report: the first of several reports to
+      // arrive may not be the origin's, and "rank 3 failed: rank 1 failed: ..." would name the wrong rank.
       const FailureReport report =
           heard_.value_or(FailureReport{transport_->rank(), text, status, cause_follows});
       while (!transport_->post_failure(report) && seconds_now() < limit) std::this_thread::yield();
@@ -509,12 +509,12 @@ void ProgressEngine::post_failure(std::string_view cause, ExitStatus status, dou
     };
     execute(post, std::max(seconds, 0.0));
   } catch (...) {
-    // Nothing more can be done; the peers' time-outs end them.
+    // Nothing more can be done; the peers' time-outs end their calls.
   }
 }
 
 void ProgressEngine::abort_job(int status) noexcept {
-  // The thread makes the call if it can; if it does not answer, this one has to.
+  // The communication thread makes the call if it can; if it does not answer, this thread does.
   if (attached_ && execute([this, status] { transport_->abort_job(status); }, 1.0)) return;
   transport_->abort_job(status);
 }

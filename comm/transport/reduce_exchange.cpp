@@ -12,7 +12,7 @@ ReduceExchange::ReduceExchange(OperationInfo info, Reduction reduction)
   chunks_ = divide_round_up(r.count, std::max<std::int64_t>(r.chunk, 1));
   if (r.count == 0) return;
   const int ranks = static_cast<int>(r.members.size());
-  // Starting behind one's own rank spreads the senders over the receivers.
+  // Starting after the own rank spreads the senders over the receivers.
   for (int step = 1; step < ranks && r.self < r.givers; ++step) {
     const auto member = static_cast<std::size_t>((r.self + step) % ranks);
     sends_.emplace_back(true, r.members[member], const_cast<void*>(r.pieces[member]),
@@ -53,7 +53,7 @@ bool ReduceExchange::post(Transport& transport, StagingBuffer& staging) {
   const std::int64_t bytes = elements_of(arrival.chunk) * size_of(r.dtype);
   unsigned char* place = arrival.data;
   arrival.messages.resize(static_cast<std::size_t>(r.givers));
-  arrivals_.push_back(std::move(arrival));  // first, so that a slot is given back whatever happens
+  arrivals_.push_back(std::move(arrival));  // first, so that a slot is always released
   for (std::size_t member = 0; member < arrivals_.back().messages.size(); ++member) {
     if (static_cast<int>(member) == r.self) continue;
     arrivals_.back().messages[member] = transport.receive(place, bytes, r.members[member], info().tag);
@@ -96,7 +96,7 @@ bool ReduceExchange::advance(Transport& transport, StagingBuffer& staging) {
       }
     }
     arrival.arrived = arrived;
-    if (!arrived) break;  // messages of one tag match in order
+    if (!arrived) break;  // messages with equal tags match in order
   }
   if (arrivals_.empty() || !arrivals_.front().arrived) return moved;
   const std::int64_t chunk = arrivals_.front().chunk;
@@ -104,8 +104,9 @@ bool ReduceExchange::advance(Transport& transport, StagingBuffer& staging) {
                                          [chunk](const Flow& flow) { return flow.completed() <= chunk; })) {
     return moved;
   }
-  // A second slot only now, when the first has proved that the peers are here: an operation that waits for a
-  // late rank holds one slot and leaves the other to the rest. The next chunk arrives during this sum.
+  // A second slot is taken only after the first chunk has shown that the peers have called: an operation that
+  // waits for a late rank holds one slot and leaves the other to other operations. The next chunk arrives
+  // during this sum.
   if (arrivals_.size() == 1 && uses_staging()) post(transport, staging);
   sum(arrivals_.front());
   if (arrivals_.front().slot >= 0) staging.release(arrivals_.front().slot, order);

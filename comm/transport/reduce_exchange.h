@@ -13,25 +13,25 @@
 
 namespace tranche::comm {
 
-/// The data that a reduction exchanges, and its order of summation.
+/// The data that a reduction exchanges, and the order of its sum.
 struct Reduction {
   std::vector<int> members;         ///< job ranks of the group, in group order
-  int self = 0;                     ///< index in members
-  int givers = 0;                   ///< the first so many members send and are added
-  std::vector<const void*> pieces;  ///< data for each member; [self] stays here
-  std::int64_t count = 0;           ///< elements of a piece
+  int self = 0;                     ///< this rank's index in members
+  int givers = 0;                   ///< only the first so many members send, and are added
+  std::vector<const void*> pieces;  ///< the part for each member; [self] stays here
+  std::int64_t count = 0;           ///< elements of a part
   std::int64_t chunk = 0;           ///< elements exchanged at once
   DataType dtype = DataType::float32;
-  /// The result overwrites what is sent, so a chunk must have left before it is summed.
+  /// The result overwrites data to send, so a chunk must have been sent before it is summed.
   bool in_place = false;
-  std::int64_t scratch_bytes = 0;  ///< > 0: small enough for a buffer of its own; chunk must be >= count
-  /// pieces[member] holds elements [first, first + count) of a member that gives them.
+  std::int64_t scratch_bytes = 0;  ///< > 0: small enough for its own buffer; chunk must be >= count
+  /// Adds one chunk: pieces[member] holds elements [first, first + count) of a contributing member.
   std::function<void(std::span<const void* const> pieces, std::int64_t first, std::int64_t count,
                      DataType dtype)>
       combine;
 };
 
-/// Pairwise exchange of pieces and a sum of each chunk once all of it is here.
+/// Exchanges the parts pairwise and sums each chunk once all of it has arrived.
 class ReduceExchange : public Operation {
  public:
   ReduceExchange(OperationInfo info, Reduction reduction);

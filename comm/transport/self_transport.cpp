@@ -5,7 +5,7 @@ namespace tranche {
 
 namespace {
 
-/// One rank has nobody to send to.
+/// The transport of a single rank, which sends nothing.
 class SelfTransport : public comm::Transport {
  public:
   int rank() const override { return 0; }

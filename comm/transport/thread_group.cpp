@@ -45,7 +45,7 @@ void ThreadGroup::post_failure(int rank, std::string_view cause, ExitStatus stat
   try {
     hub_->post_failure({rank, std::string(cause), status});
   } catch (...) {
-    // Out of memory while copying the cause: the time-outs end the peers.
+    // Copying the cause ran out of memory; the time-outs end the peers' calls.
   }
 }
 

@@ -21,7 +21,7 @@
 
 namespace tranche::comm {
 
-/// One side of a message; shared between its owner and the channel it waits in.
+/// One side of a message, shared between its owner and the channel in which it waits.
 struct ThreadPost {
   void* data = nullptr;
   std::int64_t bytes = 0;
@@ -31,8 +31,8 @@ struct ThreadPost {
   std::atomic<bool> matched{false};
 };
 
-/// Messages from one rank to another that wait for their other half. Whoever comes second copies, holding
-/// the mutex: so an abandoned buffer is never touched after it was deregistered.
+/// Messages from one rank to another that wait for their counterpart. The later side copies while it holds
+/// the mutex, so an abandoned buffer is never accessed after it was deregistered.
 struct ThreadChannel {
   std::mutex mutex;
   std::list<std::shared_ptr<ThreadPost>> sends, receives;
@@ -74,7 +74,7 @@ struct ThreadHub {
     for (ThreadWaker& waker : wakers) waker.wake();
   }
 
-  /// Memory that its rank has registered.
+  /// Memory that a rank has registered.
   struct Registered {
     const unsigned char* data = nullptr;
     int readers = 0;
@@ -85,7 +85,7 @@ struct ThreadHub {
     registered[++registrations].data = static_cast<const unsigned char*>(data);
     return registrations;
   }
-  /// Waits for those that read just now; they never wait for anything themselves.
+  /// Waits for current readers; they never wait for anything themselves.
   void deregister_memory(std::int64_t number) {
     std::unique_lock lock(registered_mutex);
     const auto found = registered.find(number);
@@ -115,7 +115,7 @@ struct ThreadHub {
   std::map<std::int64_t, Registered> registered;
   std::vector<ThreadChannel> channels;
   std::vector<ThreadWaker> wakers;
-  /// Indexed by the rank that they are for, or that has ended; guarded by `mutex`.
+  /// Indexed by the receiving rank, or by the rank that has ended; guarded by `mutex`.
   std::vector<std::deque<CallSignature>> signatures;
   std::vector<Farewell> farewells;
   std::atomic<bool> failed{false};

@@ -7,8 +7,7 @@
 
 namespace tranche::comm {
 
-/// The transport of `rank`; `thread` is woken when a message of its has found its other half, or a rank
-/// failed.
+/// The transport of `rank`; `thread` is woken when one of its messages has been matched, or a rank failed.
 std::unique_ptr<Transport> make_thread_transport(std::shared_ptr<ThreadHub> hub, int rank,
                                                  CommunicationThread& thread);
 

@@ -20,27 +20,27 @@ namespace tranche::comm {
 
 /// A failed rank's message to its peers.
 struct FailureReport {
-  int rank = 0;  ///< the rank where it began, which need not be the one that reported it
+  int rank = 0;  ///< the rank of the origin, which need not be the sender
   std::string cause;
-  ExitStatus status = ExitStatus::communication;  ///< of the cause
-  /// An exception is unwinding there, and nobody knows yet what it says: another report follows.
+  ExitStatus status = ExitStatus::communication;  ///< exit status of the cause
+  /// An exception is unwinding on that rank and its text is not known yet: another report follows.
   bool cause_follows = false;
-  /// The rank has not failed: it has ended, while a peer waits in a call that it will never issue.
+  /// The rank has not failed but ended, while a peer waits in a call that it will never issue.
   bool ended = false;
 };
 
-/// Memory of a rank that its peers on the node may read, as the rank names it to them.
+/// Memory of a rank that its peers on the node may read, in the form that the rank sends to them.
 struct MemoryRegistration {
-  std::int64_t allocation = 0, bytes = 0, offset = 0;  ///< meaning is the transport's
+  std::int64_t allocation = 0, bytes = 0, offset = 0;  ///< their meaning is the transport's
 };
 
 struct CallSignature;
 
-/// The answer of a rank that has ended to a peer that tells it of a call: nothing if it has issued that call
-/// too, else the report that ends the peers' wait.
+/// The answer of an ended rank to a peer that reports a call: nullopt if it has issued that call too, else
+/// the report that ends the peer's wait.
 using Farewell = std::function<std::optional<FailureReport>(const CallSignature&)>;
 
-/// All calls but register_memory() come from one thread at a time: the communication thread, or the caller
+/// All calls except register_memory() come from one thread at a time: the communication thread, or the caller
 /// with inline progress.
 class Transport {
  public:
@@ -52,17 +52,18 @@ class Transport {
   virtual int node_of(int rank) const = 0;
   /// True when this rank and `peer` can read each other's memory; agreed on when the transport was made.
   virtual bool reads(int) const { return false; }
-  /// Why reads() is false for ranks of one node; empty when it is not. A transport that has ranks on one node
-  /// and leaves reads() false overrides this too: an empty text lets collectives read peers' memory.
+  /// The reason why reads() is false for ranks of one node; empty when it is true. A transport whose ranks
+  /// share a node but that leaves reads() false must override this too, because an empty text lets
+  /// collectives read peers' memory.
   virtual std::string window_obstacle() const { return {}; }
-  /// Names memory of this rank to peers; nullopt when they cannot read it. From any thread.
+  /// Registers memory of this rank for its peers; nullopt when they cannot read it. From any thread.
   virtual std::optional<MemoryRegistration> register_memory(const void*, std::int64_t) {
     return std::nullopt;
   }
-  /// Ends a registration: no peer reads the memory once this has returned, or finds but zeros.
+  /// Ends a registration: once this has returned, peers do not read the memory, or read only zeros.
   virtual void deregister_memory(const MemoryRegistration&) noexcept {}
-  /// Address of a peer's registered memory, valid until unmap_peer(); null when it was deregistered, since
-  /// the peer has failed.
+  /// The address of a peer's registered memory, valid until unmap_peer(); null when it was deregistered
+  /// because the peer has failed.
   virtual const void* map_peer(int, const MemoryRegistration&) { return nullptr; }
   virtual void unmap_peer(int, const MemoryRegistration&) noexcept {}
   /// Notified whenever a rank of this node has sent something, and by notify(); null when the transport has
@@ -71,24 +72,24 @@ class Transport {
   virtual void notify() noexcept {}
   virtual std::unique_ptr<Message> send(const void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
   virtual std::unique_ptr<Message> receive(void* data, std::int64_t bytes, int peer, const Tag& tag) = 0;
-  /// The first failure that a peer has reported; one whose cause was to follow gives way to the next.
+  /// The first failure that a peer has reported; a report whose cause follows is replaced by the next.
   virtual std::optional<FailureReport> poll_failure() = 0;
-  /// Starts telling every peer; true once it has been handed over, false to be called again. The report may
-  /// be of another rank, whose failure ended this one. Of reports whose cause follows, and of others, the
-  /// first is told.
+  /// Starts sending the report to every peer; returns true once it has been sent, false if it must be called
+  /// again. The report may be another rank's, whose failure ended this one. Only the first report whose cause
+  /// follows is sent, and the first of the others.
   virtual bool post_failure(const FailureReport& report) = 0;
-  /// Tells a peer what this rank has issued, and returns what a peer has told; see call_signature.h.
-  /// Seldom: only where an operation waits for long.
+  /// Sends a peer the signature of this rank's call, and returns those that peers sent; see call_signature.h.
+  /// Called seldom, only when an operation waits for long.
   virtual void send_signature(const CallSignature&, int) {}
   virtual bool poll_signature(CallSignature&) { return false; }
-  /// True when nothing wakes the communication thread on arrival, so that it has to poll.
+  /// True when nothing wakes the communication thread on arrival, so that it must poll.
   virtual bool needs_polling() const = 0;
   /// Ends the job, if the transport can.
   virtual void abort_job(int status) noexcept = 0;
-  /// Called once, last. `clean` says that nothing failed and nothing was abandoned; then peers may be waited
-  /// for `seconds` at most, and those that ask have their answer from farewell().
+  /// Called once, last. `clean` means that nothing failed and nothing was abandoned; then it may wait for
+  /// peers, for `seconds` at most, and peers that ask are answered by farewell().
   virtual void close(bool clean, double seconds) noexcept = 0;
-  /// Names of the job's ranks in error texts, set before the first message.
+  /// The names of the job's ranks for error texts, set before the first message.
   const RankNames& rank_names() const { return rank_names_; }
   void set_rank_names(RankNames names) { rank_names_ = std::move(names); }
   /// Set before close(); empty until then.
@@ -100,7 +101,7 @@ class Transport {
   RankNames rank_names_;
 };
 
-/// Largest message; longer transfers are cut. Also keeps counts inside MPI's int.
+/// The largest message; longer transfers are divided. It also keeps counts within MPI's int.
 inline constexpr std::int64_t largest_message_bytes = std::int64_t{16} << 20;
 
 }  // namespace tranche::comm

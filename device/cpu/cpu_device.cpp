@@ -78,7 +78,8 @@ class CpuDevice : public Device {
   void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) override {
     copy_bytes(stream, "copy from host", device, host, bytes,
                [](void* to, const void* from, std::int64_t size) {
-                 std::memcpy(to, from, static_cast<std::size_t>(size));  // is read soon
+                 // The bytes are read soon, so they stay in the caches.
+                 std::memcpy(to, from, static_cast<std::size_t>(size));
                });
   }
 
@@ -96,7 +97,7 @@ int usable_cores() {
   cpu_set_t mask;
   CPU_ZERO(&mask);
   if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return std::max(1, CPU_COUNT(&mask));
-  // More cores than the fixed mask holds.
+  // The machine has more cores than the fixed-size mask holds.
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 

@@ -5,8 +5,9 @@
 
 namespace tranche::detail {
 
-/// The cpu device: compute stream inline, further streams with one worker thread and one kernel thread each
-/// (they run beside the compute stream, which has the cores). Throws ConfigurationError on negative threads.
+/// Makes the cpu device: its compute stream runs inline; each further stream has one worker thread with one
+/// kernel thread, because it runs beside the compute stream, which uses the cores. Throws ConfigurationError
+/// on negative threads.
 std::unique_ptr<Device> make_cpu_device(const DeviceOptions& options);
 
 }  // namespace tranche::detail

@@ -60,7 +60,7 @@ struct CpuWorkerStream::Impl {
   std::deque<Task> queue;
   bool stopping = false;
   double stopping_since = 0;
-  std::exception_ptr failure;  // touched by the worker alone
+  std::exception_ptr failure;  // accessed only by the worker
   std::thread worker;
 
   Impl(std::string stream_name, int threads)

@@ -9,15 +9,15 @@
 
 namespace tranche::detail {
 
-/// Runs work at once on the calling thread, so every recorded point has been passed. A failure of the work
-/// leaves enqueue() directly.
+/// Runs work at once on the calling thread, so every recorded point has been passed. Failures of the work are
+/// thrown by enqueue().
 class CpuInlineStream : public Stream {
  public:
   CpuInlineStream(std::string name, int threads);
   DeviceKind kind() const override { return DeviceKind::cpu; }
   const std::string& name() const override { return name_; }
   int threads() const override { return threads_; }
-  /// Before work is issued.
+  /// Call it before work is issued.
   void set_threads(int threads) noexcept { threads_ = threads; }
   void enqueue(std::string_view name, std::function<void()> work) override;
   void wait(const Event& event) override { event.wait(); }
@@ -29,11 +29,11 @@ class CpuInlineStream : public Stream {
   int threads_;
 };
 
-/// Runs work in order on a thread of its own, whose kernels share their loops with threads() - 1 others of
-/// the stream (worker_team.h). After a failure (of work, or of an event waited for) later work is skipped and
-/// every later event carries that failure; it is never cleared. The destructor runs what is queued; an event
-/// that does not pass within a second then counts as failed, so that tearing down after an error elsewhere
-/// cannot hang.
+/// Runs work in order on its own thread, whose kernels share their loops with threads() - 1 further threads
+/// of the stream (worker_team.h). After a failure (of work, or of an awaited event) later work is skipped and
+/// every later event carries that failure; it is never cleared. The destructor runs the queued work. An event
+/// that does not pass within a second then counts as failed, so that shutdown after an error elsewhere cannot
+/// hang.
 class CpuWorkerStream : public Stream {
  public:
   CpuWorkerStream(std::string name, int threads);
@@ -53,7 +53,8 @@ class CpuWorkerStream : public Stream {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Device::create_host_stream of every device with real memory. Throws InvalidArgument below one thread.
+/// Implements Device::create_host_stream for every device with real memory. Throws InvalidArgument below one
+/// thread.
 std::unique_ptr<Stream> make_host_stream(std::string name, int threads);
 
 }  // namespace tranche::detail

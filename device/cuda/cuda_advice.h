@@ -1,5 +1,5 @@
 #pragma once
-/// Advice for the case that the runtime cannot use a GPU for a reason that lies outside of the program.
+/// Advice for cases in which the runtime cannot use a GPU for a reason outside the program.
 
 #include <cuda_runtime_api.h>
 
@@ -11,7 +11,7 @@ namespace tranche::cuda {
 /// for all others.
 std::string advice_of(cudaError_t error);
 
-/// The text of "13.0" for CUDA's 13000.
+/// Formats CUDA's 13000 as "13.0".
 std::string version_text(int version);
 
 }  // namespace tranche::cuda

@@ -25,7 +25,7 @@ std::string describe(const detail::CudaDeviceInfo& info, int rank, int gpus) {
   std::string text = info.name + " (compute capability " + std::to_string(info.compute_major) + "." +
                      std::to_string(info.compute_minor) + ", " + std::to_string(info.multiprocessors) +
                      " multiprocessors)";
-  // Lower ranks cannot know whether such ranks exist.
+  // Only ranks beyond the last GPU warn, because lower ranks cannot know that they exist.
   if (rank >= gpus) {
     text += ", shared: rank " + std::to_string(rank) + " of this node has GPU " +
             std::to_string(rank % gpus) + " of " + std::to_string(gpus);
@@ -59,7 +59,7 @@ class CudaDevice : public Device {
   void set_threads(int threads) override { threads_ = std::max(1, threads); }
   std::string description() const override { return description_; }
   Stream& compute_stream() override { return *compute_; }
-  // Further streams carry communication, which others wait for; its kernels are short.
+  // Further streams carry communication, for which others wait; its kernels are short.
   std::unique_ptr<Stream> create_stream(std::string name) override {
     return std::make_unique<CudaStream>(parts_, std::move(name), CudaStream::Priority::high);
   }
@@ -129,7 +129,7 @@ class CudaDevice : public Device {
   std::unique_ptr<cuda::StagingMemory> staging_;
   cuda::StreamParts parts_;
   cuda::nvtx::PhaseRange phase_;
-  std::unique_ptr<CudaStream> compute_;  // after what gives pinned memory, which it holds
+  std::unique_ptr<CudaStream> compute_;  // after the members that provide pinned memory, which it holds
 };
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace {
 
 template <typename Function>
 void find(const char* symbol, Function& function, unsigned version = 12000) {
-  // The versions of these functions that CUDA 12.0, or the version given, has; later drivers keep them.
+  // Requests the versions of these functions of CUDA 12.0, or of the given version; later drivers keep them.
   void* address = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error =

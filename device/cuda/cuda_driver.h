@@ -1,6 +1,6 @@
 #pragma once
-/// The few functions of the driver itself that are used, fetched at run time: a program that links the driver
-/// does not start where there is none.
+/// The few functions of the driver API that are used. They are fetched at run time, because a program linked
+/// against the driver does not start on machines without one.
 
 #include <cuda.h>
 
@@ -22,9 +22,9 @@ struct DriverFunctions {
   decltype(&cuModuleGetFunctionCount) module_get_function_count = nullptr;
   decltype(&cuModuleEnumerateFunctions) module_enumerate_functions = nullptr;
 
-  /// Those that the driver has; the others are null.
+  /// Fetches the functions that the driver has; the others are null.
   static DriverFunctions fetch();
-  /// True when memory can be reserved, created and mapped apart on this GPU.
+  /// True when memory can be reserved, created and mapped separately on this GPU.
   bool has_mapping(int gpu) const;
   /// True when all kernels of a module can be named and loaded (CUDA 12.4).
   bool has_enumeration() const {

@@ -55,7 +55,8 @@ class GpuPages : public detail::PageSource {
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties_.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties_.location.id = state_->gpu();
-    // So that NCCL can share registered buffers with other processes, and network cards can reach them.
+    // A file-descriptor handle lets NCCL share registered buffers with other processes, and network cards
+    // access them.
     if (attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)) {
       properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     }
@@ -93,7 +94,7 @@ class GpuPages : public detail::PageSource {
     CUresult result = driver_.create(&handle, bytes, &properties_, 0);
     if (result == CUDA_ERROR_OUT_OF_MEMORY) return false;
     if (result != CUDA_SUCCESS && shareable()) {
-      // Some systems (containers) refuse memory that may be shared; it serves without.
+      // Some systems (containers) refuse shareable memory; plain memory works too.
       properties_.requestedHandleTypes = CU_MEM_HANDLE_TYPE_NONE;
       properties_.allocFlags.gpuDirectRDMACapable = 0;
       result = driver_.create(&handle, bytes, &properties_, 0);
@@ -101,7 +102,7 @@ class GpuPages : public detail::PageSource {
     }
     check_driver(result, "cuMemCreate");
     result = driver_.map(at, bytes, 0, handle, 0);
-    // The mapping keeps the memory; unmapping then frees it.
+    // The mapping keeps the memory alive; unmapping then frees it.
     driver_.release(handle);
     check_driver(result, "cuMemMap");
     CUmemAccessDesc access{};

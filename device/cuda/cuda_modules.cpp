@@ -10,8 +10,7 @@
 namespace tranche::cuda {
 namespace {
 
-// Filled before main() and when libraries are loaded, each of which happens in one thread; constant after
-// that.
+// Filled before main() and when libraries are loaded, each by one thread; constant afterwards.
 constinit const KernelSource* newest = nullptr;
 
 // A failure here does not fail the program, because CUDA loads the kernel at its first launch anyway.

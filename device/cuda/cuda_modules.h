@@ -1,17 +1,16 @@
 #pragma once
-/// The kernels of this process, by the sources that hold them, so that they can be loaded before they are
-/// launched.
+/// The kernels of this process, grouped by source file, so that they can be loaded before their first launch.
 ///
-/// CUDA loads a kernel at its first launch unless told otherwise, and may wait for all work of the GPU then.
-/// With ranks that are threads of one process this can hang: a stream waits for a word that another rank's
+/// By default CUDA loads a kernel at its first launch, and may then wait for all work of the GPU. With ranks
+/// that are threads of one process this can deadlock: a stream waits for a memory word that another rank's
 /// host thread writes, and that thread waits in its first launch.
 
 namespace tranche::cuda {
 
 struct DriverFunctions;
 
-/// A source that launches kernels, known by one of them. Objects are static: they register themselves before
-/// main() or when their library is loaded, and the list does not change after that.
+/// A source that launches kernels, identified by one of them. Objects are static: they register themselves
+/// before main() or when their library is loaded, and the list does not change afterwards.
 class KernelSource {
  public:
   explicit KernelSource(const void* kernel) noexcept;
@@ -25,9 +24,9 @@ class KernelSource {
   const KernelSource* next_;
 };
 
-/// Loads all kernels of all KernelSources on the current GPU; what is loaded already stays. Every device
-/// calls it when it is made, before any of its streams can wait: a later one would find the GPU busy. Drivers
-/// before CUDA 12.4 load only the kernels that sources are known by.
+/// Loads all kernels of all KernelSources on the current GPU, unless they are loaded already. Every device
+/// calls it at its creation, before any of its streams can wait, because a later call would find the GPU
+/// busy. Drivers before CUDA 12.4 load only the kernels that identify the sources.
 void load_kernels(const DriverFunctions& driver) noexcept;
 
 }  // namespace tranche::cuda

@@ -1,4 +1,5 @@
-// Pinned memory: one slab that small requests share, and mappings of their own for large ones.
+// Pinned memory: small requests share one registered block (the slab); each large request gets its own
+// mapping.
 #include <fmt/core.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr std::int64_t huge_page = std::int64_t{2} << 20;
 constexpr std::int64_t slab_bytes = 4 * huge_page;
-// Larger ones would waste less than a sixteenth of this on rounding to pages.
+// The largest request that the slab serves. Rounding a larger one to pages wastes less than a sixteenth.
 constexpr std::int64_t largest_in_slab = 64 << 10;
 constexpr std::int64_t largest_request = std::int64_t{1} << 60;
 
@@ -59,11 +60,11 @@ char* map_pages(std::int64_t bytes) {
 struct PinnedMemory::Impl : detail::PageSource {
   std::shared_ptr<CudaState> state;
   mutable std::mutex mutex;
-  std::map<const char*, std::int64_t> regions;  // start -> bytes, all registered
+  std::map<const char*, std::int64_t> regions;  // start -> bytes of each registration
   std::int64_t pinned = 0;
   char* slab = nullptr;
   std::unique_ptr<detail::RangePlacer> placer;  // over the slab, which is its only page
-  std::string reason;                           // of the last refusal
+  std::string reason;                           // for the last refusal
   const bool exact = wants_plain_memory();      // cudaHostAlloc for every request
 
   std::int64_t page_bytes() const override { return slab_bytes; }
@@ -79,7 +80,8 @@ struct PinnedMemory::Impl : detail::PageSource {
     for (std::int64_t done = 0; done < bytes; done += piece_bytes) cudaHostUnregister(start + done);
   }
 
-  // Memory of `bytes`, a multiple of the page size, registered; null, with the reason, where there is none.
+  // Allocates and registers `bytes`, a multiple of the page size; returns null and sets the reason on
+  // failure.
   char* take(std::int64_t bytes) {
     char* start = map_pages(bytes);
     if (start == nullptr) {

@@ -11,7 +11,7 @@
 namespace tranche::detail {
 namespace {
 
-/// Why there are no GPUs. Only the first two are usual on machines that have none.
+/// The reason why there are no GPUs. Only the first two are normal on machines without one.
 std::string describe(cudaError_t error, const CudaProbe& probe) {
   if (error == cudaErrorNoDevice) {
     const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
@@ -33,7 +33,7 @@ std::string describe(cudaError_t error, const CudaProbe& probe) {
 }  // namespace
 
 CudaProbe probe_cuda() {
-  // Streams that share one of the GPU's queues wait for each other, though nothing orders them. The driver
+  // Streams that share one of the GPU's hardware queues wait for each other without being ordered. The driver
   // reads the variable once, so it is set once, before the first call.
   static const std::string warning = ask_for_launch_queues();
   CudaProbe probe;

@@ -50,11 +50,11 @@ void GraphReplay::capture(CudaStream& stream, const std::function<void()>& issue
   } catch (const CaptureRefused& refusal) {
     refused = refusal.message();
   } catch (const DeviceError& error) {
-    refused = error.message();  // a fault of the work itself shows again when it is issued plainly
+    refused = error.message();  // a fault of the work itself recurs when it is issued plainly
   } catch (...) {
     try {
       if (const cudaGraph_t graph = stream.end_capture(); graph != nullptr) cudaGraphDestroy(graph);
-    } catch (...) {  // the failure of the work itself says more
+    } catch (...) {  // the failure of the work itself is more informative
     }
     stream.count(difference(before, stream.work()));
     throw;
@@ -91,7 +91,7 @@ void GraphReplay::forget() {
   next_ = Next::issue;
 }
 
-// A graph in flight ends first; the runtime frees it then.
+// Waits for a graph in flight, because the runtime frees it here.
 void GraphReplay::forget_graph() noexcept {
   if (graph_ == nullptr) return;
   state_->make_current_quietly();

@@ -19,7 +19,7 @@ class GraphReplay : public Replay {
 
  private:
   enum class Next { issue, capture, launch };
-  /// Leaves an executable graph, or says why there is none in problem_.
+  /// Captures an executable graph, or stores the reason in problem_.
   void capture(CudaStream& stream, const std::function<void()>& issue);
   void launch(CudaStream& stream);
   void forget_graph() noexcept;

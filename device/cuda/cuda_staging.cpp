@@ -42,7 +42,7 @@ Staging::~Staging() {
   memory_.give(std::move(chunks_));
 }
 
-// Copies are many, and seldom fail: the text is made only then.
+// There are many copies and few failures, so the text is built only on failure.
 void Staging::check_copy(cudaError_t error, const char* call, const char* what, std::int64_t bytes) const {
   if (error == cudaSuccess) return;
   check(error, call,
@@ -60,7 +60,8 @@ void Staging::await(cudaEvent_t event, bool count) {
   }
 }
 
-// The next `bytes` of the ring. Entering a segment waits until what went through it before has passed.
+// Returns the place for the next `bytes` in the ring. Entering a segment waits for the copies of its previous
+// use.
 std::byte* Staging::ring_place(cudaStream_t stream, std::int64_t bytes) {
   if (!ring_) ring_ = memory_.take(segments * segment_bytes);
   if (used_ + bytes > segment_bytes) {
@@ -114,7 +115,7 @@ void Staging::to_host(cudaStream_t stream, void* host, const void* device, std::
   const auto arrive = [&](std::int64_t begin) {
     const int index = static_cast<int>(begin / chunk_bytes % 2);
     await(chunk_done_[static_cast<std::size_t>(index)], false);
-    // Small copies issued before have arrived as well, and may be for the same memory.
+    // Small copies issued before have arrived too, and may write the same memory.
     if (begin == 0) deliver();
     std::memcpy(static_cast<std::byte*>(host) + begin, chunk(index), static_cast<std::size_t>(piece(begin)));
   };
@@ -142,7 +143,7 @@ void Staging::from_host(cudaStream_t stream, void* device, const void* host, std
     return;
   }
   for (std::int64_t begin = 0; begin < bytes; begin += chunk_bytes) {
-    // In turn over calls too, so that one copy does not wait for the one before it.
+    // The two chunks alternate across calls too, so that one copy does not wait for the one before it.
     const int index = std::exchange(next_chunk_, 1 - next_chunk_);
     const std::int64_t piece = std::min(chunk_bytes, bytes - begin);
     cudaEvent_t& done = chunk_done_[static_cast<std::size_t>(index)];

@@ -16,11 +16,11 @@ namespace {
 
 constexpr unsigned timed_flags = cudaEventBlockingSync;
 constexpr unsigned plain_flags = cudaEventBlockingSync | cudaEventDisableTiming;
-// Offsets from the base are 32-bit floats in milliseconds: within 10 s of it a step of them is about a
+// Offsets from the base are 32-bit floats in milliseconds: up to 10 s from it, their resolution is about a
 // microsecond.
 constexpr double clock_lifetime = 10.0;
 
-// After one of these the context is of no use any more, and the call that reports it is seldom the cause.
+// True for an error after which the context is unusable; the call that reports it is seldom the cause.
 bool is_sticky(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:
@@ -39,8 +39,8 @@ bool is_sticky(cudaError_t error) {
   }
 }
 
-/// States that are alive: one for each rank of this process. What an error spoils is the process's context,
-/// so that they share it is a fact of the process too.
+/// The number of live states, one for each rank of this process. An error can spoil the process's context,
+/// which all of them share.
 std::atomic<int>& ranks_of_process() {
   static std::atomic<int> ranks{0};
   return ranks;
@@ -122,7 +122,7 @@ void CudaState::wait_for(cudaStream_t stream, std::string_view purpose) {
   cudaEvent_t event = nullptr;
   try {
     event = take_event(false);
-  } catch (const Error&) {  // on a device that has failed there may be none; the stream says how it fared
+  } catch (const Error&) {  // a failed device may have none; the stream reports its outcome
     check(cudaStreamSynchronize(stream), "cudaStreamSynchronize", purpose);
     return;
   }
@@ -148,7 +148,7 @@ void CudaState::renew_clock(cudaStream_t stream) {
   if (seconds_now() - renewed_.load(std::memory_order_relaxed) < clock_lifetime) return;
   std::lock_guard lock(clock_mutex_);
   make_current();
-  // The shortest of a few round trips says best which instant of the host the event is.
+  // The shortest of a few round trips relates the event to the host's clock best.
   constexpr int tries = 4;
   double shortest = 1e9;
   cudaEvent_t best = nullptr;
@@ -189,15 +189,15 @@ double CudaState::time_of(cudaEvent_t event) {
 
 bool CudaEventState::query() {
   if (known_passed()) return true;
-  state_->make_current_quietly();  // else a thread that never chose one would start the first GPU's context
+  state_->make_current_quietly();  // otherwise a new thread would create the first GPU's context
   const RelaxedCapture relaxed(*state_);
   const cudaError_t error = cudaEventQuery(event_);
   if (error == cudaErrorNotReady) {
-    cudaGetLastError();  // "not ready" counts as an error to those who ask for the last one
+    cudaGetLastError();  // cudaGetLastError() would return "not ready" as an error
     return false;
   }
   if (error == cudaSuccess) passed_.store(true, std::memory_order_release);
-  return true;  // failed counts as passed; wait() says how
+  return true;  // a failed event counts as passed; wait() throws its failure
 }
 
 bool CudaEventState::wait(double seconds) {

@@ -10,7 +10,8 @@
 namespace tranche::cuda {
 namespace {
 
-// Spans whose events are out at a time: a tracing run that seldom synchronizes must not hoard events.
+// The most spans whose events are outstanding: a tracing run that seldom synchronizes must not accumulate
+// events.
 constexpr std::size_t most_spans = 4096;
 
 cudaStream_t make_stream(const CudaState& state, CudaStream::Priority priority) {
@@ -59,7 +60,7 @@ void CudaStream::refuse_in_capture(const char* what) const {
 }
 
 cudaStream_t CudaStream::native() const {
-  parts_.state->make_current_quietly();  // the next call reports the failure, and for whom
+  parts_.state->make_current_quietly();  // the next call reports the failure with its purpose
   if (owned_ && !capturing_) bound_.before_operation(stream_);
   return stream_;
 }
@@ -128,7 +129,7 @@ void CudaStream::synchronize() {
 void CudaStream::copy_by_registration(void* to, const void* from, const void* pinned, std::int64_t bytes,
                                       cudaMemcpyKind kind) {
   const cudaStream_t stream = native();
-  // One call may not cross the border of two registrations.
+  // One call must not cross the border of two registrations.
   for (std::int64_t done = 0; done < bytes;) {
     const std::int64_t left =
         parts_.pinned->bytes_in_registration(static_cast<const std::byte*>(pinned) + done);
@@ -179,7 +180,8 @@ void CudaStream::begin_capture() {
 
 cudaGraph_t CudaStream::end_capture() {
   cudaGraph_t graph = nullptr;
-  // Under the flag, native() does not wait for the stream's earlier work, which would spoil the capture.
+  // With the flag set, native() does not wait for the stream's earlier work, which would invalidate the
+  // capture.
   const cudaError_t error = cudaStreamEndCapture(native(), &graph);
   capturing_ = false;
   parts_.state->count_capture(-1);
@@ -206,7 +208,7 @@ void CudaStream::begin_traced_span(std::string_view name) {
     open_spans_.push_back(span);
     check(cudaEventRecord(span.begin, native()), "cudaEventRecord", name);
   } else {
-    open_spans_.push_back(span);  // too many are under way: this one is left out
+    open_spans_.push_back(span);  // too many spans are outstanding: this one is left out
   }
 }
 
@@ -219,13 +221,13 @@ void CudaStream::end_traced_span() noexcept {
     span.end = parts_.state->take_event();
     check(cudaEventRecord(span.end, native()), "cudaEventRecord", span.name);
     spans_.push_back(span);
-  } catch (...) {  // the failure itself surfaces at the next wait
+  } catch (...) {  // the failure itself is reported at the next wait
     parts_.state->give_event(span.begin);
     parts_.state->give_event(span.end);
   }
 }
 
-// Hands finished spans to the trace; with `all` the stream is idle, or what is not finished is dropped.
+// Passes finished spans to the trace; with `all` the stream is idle, or unfinished spans are dropped.
 void CudaStream::drain_spans(bool all) noexcept {
   const RelaxedCapture relaxed(*parts_.state);
   while (!spans_.empty()) {

@@ -15,13 +15,13 @@
 
 namespace tranche::cuda {
 
-/// Thrown by a stream that is asked, inside a Replay's capture, for something that a graph cannot hold.
+/// Thrown by a stream inside a Replay's capture when it is asked for something that a graph cannot hold.
 class CaptureRefused : public LogicError {
  public:
   using LogicError::LogicError;
 };
 
-/// The parts of their device that streams need.
+/// The device's parts that streams use.
 struct StreamParts {
   std::shared_ptr<CudaState> state;
   PinnedMemory* pinned = nullptr;
@@ -29,14 +29,14 @@ struct StreamParts {
   DriverFunctions driver;
 };
 
-/// Host work, and waits for events that the host completes, run on a thread of the stream's own (HostWork);
-/// everything else is the device's. After a failure of host work later host work is skipped and later events
-/// carry the failure, across streams too; work that is already the device's own cannot be skipped.
+/// Host work, and waits for events that the host completes, run on the stream's own thread (HostWork); all
+/// else runs on the device. After a failure of host work, later host work is skipped and later events carry
+/// the failure, also across streams; work already issued to the device cannot be skipped.
 class CudaStream : public Stream {
  public:
   enum class Priority { normal, high };
   CudaStream(StreamParts parts, std::string name, Priority priority);
-  /// Wraps a stream that somebody else made and destroys, after this.
+  /// Wraps a CUDA stream that its creator destroys after this object.
   CudaStream(StreamParts parts, std::string name, cudaStream_t foreign);
   ~CudaStream() override;
 
@@ -47,7 +47,7 @@ class CudaStream : public Stream {
   void wait(const Event& event) override;
   Event record() override;
   void synchronize() override;
-  /// Also makes the GPU current for the calling thread, since who asks is about to launch something.
+  /// Also makes the GPU current for the calling thread, because the caller is about to launch something.
   void* native_handle() const override;
   void begin_span(std::string_view name) override;
   void end_span() noexcept override;
@@ -57,7 +57,7 @@ class CudaStream : public Stream {
   void copy_from_host(void* device, const void* host, std::int64_t bytes);
   void fill(void* device, unsigned char value, std::int64_t bytes);
 
-  /// Between these, what a graph cannot hold is refused.
+  /// Between these calls, operations that a graph cannot hold are refused.
   void begin_capture();
   cudaGraph_t end_capture();
   const StreamParts& parts() const noexcept { return parts_; }
@@ -85,7 +85,7 @@ class CudaStream : public Stream {
   mutable LaunchBound bound_;
   HostDependencies needs_;
   Staging staging_;
-  std::deque<Span> spans_;        // ended
+  std::deque<Span> spans_;        // finished
   std::vector<Span> open_spans_;  // innermost last
 };
 

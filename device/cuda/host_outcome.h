@@ -1,6 +1,6 @@
 #pragma once
-/// How the host work of streams ended. A CUDA event passes whether or not host work before it failed, so what
-/// an event (or a stream) depends on is carried beside it. Needs no CUDA.
+/// The outcomes of streams' host work. A CUDA event passes whether or not earlier host work failed, so the
+/// dependencies of an event (or a stream) are carried beside it. Needs no CUDA.
 
 #include <atomic>
 #include <cstdint>
@@ -13,27 +13,27 @@
 
 namespace tranche::cuda {
 
-/// The outcome of one stream's host work. Pieces of it are numbered from 1 in the order of issue, and end in
+/// The outcome of one stream's host work. Its tasks are numbered from 1 in the order of issue, and end in
 /// that order.
 class HostOutcome {
  public:
-  /// Issuing thread: the number of the next piece.
+  /// Called by the issuing thread: returns the number of the next task.
   std::int64_t issue() noexcept { return issued_.fetch_add(1, std::memory_order_relaxed) + 1; }
   std::int64_t issued() const noexcept { return issued_.load(std::memory_order_relaxed); }
   void ended(std::int64_t number) noexcept { ended_.store(number, std::memory_order_release); }
-  /// The first failure stays; what was issued before it is not touched by it.
+  /// Keeps the first failure; tasks with lower numbers are not affected.
   void fail(std::int64_t number, std::exception_ptr error) noexcept {
     std::lock_guard lock(mutex_);
     if (error_) return;
     error_ = std::move(error);
     failed_.store(number, std::memory_order_release);
   }
-  /// True when everything up to `number` has ended well.
+  /// True when all tasks up to `number` have ended without failure.
   bool settled(std::int64_t number) const noexcept {
     return ended_.load(std::memory_order_acquire) >= number &&
            failed_.load(std::memory_order_acquire) > number;
   }
-  /// The failure of `number` or of something before it; null when there is none (yet).
+  /// The failure of task `number` or of an earlier one; null when there is none (yet).
   std::exception_ptr failure_by(std::int64_t number) const noexcept {
     if (failed_.load(std::memory_order_acquire) > number) return nullptr;
     std::lock_guard lock(mutex_);
@@ -48,8 +48,8 @@ class HostOutcome {
   std::exception_ptr error_;
 };
 
-/// Host work that something depends on: of each stream, everything up to a number. Work that has ended
-/// without failure is forgotten, so this stays short however long a run is.
+/// The host work that an event or a stream depends on: for each stream, all tasks up to a number. Tasks that
+/// ended without failure are removed, so the list stays short however long a run is.
 class HostDependencies {
  public:
   void add(const std::shared_ptr<HostOutcome>& outcome, std::int64_t number) {

@@ -26,13 +26,13 @@ struct HostWork::Impl {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::pair<std::int64_t, Task>> tasks;  // issued and not yet begun, in order
-  std::int64_t reached = 0;                         // of these, so many the stream has come to
+  std::int64_t reached = 0;                         // the number of them that the stream has reached
   bool running = false;
-  bool closing = false;  // the thread ends once nothing reached is left
+  bool closing = false;  // the thread ends once no reached task is left
   bool stopping = false;
   double stopping_since = 0;
 
-  // Only when streams can wait for memory: made with the first task.
+  // Created with the first task, and only when streams can wait for memory.
   std::thread thread;
   Buffer word_memory;
   std::atomic<std::uint32_t>* word = nullptr;
@@ -42,7 +42,7 @@ struct HostWork::Impl {
        std::shared_ptr<const std::string> name, std::shared_ptr<HostOutcome> o)
       : state(std::move(s)), pinned(p), driver(d), stream(std::move(name)), outcome(std::move(o)) {}
 
-  // Called by the runtime in stream order, on a thread of its own; must not throw.
+  // Called by the runtime in stream order, on its own thread; must not throw.
   static void CUDART_CB reach(void* data) {
     auto* self = static_cast<Impl*>(data);
     if (self->word == nullptr) {
@@ -63,10 +63,10 @@ struct HostWork::Impl {
       running = true;
     }
     perform(task.first, task.second);
-    task.second = {};  // the work's objects are destroyed before its end is reported
+    task.second = {};  // the task's objects are destroyed before its end is reported
     std::lock_guard lock(mutex);
     outcome->ended(task.first);
-    // Released: the device, and the host behind it, see what the work wrote.
+    // The release store makes the task's writes visible to the device and to the host code after it.
     if (word != nullptr) word->store(static_cast<std::uint32_t>(task.first), std::memory_order_release);
     running = false;
     changed.notify_all();

@@ -17,36 +17,37 @@ class TraceRecorder;
 
 namespace tranche::cuda {
 
-/// The runtime may run the host functions of all streams of a process on one thread, so one that waits for a
-/// peer would hold up that peer's. Therefore a host function here only tells the stream's own thread that the
-/// stream has come this far, and the stream waits for a word of pinned memory which that thread writes when
-/// the work is done. Where the driver cannot let streams wait for memory, the host function runs the work
-/// itself.
+/// Runs host work in stream order. The runtime may run the host functions of all streams of a process on one
+/// thread, so a function that waits for a peer would block that peer's. Therefore a host function here only
+/// notifies the stream's own thread that the stream has reached this point; the stream then waits for a word
+/// in pinned memory, which that thread writes when the work is done. Where the driver cannot let streams wait
+/// for memory, the host function runs the work itself.
+///
+///     queued --the stream reaches it--> reached --the stream's thread--> running --> done: word written
 class HostWork {
  public:
   struct Task {
     std::function<void()> work;
     std::string name;
     TraceRecorder* trace = nullptr;
-    HostDependencies needs;  ///< skipped when one of these has failed
+    HostDependencies needs;  ///< the task is skipped when one of these has failed
   };
 
-  /// `driver.stream_wait_value` may be null. `pinned` gives the word.
+  /// `driver.stream_wait_value` may be null. `pinned` provides the word.
   HostWork(std::shared_ptr<CudaState> state, PinnedMemory& pinned, const DriverFunctions& driver,
            std::shared_ptr<const std::string> stream);
-  /// The stream has been synchronized (or has failed): joins the thread; what never ran is dropped.
+  /// The stream has been synchronized (or has failed): joins the thread; tasks that never ran are dropped.
   ~HostWork();
   HostWork(const HostWork&) = delete;
   HostWork& operator=(const HostWork&) = delete;
 
-  /// Gives work to the stream; its failure is kept and skips later work.
+  /// Issues a task; its failure is kept and later tasks are skipped.
   void issue(cudaStream_t stream, Task task);
   /// Waits in stream order for an event that the host completes.
   void issue_wait(cudaStream_t stream, const Event& event);
-  /// Keeps a failure that is known when it is met, as if work issued now had failed.
+  /// Records a failure that the host already knows, as if a task issued now had failed.
   void fail(std::exception_ptr error) noexcept;
-  /// From now on a wait for an event that does not pass within a second fails, so that tearing down cannot
-  /// hang.
+  /// Makes a wait fail if its event does not pass within a second, so that shutdown cannot hang.
   void stop_waiting() noexcept;
   const std::shared_ptr<HostOutcome>& outcome() const noexcept { return outcome_; }
 

@@ -12,7 +12,7 @@ void LaunchBound::forget() noexcept {
 }
 
 void LaunchBound::before_operation(cudaStream_t stream) noexcept {
-  // A thread that captures may not wait, and captures are short.
+  // A capturing thread must not wait, and captures are short.
   if (++since_mark_ < interval || state_->capturing()) return;
   since_mark_ = 0;
   try {
@@ -25,7 +25,7 @@ void LaunchBound::before_operation(cudaStream_t stream) noexcept {
       marks_.pop_front();
     }
   } catch (...) {
-    forget();  // the operation that follows fails too, and says so with its name
+    forget();  // the operation that follows fails too, and reports its name
   }
 }
 

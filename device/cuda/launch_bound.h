@@ -1,5 +1,5 @@
 #pragma once
-/// How far a thread may issue ahead of a stream.
+/// Limits how far a thread may issue ahead of a stream.
 
 #include <cuda_runtime_api.h>
 
@@ -10,13 +10,13 @@
 
 namespace tranche::cuda {
 
-/// A GPU's queue holds about a thousand operations; the call that finds it full blocks inside the driver,
-/// where it may hold up calls of other threads: of a rank of this process, say, that the full queue's stream
-/// waits for. So the issuing thread waits before that, outside the driver's locks. Of one stream, used by its
-/// issuing thread.
+/// A GPU's queue holds about a thousand operations. The call that finds it full blocks inside the driver,
+/// where it may delay calls of other threads, for example those of a rank of this process for which the full
+/// queue's stream waits. So the issuing thread waits earlier, outside the driver's locks. One object per
+/// stream, used by its issuing thread.
 class LaunchBound {
  public:
-  /// No stream has more operations pending than this.
+  /// The most operations that a stream has pending.
   static constexpr int most_pending = 512;
 
   explicit LaunchBound(std::shared_ptr<CudaState> state) : state_(std::move(state)) {}
@@ -24,8 +24,8 @@ class LaunchBound {
   LaunchBound(const LaunchBound&) = delete;
   LaunchBound& operator=(const LaunchBound&) = delete;
 
-  /// Before an operation is issued. May wait for the stream, which is no host wait of the device's counters
-  /// (the driver's own waits are none either).
+  /// Call it before an operation is issued. It may wait for the stream; the device's counters do not count
+  /// this as a host wait (nor do they count the driver's own waits).
   void before_operation(cudaStream_t stream) noexcept;
 
  private:

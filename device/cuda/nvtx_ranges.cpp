@@ -9,7 +9,7 @@
 namespace tranche::cuda::nvtx {
 namespace {
 
-/// The domain "tranche" in profilers; null while none takes ranges.
+/// The domain "tranche" in profilers; null while no profiler is attached.
 nvtxDomainHandle_t domain() noexcept {
   static const nvtxDomainHandle_t handle = nvtxDomainCreateA("tranche");
   return handle;

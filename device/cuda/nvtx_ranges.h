@@ -1,22 +1,22 @@
 #pragma once
-/// Ranges for NVIDIA's profilers (NVTX): what the host issues, by phase of the engine and by operation. The
-/// library is header-only and loads what a profiler injects; without one every call here is a test of one
-/// pointer.
+/// Ranges for NVIDIA's profilers (NVTX) around the operations that the host issues and around the engine's
+/// phases. The library is header-only and loads the tool that a profiler injects; without one, every call
+/// here tests one pointer.
 
 #include <cstdint>
 #include <string_view>
 
 namespace tranche::cuda::nvtx {
 
-/// True when a profiler (or whatever NVTX_INJECTION64_PATH names) takes the ranges of this process. Constant
-/// from the first call on.
+/// True when a profiler (or the library that NVTX_INJECTION64_PATH names) receives the ranges of this
+/// process. Constant from the first call on.
 bool attached() noexcept;
 
 /// Opens and closes a range of the calling thread; pairs nest. No-ops unless attached().
 void push(std::string_view name) noexcept;
 void pop() noexcept;
 
-/// A push with its pop.
+/// A range for the object's lifetime.
 class Range {
  public:
   explicit Range(std::string_view name) noexcept { push(name); }
@@ -25,8 +25,7 @@ class Range {
   Range& operator=(const Range&) = delete;
 };
 
-/// The phase that the engine is in: each mark ends the range of the one before, on whatever thread that
-/// began.
+/// The engine's current phase: each mark ends the previous range, on whichever thread that began.
 class PhaseRange {
  public:
   PhaseRange() = default;
@@ -34,7 +33,7 @@ class PhaseRange {
   PhaseRange(const PhaseRange&) = delete;
   PhaseRange& operator=(const PhaseRange&) = delete;
 
-  /// Begins a range "<phase> <unit>"; of the phase "idle" none.
+  /// Begins a range "<phase> <unit>", except for the phase "idle".
   void mark(std::string_view phase, std::string_view unit) noexcept;
   void end() noexcept;
 

@@ -12,7 +12,7 @@ namespace {
 class MetaStream : public Stream {
  public:
   explicit MetaStream(std::string name) : name_(std::move(name)) {}
-  /// Recorded: on the lane of the host when it would run inline.
+  /// With a recorder, work that would run inline is recorded in the host's row.
   MetaStream(std::string name, WorkRecorder* recorder, bool inline_work) : MetaStream(std::move(name)) {
     if (recorder == nullptr) return;
     set_recorder(recorder, inline_work ? WorkRecorder::host_lane : recorder->add_lane(name_));
@@ -21,7 +21,7 @@ class MetaStream : public Stream {
   const std::string& name() const override { return name_; }
   int threads() const override { return 1; }
   void enqueue(std::string_view, std::function<void()>) override {}
-  // Never blocks, but a failure that is already known is not swallowed.
+  // Never blocks, but rethrows a failure that is already known.
   void wait(const Event& event) override {
     if (recorder() != nullptr) recorder()->wait(lane(), event);
     if (event.query()) event.wait();

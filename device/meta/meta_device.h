@@ -5,8 +5,8 @@
 
 namespace tranche::detail {
 
-/// The meta device: memory is addresses that nothing may touch, work is dropped, every event has passed.
-/// Costs are still counted on its streams, so a plan runs the code that training runs.
+/// Makes the meta device: its memory is addresses that must not be accessed, work is dropped, every event has
+/// passed. Costs are still counted on its streams, so a plan runs the same code as training.
 std::unique_ptr<Device> make_meta_device(const DeviceOptions& options);
 
 }  // namespace tranche::detail

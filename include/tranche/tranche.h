@@ -12,6 +12,7 @@
 #include "tranche/engine/training_rule.h"
 #include "tranche/kernels/attention.h"
 #include "tranche/kernels/cached_attention.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/cross_entropy.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"

@@ -1,4 +1,4 @@
-// Loops of GELU and SwiGLU: of an element an exponential is taken, and the rest of its arithmetic waits for
+// Loops of GELU and SwiGLU. Each element needs an exponential, and the rest of its arithmetic depends on
 // that. Included once per instruction set; see vector-inl.h.
 #if defined(TRANCHE_KERNELS_CPU_ACTIVATION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_ACTIVATION_INL_H_
@@ -20,7 +20,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// exponential(d, x) of `count` elements x, in the order of for_each_result(), whose `at` finds them.
+/// Computes exponential(d, x) of `count` elements x, stored in the order of for_each_result(), so that its
+/// `at` can load them.
 template <class T, class Exponential>
 HWY_INLINE void exponentials(const T* from, std::int64_t count, float* to, const Exponential& exponential) {
   const hn::ScalableTag<float> d;
@@ -34,17 +35,17 @@ HWY_INLINE void exponentials(const T* from, std::int64_t count, float* to, const
   for (; i < count; ++i) hn::StoreU(exponential(one, load(one, from + i)), one, to + i);
 }
 
-/// Stores what body(d, at, offset, e) returns to the operands `to` as for_each_result() does, by blocks that
-/// begin at `offset`, of which `at` is; `e` are the exponentials of `from`. An element's operations are a
-/// chain that waits for itself: in two loops a core has more of them in flight (on Zen 3 1.7 times the speed
-/// of one loop). Results of 16 bits that go past the caches do so one operand after another: half a line of
-/// each in turns took up to 1.4 times as long.
+/// Stores the results of body(d, at, offset, e) to the operands `to`, like for_each_result(), block by block;
+/// `offset` is the block's first element, to which `at` is relative, and `e` are the exponentials of `from`.
+/// An element's operations form a dependency chain: with two loops a core has more of them in flight (on Zen
+/// 3 1.7 times the speed of one loop). 16-bit results that bypass the caches are written one operand after
+/// another, because alternating half lines took up to 1.4 times as long.
 template <class T, std::size_t n, class Exponential, class Body>
 HWY_INLINE void for_each_activation(const T* from, std::int64_t count, const std::array<T*, n>& to,
                                     bool streaming, const Exponential& exponential, const Body& body) {
   constexpr std::int64_t block = 256;
   alignas(64) float e[block];
-  alignas(64) std::byte kept[n][block * sizeof(T)];  // numbers of 16 bits would be set to zero
+  alignas(64) std::byte kept[n][block * sizeof(T)];  // an array of 16-bit numbers would be zeroed
   for (std::int64_t offset = 0; offset < count; offset += block) {
     const std::int64_t width = std::min(block, count - offset);
     const bool in_turns = streaming && n > 1 && sizeof(T) == 2 && width == block;

@@ -13,7 +13,7 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-/// Row-major GEMM on dense fp32 tiles.
+/// A row-major GEMM on dense fp32 tiles.
 void gemm(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
           const float* a, const float* b, float beta, float* c) {
   sgemm(
@@ -32,8 +32,9 @@ void forward_head(const AttentionCall& call, const AttentionHead& head, float* s
   float* key = accumulated + attention_queries * width;
   float* value = key + attention_keys * width;
   float maximum[attention_queries], sum[attention_queries];
-  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
+  for (std::int64_t q = call.first_query, queries = 0; q < call.end_query(); q += queries) {
+    queries = head.queries(q);
+    const std::int64_t first = head.first_key_tile(q);
     head.load(0, q, queries, query);
     for (std::int64_t k = first; k < q + queries; k += attention_keys) {
       const AttentionTile tile = head.tile(q, k);
@@ -49,7 +50,7 @@ void forward_head(const AttentionCall& call, const AttentionHead& head, float* s
   }
 }
 
-/// Scratch of a task of backward. `d_query`, at the end, holds one tile, or all queries of all heads that
+/// The scratch of a task of backward. `d_query`, at the end, holds one tile, or all queries of all heads that
 /// share a key and value.
 struct BackwardScratch {
   float *scores, *d_scores, *query, *d_out, *key, *value, *d_key, *d_value, *d_query;
@@ -65,13 +66,14 @@ struct BackwardScratch {
         d_value(d_key + attention_keys * width),
         d_query(d_value + attention_keys * width) {}
 
-  /// Without d_query.
+  /// The number of floats without d_query.
   static std::int64_t floats(std::int64_t width) {
     return 2 * attention_queries * attention_keys + (2 * attention_queries + 4 * attention_keys) * width;
   }
 };
 
-/// Scores and their gradient for one tile, from the query, d_out, key and value tiles in scratch.
+/// Computes the scores and their gradient for one tile, from the query, d_out, key and value tiles in
+/// scratch.
 void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
                    const float* key, const float* value, const BackwardScratch& s) {
   const std::int64_t width = head.width();
@@ -92,21 +94,22 @@ void load_query_tile(const AttentionCall& call, const AttentionHead& head, std::
              head.width(), s.d_out, head.width());
 }
 
-/// Gradients of a tile of the keys and values that heads [first_head, first_head + group) share, over
-/// ascending heads and queries; with all_queries the gradient of the queries is summed beside them, over
+/// Computes the gradients of a tile of keys and values that heads [first_head, first_head + group) share,
+/// over ascending heads and queries; with all_queries the gradient of the queries is also summed, over
 /// ascending tiles of keys.
 void backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k, bool all_queries,
                        const BackwardScratch& s) {
-  const std::int64_t width = call.head_width, time = call.time;
+  const std::int64_t width = call.head_width;
   const AttentionHead shared(call, first_head);
-  const std::int64_t tile_keys = std::min(attention_keys, time - k);
+  const std::int64_t tile_keys = std::min(attention_keys, call.time - k);
   shared.load(1, k, tile_keys, s.key);
   shared.load(2, k, tile_keys, s.value);
   std::fill_n(s.d_key, tile_keys * width, 0.0f);
   std::fill_n(s.d_value, tile_keys * width, 0.0f);
   for (std::int64_t g = 0; g < call.group(); ++g) {
     const AttentionHead head(call, first_head + g);
-    for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
+    for (std::int64_t q = std::max(k, call.first_query); q < call.end_query() && head.sees(q, k);
+         q += head.queries(q)) {
       const AttentionTile tile = head.tile(q, k);
       const std::int64_t queries = tile.queries, keys = tile.keys, skipped = (tile.first_key - k) * width;
       load_query_tile(call, head, q, s);
@@ -115,7 +118,8 @@ void backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::
       gemm(true, false, keys, width, queries, 1.0f, s.d_scores, s.query, 1.0f, s.d_key + skipped);
       if (all_queries) {
         gemm(false, false, queries, width, keys, 1.0f, s.d_scores, s.key + skipped,
-             k == head.first_key_tile(q) ? 0.0f : 1.0f, s.d_query + (g * time + q) * width);
+             k == head.first_key_tile(q) ? 0.0f : 1.0f,
+             s.d_query + (g * call.queries + q - call.first_query) * width);
       }
     }
   }
@@ -123,8 +127,8 @@ void backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::
   shared.store_gradient(2, k, tile_keys, s.d_value);
 }
 
-/// The gradient of a tile of queries where not all of them go along with the keys: its tiles once more, the
-/// same sums in the same order.
+/// Computes the gradient of a tile of queries if the key tiles do not compute all of it: the tiles are
+/// recomputed, with the same sums in the same order.
 void backward_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t q,
                          const BackwardScratch& s) {
   const std::int64_t width = head.width(), queries = head.queries(q), first = head.first_key_tile(q);
@@ -158,8 +162,9 @@ void attention_forward(const AttentionCall& call) {
   const std::int64_t width = call.head_width;
   const bool in_bf16 = attention_runs_in_bf16(call.dtype, width);
   const std::int64_t tasks = std::min<std::int64_t>(call.threads, call.batch * call.heads);
-  const std::int64_t whole = bf16_forward_floats(width, call.time);
-  // The whole head's keys and values are packed once where they fit, else tile by tile: the same bits.
+  const std::int64_t whole = bf16_forward_floats(width, call.end_query());
+  // A head's keys and values are packed once as a whole if they fit, else tile by tile; the bits are the
+  // same.
   const bool keep_packed = in_bf16 && call.workspace.bytes / bytes_of(whole) >= tasks;
   const std::int64_t floats = !in_bf16      ? forward_floats(width)
                               : keep_packed ? whole
@@ -180,21 +185,22 @@ void attention_forward(const AttentionCall& call) {
 
 namespace {
 
-/// Runs the tasks of backward, which share no sums. `key_tile` and `query_tile` are called with (scratch,
-/// first head or head, first key or query, ...).
+/// Runs the tasks of backward, which share no sums. `key_tile` is called with (scratch, first head, first
+/// key, all_queries) and `query_tile` with (scratch, head, first query).
 template <class KeyTile, class QueryTile>
 void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& key_tile,
                   const QueryTile& query_tile) {
-  const std::int64_t width = call.head_width, time = call.time;
+  const std::int64_t width = call.head_width, time = call.time, queries = call.queries;
   const std::int64_t shared = call.batch * call.key_value_heads, heads = call.batch * call.heads;
   auto* scratch = static_cast<float*>(call.workspace.data);
   const auto threads_with = [&](std::int64_t floats) {
     return std::min<std::int64_t>(call.threads, call.workspace.bytes / bytes_of(floats));
   };
-  // One pass, a task for each key and value head, when the query gradients of all heads that share it fit
-  // beside the tiles for half the threads or more. Two passes, a task for each tile, take 7 GEMMs instead of
-  // 5, and occupy threads that would idle. The same bits either way.
-  const std::int64_t whole = tiles + call.group() * time * width, parted = tiles + attention_queries * width;
+  // One pass has a task for each key and value head. It is used when the query gradients of all heads that
+  // share it fit beside the tiles for at least half the threads. Two passes have a task for each tile; they
+  // take 7 GEMMs instead of 5, but occupy threads that would idle. The bits are the same.
+  const std::int64_t whole = tiles + call.group() * queries * width,
+                     parted = tiles + attention_queries * width;
   const std::int64_t least = std::max<std::int64_t>(1, std::min<std::int64_t>(call.threads, shared) / 2);
   if (threads_with(whole) >= least && threads_with(parted) < 2 * shared) {
     parallel_tasks(static_cast<int>(threads_with(whole)), shared, [&](std::int64_t index, int slot) {
@@ -202,14 +208,17 @@ void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& 
       const std::int64_t first_head = index * call.group();
       for (std::int64_t k = 0; k < time; k += attention_keys) key_tile(own, first_head, k, true);
       for (std::int64_t g = 0; g < call.group(); ++g) {
-        AttentionHead(call, first_head + g).store_gradient(0, 0, time, own + tiles + g * time * width);
+        AttentionHead(call, first_head + g)
+            .store_gradient(0, call.first_query, queries, own + tiles + g * queries * width);
       }
     });
     return;
   }
-  // The longest start first: the first keys are seen by most queries, the last queries see most keys.
+  // The longest tasks start first: the first keys are seen by most queries, and the last queries see most
+  // keys.
   const std::int64_t key_tiles = divide_round_up(time, attention_keys),
-                     query_tiles = divide_round_up(time, attention_queries);
+                     first_tile = call.first_query / attention_queries,
+                     query_tiles = divide_round_up(call.end_query(), attention_queries) - first_tile;
   parallel_tasks(static_cast<int>(threads_with(parted)), shared * key_tiles + heads * query_tiles,
                  [&](std::int64_t index, int slot) {
                    float* const own = scratch + slot * parted;
@@ -217,8 +226,9 @@ void run_backward(const AttentionCall& call, std::int64_t tiles, const KeyTile& 
                      key_tile(own, index % shared * call.group(), index / shared * attention_keys, false);
                    } else {
                      index -= shared * key_tiles;
+                     const std::int64_t tile = first_tile + query_tiles - 1 - index / heads;
                      query_tile(own, AttentionHead(call, index % heads),
-                                (query_tiles - 1 - index / heads) * attention_queries);
+                                std::max(tile * attention_queries, call.first_query));
                    }
                  });
 }

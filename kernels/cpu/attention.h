@@ -15,7 +15,7 @@ struct AttentionCall : AttentionOperands {
   int threads = 1;
 };
 
-/// Scratch that forward and backward need at least for heads of this width. A function of the shape only.
+/// The least scratch that forward and backward need for heads of this width. A function of the shape only.
 std::int64_t attention_workspace_bytes(std::int64_t head_width);
 
 void attention_forward(const AttentionCall& call);

@@ -9,7 +9,7 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-/// Takes arrays one behind the other from scratch memory counted in floats.
+/// Takes consecutive arrays from scratch memory that is counted in floats.
 class Scratch {
  public:
   explicit Scratch(float* at) : at_(at) {}
@@ -36,18 +36,18 @@ const bfloat16* d_out_of(const AttentionCall& call, const AttentionHead& head, s
   return static_cast<const bfloat16*>(call.d_out) + head.row(first);
 }
 
-/// scores[queries, keys] = alpha a b, where b is a tile of keys or values packed as its transpose.
+/// scores[queries, keys] = alpha a b, where b is the packed transpose of a tile of keys or values.
 void score(const AttentionTile& tile, std::int64_t width, const bfloat16* a, std::int64_t stride_a,
            const bfloat16* b, float alpha, float* scores) {
   multiply({tile.queries, tile.keys, width, a, stride_a, b, attention_keys, scores, tile.keys, alpha, false});
 }
 
-/// Scratch of a task of backward.
+/// The scratch of a task of backward.
 struct BackwardTiles {
   float *scores, *d_scores, *d_out, *d_key, *d_value, *d_query;
-  bfloat16 *key_columns, *value_columns, *key_rows;          // of a tile of keys, packed
+  bfloat16 *key_columns, *value_columns, *key_rows;          // packed, of a tile of keys
   bfloat16 *query_transposed, *d_out_transposed;             // [width, queries]
-  bfloat16 *packed_scores, *packed_d_scores, *d_score_rows;  // of a tile of scores
+  bfloat16 *packed_scores, *packed_d_scores, *d_score_rows;  // packed, of a tile of scores
 
   BackwardTiles(float* scratch, std::int64_t width) {
     constexpr std::int64_t tile = attention_queries * attention_keys;
@@ -76,7 +76,8 @@ void pack_keys(const AttentionHead& head, std::int64_t first, std::int64_t keys,
   pack_rows(rows_of(head, 1, first), head.stride(1), keys, width, s.key_rows, width);
 }
 
-/// Scores and their gradient for one tile, whose first key is number `skipped` of the packed ones in scratch.
+/// Computes the scores and their gradient for one tile; its first key is number `skipped` among the packed
+/// keys.
 void backward_tile(const AttentionCall& call, const AttentionHead& head, const AttentionTile& tile,
                    std::int64_t skipped, const BackwardTiles& s) {
   const std::int64_t width = head.width(), q = tile.first_query;
@@ -113,7 +114,7 @@ void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, boo
                        float* scratch) {
   const std::int64_t width = head.width();
   const std::int64_t tile_elements = attention_keys * width;
-  const std::int64_t kept = keep_packed ? divide_round_up(call.time, attention_keys) : 1;
+  const std::int64_t end_key = call.end_query(), kept = keep_packed ? divide_round_up(end_key, attention_keys) : 1;
   Scratch at(scratch);
   float* scores = at.floats(attention_queries * attention_keys);
   float* accumulated = at.floats(attention_queries * width);
@@ -125,12 +126,13 @@ void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, boo
                     attention_keys);
     pack_rows(rows_of(head, 2, k), head.stride(2), keys, width, value_rows + place * tile_elements, width);
   };
-  for (std::int64_t k = 0; keep_packed && k < call.time; k += attention_keys) {
-    pack(k, std::min(attention_keys, call.time - k), k / attention_keys);
+  for (std::int64_t k = 0; keep_packed && k < end_key; k += attention_keys) {
+    pack(k, std::min(attention_keys, end_key - k), k / attention_keys);
   }
   float maximum[attention_queries], sum[attention_queries];
-  for (std::int64_t q = 0; q < call.time; q += attention_queries) {
-    const std::int64_t queries = head.queries(q), first = head.first_key_tile(q);
+  for (std::int64_t q = call.first_query, queries = 0; q < call.end_query(); q += queries) {
+    queries = head.queries(q);
+    const std::int64_t first = head.first_key_tile(q);
     for (std::int64_t k = first; k < q + queries; k += attention_keys) {
       const AttentionTile tile = head.tile(q, k);
       if (!keep_packed) pack(tile.first_key, tile.keys, 0);
@@ -154,20 +156,21 @@ std::int64_t bf16_backward_floats(std::int64_t head_width) {
          (3 * tile + (3 * attention_keys + 2 * attention_queries) * head_width) / 2;
 }
 
-/// The gradients of keys and values are summed as transposes [width, keys]: so the scores are their right
-/// operands, which are packed as they stand.
+/// The gradients of keys and values are summed as transposes [width, keys], so that the scores are the right
+/// operands, which are packed without a transposition.
 void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k,
                             bool all_queries, float* scratch) {
-  const std::int64_t width = call.head_width, time = call.time;
+  const std::int64_t width = call.head_width;
   const BackwardTiles s(scratch, width);
   const AttentionHead shared(call, first_head);
-  const std::int64_t tile_keys = std::min(attention_keys, time - k);
+  const std::int64_t tile_keys = std::min(attention_keys, call.time - k);
   pack_keys(shared, k, tile_keys, s);
   std::fill_n(s.d_key, attention_keys * width, 0.0f);
   std::fill_n(s.d_value, attention_keys * width, 0.0f);
   for (std::int64_t g = 0; g < call.group(); ++g) {
     const AttentionHead head(call, first_head + g);
-    for (std::int64_t q = k; q < time && head.sees(q, k); q += attention_queries) {
+    for (std::int64_t q = std::max(k, call.first_query); q < call.end_query() && head.sees(q, k);
+         q += head.queries(q)) {
       const AttentionTile tile = head.tile(q, k);
       const std::int64_t queries = tile.queries, keys = tile.keys, skipped = tile.first_key - k;
       backward_tile(call, head, tile, skipped, s);
@@ -182,7 +185,8 @@ void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, 
       multiply({width, keys, even(queries), s.query_transposed, attention_queries, s.packed_d_scores,
                 attention_keys, s.d_key + skipped, attention_keys, 1.0f, true});
       if (all_queries) {
-        add_query_gradient(tile, skipped, width, s, s.d_query + (g * time + q) * width,
+        add_query_gradient(tile, skipped, width, s,
+                           s.d_query + (g * call.queries + q - call.first_query) * width,
                            k == head.first_key_tile(q));
       }
     }

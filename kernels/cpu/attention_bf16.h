@@ -9,20 +9,21 @@
 namespace tranche::kernels::cpu {
 
 inline constexpr std::int64_t bf16_head_multiple = 32;
-/// bf16 tensors, on a CPU with fast bf16 tiles, in heads of whole multiples of bf16_head_multiple elements.
+/// True for bf16 tensors, on a CPU with fast bf16 tiles, if the head width is a multiple of
+/// bf16_head_multiple.
 bool attention_runs_in_bf16(DataType dtype, std::int64_t head_width);
 
-/// Scratch of a head that holds `keys` packed keys and values.
+/// The scratch of a head with `keys` packed keys and values, in floats.
 std::int64_t bf16_forward_floats(std::int64_t head_width, std::int64_t keys);
-/// With keep_packed the scratch is for all of the head's keys, else for one tile of them.
+/// With keep_packed the scratch holds all of the head's keys, else one tile of them.
 void bf16_forward_head(const AttentionCall& call, const AttentionHead& head, bool keep_packed,
                        float* scratch);
 
-/// Scratch of a task of backward without the gradient of its queries, which lies behind it: of one tile, or
-/// of all queries of all heads that share a key and value.
+/// The scratch of a task of backward, in floats, without the gradient of its queries, which follows it: that
+/// of one tile, or of all queries of all heads that share a key and value.
 std::int64_t bf16_backward_floats(std::int64_t head_width);
-/// The tiles of attention.cpp, in bf16: gradients of the keys and values from `k` on that heads [first_head,
-/// first_head + group) share, and of a tile of queries alone.
+/// The bf16 versions of the functions in attention.cpp: the gradients of a tile of keys and values from `k`
+/// on, for heads [first_head, first_head + group) that share them; and the gradient of a tile of queries.
 void bf16_backward_key_tile(const AttentionCall& call, std::int64_t first_head, std::int64_t k,
                             bool all_queries, float* scratch);
 void bf16_backward_query_tile(const AttentionCall& call, const AttentionHead& head, std::int64_t q,

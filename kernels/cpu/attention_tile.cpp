@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/attention_tile.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// Must follow foreach_target.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -57,7 +57,7 @@ void softmax_rows(const AttentionTile& tile, bool first, float* scores, float* m
     if (first) {
       sum[row] = sum_of(total);
     } else {
-      // 0 where no tile before had a key that the row sees.
+      // It is 0 if no earlier tile had a key that the row sees.
       const float decay = now == before ? 1.0f : std::exp(before - now);
       sum[row] = sum[row] * decay + sum_of(total);
       if (decay != 1.0f) scale_row(accumulated + row * head_width, head_width, decay);

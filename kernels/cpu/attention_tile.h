@@ -11,20 +11,20 @@
 
 namespace tranche::kernels::cpu {
 
-// Tiles are cut at these multiples whatever the number of threads and the size of the workspace. Key tiles
-// are a multiple of query tiles, so under the causal mask alone each row of a tile that is not skipped sees
-// its first key.
+// Tiles start at multiples of these, whatever the number of threads and the size of the workspace. Key tiles
+// are a multiple of query tiles, so under a causal mask alone each row of a tile that is not skipped sees its
+// first key.
 inline constexpr std::int64_t attention_queries = 64;
 inline constexpr std::int64_t attention_keys = 256;
 
-/// The position of a tile of scores [queries, keys]: rows are queries first_query ..., columns keys first_key
-/// .... Row `row` may see columns [hidden(row), visible(row)).
+/// The position of a tile of scores [queries, keys]: rows are queries from first_query on, columns keys from
+/// first_key on. Row `row` may see columns [hidden(row), visible(row)).
 struct AttentionTile {
   std::int64_t first_query = 0, queries = 0, first_key = 0, keys = 0;
   AttentionMask mask;
   const DropoutMask* dropout = nullptr;  ///< null without dropout
   std::int64_t sample = 0;
-  std::int64_t first_element = 0;  ///< of the head's score matrix among the sample's mask elements
+  std::int64_t first_element = 0;  ///< index of the head's first score among the sample's mask elements
   std::int64_t time = 0;
 
   std::int64_t visible(std::int64_t row) const { return std::min(first_query + row - first_key + 1, keys); }
@@ -38,12 +38,12 @@ struct AttentionTile {
 };
 
 /// One step of the online softmax (Milakov and Gimelshein, 2018): scores become exp(score - maximum), dropped
-/// out, zero where masked; `maximum` and `sum` [queries] are carried on and the rows of `accumulated`
-/// [queries, head_width] rescaled to the new maximum. `first` marks a row's first tile.
+/// out, zero where masked; `maximum` and `sum` [queries] are updated and the rows of `accumulated` [queries,
+/// head_width] rescaled to the new maximum. `first` marks a row's first tile.
 void softmax_tile(const AttentionTile& tile, bool first, float* scores, float* maximum, float* sum,
                   float* accumulated, std::int64_t head_width);
 
-/// accumulated / sum into `out` (rows `out_stride` elements apart), and maximum + log(sum).
+/// Writes accumulated / sum to `out` (rows `out_stride` elements apart), and maximum + log(sum).
 void finish_softmax(std::int64_t queries, const float* maximum, const float* sum, float* accumulated,
                     std::int64_t head_width, DataType dtype, void* out, std::int64_t out_stride,
                     float* log_sum_exp);
@@ -52,8 +52,8 @@ void finish_softmax(std::int64_t queries, const float* maximum, const float* sum
 void project_rows(std::int64_t queries, std::int64_t head_width, const float* d_out, DataType dtype,
                   const void* out, std::int64_t out_stride, float* projection);
 
-/// scores become the probabilities as they met the values (dropped out); d_probabilities, the gradient of
-/// those, becomes the gradient of the unscaled scores, times `scale`.
+/// The scores become the probabilities after dropout; d_probabilities, their gradient, becomes the gradient
+/// of the unscaled scores, times `scale`.
 void softmax_backward_tile(const AttentionTile& tile, float scale, const float* log_sum_exp,
                            const float* projection, float* scores, float* d_probabilities);
 

@@ -12,7 +12,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-// Compiled for the instructions it names, whatever the build is for; runs only where bf16_tiles_are_fast().
+// Compiled for the named instructions, whatever the build's target; it runs only where bf16_tiles_are_fast().
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,bmi2")
 
@@ -54,7 +54,7 @@ void finish_row(const Bf16Panels& p, std::int64_t row, std::int64_t column, cons
   }
 }
 
-/// Has the part of c that will be added to on its way while the sums are taken.
+/// Prefetches the part of c that the sums will be added to.
 template <int Rows>
 void fetch_result(const Bf16Panels& p, std::int64_t row, std::int64_t column) {
   const std::int64_t bytes = p.wide ? sizeof(float) : sizeof(bfloat16), line = 64;
@@ -80,12 +80,12 @@ template <int Rows>
   }
 }
 
-/// The sums of a vector of columns that an earlier call has begun in c.
+/// Loads the sums of a vector of columns that an earlier call has stored in c.
 __m512 begun_sums(const Bf16Panels& p, std::int64_t row, std::int64_t column, __mmask16 part) {
   return _mm512_maskz_loadu_ps(part, static_cast<const float*>(p.c) + row * p.stride_c + column);
 }
 
-/// `Rows` rows of one panel, whose sums stay in registers over the whole depth of the call.
+/// Computes `Rows` rows of one panel; their sums stay in registers over the whole depth of the call.
 template <int Rows>
 void block(const Bf16Panels& p, std::int64_t row, std::int64_t column) {
   __m512 sum[Rows][vectors];

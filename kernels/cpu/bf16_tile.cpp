@@ -13,7 +13,7 @@
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 
-// Everything below is compiled for the instructions it names, whatever the build is for, and runs only where
+// Everything below is compiled for the named instructions, whatever the build's target, and runs only where
 // bf16_tiles_are_fast().
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,bmi2")
@@ -32,7 +32,7 @@ __m512 add_dot_products(__m512 sum, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
-/// `Rows` rows and `Vectors` vectors of columns, whose sums stay in registers over the whole depth.
+/// Computes `Rows` rows and `Vectors` vectors of columns; their sums stay in registers over the whole depth.
 template <int Rows, int Vectors>
 void block(const Bf16Tile& t, std::int64_t row, std::int64_t column) {
   __m512 sum[Rows][Vectors];
@@ -85,20 +85,20 @@ void panel(const Bf16Tile& t, std::int64_t column) {
   }
 }
 
-/// Rounded to bf16, in the lower halves of 32 bits.
+/// Loads a row rounded to bf16, in the lower halves of 32 bits.
 __m512i row_bits(const float* from, std::int64_t count) {
   const __m512 value = _mm512_maskz_loadu_ps(first_lanes(count), from);
   return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(value));
 }
 
-/// Rows that are fetched ahead of the ones that are packed: enough for memory's latency.
+/// The distance in rows of prefetches ahead of packing: enough for memory's latency.
 constexpr std::int64_t rows_ahead = 16;
 
 void fetch(const void* at) {
   _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T0);
 }
 
-/// Two neighbouring rows of 32 bf16, element beside element.
+/// Interleaves two neighbouring rows of 32 bf16, element by element.
 struct Interleave {
   __m512i first, second;
   Interleave(__m512i even, __m512i odd) {
@@ -135,7 +135,7 @@ void transpose(__m512i (&v)[lanes]) {
   }
 }
 
-/// 16 rows of 16 words from `from`, rows `stride` bytes apart; zeros beyond `rows` and `words`.
+/// Loads 16 rows of 16 words from `from`, rows `stride` bytes apart; zeros beyond `rows` and `words`.
 void load_words(__m512i (&v)[lanes], const void* from, std::int64_t stride, std::int64_t rows,
                 std::int64_t words) {
   const auto* at = static_cast<const char*>(from);
@@ -147,7 +147,7 @@ void load_words(__m512i (&v)[lanes], const void* from, std::int64_t stride, std:
 
 constexpr std::int64_t element_bytes = sizeof(bfloat16);
 
-/// 16 rows of up to 32 bf16 (pairs of them are the words), zeros beyond `rows` and `columns`.
+/// Loads 16 rows of up to 32 bf16 (pairs of them are the words); zeros beyond `rows` and `columns`.
 void load_pairs(__m512i (&v)[lanes], const bfloat16* from, std::int64_t stride, std::int64_t rows,
                 std::int64_t columns) {
   const __mmask32 mask = columns >= 2 * lanes ? ~__mmask32{0} : (__mmask32{1} << columns) - 1;

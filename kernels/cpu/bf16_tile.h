@@ -3,8 +3,8 @@
 /// bf16 are multiplied and added to fp32 sums. Every element is one sum over ascending depth, so the tiling
 /// of rows and columns changes no bit.
 ///
-/// The right operand is packed: [depth / 2][columns][2], two neighbouring depths of a column side by side.
-/// Depth is even everywhere; an odd last row is packed with zeros beside it.
+/// The right operand is packed: [depth / 2][columns][2], with two neighbouring depths of a column side by
+/// side. The depth is always even; an odd last row is paired with zeros.
 
 #include <cstdint>
 
@@ -12,11 +12,11 @@
 
 namespace tranche::kernels::cpu {
 
-/// True when the CPU has the instruction, and it is faster than fp32 (matmul_onednn.h). The rest of this file
-/// must not be called without.
+/// True when the CPU has the instruction, and it is faster than fp32 (matmul_onednn.h). Otherwise nothing
+/// else in this file may be called.
 bool bf16_tiles_are_fast();
 
-/// c[rows, columns] = alpha a b, or c += a b (alpha is then 1). `a` has `depth` bf16 a row, rows stride_a
+/// c[rows, columns] = alpha a b, or c += a b (alpha is then 1). `a` has `depth` bf16 per row, rows stride_a
 /// apart; `b` is packed, stride_b columns wide, and readable up to the next multiple of 16 columns.
 struct Bf16Tile {
   std::int64_t rows = 0, columns = 0, depth = 0;
@@ -31,11 +31,11 @@ struct Bf16Tile {
 };
 void multiply(const Bf16Tile& tile);
 
-/// Packs `from` [depth, columns] (rows `stride` apart) as it stands; columns up to the next multiple of 16
-/// are written as zeros.
+/// Packs `from` [depth, columns] (rows `stride` apart) without transposing it; columns up to the next
+/// multiple of 16 are written as zeros.
 void pack_rows(const bfloat16* from, std::int64_t stride, std::int64_t depth, std::int64_t columns,
                bfloat16* to, std::int64_t to_columns);
-/// The same of fp32, rounded to bf16.
+/// The same for fp32, rounded to bf16.
 void pack_rows(const float* from, std::int64_t stride, std::int64_t depth, std::int64_t columns, bfloat16* to,
                std::int64_t to_columns);
 /// Packs the transpose of `from` [columns, depth]; depth is even. Columns up to the next multiple of 16 are
@@ -43,7 +43,7 @@ void pack_rows(const float* from, std::int64_t stride, std::int64_t depth, std::
 void pack_transposed(const bfloat16* from, std::int64_t stride, std::int64_t columns, std::int64_t depth,
                      bfloat16* to, std::int64_t to_columns);
 /// to[columns, rows] = transpose of from[rows, columns]; rows up to the next multiple of 16 are written as
-/// zeros, so to_stride is no less than that.
+/// zeros, so to_stride must be at least that.
 void transpose_rows(const bfloat16* from, std::int64_t stride, std::int64_t rows, std::int64_t columns,
                     bfloat16* to, std::int64_t to_stride);
 /// fp32 rows rounded to bf16; columns up to the next even number are written as zeros.

@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto block = static_cast<std::int64_t>(block8_elements);
 
-/// Codes that are read one at a time, from a table that stays in the first-level cache.
+/// Decodes codes one at a time, from a table that stays in the first-level cache.
 template <bool with_sign>
 HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float scale, float* to) {
   const std::span<const float, 256> map = detail::block8_map(with_sign);
@@ -32,12 +32,12 @@ HWY_INLINE void decode_plainly(const std::byte* codes, std::int64_t count, float
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// The arithmetic of block8_code() with a region for magnitudes whose code is that of 0 in front of the
-/// decades and one for 1 behind them, so that no magnitude is an exception: the number of a code is the whole
-/// part of the lesser of magnitude * slope + offset and last.
+/// The arithmetic of block8_code() with two more regions: one before the decades, for magnitudes that have
+/// the code of 0, and one after them, for 1. So no magnitude is an exception: the number of a code is the
+/// whole part of min(magnitude * slope + offset, last).
 constexpr int block8_regions = detail::block8_decades + 2;
 struct Block8Regions {
-  float from[16];  ///< of regions 1 and up
+  float from[16];  ///< lower bounds of regions 1 and up
   float slope[16], offset[16], last[16];
 };
 template <bool with_sign>
@@ -53,7 +53,7 @@ constexpr Block8Regions make_block8_regions() {
     regions.offset[decade + 1] = static_cast<float>(cells) * (8.0f / 9);
     regions.last[decade + 1] = static_cast<float>(2 * cells - 1);
   }
-  // Without sign numbers count from 1 here, so that none is negative before it is rounded.
+  // In the unsigned map numbers count from 1 here, so that none is negative before rounding.
   regions.offset[0] = regions.last[0] = with_sign ? 0 : 1;
   regions.offset[block8_regions - 1] = regions.last[block8_regions - 1] = with_sign ? 128 : 256;
   return regions;
@@ -64,14 +64,14 @@ alignas(64) constexpr Block8Regions block8_regions_of = make_block8_regions<with
 #endif
 #if HWY_TARGET <= HWY_AVX3
 
-/// Magnitudes below have the code of 0, and are taken for this one.
+/// Magnitudes below this have the code of 0; they are raised to it.
 constexpr float least_of_pairs = 0x1p-31f;
 constexpr std::uint32_t first_pair = std::bit_cast<std::uint32_t>(least_of_pairs) >> 24;
-// A lookup takes its index modulo 16: the first pair is found at 0 without a subtraction.
+// A lookup takes its index modulo 16, so the first pair is at index 0 without a subtraction.
 static_assert(first_pair % 16 == 0);
 
-/// Two powers of two hold at most the beginning of one region. A magnitude's bits have the number of their
-/// pair from bit 24 on; with the pair's entry added, they have that of their region there.
+/// At most one region begins within two neighbouring powers of two. The bits of a magnitude from bit 24 on
+/// are the number of its pair of powers; adding the pair's entry turns them into the number of its region.
 template <bool with_sign>
 constexpr std::array<std::uint32_t, 16> make_pairs() {
   std::array<std::uint32_t, 16> pairs{};
@@ -86,7 +86,8 @@ constexpr std::array<std::uint32_t, 16> make_pairs() {
       from = at;
       ++begins;
     }
-    if (begins > 1) throw "two regions begin in a pair of powers of two";  // no constant: does not compile
+    // A throw is no constant expression, so this would not compile.
+    if (begins > 1) throw "two regions begin in a pair of powers of two";
     region += begins;
     pairs[pair] = (region << 24) - from;
   }
@@ -95,7 +96,7 @@ constexpr std::array<std::uint32_t, 16> make_pairs() {
 template <bool with_sign>
 alignas(64) constexpr std::array<std::uint32_t, 16> pairs_of = make_pairs<with_sign>();
 
-/// The region's arithmetic for each magnitude, as it is before it is rounded down.
+/// The region's arithmetic for each magnitude, before it is rounded down.
 template <bool with_sign>
 HWY_INLINE __m512 region_cells(__m512 magnitude) {
   constexpr const Block8Regions& of = block8_regions_of<with_sign>;
@@ -109,7 +110,7 @@ HWY_INLINE __m512 region_cells(__m512 magnitude) {
   return _mm512_min_ps(_mm512_add_ps(_mm512_mul_ps(magnitude, slope), offset), last);
 }
 
-/// The numbers of codes of [-1, 1], which store_codes() makes codes.
+/// The numbers of the codes for shares in [-1, 1]; store_codes() converts them to codes.
 template <bool with_sign>
 HWY_INLINE __m512i numbers_of(__m512 share) {
   const __m512 least = _mm512_set1_ps(least_of_pairs);
@@ -122,7 +123,7 @@ HWY_INLINE __m512i numbers_of(__m512 share) {
   }
 }
 
-/// The codes of 64 shares in order. 127 - 128 becomes 0: the last conversion saturates.
+/// Stores the codes of 64 shares in order. 127 - 128 becomes 0, because the last conversion saturates.
 template <bool with_sign>
 HWY_INLINE void store_codes(const __m512 (&share)[4], std::byte* to) {
   const __m512i zero = _mm512_set1_epi16(with_sign ? 127 : -1);
@@ -133,7 +134,7 @@ HWY_INLINE void store_codes(const __m512 (&share)[4], std::byte* to) {
   _mm512_storeu_si512(to, _mm512_permutexvar_epi32(order, codes));
 }
 
-/// The bytes of a map's values, those of least weight first.
+/// The values of a map as four tables of bytes, least significant first.
 struct BytePlanes {
   std::uint8_t plane[4][256];
 };
@@ -150,7 +151,7 @@ constexpr BytePlanes make_byte_planes() {
 template <bool with_sign>
 alignas(64) constexpr BytePlanes byte_planes = make_byte_planes<with_sign>();
 
-/// For CPUs that look bytes up in 128 others: a byte of 64 values at a time.
+/// For CPUs that look bytes up in a table of 128: decodes one byte of 64 values at a time.
 template <bool with_sign>
 __attribute__((target("avx512f,avx512bw,avx512vbmi"))) void decode_by_planes(const std::byte* codes,
                                                                              float scale, float* to) {
@@ -190,13 +191,13 @@ HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
 
 #elif HWY_TARGET == HWY_AVX2
 
-/// Magnitudes in eight stretches of nearly three powers of two, each with the beginning of one region, of
-/// which the last stretch has that of region 8. The upper half of a magnitude's bits times `factor` has the
-/// number of its stretch from bit 16 on, of which a lookup takes the last three.
+/// Divides magnitudes into eight intervals of nearly three powers of two each, in each of which one region
+/// begins; region 8 begins in the last. The upper half of a magnitude's bits times `factor` has the number of
+/// its interval from bit 16 on; a lookup uses the lowest three bits of it.
 struct Stretches {
   std::uint32_t factor = 0;
-  float least = 0;  ///< the first stretch begins here; what is below has the code of 0, and is taken for this
-  std::int32_t first = 0;  ///< the first stretch's number
+  float least = 0;         ///< begin of the first interval; smaller magnitudes are raised to it
+  std::int32_t first = 0;  ///< the first interval's number
 };
 constexpr std::uint32_t stretch_of(float magnitude, std::uint32_t factor) {
   return (std::bit_cast<std::uint32_t>(magnitude) >> 16) * factor >> 16;
@@ -211,18 +212,18 @@ constexpr Stretches find_stretches() {
     const std::uint32_t bits = ((first << 16) + factor - 1) / factor << 16;
     if (fits) return {factor, std::bit_cast<float>(bits), static_cast<std::int32_t>(first)};
   }
-  throw "two regions begin in a stretch";  // no constant: does not compile
+  throw "two regions begin in a stretch";  // not constant, so it does not compile
 }
 template <bool with_sign>
 constexpr Stretches stretches = find_stretches<with_sign>();
 
-/// Tables as a lookup finds them, of the last three bits of a stretch or of a line. A magnitude's line is its
-/// stretch, or the one before if the region of its stretch has not begun; so the first line is that of
-/// magnitudes whose code is that of 0.
+/// Tables indexed by the lowest three bits of an interval or of a line. A magnitude's line is its interval,
+/// or the one before if the interval's region begins above the magnitude; so the first line is for magnitudes
+/// with the code of 0.
 struct StretchTables {
   float from[8], slope[8];
-  /// A line shifted to the place of an exponent and added to these has the bits of its offset, and of the
-  /// greatest number whose whole part is the last of its region.
+  /// Adding a line, shifted to the exponent's position, to these gives the bits of the line's offset, and of
+  /// the largest number whose whole part is the last of its region.
   std::int32_t offset, last;
 };
 template <bool with_sign>
@@ -234,9 +235,9 @@ constexpr StretchTables make_stretch_tables() {
     tables.from[(first_line + 1 + k) % 8] = of.from[k + 1];
     tables.slope[(first_line + k) % 8] = of.slope[k];
   }
-  // The first line has the last one's place. Magnitudes from the last border to 1 have one code, of which the
-  // offset is 8/9: the slope adds a little more than the missing ninth, and less than one code. On the first
-  // line magnitudes are too small for a slope to matter.
+  // The first line shares its table entry with the last one. Magnitudes from the last border to 1 have a
+  // single code, and their offset is 8/9 of it: the slope adds slightly more than the missing ninth, and less
+  // than one code. On the first line magnitudes are too small for the slope to matter.
   const float codes = with_sign ? 128 : 256;
   tables.slope[first_line % 8] = codes * 0.112f;
   const int exponent = (with_sign ? -1 : 0) - first_line;
@@ -251,7 +252,7 @@ constexpr StretchTables make_stretch_tables() {
 template <bool with_sign>
 alignas(32) constexpr StretchTables stretch_tables = make_stretch_tables<with_sign>();
 
-/// The numbers of codes of [-1, 1], which store_codes() makes codes.
+/// The numbers of the codes for shares in [-1, 1]; store_codes() converts them to codes.
 template <bool with_sign>
 HWY_INLINE __m256i numbers_of(__m256 share) {
   constexpr const StretchTables& of = stretch_tables<with_sign>;
@@ -272,7 +273,7 @@ HWY_INLINE __m256i numbers_of(__m256 share) {
   return with_sign ? _mm256_sign_epi32(number, _mm256_castps_si256(share)) : number;
 }
 
-/// The codes of 32 shares in order. What is below 0 becomes 0: the last conversion saturates.
+/// Stores the codes of 32 shares in order. Negative numbers become 0, because the last conversion saturates.
 template <bool with_sign>
 HWY_INLINE void store_codes(const __m256 (&share)[4], std::byte* to) {
   const __m256i zero = _mm256_set1_epi16(with_sign ? 127 : -1);
@@ -287,7 +288,7 @@ template <bool with_sign>
 HWY_INLINE void decode_block(const std::byte* codes, float scale, float* to) {
   const std::span<const float, 256> map = detail::block8_map(with_sign);
   const __m256 scales = _mm256_set1_ps(scale);
-  for (std::int64_t i = 0; i < block; i += 8) {  // by eight loads: a gather takes longer on many CPUs
+  for (std::int64_t i = 0; i < block; i += 8) {  // eight loads, because a gather is slower on many CPUs
     const auto value = [&](int k) { return map[std::to_integer<std::size_t>(codes[i + k])]; };
     const __m256 values =
         _mm256_setr_ps(value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7));
@@ -325,7 +326,7 @@ HWY_INLINE void encode_block(const float* from, std::byte* codes) {
     return;
   }
   const detail::Block8Shares shares = detail::block8_shares(std::bit_cast<float>(magnitude));
-  if (shares.lift != 1) {  // hardly ever
+  if (shares.lift != 1) {  // rare
     detail::encode_block8(with_sign ? DataType::block8 : DataType::block8_unsigned, {from, block8_elements},
                           codes);
     return;
@@ -340,7 +341,7 @@ HWY_INLINE void encode_block(const float* from, std::byte* codes) {
 
 #else
 
-/// Core's arithmetic in loops of which the compiler makes vectors.
+/// Uses the arithmetic of core/block8.h in loops that the compiler vectorises.
 template <bool with_sign>
 [[gnu::flatten]] void encode_block(const float* from, std::byte* to) {
   HWY_ALIGN std::int32_t codes[block8_elements];

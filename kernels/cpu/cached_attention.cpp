@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/cached_attention.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// Must follow foreach_target.h.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -16,17 +16,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-constexpr std::int64_t key_block = 64;  // keys between two looks at the maximum; a block stays in the cache
+constexpr std::int64_t key_block = 64;  // keys between two updates of the maximum; a block stays in the cache
 
-/// A query and what was summed for it so far.
+/// A query and its sums so far.
 struct QueryState {
-  std::int64_t first = 0, end = 0;  // the keys that it sees
+  std::int64_t first = 0, end = 0;  // keys that it sees
   float highest = -std::numeric_limits<float>::infinity();
   float sum = 0;  // of exp(score - highest)
 };
 
-/// Scores of `count` keys, rows of `width` elements, with a query that is scaled already. Four keys at a
-/// time, each with a sum of its own, so that a key's score does not depend on its neighbours.
+/// The scores of `count` keys, rows of `width` elements, with an already scaled query. It processes four keys
+/// at a time, each with a separate sum, so that a key's score does not depend on its neighbours.
 template <class T>
 HWY_INLINE void score_keys(const float* query, const T* keys, std::int64_t count, std::int64_t width,
                            float* scores) {
@@ -55,7 +55,7 @@ HWY_INLINE void score_keys(const float* query, const T* keys, std::int64_t count
   }
 }
 
-/// out[i ...] = out[i ...] * fade + sum of weights[key] * values[key, i ...], `vectors` whole vectors of
+/// out[i ...] = out[i ...] * fade + sum of weights[key] * values[key, i ...], for `vectors` whole vectors of
 /// columns, which stay in registers.
 template <int vectors, class T>
 HWY_INLINE void add_columns(const float* weights, const T* values, std::int64_t count, std::int64_t width,
@@ -93,7 +93,8 @@ HWY_INLINE void add_values(const float* weights, const T* values, std::int64_t c
   store_at(sum, out, i, rest);
 }
 
-/// A block of keys [begin, end), of which `keys` and `values` are the first, for a query that sees some.
+/// Processes a block of keys [begin, end), which start at `keys` and `values`, for a query that sees some of
+/// them.
 template <class T>
 HWY_INLINE void take_block(std::int64_t begin, std::int64_t end, const T* keys, const T* values,
                            std::int64_t width, const float* query, QueryState& state, float* out) {
@@ -116,8 +117,8 @@ HWY_INLINE void take_block(std::int64_t begin, std::int64_t end, const T* keys, 
   add_values(scores, values + skipped, count, width, fade, out);
 }
 
-/// Queries [first, first + count) of a key's head, counted over the new tokens and, within them, the heads of
-/// the group: each block of keys serves all of them while it is in the cache.
+/// Processes queries [first, first + count) of a key head, counted over the new tokens and, within them, the
+/// heads of the group: each block of keys serves all of them while it is in the cache.
 template <class T>
 void attend_queries(const CachedAttention& call, std::int64_t batch, std::int64_t key_head,
                     std::int64_t first, std::int64_t count) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Rows of any floating dtype to fp32 and back, single-threaded: the first and last step of kernels whose
-/// inner loop is fp32.
+/// Converts rows of any floating dtype to fp32 and back, single-threaded: the first and last step of kernels
+/// whose inner loop is fp32.
 
 #include <cstdint>
 
@@ -15,7 +15,7 @@ void widen_tile(DataType dtype, const void* from, std::int64_t from_stride, std:
 void narrow_tile(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns,
                  DataType dtype, void* to, std::int64_t to_stride);
 
-/// Address of element `index` of an array of `dtype`.
+/// The address of element `index` in an array of `dtype`.
 inline const void* element_at(DataType dtype, const void* data, std::int64_t index) {
   return static_cast<const char*>(data) + index * size_of(dtype);
 }

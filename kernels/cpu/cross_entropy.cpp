@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/cross_entropy.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// Must follow foreach_target.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -23,7 +23,7 @@ void accumulate_row(const CrossEntropyCall& call, std::int64_t row) {
     highest = hn::Max(highest, keep_first(load_at(logits, i, lanes), lanes, hn::Set(d, -infinity)));
   });
   const float maximum = std::max(call.maximum[row], max_of(highest));
-  // Every logit so far is -infinity: any finite offset keeps their exponentials 0 instead of NaN.
+  // If every logit so far is -infinity, any finite offset keeps their exponentials 0 instead of NaN.
   const float offset = maximum == -infinity ? 0.0f : maximum;
   const FloatVector offset_vector = hn::Set(d, offset);
   FloatVector sum = hn::Zero(d);
@@ -88,7 +88,7 @@ HWY_EXPORT(gradient_of_row);
 void cross_entropy_begin(const CrossEntropyCall& call) {
   std::fill_n(call.maximum, call.rows, -std::numeric_limits<float>::infinity());
   std::fill_n(call.sum, call.rows, 0.0f);
-  // A label that no chunk holds shows as a loss that is not a number.
+  // A label that no chunk contains then makes the loss NaN.
   std::fill_n(call.target_logit, call.rows, std::numeric_limits<float>::quiet_NaN());
 }
 
@@ -107,7 +107,7 @@ void cross_entropy_combine(const CrossEntropyCall& call) {
     for (std::int64_t rank = 0; rank < call.ranks; ++rank) {
       const float* state = call.states + rank * 3 * call.rows + row;
       const float highest = std::max(maximum, state[0]);
-      // The offset stays finite while every logit is -infinity, like in accumulate_row().
+      // The offset stays finite while every logit is -infinity, as in accumulate_row().
       const float offset = highest == -infinity ? 0.0f : highest;
       sum = sum * std::exp(maximum - offset) + state[call.rows] * std::exp(state[0] - offset);
       maximum = highest;

@@ -5,7 +5,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// Checked operands of the calls of kernels/cross_entropy.h; each uses the members that concern it.
+/// Checked operands of the calls in kernels/cross_entropy.h; each call uses only some members.
 struct CrossEntropyCall {
   std::int64_t rows = 0, columns = 0, first_column = 0;
   const float* logits = nullptr;

@@ -13,7 +13,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// y = x * factor, +0 where the factor is 0 (whatever x is).
+/// y = x * factor, but +0 where the factor is 0 (for any x).
 void apply_factors(const float* factors, const ConstTensorView& x, const TensorView& y, std::int64_t first,
                    std::int64_t count) {
   for_each_vector(count, [&](auto d, std::int64_t i) HWY_ATTR {
@@ -23,8 +23,8 @@ void apply_factors(const float* factors, const ConstTensorView& x, const TensorV
   });
 }
 
-/// Factors of the four draws of each of `blocks` blocks from first_block on, as long as whole vectors of
-/// blocks remain; returns the number of blocks done.
+/// Computes the factors of the four draws of each block, for as many whole vectors of blocks as there are;
+/// returns the number of blocks done.
 std::int64_t factors_of_blocks(const RandomKey& key, std::uint64_t first_block, std::int64_t blocks,
                                [[maybe_unused]] std::uint32_t threshold, [[maybe_unused]] float scale,
                                [[maybe_unused]] float* factors) {
@@ -71,7 +71,7 @@ namespace {
 
 constexpr std::int64_t factors_at_once = 1024;
 
-/// The part is some columns of all rows.
+/// Handles a part that is some columns of all rows.
 void dropout_of_columns(int threads, const DropoutMask& mask, std::span<const std::int64_t> samples,
                         const DropoutPart& part, const ConstTensorView& x, const TensorView& y) {
   const std::int64_t rows = x.elements() / part.columns, run = part.columns / part.column_blocks,
@@ -85,8 +85,9 @@ void dropout_of_columns(int threads, const DropoutMask& mask, std::span<const st
       for (std::int64_t at = 0; at < part.columns;) {
         const std::int64_t in_run = at % run, now = std::min(factors_at_once, run - in_run);
         mask.factors(samples[static_cast<std::size_t>(sample)],
-                     in_sample * part.row_elements + at / run * apart + part.first_column + in_run, now,
-                     factors);
+                     part.offset + in_sample * part.row_elements + at / run * apart + part.first_column +
+                         in_run,
+                     now, factors);
         HWY_DYNAMIC_DISPATCH(apply_factors)(factors, x, y, row * part.columns + at, now);
         at += now;
       }
@@ -110,7 +111,8 @@ void dropout(int threads, const DropoutMask& mask, std::span<const std::int64_t>
       std::int64_t now = std::min(factors_at_once, end - first);
       if (sample < last) {
         now = std::min(now, (sample + 1) * per_sample - element);
-        mask.factors(samples[static_cast<std::size_t>(sample)], element - sample * per_sample, now, factors);
+        mask.factors(samples[static_cast<std::size_t>(sample)], part.offset + element - sample * per_sample,
+                     now, factors);
       } else {
         std::fill_n(factors, now, 0.0f);
       }

@@ -1,5 +1,5 @@
 #pragma once
-/// Dropout masks; shared by dropout() and attention so that both draw the same way.
+/// Dropout masks, shared by dropout() and attention so that both make the same draws.
 
 #include <cstdint>
 
@@ -8,8 +8,8 @@
 
 namespace tranche::kernels::cpu {
 
-/// The mask of one (seed, step, site). Cheap to make and copy; drawing needs no state, so any thread may ask
-/// for any elements in any order.
+/// The mask of one (seed, step, site). It is cheap to make and copy and has no state, so any thread may query
+/// any elements in any order.
 class DropoutMask {
  public:
   /// `options.probability` is in [0, 1); options.samples is not read.
@@ -21,7 +21,7 @@ class DropoutMask {
   bool keep(std::int64_t sample, std::int64_t element) const {
     return draws_.keeps(random_bits(draws_.key(sample), static_cast<std::uint64_t>(element)));
   }
-  /// factors[i] = keep(sample, first_element + i) ? scale() : 0. The fast way to many elements.
+  /// factors[i] = keep(sample, first_element + i) ? scale() : 0, computed faster than one by one.
   void factors(std::int64_t sample, std::int64_t first_element, std::int64_t count, float* factors) const;
 
  private:

@@ -65,8 +65,8 @@ void add_bias_rows(const TensorView& x, const ConstTensorView& bias, std::int64_
   }
 }
 
-/// Columns [first, first + count) of bias_gradient, a tile of columns at a time: long enough that rows are
-/// read in runs, short enough that their sums stay in the first cache.
+/// Sums columns [first, first + count) of bias_gradient, a tile of columns at a time: wide enough to read
+/// rows in runs, narrow enough for the sums to stay in the first-level cache.
 void bias_gradient_columns(const ConstTensorView& gradient, float* out, std::int64_t rows,
                            std::int64_t columns, std::int64_t first, std::int64_t count) {
   constexpr std::int64_t block_rows = 64;
@@ -124,7 +124,7 @@ HWY_EXPORT(add_bias_rows);
 HWY_EXPORT(bias_gradient_columns);
 
 void cast(int threads, const ConstTensorView& from, const TensorView& to) {
-  if (from.dtype == to.dtype) return copy(threads, from, to);  // keeps every bit, NaN payloads included
+  if (from.dtype == to.dtype) return copy(threads, from, to);  // keeps every bit, including NaN payloads
   parallel_ranges(threads, to.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
     HWY_DYNAMIC_DISPATCH(convert)(from.dtype, from.data, to.dtype, to.data, first, count);
   });
@@ -162,7 +162,7 @@ void fill_constant(int threads, const TensorView& out, float value) {
 void fill_normal(int threads, const TensorView& out, const RandomKey& key, std::int64_t first_element,
                  float mean, float standard_deviation) {
   auto* data = static_cast<float*>(out.data);
-  // A draw costs tens of nanoseconds: a second thread pays early.
+  // A draw costs tens of nanoseconds, so a second thread pays off early.
   parallel_ranges(threads, out.elements(), 1024, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t i = first; i < first + count; ++i) {
       data[i] = mean + standard_deviation * random_normal(key, static_cast<std::uint64_t>(first_element + i));

@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// As in kernels/elementwise.h, arguments checked, on the calling thread and `threads - 1` more.
+/// Like kernels/elementwise.h with checked arguments, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::cast)> cast;
 OnThreads<decltype(kernels::copy)> copy;
 OnThreads<decltype(kernels::fill_zero)> fill_zero;

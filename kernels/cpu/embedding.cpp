@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/embedding.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// Must follow foreach_target.h.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// Has a row's bytes on their way, which lie anywhere in a table.
+/// Prefetches a row, which may lie anywhere in a table.
 HWY_INLINE void fetch(const void* from, std::int64_t bytes) {
   constexpr std::int64_t line = 64;
   for (std::int64_t i = 0; i < bytes; i += line) hwy::Prefetch(static_cast<const char*>(from) + i);
@@ -42,8 +42,8 @@ void forward_row(const EmbeddingForward& call, std::int64_t row) {
   });
 }
 
-/// The gradients of columns [first, first + width). A thread walks all rows for its columns, so every sum
-/// runs in ascending (b, t) order.
+/// The gradients of columns [first, first + width). One thread processes all rows for its columns, so every
+/// sum runs in ascending (b, t) order.
 template <class T>
 void backward_columns(const EmbeddingBackward& call, std::int64_t first, std::int64_t width) {
   const std::int64_t rows = call.batch * call.time;

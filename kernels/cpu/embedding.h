@@ -5,7 +5,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// Rows of a table are fetched so many tokens ahead: they lie anywhere, so that the CPU cannot foresee them.
+/// The distance in tokens of prefetches of a table's rows: they lie anywhere, so the CPU cannot predict them.
 inline constexpr std::int64_t embedding_rows_ahead = 2;
 
 /// The tokens whose rows a table has, or all of them.
@@ -22,11 +22,11 @@ struct EmbeddingForward {
   const std::int32_t* tokens = nullptr;
   const void* token_table = nullptr;
   const void* position_table = nullptr;
-  bool positions = true;                ///< false: there is no position_table
-  const std::int32_t* given = nullptr;  ///< rows of it, or null: those of the time
+  bool positions = true;                ///< false: no position_table
+  const std::int32_t* given = nullptr;  ///< rows of position_table; null: the time
   void* out = nullptr;
   int threads = 1;
-  bool streaming = false;  ///< embedding_forward() decides
+  bool streaming = false;  ///< set by embedding_forward()
 };
 void embedding_forward(const EmbeddingForward& call);
 

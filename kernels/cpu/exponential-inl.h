@@ -1,4 +1,4 @@
-// The exponential of GELU and SiLU, the same bits on every instruction set; kernels/exponential.h is its
+// The exponential of GELU and SiLU, with the same bits on every instruction set; kernels/exponential.h is its
 // scalar form.
 #if defined(TRANCHE_KERNELS_CPU_EXPONENTIAL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_EXPONENTIAL_INL_H_
@@ -18,7 +18,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class D>
 HWY_INLINE hn::VFromD<D> exponential(D d, hn::VFromD<D> x) {
   const hn::RebindToSigned<D> integers;
-  // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
+  // Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
   const auto rounder = hn::Set(d, 12582912.0f);
   const auto shifted = hn::Add(hn::Mul(x, hn::Set(d, 1.44269504088896341f)), rounder);
   const auto n = hn::Sub(shifted, rounder);
@@ -34,7 +34,7 @@ HWY_INLINE hn::VFromD<D> exponential(D d, hn::VFromD<D> x) {
   return hn::BitCast(d, hn::Add(hn::BitCast(integers, p), hn::ShiftLeft<23>(hn::BitCast(integers, shifted))));
 }
 
-/// As coarse_power_of_two_element() of kernels/exponential.h.
+/// The vector form of coarse_power_of_two_element() in kernels/exponential.h.
 template <class D>
 HWY_INLINE hn::VFromD<D> coarse_power_of_two(D d, hn::VFromD<D> t) {
   const auto polynomial = [d](hn::VFromD<D> f) HWY_ATTR {
@@ -44,7 +44,7 @@ HWY_INLINE hn::VFromD<D> coarse_power_of_two(D d, hn::VFromD<D> t) {
     p = hn::Add(hn::Mul(p, f), hn::Set(d, 6.93113625e-1f));
     return hn::Add(hn::Mul(p, f), hn::Set(d, 1.0f));
   };
-#if HWY_TARGET <= HWY_AVX3  // has the reduction and the scaling as an instruction each, which bound t as well
+#if HWY_TARGET <= HWY_AVX3  // has instructions for the reduction and for the scaling, which also clamps t
   if constexpr (hn::MaxLanes(D()) == 16) {
     const hn::VFromD<D> f{_mm512_reduce_ps(t.raw, 0)};
     return hn::VFromD<D>{_mm512_scalef_ps(polynomial(f).raw, hn::Sub(t, f).raw)};

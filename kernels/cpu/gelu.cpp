@@ -13,16 +13,17 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-// The tanh form is x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): one exponential and, unlike
-// 1 + tanh(u), no cancellation for negative x. The exponential is ours so that the bits are the same on every
-// instruction set. Measured against fp64: 2.3 units in the last place for x >= -1; left of it the relative
-// error grows with |2u|, whose own rounding the exponential magnifies, to 1.2e-5 at 2u = -69 (gelu = -1e-29).
-// The derivative's error is 2e-7 at most.
+// The tanh form is x / (1 + exp(-2u)) with u = sqrt(2 / pi) (x + 0.044715 x^3): it needs one exponential and,
+// unlike 1 + tanh(u), has no cancellation for negative x. The exponential is our own, so that the bits are
+// the same on every instruction set. Measured against fp64: 2.3 units in the last place for x >= -1; below
+// that the relative error grows with |2u|, whose rounding the exponential amplifies, to 1.2e-5 at 2u = -69
+// (gelu = -1e-29). The derivative's error is at most 2e-7.
 
 inline constexpr float two_root = -1.5957691216057308f;     // -2 sqrt(2 / pi)
 inline constexpr float two_root_cubic = -0.0713548162726f;  // the same times 0.044715
 
-/// exp(-2u), kept within the range of the exponential; beyond it 1 + exp(-2u) is 1 or the result vanishes.
+/// exp(-2u), with the argument clamped to the exponential's range; beyond it 1 + exp(-2u) is 1 or the result
+/// vanishes.
 template <class D>
 HWY_INLINE hn::VFromD<D> exponential_of_minus_2u(D d, hn::VFromD<D> x) {
   const auto factor = hn::Add(hn::Set(d, two_root), hn::Mul(hn::Set(d, two_root_cubic), hn::Mul(x, x)));
@@ -34,20 +35,20 @@ HWY_INLINE hn::VFromD<D> exponential_of_minus_2u(D d, hn::VFromD<D> x) {
 template <class D>
 HWY_INLINE hn::VFromD<D> value_of(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   const auto ratio = hn::Div(x, hn::Add(hn::Set(d, 1.0f), e));
-  // Far left gelu is below every fp32 number; the product is -0 there, and NaN for -infinity.
+  // Below -16 gelu is smaller than every fp32 number; the product gives -0 there, and NaN for -infinity.
   const auto far_left = hn::Lt(x, hn::Set(d, -16.0f));
   return hn::IfThenElse(far_left, hn::Mul(x, hn::Zero(d)), ratio);
 }
 
 /// Beyond 16 the derivative is 0 or 1 to the last bit; clamping keeps x^2 finite. NaNs stay NaNs. exp(-2u) is
-/// at its own bounds there, so that it is the same of x and of x clamped.
+/// at its own bounds there, so it is the same for x and for the clamped x.
 template <class D>
 HWY_INLINE hn::VFromD<D> clamped(D d, hn::VFromD<D> x) {
   const auto bound = hn::Set(d, 16.0f);
   return hn::IfThenElse(hn::IsNaN(x), x, hn::Max(hn::Min(x, bound), hn::Neg(bound)));
 }
 
-/// gelu'(x) for an x that is clamped, where `e` is exp(-2u).
+/// gelu'(x) for a clamped x, where `e` is exp(-2u).
 template <class D>
 HWY_INLINE hn::VFromD<D> derivative_of(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   const auto one = hn::Set(d, 1.0f);

@@ -1,5 +1,5 @@
 #pragma once
-/// The instruction set that the vector loops run on.
+/// The instruction set of the vector loops.
 
 #include <string>
 #include <string_view>
@@ -7,15 +7,16 @@
 
 namespace tranche::kernels::cpu {
 
-/// Instruction sets that this build has loops for and this machine can run, best first: "AVX3", "AVX2" ...
+/// The instruction sets for which this build has loops and which this machine can run, best first: "AVX3",
+/// "AVX2" ...
 std::vector<std::string> instruction_sets();
-/// The one in use.
+/// The instruction set in use.
 std::string instruction_set();
 
-/// While alive, kernels of the whole process use one instruction set; for tests, which compare them.
+/// During its lifetime, kernels of the whole process use one instruction set; for tests, which compare them.
 class InstructionSetForTest {
  public:
-  /// Throws InvalidArgument when `name` is none of instruction_sets().
+  /// Throws InvalidArgument when `name` is not in instruction_sets().
   explicit InstructionSetForTest(std::string_view name);
   ~InstructionSetForTest();
   InstructionSetForTest(const InstructionSetForTest&) = delete;

@@ -8,7 +8,7 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-// Sanitizers, and systems without it.
+// Sanitizers do not support RTLD_DEEPBIND, and some systems lack it.
 #if !defined(RTLD_DEEPBIND) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define TRANCHE_NO_DEEP_BINDING
 #elif defined(__has_feature)

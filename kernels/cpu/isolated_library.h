@@ -1,7 +1,7 @@
 #pragma once
-/// A shared library that the rest of the process does not see, and that does not see the rest: its symbols
-/// take no other library's place, and none takes its. LibTorch, say, has an oneDNN and a BLAS of its own,
-/// whose exported symbols would stand in for ours or ours for its, by the order of linking.
+/// Loads a shared library in isolation: its symbols do not replace those of other libraries, nor theirs its
+/// own. For example, LibTorch has its own oneDNN and BLAS, and depending on link order its exported symbols
+/// would replace ours, or ours its.
 
 #include <string>
 #include <string_view>
@@ -9,14 +9,14 @@
 
 namespace tranche::kernels::cpu {
 
-/// Never unloaded. Under a sanitizer, which does not allow it, the library does see the rest.
+/// It is never unloaded. Sanitizers do not allow the isolation; under them the library sees the others.
 class IsolatedLibrary {
  public:
-  /// Takes the first of `names` (paths, or sonames) that loads. Throws ConfigurationError when none does,
-  /// with what the loader says of each; `package` is what to install.
+  /// Loads the first of `names` (paths, or sonames) that can be loaded. Throws ConfigurationError with the
+  /// loader's message for each when none can; `package` is the package to install.
   IsolatedLibrary(const std::vector<std::string>& names, std::string_view package);
 
-  /// Throws ConfigurationError naming library and function when it has none of that name.
+  /// Throws ConfigurationError naming library and function when the library lacks it.
   template <class Function>
   void find(Function*& function, const char* name) const {
     function = reinterpret_cast<Function*>(address(name));

@@ -1,6 +1,6 @@
-// Master weights of an optimizer's update in other formats than fp32 (tranche/kernels/master_weights.h), to
-// fp32 and back. Included once per instruction set by optimizer_update.cpp; the arithmetic is
-// core/split_float.h's.
+// Converts master weights of an optimizer's update in formats other than fp32
+// (tranche/kernels/master_weights.h) to fp32 and back. Included once per instruction set by
+// optimizer_update.cpp; the arithmetic is that of core/split_float.h.
 #if defined(TRANCHE_KERNELS_CPU_MASTER_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_MASTER_INL_H
 #undef TRANCHE_KERNELS_CPU_MASTER_INL_H
@@ -22,7 +22,7 @@ HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Elements [first, first + count) of the range as fp32; the master is not fp32.
+/// Reads elements [first, first + count) of the range as fp32; the master is not fp32.
 HWY_INLINE void read_master(const RuleOperands& of, std::int64_t first, std::int64_t count, float* to) {
   if (of.master.dtype == DataType::bfloat16) {
     const auto* from = static_cast<const bfloat16*>(of.master.data) + first;
@@ -33,7 +33,7 @@ HWY_INLINE void read_master(const RuleOperands& of, std::int64_t first, std::int
   const auto* low = static_cast<const std::uint16_t*>(of.master.data) + first;
   for_each_vector(count, [&](auto d, std::int64_t i) HWY_ATTR {
     const Bits<decltype(d)> u;
-    // The lower half as a signed number.
+    // The lower half is read as a signed number.
     const hn::RebindToSigned<decltype(d)> integers;
     const auto distance = hn::ShiftRight<16>(hn::BitCast(integers, hn::ShiftLeft<16>(load_bits(d, low + i))));
     const auto bits = hn::Add(hn::ShiftLeft<16>(load_bits(d, high + i)), hn::BitCast(u, distance));
@@ -41,7 +41,7 @@ HWY_INLINE void read_master(const RuleOperands& of, std::int64_t first, std::int
   });
 }
 
-/// The bf16 patterns, zero-extended, of values rounded to nearest, halves away from zero.
+/// The bf16 patterns, zero-extended, of values rounded to nearest with ties away from zero.
 template <class D>
 HWY_INLINE hn::VFromD<Bits<D>> half_away(D, hn::VFromD<D> value) {
   const Bits<D> u;
@@ -51,7 +51,7 @@ HWY_INLINE hn::VFromD<Bits<D>> half_away(D, hn::VFromD<D> value) {
   return hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(u, hn::IsNaN(value)), quiet, rounded));
 }
 
-/// bf16 patterns by rounding at random; `draws` are 16 bits for each element.
+/// Rounds stochastically to bf16 patterns; `draws` are 16 bits for each element.
 HWY_INLINE void round_at_random(const float* from, std::int64_t count, const std::uint16_t* draws,
                                 std::uint16_t* to) {
   for_each_vector(count, [&](auto d, std::int64_t i) HWY_ATTR {
@@ -67,7 +67,7 @@ HWY_INLINE void round_at_random(const float* from, std::int64_t count, const std
   });
 }
 
-/// As core's rounding_draw(), for elements [first, first + count) of the tensor, count at most
+/// The draws of core's rounding_draw() for elements [first, first + count) of the tensor; count is at most
 /// block_elements.
 HWY_INLINE void rounding_draws(const RandomKey& stream, std::int64_t first, std::int64_t count,
                                std::uint32_t* words) {
@@ -83,8 +83,8 @@ HWY_INLINE void rounding_draws(const RandomKey& stream, std::int64_t first, std:
   }
 }
 
-/// The new values of elements [first, first + count) of the range, rounded as the operands say: a master that
-/// is not fp32, and the weight.
+/// Writes the new values of elements [first, first + count) of the range, rounded as the operands request: a
+/// master that is not fp32, and the weight.
 HWY_INLINE void write_master(const UpdatePart& part, std::int64_t first, std::int64_t count,
                              const float* from) {
   const RuleOperands& of = *part.operands;
@@ -107,7 +107,7 @@ HWY_INLINE void write_master(const UpdatePart& part, std::int64_t first, std::in
     HWY_ALIGN std::uint32_t words[block_elements / 2 + 4];
     const std::int64_t element = part.segment->first_element + first - part.segment->first;
     rounding_draws(part.rounding_stream, element, count, words);
-    // Of a word the lower half comes first, as it lies in memory.
+    // The lower half of a word comes first in memory.
     std::uint16_t draws[2 * std::size(words)];
     std::memcpy(draws, words, sizeof(draws));
     round_at_random(from, count, draws + element % detail::rounding_block, master);

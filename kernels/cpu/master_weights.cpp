@@ -8,7 +8,7 @@ namespace tranche::kernels::cpu {
 void split_halves(int threads, const ConstTensorView& values, const TensorView& high, const TensorView& low) {
   const auto* from = values.as<float>();
   auto* upper = high.as<bfloat16>();
-  auto* lower = static_cast<std::uint16_t*>(low.data);  // null: not wanted
+  auto* lower = static_cast<std::uint16_t*>(low.data);  // null: not written
   parallel_ranges(threads, values.elements(), parallel_grain, [&](std::int64_t first, std::int64_t count) {
     for (std::int64_t i = first; i < first + count; ++i) upper[i] = detail::split_float(from[i]).high;
     if (lower == nullptr) return;

@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// As in kernels/master_weights.h, arguments checked, on the calling thread and `threads - 1` more.
+/// Like kernels/master_weights.h with checked arguments, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::split_halves)> split_halves;
 OnThreads<decltype(kernels::join_halves)> join_halves;
 

@@ -17,10 +17,10 @@ namespace tranche::kernels::cpu {
 
 namespace {
 
-// The tiling of c, and the blocks of k, depend on the shape alone, so neither the number of threads nor the
+// The tiling of c and the blocks of k depend on the shape alone, so neither the number of threads nor the
 // size of the workspace changes a bit of the result.
 constexpr std::int64_t fp32_columns =
-    384;  // oneDNN packs 48 at a time; 768 become two and not one and a half
+    384;  // oneDNN packs 48 at a time; 768 divide into two tiles, not one and a half
 constexpr std::int64_t widened_rows = 256;
 constexpr std::int64_t widened_columns = 256;
 constexpr std::int64_t widened_depth = 384;
@@ -33,7 +33,7 @@ struct TileSize {
   std::int64_t rows, columns;
 };
 
-/// Large tiles pack and widen less; small GEMMs have smaller tiles, so that several threads find work.
+/// Large tiles pack and widen less; small GEMMs use smaller tiles, so that several threads get work.
 TileSize tile_size(const MatmulCall& call, TileSize size) {
   constexpr std::int64_t enough_tiles = 8, least = 128;
   const auto tiles = [&] {
@@ -72,7 +72,8 @@ void matmul_fp32(const MatmulCall& call) {
   });
 }
 
-/// One tile of c at (row, column): blocks of a and b are widened to fp32 in `scratch` and multiplied there.
+/// Computes one tile of c at (row, column): blocks of a and b are widened to fp32 in `scratch` and multiplied
+/// there.
 void widened_tile(const MatmulCall& call, const TileSize& size, std::int64_t row, std::int64_t column,
                   float* scratch) {
   float* a = scratch;

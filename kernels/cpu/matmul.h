@@ -25,8 +25,8 @@ struct MatmulCall {
 };
 
 void matmul(const MatmulCall& call);
-/// matmul, then `bias` [n] added to `out`, which is c, of the operands' dtype; a call that does not
-/// accumulate. 16-bit sums are rounded twice, whether or not it is done in one pass.
+/// A matmul that does not accumulate, then `bias` [n] added to `out`, which is c, in the operands' dtype.
+/// 16-bit sums are rounded twice, even if it is done in one pass.
 void matmul_bias(const MatmulCall& call, const TensorView& out, const ConstTensorView& bias);
 
 std::string_view matmul_path(DataType dtype);

@@ -14,11 +14,11 @@ namespace {
 
 constexpr std::int64_t element_bytes = sizeof(bfloat16);
 constexpr std::int64_t most_depth = 65536;
-constexpr std::int64_t strip_rows = 6;  // rows of one call of the inner loop
+constexpr std::int64_t strip_rows = 6;  // rows per call of the inner loop
 constexpr std::int64_t transposed_rows = 64;
 
-/// Rows of a left operand that was copied transposed are this far apart, so that not all begin at the same
-/// place of a page.
+/// The distance of rows in a transposed copy of the left operand. It is padded so that not all rows begin at
+/// the same offset in a page.
 std::int64_t transposed_stride(const MatmulCall& call) {
   return round_up(call.k, 16) + 32;
 }
@@ -26,13 +26,13 @@ std::int64_t transposed_bytes(const MatmulCall& call, std::int64_t rows) {
   return round_up(rows, 16) * transposed_stride(call) * element_bytes;
 }
 
-/// Rows [first, first + rows) of the left operand, stored [k, m], as [rows, k].
+/// Copies rows [first, first + rows) of the left operand, stored [k, m], as [rows, k].
 void copy_transposed(const MatmulCall& call, std::int64_t first, std::int64_t rows, bfloat16* to) {
   transpose_rows(static_cast<const bfloat16*>(call.a) + first, call.m, call.k, rows, to,
                  transposed_stride(call));
 }
 
-/// Columns [column, column + columns) of the right operand as panels: k from `depth` to `depth` +
+/// Packs columns [column, column + columns) of the right operand as panels, for k from `depth` to `depth` +
 /// `depth_block`.
 void pack_panels(const MatmulCall& call, std::int64_t column, std::int64_t columns, std::int64_t depth,
                  std::int64_t depth_block, bfloat16* to) {
@@ -63,7 +63,8 @@ Bf16Panels panels_of(const MatmulCall& call, const bfloat16* bias, std::int64_t 
   return panels;
 }
 
-/// A task packs some panels of the right operand for itself and multiplies them with rows of the left one.
+/// The tiling in which a task packs panels of the right operand for itself and multiplies them with rows of
+/// the left one.
 struct PanelTiling {
   std::int64_t rows, columns, depth_block;
 
@@ -99,8 +100,8 @@ PanelTiling panel_tiling(const MatmulCall& call, std::int64_t rows, std::int64_t
   return tiling;
 }
 
-/// Rows [first, first + rows) of a GEMM whose left operand lies at `a` as [rows, k]. Where several tasks take
-/// the same columns, all panels are packed beforehand, if they fit, and else by every task for itself.
+/// Computes rows [first, first + rows) of a GEMM whose left operand is at `a` as [rows, k]. If several tasks
+/// use the same columns, all panels are packed beforehand if they fit; otherwise every task packs its own.
 void multiply_by_panels(const MatmulCall& call, const bfloat16* bias, std::int64_t first, std::int64_t rows,
                         const bfloat16* a, std::int64_t stride_a, const Workspace& scratch) {
   const PanelTiling tiling = panel_tiling(call, rows, scratch.bytes);
@@ -150,8 +151,8 @@ void multiply_by_panels(const MatmulCall& call, const bfloat16* bias, std::int64
   });
 }
 
-/// All panels are packed beforehand, as many as fit into half of the workspace; a task copies some rows of
-/// the transposed left operand for itself and multiplies them with each.
+/// Packs all panels beforehand, as many as fit into half of the workspace; each task copies some rows of the
+/// transposed left operand for itself and multiplies them with each panel.
 void multiply_by_rows(const MatmulCall& call, std::int64_t block, const bfloat16* bias) {
   const std::int64_t column_bytes = round_up(call.k, 2) * element_bytes;
   const std::int64_t most = call.workspace.bytes / 2 / (panel_columns * column_bytes) * panel_columns;
@@ -181,8 +182,7 @@ void multiply_by_rows(const MatmulCall& call, std::int64_t block, const bfloat16
   }
 }
 
-/// The transposed left operand is copied in row order, as many rows as fit into half of the workspace at a
-/// time.
+/// Copies the transposed left operand in row order, as many rows at a time as fit into half of the workspace.
 void multiply_transposed(const MatmulCall& call, const bfloat16* bias) {
   constexpr std::int64_t least = 16;
   const std::int64_t fitting = call.workspace.bytes / 2 / transposed_bytes(call, least) * least;
@@ -213,8 +213,7 @@ void bf16_matmul(const MatmulCall& call, const bfloat16* bias) {
     return multiply_by_panels(call, bias, 0, call.m, static_cast<const bfloat16*>(call.a), call.k,
                               call.workspace);
   }
-  // When both operands have to be laid out anew, the larger one is repacked block by block in a core's own
-  // cache.
+  // When both operands must be rearranged, the larger one is repacked block by block in a core's own cache.
   constexpr std::int64_t block_bytes = 384 << 10, least_rows = 48;
   std::int64_t block = block_bytes / (transposed_stride(call) * element_bytes) / least_rows * least_rows;
   if (call.m <= call.n || block == 0) return multiply_transposed(call, bias);

@@ -81,7 +81,7 @@ OneDnn load() {
   return f;
 }
 
-/// Loaded, and tried, when it is first wanted.
+/// The library is loaded and tested at its first use.
 const OneDnn& onednn() {
   static const OneDnn functions = [] {
     const OneDnn made = load();
@@ -99,7 +99,7 @@ void require(dnnl_status_t status, const char* what) {
   }
 }
 
-/// Owner of an object of oneDNN's.
+/// Owns an object of oneDNN's.
 template <auto destroy>
 struct Destroyer {
   template <class Object>
@@ -120,8 +120,8 @@ bool has(dnnl_cpu_isa_t held, dnnl_cpu_isa_t wanted) {
   return (static_cast<unsigned>(held) & bits) == bits;
 }
 
-/// Name of what multiplies bf16, empty when nothing in hardware does: oneDNN would emulate it on AVX-512,
-/// slower than our own widening.
+/// The name of the instructions that multiply bf16; empty when the hardware has none: oneDNN would then
+/// emulate it on AVX-512, slower than our own widening.
 std::string_view bf16_instructions() {
   const dnnl_cpu_isa_t isa = onednn().get_effective_cpu_isa();
   if (has(isa, dnnl_cpu_isa_avx512_core_amx)) return "avx512_core_amx";
@@ -129,7 +129,7 @@ std::string_view bf16_instructions() {
   return {};
 }
 
-/// fp16 arithmetic beside bf16 marks the cores that were made with a matrix unit for bf16.
+/// Cores that have fp16 arithmetic beside bf16 were designed with a matrix unit for bf16.
 bool made_with_matrix_unit() {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
   return __builtin_cpu_supports("avx512fp16") != 0;
@@ -141,14 +141,14 @@ bool made_with_matrix_unit() {
 /// True when oneDNN's bf16 GEMM is known to be right for the shape on every CPU. Its matrix-unit (AMX)
 /// kernels have failed for sums that do not fill whole steps of 32 and for single rows: illegal instructions
 /// at 1 x 80 x 63 (oneDNN issue 1661, version 2.7), values leaked between rows when k is no multiple of 32
-/// (issue 5717, still in 3.14). Both are rare in training and cheap to widen, so they are not handed over
-/// anywhere, lest some CPUs run what others never test.
+/// (issue 5717, still in 3.14). Both are rare in training and cheap to widen, so no CPU uses oneDNN for them:
+/// otherwise some CPUs would run code that others never test.
 bool is_reliable(const MatmulCall& call) {
   constexpr std::int64_t tile_rows = 16, tile_depth = 32;
   return call.m >= tile_rows && call.n >= tile_rows && call.k % tile_depth == 0;
 }
 
-/// oneDNN takes the number of threads from the calling thread's OpenMP setting, both when it makes a
+/// oneDNN reads the number of threads from the calling thread's OpenMP setting, both when it creates a
 /// primitive and when it runs one.
 class ThreadsInForce {
  public:
@@ -164,7 +164,7 @@ class ThreadsInForce {
 using Key = std::tuple<bool, bool, bool, bool, std::int64_t, std::int64_t, std::int64_t, int>;
 
 struct Prepared {
-  Primitive primitive;  ///< null: there is none
+  Primitive primitive;  ///< null if oneDNN has none
   dnnl_memory_desc_t a{}, b{}, c{}, scratchpad{};
   std::int64_t scratchpad_bytes = 0;
 };
@@ -177,7 +177,7 @@ dnnl_memory_desc_t matrix(std::int64_t rows, std::int64_t columns, dnnl_data_typ
   return made;
 }
 
-/// Primitives made by one thread; making one costs far more than finding it again.
+/// The primitives created by one thread; creating one costs far more than finding it again.
 class Primitives {
  public:
   const Prepared& find(const MatmulCall& call) {

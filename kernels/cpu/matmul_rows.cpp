@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul_rows.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// Must follow foreach_target.h.
 #include <algorithm>
 
 #include "kernels/cpu/convert.h"
@@ -14,7 +14,7 @@
 #define TRANCHE_KERNELS_CPU_MATMUL_ROWS_ONCE_
 namespace tranche::kernels::cpu {
 
-/// Some rows of a call, with fp32 numbers in place of the 16-bit ones of a and c.
+/// Some rows of a call, with fp32 copies of the 16-bit numbers of a and c.
 struct FewRows {
   const MatmulRows& call;
   std::int64_t rows = 0;
@@ -30,8 +30,8 @@ namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
 constexpr int row_step = 4, column_step = 4, depth_step = 8;
 
-/// Sums of `rows` rows with `columns` rows of b, one vector each: what a sum adds up, and in which order, is
-/// its own row's and column's affair.
+/// The sums of `rows` rows with `columns` rows of b, one vector each. The order of a sum depends only on its
+/// own row and column.
 template <int rows, int columns, class T>
 HWY_INLINE void dot_products(const float* a, const T* b, std::int64_t k, float* sums, std::int64_t stride) {
   FloatVector vectors[rows][columns];
@@ -71,8 +71,8 @@ void transposed_columns(const FewRows& few, std::int64_t first, std::int64_t end
   for (; column < end; ++column) dot_all_rows<1>(few, b + column * few.call.k, column);
 }
 
-/// Adds the products of `depth` rows of b, from `k` on, to columns [first, end) of all sums; each in
-/// ascending order.
+/// Adds the products of `depth` rows of b, from `k` on, to columns [first, end) of all sums, in ascending
+/// order.
 template <int depth, class T>
 HWY_INLINE void add_rows(const FewRows& few, std::int64_t k, std::int64_t first, std::int64_t end) {
   const std::int64_t n = few.call.n;
@@ -92,7 +92,7 @@ HWY_INLINE void add_rows(const FewRows& few, std::int64_t k, std::int64_t first,
 
 template <class T>
 void plain_columns(const FewRows& few, std::int64_t first, std::int64_t end) {
-  // The sums of a tile stay in the first level cache while b passes.
+  // The sums of a tile stay in the first-level cache while b is read.
   if (few.call.k == 0) {
     for (std::int64_t r = 0; r < few.rows; ++r) {
       std::fill(few.sums + r * few.call.n + first, few.sums + r * few.call.n + end, 0.0f);
@@ -107,7 +107,7 @@ void plain_columns(const FewRows& few, std::int64_t first, std::int64_t end) {
   }
 }
 
-/// Adds the bias to columns [first, end), and rounds, where c is not fp32.
+/// Adds the bias to columns [first, end), and rounds if c is not fp32.
 void finish_columns(const FewRows& few, std::int64_t row, std::int64_t first, std::int64_t end) {
   const MatmulRows& call = few.call;
   with_floating(call.dtype, [&](auto type) {

@@ -1,6 +1,6 @@
-// Conversions between vectors of fp32 and 16-bit patterns of bf16 and fp16: our own integer arithmetic, not
-// the hardware's, so that every instruction set gives the same bits. Included once per instruction set, by
-// vector-inl.h.
+// Conversions between vectors of fp32 and 16-bit patterns of bf16 and fp16. They use integer arithmetic
+// instead of the hardware's conversions, so that every instruction set gives the same bits. Included once per
+// instruction set, by vector-inl.h.
 #if defined(TRANCHE_KERNELS_CPU_NARROW_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_NARROW_INL_H
 #undef TRANCHE_KERNELS_CPU_NARROW_INL_H
@@ -20,14 +20,15 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <class D>
 using Bits = hn::RebindToUnsigned<D>;
 
-/// a > b for patterns without their sign: as signed integers, which every instruction set compares.
+/// a > b for patterns without a sign bit: they are compared as signed integers, which every instruction set
+/// supports.
 template <class D>
 HWY_INLINE auto above(D u, hn::VFromD<D> a, hn::VFromD<D> b) {
   const hn::RebindToSigned<D> integers;
   return hn::RebindMask(u, hn::Gt(hn::BitCast(integers, a), hn::BitCast(integers, b)));
 }
 
-/// The values of 16-bit patterns that are zero-extended to 32; the last argument names the format.
+/// The values of 16-bit patterns that are zero-extended to 32 bits; the last argument names the format.
 template <class D>
 HWY_INLINE hn::VFromD<D> widened(D d, hn::VFromD<Bits<D>> brain, bfloat16) {
   return hn::BitCast(d, hn::ShiftLeft<16>(brain));
@@ -53,9 +54,9 @@ HWY_INLINE hn::VFromD<D> widened(D d, hn::VFromD<Bits<D>> half, float16) {
   return hn::BitCast(d, hn::Or(result, sign));
 }
 
-/// The bf16 pattern of each lane in the upper half; the lower half is of no meaning. With `of_bf16` a NaN is
-/// one that arithmetic on bf16 operands gives: it is quiet and has zeros in its lower half, so that rounding
-/// leaves it as it is.
+/// The bf16 pattern of each lane in the upper half; the lower half is undefined. `of_bf16` means that a NaN
+/// is the result of arithmetic on bf16 operands: it is quiet and has zeros in its lower half, so that
+/// rounding does not change it.
 template <bool of_bf16 = false, class D>
 HWY_INLINE hn::VFromD<Bits<D>> rounded_to_upper(D, hn::VFromD<D> value) {
   const Bits<D> u;
@@ -78,8 +79,8 @@ HWY_INLINE hn::VFromD<Bits<D>> bits_of(D d, hn::VFromD<D> value, float16) {
   const auto bits = hn::BitCast(u, value);
   const auto magnitude = hn::And(bits, hn::Set(u, 0x7fffffffu));
   const auto sign = hn::ShiftRight<16>(hn::Xor(bits, magnitude));
-  // Normal range: rebias the exponent and round the 13 bits that go; a carry moves into the exponent, up to
-  // infinity, as it should.
+  // Normal range: the exponent is rebased and the 13 dropped bits are rounded; a carry moves into the
+  // exponent, up to infinity, as it should.
   const auto odd = hn::And(hn::ShiftRight<13>(magnitude), hn::Set(u, 1u));
   const auto normal = hn::ShiftRight<13>(
       hn::Add(hn::Sub(magnitude, hn::Set(u, 0x38000000u)), hn::Add(odd, hn::Set(u, 0x0fffu))));
@@ -95,7 +96,7 @@ HWY_INLINE hn::VFromD<Bits<D>> bits_of(D d, hn::VFromD<D> value, float16) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// Two neighbouring vectors as one of 16-bit patterns.
+/// Packs two neighbouring vectors into one of 16-bit patterns.
 template <class D>
 HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> packed(D d, hn::VFromD<D> lower, hn::VFromD<D> upper,
                                                                 bfloat16) {
@@ -111,7 +112,8 @@ HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> packed(D d, hn::VFromD<
                         hn::BitCast(narrow, bits_of(d, lower, float16())));
 }
 
-/// One vector of 16-bit patterns of two: its even and its odd elements. `of_bf16` as for rounded_to_upper().
+/// Packs two vectors, the even and the odd elements, into one of 16-bit patterns. `of_bf16` as for
+/// rounded_to_upper().
 template <bool of_bf16, class D>
 HWY_INLINE hn::VFromD<hn::Repartition<std::uint16_t, D>> interleaved(D d, hn::VFromD<D> even,
                                                                      hn::VFromD<D> odd, bfloat16) {

@@ -38,7 +38,7 @@ void normalized_block(int threads, const ConstTensorView& matrix, const MatrixBl
                       double least, float* x) {
   with_storage(matrix.dtype, [&](auto value) {
     const auto* const from = matrix.as<decltype(value)>();
-    // One thread: the products behind it take a thousand times as long.
+    // One thread computes this: the GEMMs after it take a thousand times as long.
     double squares = 0;
     for (std::int64_t row = 0; row < block.rows; ++row) {
       const auto* const elements = from + (block.row + row) * matrix.shape[1] + block.column;

@@ -13,12 +13,13 @@ void normalized_block(int threads, const ConstTensorView& matrix, const MatrixBl
 /// block = scale * x.
 void store_block(int threads, const float* x, float scale, const TensorView& matrix,
                  const MatrixBlock& block);
-/// out = x_factor * x + y_factor * y, of fp32; `out` may be x or y.
+/// out = x_factor * x + y_factor * y, all fp32; `out` may be x or y.
 void scaled_sum(int threads, float x_factor, const TensorView& x, float y_factor, const TensorView& y,
                 const TensorView& out);
-/// The smaller extent up to which a block is iterated on in fp64.
+/// Blocks whose smaller extent is at most this are iterated in fp64.
 inline constexpr std::int64_t newton_schulz_few = 4;
-/// All of newton_schulz() for such a block, by one thread, in fp64. `x` holds as many elements as the block.
+/// Runs all of newton_schulz() for such a block, on one thread, in fp64. `x` holds as many elements as the
+/// block.
 void few_singular_values(std::span<const NewtonSchulzStep> steps, double factor, double least, double scale,
                          const TensorView& matrix, const MatrixBlock& block, double* x);
 

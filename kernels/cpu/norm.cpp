@@ -1,7 +1,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/norm.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h.
+// Must follow foreach_target.h.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -16,8 +16,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// The loops of RMS norm take pairs of vectors (vector-inl.h), each half with sums of its own; those of layer
-/// norm, whose sums run in one order from the first element to the last, single vectors.
+/// The loops of RMS norm process pairs of vectors (vector-inl.h), each half with separate sums. The sums of
+/// layer norm run in one order from the first element to the last, so its loops process single vectors.
 template <bool centred, class Body>
 HWY_INLINE void for_row(std::int64_t count, const Body& body) {
   const std::int64_t step = centred ? count + 1 : 2 * lane_count();
@@ -31,7 +31,7 @@ HWY_INLINE void for_row(std::int64_t count, const Body& body) {
   });
 }
 
-/// The same for a body that returns what is stored to `to`; whole pairs by non-temporal stores if
+/// The same for a body whose results are stored to `to`, with non-temporal stores for whole pairs if
 /// `streaming`. `of_bf16` as for rounded_to_upper().
 template <bool centred, bool of_bf16 = false, class T, class Body>
 HWY_INLINE void store_row(std::int64_t count, T* to, bool streaming, const Body& body) {
@@ -46,7 +46,7 @@ HWY_INLINE void store_row(std::int64_t count, T* to, bool streaming, const Body&
   });
 }
 
-/// Sums of a row's halves.
+/// The sums of a row's halves.
 struct RowSum {
   FloatVector part[2];
   HWY_INLINE RowSum() : part{hn::Zero(FloatTag()), hn::Zero(FloatTag())} {}
@@ -60,8 +60,8 @@ struct RowSum {
   }
 };
 
-/// A row of x, or of its sum with the addend, which is written to `sum`: its mean, and in the place of 1 /
-/// deviation the sum of squares.
+/// Measures a row of x, or of its sum with the addend, which is written to `sum`: stores its mean, and the
+/// sum of squares in place of 1 / deviation.
 template <class T, bool centred>
 void measure_row(const NormForward& call, std::int64_t row, T* sum) {
   const std::int64_t start = row * call.columns;
@@ -72,7 +72,7 @@ void measure_row(const NormForward& call, std::int64_t row, T* sum) {
     store_row<centred, true>(call.columns, sum, false, [&](auto at) { return hn::Add(at(x), at(addend)); });
     x = sum;
   }
-  // RMS norm is the norm around 0.
+  // RMS norm uses a mean of 0.
   float mean = 0;
   if (centred) {
     RowSum total;
@@ -89,8 +89,8 @@ void measure_row(const NormForward& call, std::int64_t row, T* sum) {
   call.rstd[row] = squares.total<centred>();
 }
 
-/// 1 / deviation of `count` rows that are measured: many at a time, and none waits for its root and
-/// quotients.
+/// Computes 1 / deviation of `count` measured rows, in vectors over rows, so that no row waits for its root
+/// and quotients.
 inline void finish_rows(const NormForward& call, std::int64_t row, std::int64_t count) {
   float* rstd = call.rstd + row;
   const auto columns = static_cast<float>(call.columns);
@@ -101,13 +101,13 @@ inline void finish_rows(const NormForward& call, std::int64_t row, std::int64_t 
   });
 }
 
-/// y of a row whose mean and 1 / deviation are known; `x` is the row, or its sum with the addend.
+/// Computes y of a row whose mean and 1 / deviation are known; `x` is the row, or its sum with the addend.
 template <class T, bool centred>
 void scale_row(const NormForward& call, std::int64_t row, const T* x, std::int64_t rows_ahead) {
   const std::int64_t start = row * call.columns;
   const T* weight = static_cast<const T*>(call.weight);
   const T* bias = static_cast<const T*>(call.bias);
-  // Rows that are read next come from memory while this one is written.
+  // The next rows are prefetched while this one is written.
   const std::int64_t next = start + (row + rows_ahead < call.rows ? rows_ahead * call.columns : 0);
   const T* next_x = static_cast<const T*>(call.x) + next;
   const T* next_addend = call.sum != nullptr ? static_cast<const T*>(call.addend) + next : nullptr;
@@ -122,8 +122,8 @@ void scale_row(const NormForward& call, std::int64_t row, const T* x, std::int64
   });
 }
 
-/// Rows [row, row + count), of norm_streamed_columns elements at most if results are streamed: all are
-/// measured before the first is written, so that the roots and quotients of narrow rows wait for none.
+/// Computes rows [row, row + count), of at most norm_streamed_columns elements if results are streamed. All
+/// are measured before the first is written, so that narrow rows do not wait for their roots and quotients.
 template <class T, bool centred>
 void forward_rows(const NormForward& call, std::int64_t row, std::int64_t count, T* streamed_sums) {
   const auto place = [&](void* base, std::int64_t r) { return static_cast<T*>(base) + r * call.columns; };
@@ -151,7 +151,7 @@ struct GradientRow {
       : x(static_cast<const T*>(call.x) + row * call.columns + first),
         dy(static_cast<const T*>(call.dy) + row * call.columns + first),
         mean(hn::Set(FloatTag(), centred ? call.mean[row] : 0.0f)),
-        // Of a caller's NaNs rounded_to_upper() takes only some.
+        // rounded_to_upper() supports only some of the NaNs that a caller may pass.
         rstd(hn::Set(FloatTag(), std::isnan(call.rstd[row]) ? NAN : call.rstd[row])) {}
   template <class At>
   HWY_INLINE FloatVector h(const At& at) const {
@@ -160,7 +160,8 @@ struct GradientRow {
 };
 
 /// Adds the terms of `rows` rows at columns [first, first + width) to the sums of the parameters' gradients,
-/// which hold whole vectors in the order of place_of(); one row after the other while a sum is in a register.
+/// which hold whole vectors in the order of place_of(). The rows are added one after the other while a sum is
+/// in a register.
 template <int rows, class T, bool centred>
 void add_rows(const NormBackward& call, std::int64_t row, std::int64_t first, std::int64_t width,
               float* weight_sums, float* bias_sums) {
@@ -185,7 +186,7 @@ std::int64_t place_of(std::int64_t column, std::int64_t width) {
   return halves ? column - in + in / 2 + in % 2 * lanes : column;
 }
 
-/// Calls body<4>(row) for fours of the rows of a block, and body<1>(row) for the rest.
+/// Calls body<4>(row) for groups of four rows in a block, and body<1>(row) for the rest.
 template <class Body>
 void for_rows_of_block(const NormBackward& call, std::int64_t block, const Body& body) {
   const std::int64_t end = std::min((block + 1) * norm_row_block, call.rows);
@@ -194,7 +195,7 @@ void for_rows_of_block(const NormBackward& call, std::int64_t block, const Body&
   for (; row < end; ++row) body.template operator()<1>(row);
 }
 
-/// Weight and bias gradients of columns [first, first + width), width <= norm_column_chunk.
+/// Computes weight and bias gradients of columns [first, first + width), width <= norm_column_chunk.
 template <class T, bool centred>
 void backward_columns(const NormBackward& call, std::int64_t first, std::int64_t width) {
   alignas(64) float weight_total[norm_column_chunk] = {}, bias_total[norm_column_chunk] = {};
@@ -215,15 +216,15 @@ void backward_columns(const NormBackward& call, std::int64_t first, std::int64_t
   }
 }
 
-/// The two means that dx of a row needs besides its elements: of g = dy weight and of g h.
+/// The two means that dx of a row needs beside its elements: those of g = dy weight and of g h.
 struct RowMeans {
   float g = 0, gh = 0;
 };
 
-/// One pass that writes dx of a row, whose means are given, and measures the row behind it, which gives its
-/// means and, with `for_parameters`, its terms of the sums of add_rows(); either may be left out. Done
-/// together, the arithmetic of the one hides behind the memory of the other. dx = rstd (g - mean(g) - h
-/// mean(g h)), where RMS norm is without mean(g).
+/// One pass that writes dx of a row, whose means are given, and measures the next row, which gives its means
+/// and, with `for_parameters`, its terms of the sums of add_rows(); either part may be left out. Together,
+/// the arithmetic of one overlaps the memory accesses of the other. dx = rstd (g - mean(g) - h mean(g h)),
+/// without mean(g) for RMS norm.
 template <bool written, bool measured, bool for_parameters, class T, bool centred>
 void pass_row(const NormBackward& call, std::int64_t row, RowMeans& means, float* sums) {
   const T* weight = static_cast<const T*>(call.weight);
@@ -258,8 +259,8 @@ void pass_row(const NormBackward& call, std::int64_t row, RowMeans& means, float
   if (measured) means.gh = sum_gh.template total<centred>() / count;
 }
 
-/// dx of rows [first, first + count), read from memory once, and with `for_parameters` their sums of all
-/// columns.
+/// Computes dx of rows [first, first + count), reading memory once, and with `for_parameters` the rows' sums
+/// for all columns.
 template <bool for_parameters, class T, bool centred>
 void backward_rows(const NormBackward& call, std::int64_t first, std::int64_t count, float* sums) {
   RowMeans means;
@@ -271,7 +272,7 @@ void backward_rows(const NormBackward& call, std::int64_t first, std::int64_t co
   pass_row<true, false, for_parameters, T, centred>(call, last, means, sums);
 }
 
-/// Calls f with a value of the dtype's storage type, and whether the norm is around a mean.
+/// Calls f with a value of the dtype's storage type, and whether the norm is centred on a mean.
 template <class F>
 void with_kind(DataType dtype, const float* mean, const F& f) {
   with_floating(dtype,
@@ -280,9 +281,9 @@ void with_kind(DataType dtype, const float* mean, const F& f) {
 
 void forward(const NormForward& call, std::int64_t first, std::int64_t count) {
   with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
-    // Not an array of 16-bit numbers, which would be set to zero each time.
+    // This is not an array of 16-bit numbers, because that would be zeroed each time.
     alignas(64) std::byte sums[norm_streamed_columns * sizeof(type)];
-    // Groups of fp32 rows with a residual, which memory bounds, took a third longer.
+    // Processing fp32 rows with a residual in groups took a third longer, because memory bounds them.
     const std::int64_t row_bytes = call.columns * static_cast<std::int64_t>(sizeof(type));
     const bool grouped = sizeof(type) == 2 || call.sum == nullptr;
     const std::int64_t end = first + count, step = grouped ? std::max<std::int64_t>(1, 4096 / row_bytes) : 1;
@@ -314,7 +315,7 @@ void whole_block(const NormBackward& call, std::int64_t block, float* sums) {
   });
 }
 
-/// Adds totals of all columns, as whole_block() has them, to the parameters' gradients.
+/// Adds the totals of all columns, in the layout of whole_block(), to the parameters' gradients.
 void add_totals(const NormBackward& call, const float* totals) {
   with_kind(call.dtype, call.mean, [&](auto type, auto centred) {
     const std::int64_t width = norm_sums_width(call.columns);
@@ -355,7 +356,8 @@ void norm_forward(const NormForward& given) {
 
 namespace {
 
-/// Threads share the columns of the parameters' gradients, and then the rows of dx: x and dy are read twice.
+/// Threads share the columns of the parameters' gradients, and then the rows of dx, so x and dy are read
+/// twice.
 void backward_in_two_passes(const NormBackward& call) {
   const auto sums = HWY_DYNAMIC_DISPATCH(parameter_gradients);
   parallel_ranges(call.threads, call.columns, column_grain(call.threads, call.columns, 0),
@@ -375,8 +377,8 @@ void norm_backward(const NormBackward& call) {
   if (call.columns == 0) return;
   const std::int64_t width = norm_sums_width(call.columns), both = (call.mean != nullptr ? 2 : 1) * width;
   const std::int64_t blocks = divide_round_up(call.rows, norm_row_block);
-  // The workspace holds the totals, and behind them the sums of as many blocks as fit. Either way the same
-  // numbers are added in the same order.
+  // The workspace holds the totals, followed by the sums of as many blocks as fit. The same numbers are added
+  // in the same order either way.
   const std::int64_t fitting = call.workspace.bytes / (both * static_cast<std::int64_t>(sizeof(float))) - 1;
   if (blocks < 2 * call.threads || fitting < call.threads) return backward_in_two_passes(call);
   auto* totals = static_cast<float*>(call.workspace.data);

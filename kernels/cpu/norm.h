@@ -7,15 +7,15 @@
 
 namespace tranche::kernels::cpu {
 
-/// Rows that are summed on their own before they are added to a column's gradient: part of the contract.
+/// The number of rows that are summed separately before they are added to a column's gradient: part of the
+/// contract.
 inline constexpr std::int64_t norm_row_block = 64;
-/// Columns that one thread sums at a time; a multiple of every vector width. Their sums stay in the first
-/// cache.
+/// The number of columns that one thread sums at a time; a multiple of every vector width. Their sums stay in
+/// the first-level cache.
 inline constexpr std::int64_t norm_column_chunk = 512;
-/// Widest rows whose sums with the residual are kept beside the caller while they are normed, where results
-/// are streamed.
+/// The widest rows whose sums with the residual are kept on the caller's stack while results are streamed.
 inline constexpr std::int64_t norm_streamed_columns = 8192;
-/// Numbers that hold the sums of a parameter's columns: whole vectors of every width.
+/// The numbers that hold the sums of a parameter's columns: whole vectors of every width.
 constexpr std::int64_t norm_sums_width(std::int64_t columns) {
   return round_up(columns, 16);
 }
@@ -25,7 +25,7 @@ struct NormForward {
   std::int64_t rows = 0, columns = 0;
   DataType dtype = DataType::float32;
   const void* x = nullptr;
-  const void* addend = nullptr;  ///< with `sum`: x + addend is written there and normed
+  const void* addend = nullptr;  ///< with `sum`: x + addend is written there and normalised
   void* sum = nullptr;
   const void* weight = nullptr;
   const void* bias = nullptr;
@@ -34,7 +34,7 @@ struct NormForward {
   float* mean = nullptr;
   float* rstd = nullptr;
   int threads = 1;
-  bool streaming = false;  ///< norm_forward() decides
+  bool streaming = false;  ///< set by norm_forward()
 };
 void norm_forward(const NormForward& call);
 

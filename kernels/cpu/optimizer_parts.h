@@ -1,5 +1,5 @@
 #pragma once
-/// A thread's part of an optimizer's pass, and the figures of its way through memory. Internal to
+/// A thread's part of an optimizer's pass, and the constants of its memory accesses. Internal to
 /// optimizer_update.cpp.
 
 #include <cstddef>
@@ -16,7 +16,7 @@ namespace tranche::kernels::cpu {
 /// are written.
 inline constexpr std::int64_t streaming_elements = 262144;
 
-/// Elements that are widened, updated and rounded together, in the core's own cache.
+/// The number of elements that are widened, updated and rounded together, in the core's own cache.
 inline constexpr std::int64_t block_elements = 512;
 
 struct UpdatePart {
@@ -24,8 +24,8 @@ struct UpdatePart {
   RulePhase phase = RulePhase::update;
   const RuleOperands* operands = nullptr;
   const UpdateSegment* segment = nullptr;
-  RandomKey rounding_stream;             ///< of the segment's tensor, where rounding is stochastic
-  const std::byte* arguments = nullptr;  ///< the segment's group's
+  RandomKey rounding_stream;             ///< of the segment's tensor, with stochastic rounding
+  const std::byte* arguments = nullptr;  ///< of the segment's group
   float ratio = 1;
   std::int64_t ahead = 0;  ///< UpdateTuning::prefetch_bytes
   mutable RunningSquares sums[2];

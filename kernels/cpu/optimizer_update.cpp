@@ -24,7 +24,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// 16-bit elements of memory as fp32 in a block, and the other way.
+/// Converts 16-bit elements in memory to fp32 in a block, and back.
 void widen(DataType dtype, const void* from, std::int64_t first, std::int64_t count, std::int64_t ahead,
            float* to) {
   with_floating(dtype, [&](auto value) HWY_ATTR {
@@ -42,7 +42,7 @@ void widen(DataType dtype, const void* from, std::int64_t first, std::int64_t co
   });
 }
 
-/// `streaming`: the address is one of a whole vector, and the stores are non-temporal.
+/// With `streaming` the address is aligned to a whole vector, and the stores are non-temporal.
 void narrow(DataType dtype, const float* from, void* to, std::int64_t first, std::int64_t count,
             bool streaming) {
   with_floating(dtype, [&](auto value) HWY_ATTR {
@@ -58,7 +58,7 @@ void narrow(DataType dtype, const float* from, void* to, std::int64_t first, std
   });
 }
 
-/// A state in a block of the update as fp32, and the other way.
+/// Converts a state to fp32 in a block of the update, and back.
 void read_state(const TensorView& state, std::int64_t first, std::int64_t count, std::int64_t ahead,
                 float* to) {
   if (!is_block(state.dtype)) {
@@ -78,7 +78,8 @@ void write_state(const float* from, const TensorView& state, std::int64_t first,
                  static_cast<std::byte*>(state.data) + bytes_of(state.dtype, first));
 }
 
-/// Elements before the first whose weight lies on a whole vector's address, as non-temporal stores want it.
+/// The number of elements before the first whose weight is aligned to a whole vector, as non-temporal stores
+/// require.
 std::int64_t elements_before_alignment(const TensorView& weight, std::int64_t first) {
   const hn::ScalableTag<float> d;
   const auto element = static_cast<std::uintptr_t>(size_of(weight.dtype));
@@ -88,7 +89,7 @@ std::int64_t elements_before_alignment(const TensorView& weight, std::int64_t fi
   return static_cast<std::int64_t>((vector - address % vector) % vector / element);
 }
 
-/// One block. What is fp32 in memory is worked on in place, the rest by way of the core's own cache.
+/// Updates one block. fp32 data is updated in place, the rest through a copy in the core's own cache.
 void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count, bool streaming) {
   const RuleOperands& of = *part.operands;
   const UpdateRule& rule = *part.rule;
@@ -100,7 +101,7 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
   block.ahead = part.ahead;
   const bool states_first = rule.trust && rule.states_first;
   if (phase == RulePhase::finish && states_first) {
-    // direction() looks at no gradient.
+    // direction() does not use the gradient.
   } else if (of.gradient.dtype != DataType::float16) {
     block.gradient = static_cast<const std::byte*>(of.gradient.data) + first * size_of(of.gradient.dtype);
     block.gradient_type = of.gradient.dtype;
@@ -135,11 +136,11 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
   };
   read_states();
   HWY_ALIGN float direction[block_elements];
-  // States that are stored as they are need not be read again for the direction.
+  // States that are stored in fp32 need not be read again for the direction.
   const bool at_once = phase == RulePhase::advance && states_first && !reduced;
   if (at_once) block.direction = direction;
   if (phase == RulePhase::advance && !reduced && master_in_place) {
-    block.ahead = std::int64_t{sizeof(float)} * block_elements;  // on its way while sums are made
+    block.ahead = std::int64_t{sizeof(float)} * block_elements;  // prefetched while sums are computed
   }
   if (phase != RulePhase::advance || states_first) rule.block(part.arguments, of.slots, phase, block);
   const bool writes_states = phase == RulePhase::update || (phase == RulePhase::advance) == states_first;
@@ -148,7 +149,7 @@ void update_block(const UpdatePart& part, std::int64_t first, std::int64_t count
                        HWY_ATTR { write_state(states[slot], state, first, count); });
   }
   if (phase == RulePhase::advance) {
-    if (reduced && states_first) read_states();  // as they are stored, and as the other phase finds them
+    if (reduced && states_first) read_states();  // in their stored format, as the other phase reads them
     if (!at_once) {
       block.direction = direction;
       if (reduced) block.ahead = 0;
@@ -171,7 +172,7 @@ void update_part(const UpdatePart& part, std::int64_t first, std::int64_t count,
   if (streaming) {
     const std::int64_t before = elements_before_alignment(part.operands->weight, first);
     if (const auto& state = part.operands->state; !state.empty() && is_block(state[0].dtype)) {
-      streaming = before == 0;  // blocks begin where they begin
+      streaming = before == 0;  // weights are aligned at the blocks' begin
     } else {
       i = std::min(end, first + before);
       if (i > first) update_block(part, first, i - first, false);
@@ -192,8 +193,8 @@ HWY_EXPORT(update_part);
 
 namespace {
 
-/// Calls update(segment, first, count) for the parts of all segments, spread over threads by position in
-/// the range, whatever the segments' sizes. Each range ends with its streamed weights on their way to memory.
+/// Calls update(segment, first, count) for the parts of all segments, divided among threads by position in
+/// the range, whatever the segments' sizes. Each range ends by flushing its streamed weights to memory.
 template <class Update>
 void for_each_part(int threads, std::span<const UpdateSegment> segments, bool streaming,
                    const Update& update) {
@@ -213,7 +214,7 @@ void for_each_part(int threads, std::span<const UpdateSegment> segments, bool st
   });
 }
 
-/// The weights of a short range stay in the caches, where their reader finds them.
+/// The weights of a short range stay in the caches for their reader.
 bool streams(std::span<const UpdateSegment> segments, const TensorView& weight) {
   std::int64_t elements = 0;
   for (const UpdateSegment& segment : segments) elements += segment.count;

@@ -1,5 +1,5 @@
 #pragma once
-/// Loops over the host threads of a stream: the worker team that the calling thread was given, or OpenMP's.
+/// Loops over the host threads of a stream: the calling thread's worker team if it has one, or OpenMP's.
 
 #include <omp.h>
 
@@ -16,22 +16,22 @@ inline constexpr std::int64_t parallel_grain = 32768;
 
 inline constexpr int parts_of_a_thread = 4;
 
-/// Rows of `columns` elements that make up a grain.
+/// The number of rows of `columns` elements in a grain.
 constexpr std::int64_t row_grain(std::int64_t columns) {
   return std::max<std::int64_t>(1, parallel_grain / std::max<std::int64_t>(1, columns));
 }
 
-/// Columns that a thread takes where columns are what threads share: its whole share, since a few columns of
-/// every row are read a cache line at a time and never ahead; whole lines, and no fewer than `least`.
+/// The columns that a thread takes where threads share columns: its whole share, because a few columns of
+/// every row are read a cache line at a time and never prefetched; whole lines, and at least `least`.
 constexpr std::int64_t column_grain(int threads, std::int64_t columns, std::int64_t least) {
   constexpr std::int64_t line = 64;
   const std::int64_t share = (columns + std::max(1, threads) - 1) / std::max(1, threads);
   return (std::max({share, least, std::int64_t{1}}) + line - 1) / line * line;
 }
 
-/// True when a result of so many bytes is written by non-temporal stores, past the caches: it is more than
-/// they keep for who reads it, is in whole lines, and is in the place of none of `operands`, whose lines are
-/// there.
+/// True when a result of so many bytes is written by non-temporal stores, past the caches: it exceeds what
+/// they keep for its reader, consists of whole lines, and overwrites none of `operands`, whose lines are in
+/// the caches.
 inline bool is_streamed(const void* to, std::int64_t bytes, std::initializer_list<const void*> operands) {
   constexpr std::int64_t least = std::int64_t{32} << 20;
   constexpr std::uintptr_t line = 64;
@@ -40,7 +40,7 @@ inline bool is_streamed(const void* to, std::int64_t bytes, std::initializer_lis
 }
 
 /// Calls body(first, count) so that [0, total) is covered once, in ranges of `grain` (the last may be
-/// shorter) when several threads run and in one range otherwise: the body's result must not depend on it.
+/// shorter) if several threads run and in one range otherwise: the body's result must not depend on it.
 template <class Body>
 void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const Body& body) {
   const std::int64_t ranges = (total + grain - 1) / grain;
@@ -50,7 +50,8 @@ void parallel_ranges(int threads, std::int64_t total, std::int64_t grain, const 
   }
   const int team = static_cast<int>(std::min<std::int64_t>(threads, ranges));
   if (detail::WorkerTeam* workers = detail::WorkerTeam::of_this_thread()) {
-    // Several parts a thread: one that is not let run leaves its share to the others.
+    // There are several parts per thread, so that a thread that is not scheduled leaves its share to the
+    // others.
     const auto parts =
         static_cast<int>(std::min<std::int64_t>(ranges, std::int64_t{team} * parts_of_a_thread));
     workers->run(parts, [&](int part) {

@@ -1,4 +1,4 @@
-// Blocks of core's counter-based random numbers (core/philox.h), many at once. Included once per instruction
+// Many blocks at once of core's counter-based random numbers (core/philox.h). Included once per instruction
 // set by sources that use foreach_target.h.
 #if defined(TRANCHE_KERNELS_CPU_PHILOX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_PHILOX_INL_H
@@ -17,9 +17,9 @@ namespace tranche::kernels::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 /// Calls store(draws, i) with vectors of 32-bit draws, in 64-bit lanes, that begin with draw i of `blocks`
-/// blocks from first_block on, as long as whole vectors of blocks remain; returns the number of blocks done.
-/// A 64-bit lane has a block, and each word of its counter is in the lower half of a lane, where a product
-/// finds it; whatever stands above is not read.
+/// blocks from first_block on, for as many whole vectors of blocks as there are; returns the number of blocks
+/// done. A 64-bit lane holds a block, with each word of its counter in the lower half of a lane, where
+/// multiplications take it; the upper halves are not read.
 template <class Store>
 HWY_INLINE std::int64_t for_random_blocks([[maybe_unused]] const RandomKey& key, std::uint64_t first_block,
                                           std::int64_t blocks, [[maybe_unused]] const Store& store) {
@@ -34,7 +34,7 @@ HWY_INLINE std::int64_t for_random_blocks([[maybe_unused]] const RandomKey& key,
   const auto multiplier_0 = hn::Set(u, 0xd2511f53u);
   const auto multiplier_1 = hn::Set(u, 0xcd9e8d57u);
   const std::uint64_t purpose = static_cast<std::uint64_t>(key.purpose) << 24;
-  // Neighbouring lanes are half a vector of blocks apart, so that what is put together below lies in order.
+  // Neighbouring lanes are half a vector of blocks apart, so that the interleaving below puts them in order.
   std::uint64_t order[HWY_MAX_BYTES / sizeof(std::uint64_t)];
   for (std::int64_t i = 0; i < lanes; ++i) order[i] = static_cast<std::uint64_t>(i / 2 + i % 2 * (lanes / 2));
   const auto lane_block = hn::LoadU(w, order);
@@ -42,7 +42,7 @@ HWY_INLINE std::int64_t for_random_blocks([[maybe_unused]] const RandomKey& key,
   for (; done + lanes <= blocks; done += lanes) {
     const std::uint64_t block = first_block + static_cast<std::uint64_t>(done);
     if (low_word(block + static_cast<std::uint64_t>(lanes) - 1) < low_word(block))
-      break;  // lanes differ above
+      break;  // the upper lanes are different then
     auto c0 = hn::Add(hn::Set(w, block), lane_block);
     auto c1 = hn::Set(w, (block >> 32) | purpose);
     auto c2 = hn::Set(w, key.subject);

@@ -1,5 +1,5 @@
 #pragma once
-/// A small product by a library that was just loaded, against plain loops.
+/// Tests a library that was just loaded: a small GEMM is compared to plain loops.
 
 #include <array>
 #include <cstddef>
@@ -10,9 +10,9 @@
 
 namespace tranche::kernels::cpu {
 
-/// `multiply(a, b, c, n)` computes c = a b of n x n matrices and returns false when it refuses. Throws Error,
-/// naming `library` and the probable cause, unless the product is exactly right: its elements are small
-/// integers.
+/// `multiply(a, b, c, n)` computes c = a b for n x n matrices and returns false when it refuses. Throws
+/// Error, naming `library` and the probable cause, unless the product is exactly right; its elements are
+/// small integers.
 template <class Multiply>
 void probe_product(const std::string& library, Multiply&& multiply) {
   constexpr std::int64_t n = 24;

@@ -14,7 +14,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// Vectors of fp32 that divide a block.
+/// Vectors of fp32 whose length divides a block.
 using F = hn::CappedTag<float, 256>;
 using Codes = hn::Rebind<std::int8_t, F>;
 
@@ -24,7 +24,7 @@ HWY_INLINE float scale_of(const std::int8_t* block) {
   return scale;
 }
 
-/// block_value() of neighbouring codes.
+/// The values of neighbouring codes, as block_value().
 HWY_INLINE hn::VFromD<F> block_values(F d, const std::int8_t* codes, hn::VFromD<F> scale) {
   const hn::RebindToSigned<F> integers;
   const auto wide = hn::ConvertTo(d, hn::PromoteTo(integers, hn::LoadU(Codes(), codes)));
@@ -83,8 +83,8 @@ void dequantize_blocks(const std::int8_t* blocks, const TensorView& values, std:
   });
 }
 
-/// A block of the sum, all ranks' vectors of a place before the next place. The first of a group, and the
-/// first group's sum, are taken as they are, as in ordered_sum.
+/// Computes a block of the sum, all ranks' vectors of a position before the next position. The first rank of
+/// a group, and the first group's sum, are taken unchanged, as in ordered_sum.
 template <class Out>
 HWY_INLINE void sum_block(const std::int8_t* block, std::int64_t stride, int ranks, int group_size,
                           bool accumulate, Out* out) {

@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// As in kernels/quantization.h, arguments checked, on the calling thread and `threads - 1` more.
+/// Like kernels/quantization.h with checked arguments, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::quantize)> quantize;
 OnThreads<decltype(kernels::dequantize)> dequantize;
 OnThreads<decltype(kernels::quantized_sum)> quantized_sum;

@@ -20,7 +20,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// An fp32 element that counts as what is left of it in another dtype.
+/// An fp32 element that counts as its value rounded to another dtype.
 template <class Communication>
 struct Rounded {
   float value;
@@ -45,12 +45,12 @@ HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_
     const auto piece = [&](std::size_t rank)
                            HWY_ATTR { return load(d, static_cast<const Piece*>(pieces[rank]) + i); };
     auto total = hn::Zero(d);
-    if (folds) total = load(d, out + i);  // the groups' sums are added to what is there one by one
+    if (folds) total = load(d, out + i);  // the groups' sums are added to the output one by one
     for (std::size_t group = 0; group < pieces.size(); group += group_size) {
       const std::size_t end = pieces.size() - group < group_size ? pieces.size() : group + group_size;
       auto partial = piece(group);
       for (std::size_t rank = group + 1; rank < end; ++rank) partial = hn::Add(partial, piece(rank));
-      // The first group's sum is taken as it is: 0 + -0 would lose the sign.
+      // The first group's sum is taken unchanged, because 0 + -0 would lose the sign.
       total = group == 0 && !folds ? partial : hn::Add(total, partial);
     }
     if (accumulate && !folds) total = hn::Add(load(d, out + i), total);
@@ -58,7 +58,7 @@ HWY_INLINE void ordered_sum_loop(std::span<const void* const> pieces, std::size_
   });
 }
 
-/// Writes vectors with non-temporal stores, to an aligned address; two at a time where elements have 16 bits.
+/// Writes vectors with non-temporal stores to an aligned address; two at a time for 16-bit elements.
 template <class D, class Out>
 HWY_INLINE void stream_out(D d, const hn::VFromD<D>* vectors, int number, Out* to) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -70,10 +70,10 @@ HWY_INLINE void stream_out(D d, const hn::VFromD<D>* vectors, int number, float*
   for (int v = 0; v < number; ++v) hn::Stream(vectors[v], d, to + v * lanes);
 }
 
-/// The same sums for operands that are read from memory and a result that goes there, a cache line of every
-/// piece at a time. The pieces are as many streams of reads, often in 4 KiB pages, at whose ends a
-/// processor's own prefetching stops: so each is prefetched `ahead` bytes before it is read. `flat`: so many
-/// pieces in one group, or 0 for any number of either.
+/// The same sums for operands that are read from memory and a result that is written to memory, one cache
+/// line of every operand at a time. These are many read streams, often in 4 KiB pages, at whose ends a
+/// processor's own prefetching stops: so each is prefetched `ahead` bytes before it is read. `flat` is the
+/// number of operands if they form one group, or 0 for any number of operands and groups.
 template <std::size_t flat, class Piece, class Out>
 HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::size_t group_size,
                                       bool accumulate, Out* out, std::int64_t first, std::int64_t count) {
@@ -123,7 +123,7 @@ HWY_INLINE void ordered_sum_streaming(std::span<const void* const> pieces, std::
   ordered_sum_loop<Piece>(pieces, group_size, accumulate, out, i, end - i);
 }
 
-/// The usual numbers of ranks on a node have loops of their own where the result is fp32.
+/// The usual numbers of ranks on a node have specialised loops if the result is fp32.
 template <class Piece, class Out>
 HWY_INLINE void ordered_sum_to_memory(std::span<const void* const> pieces, std::size_t group_size,
                                       bool accumulate, Out* out, std::int64_t first, std::int64_t count) {
@@ -152,7 +152,7 @@ void sum_pieces(std::span<const void* const> pieces, DataType piece_dtype, int g
     with_floating(out.dtype, [&](auto result) HWY_ATTR {
       using Piece = decltype(piece);
       auto* to = static_cast<decltype(result)*>(out.data);
-      // A fold of one group, or from nothing, is a sum like any other.
+      // A fold of one group, or without accumulation, is an ordinary sum.
       const auto of_fold = static_cast<std::size_t>(std::max(-group_size, 1));
       const bool folds = group_size <= 0 && accumulate && pieces.size() > of_fold;
       const auto group = folds || group_size < 0 ? of_fold
@@ -183,7 +183,7 @@ void round_and_sum(const ConstTensorView& source, DataType communication, bool a
   });
 }
 
-/// Adds a block's squares, and returns true, unless an element is not finite.
+/// Adds a block's squares and returns true, unless an element is not finite.
 bool add_block_squares(const ConstTensorView& of, std::int64_t first, std::int64_t count,
                        RunningSquares& squares) {
   bool finite = true;
@@ -222,7 +222,7 @@ void with_floating_pointer(const ConstTensorView& view, const F& f) {
   }
 }
 
-/// Lowest index of an infinity or NaN in [first, first + count), -1 if none.
+/// The lowest index of an infinity or NaN in [first, first + count), -1 if none.
 std::int64_t find_non_finite(const ConstTensorView& view, std::int64_t first, std::int64_t count) {
   std::int64_t found = -1;
   with_floating_pointer(view, [&](const auto* values) {
@@ -279,7 +279,7 @@ void gradient_statistics(int threads, const ConstTensorView& gradient, GradientS
           if (!HWY_DYNAMIC_DISPATCH(add_block_squares)(gradient, start, count, squares) && non_finite < 0) {
             non_finite = find_non_finite(gradient, start, count);
           }
-          // A block makes at most some 260 additions, of which 2^30 may pass between two carries.
+          // A block makes at most some 260 additions, and 2^30 may pass between two carries.
           if ((block - first) % blocks_between_carries == blocks_between_carries - 1) squares.sum.normalize();
         }
         const std::lock_guard lock(mutex);  // the sum is exact: any order gives the same

@@ -1,4 +1,4 @@
-// The loop of operations on elements that have several results. Included once per instruction set; see
+// The loop of element-wise operations with several results. Included once per instruction set; see
 // vector-inl.h.
 #if defined(TRANCHE_KERNELS_CPU_RESULTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_RESULTS_INL_H_
@@ -17,7 +17,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// Elements in the order of memory, where a body also takes halves of pairs.
+/// Loads elements in memory order, for a body that otherwise loads halves of pairs.
 struct Neighbours {
   std::int64_t index;
   template <class D, class T>
@@ -26,9 +26,9 @@ struct Neighbours {
   }
 };
 
-/// Stores what body(d, at) returns, a std::array of a vector for each of `to`, for all of [0, count); at(d,
-/// from) loads the elements at the same place. The body must give the same bits for any number of lanes, by
-/// arithmetic on operands of the dtype T; one may be in the place of another. `streaming` as for
+/// Stores the results of body(d, at), a std::array with a vector for each of `to`, for all of [0, count);
+/// at(d, from) loads the elements at the same position. The body must give the same bits for any number of
+/// lanes, by arithmetic on operands of the dtype T; an output may overwrite an input. `streaming` as for
 /// store_pair().
 template <class T, std::size_t n, class Body>
 HWY_INLINE void for_each_result(std::int64_t count, const std::array<T*, n>& to, bool streaming,

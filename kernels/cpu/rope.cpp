@@ -21,8 +21,8 @@ const auto rotated = [](auto a, auto b, auto cosine, auto sine) HWY_ATTR {
                     hn::Add(hn::Mul(b, cosine), hn::Mul(a, sine))};
 };
 
-/// Copies `count` numbers of a table, times `factor`, in the order in which HalfOfPair takes elements of T
-/// apart. Of a caller's NaNs rounded_to_upper() takes only some.
+/// Copies `count` numbers of a table, times `factor`, in the order in which HalfOfPair separates elements of
+/// T. rounded_to_upper() supports only some of the NaNs that a caller may pass.
 template <class T>
 HWY_INLINE void reorder(const float* from, std::int64_t count, float factor, float* to) {
   const hn::ScalableTag<float> d;
@@ -48,7 +48,7 @@ HWY_INLINE void reorder(const float* from, std::int64_t count, float factor, flo
   for (; i < count; ++i) hn::StoreU(taken(one, from + i), one, to + i);
 }
 
-/// Heads are rotated in the order of memory, by parts of the table that stay in a core's first cache.
+/// Heads are rotated in memory order, by parts of the table that stay in a core's first-level cache.
 template <class T>
 void rotate_row(const Rope& call, std::int64_t row) {
   constexpr std::int64_t part = 256;
@@ -87,12 +87,12 @@ HWY_EXPORT(rotate);
 void rope_table(const RopeTable& call) {
   constexpr std::int64_t grain = 32;  // rows; a sine takes as long as some forty elements elsewhere
   const auto half = static_cast<std::int64_t>(call.frequencies.size());
-  // Rows that have the same position are copies of the first.
+  // Rows with the same position are copies of the first.
   const std::int64_t period = call.positions == nullptr ? call.time : call.rows;
   parallel_ranges(
       call.threads, std::min(period, call.rows), grain, [&](std::int64_t first, std::int64_t count) {
         for (std::int64_t row = first; row < first + count; ++row) {
-          const auto position = static_cast<float>(call.positions == nullptr ? row : call.positions[row]);
+          const auto position = static_cast<float>(call.positions == nullptr ? call.first_position + row : call.positions[row]);
           float* to = call.table + row * 2 * half;
           for (std::int64_t i = 0; i < half; ++i) {
             const double angle = position * call.frequencies[static_cast<std::size_t>(i)];

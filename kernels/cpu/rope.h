@@ -9,8 +9,8 @@ namespace tranche::kernels::cpu {
 /// Checked operands of kernels::rope_table.
 struct RopeTable {
   std::vector<float> frequencies;
-  const std::int32_t* positions = nullptr;  ///< null: row % time
-  std::int64_t time = 0, rows = 0;
+  const std::int32_t* positions = nullptr;  ///< null: first_position + row % time
+  std::int64_t time = 0, first_position = 0, rows = 0;
   float* table = nullptr;
   int threads = 1;
 };

@@ -1,6 +1,6 @@
-// Rows of any floating dtype as fp32 vectors, sums and maxima over them, and exp. Unlike vector-inl.h, on
-// which it builds, results may differ between instruction sets (never between runs, threads or alignments): a
-// row's sum runs over as many lanes as the machine has.
+// Rows of any floating dtype as fp32 vectors, sums and maxima over them, and exp. It builds on vector-inl.h,
+// but its results may differ between instruction sets (never between runs, threads or alignments): a row's
+// sum runs over as many lanes as the machine has.
 #if defined(TRANCHE_KERNELS_CPU_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_ROW_INL_H_
 #undef TRANCHE_KERNELS_CPU_ROW_INL_H_
@@ -9,7 +9,7 @@
 #endif
 
 #include <hwy/highway.h>
-// After highway.h.
+// Must follow highway.h.
 #include <hwy/contrib/math/math-inl.h>
 
 #include <cstddef>
@@ -40,7 +40,7 @@ HWY_INLINE void store(FloatVector value, T* to) {
   store(FloatTag(), value, to);
 }
 
-/// The first `count` elements, zeros behind them.
+/// Loads the first `count` elements, followed by zeros.
 template <class T>
 FloatVector load_first(const T* from, std::int64_t count) {
   T padded[max_lanes] = {};
@@ -54,7 +54,7 @@ void store_first(FloatVector value, T* to, std::int64_t count) {
   std::memcpy(to, padded, static_cast<std::size_t>(count) * sizeof(T));
 }
 
-/// body(index, lanes) over [0, count): full vectors, then one partial (lanes < lane_count()).
+/// Calls body(index, lanes) over [0, count): full vectors, then one partial (lanes < lane_count()).
 /// `load_at`/`store_at` below take the same pair.
 template <class Body>
 HWY_INLINE void for_vectors(std::int64_t count, const Body& body) {
@@ -75,12 +75,12 @@ HWY_INLINE void store_at(FloatVector value, T* to, std::int64_t index, std::int6
     store_first(value, to + index, lanes);
   }
 }
-/// `value` in the first `lanes` lanes, `other` behind.
+/// `value` in the first `lanes` lanes, `other` in the rest.
 HWY_INLINE FloatVector keep_first(FloatVector value, std::int64_t lanes, FloatVector other) {
   return hn::IfThenElse(hn::FirstN(FloatTag(), static_cast<std::size_t>(lanes)), value, other);
 }
 
-/// The place of a loop's body in a row: a vector of `lanes` elements, or a half of a pair.
+/// The position of a loop's body in a row: a vector of `lanes` elements, or a half of a pair.
 struct RowVector {
   static constexpr int part = 0;
   std::int64_t index, lanes;
@@ -89,11 +89,11 @@ struct RowVector {
   HWY_INLINE FloatVector operator()(const T* from) const {
     return load_at(from, index, lanes);
   }
-  /// `value`, zeros behind the row's end.
+  /// `value`, with zeros after the row's end.
   HWY_INLINE FloatVector keep(FloatVector value) const {
     return keep_first(value, lanes, hn::Zero(FloatTag()));
   }
-  /// Has the elements of a row that comes later on their way.
+  /// Prefetches elements of a later row.
   template <class T>
   HWY_INLINE void fetch(const T* from) const {
     hwy::Prefetch(from + index);

@@ -1,6 +1,7 @@
 #pragma once
-/// fp32 GEMM of tiles on the calling thread, for matmul and attention. oneDNN on CPUs with AVX-512 and where
-/// OpenBLAS has no kernels for the CPU, else OpenBLAS; or plain loops in builds with TRANCHE_PLAIN_KERNELS.
+/// fp32 GEMM of tiles on the calling thread, for matmul and attention. It uses oneDNN on CPUs with AVX-512
+/// and if OpenBLAS has no kernels for the CPU, else OpenBLAS; or plain loops in builds with
+/// TRANCHE_PLAIN_KERNELS.
 
 #include <cstdint>
 #include <string>

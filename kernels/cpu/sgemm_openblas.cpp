@@ -23,7 +23,7 @@ struct OpenBlas {
   decltype(&openblas_set_num_threads) set_num_threads;
 };
 
-/// Loaded, and tried, when it is first wanted.
+/// The library is loaded and tested at its first use.
 const OpenBlas& openblas() {
   static const OpenBlas functions = [] {
     const IsolatedLibrary library({TRANCHE_OPENBLAS_PATH, "libopenblas.so.0"},
@@ -45,9 +45,9 @@ const OpenBlas& openblas() {
   return functions;
 }
 
-/// Our threads call OpenBLAS each for its own tile, so OpenBLAS itself is kept to the calling thread: its
-/// thread count is one number for the whole process and would otherwise make ranks that share a process
-/// depend on each other.
+/// Each of our threads calls OpenBLAS for its own tile, so OpenBLAS must not start threads. Its thread count
+/// is one number for the whole process and would otherwise make ranks that share a process depend on each
+/// other.
 void keep_to_calling_thread() {
   if (openblas().get_num_threads() == 1) return;
   static std::mutex mutex;
@@ -55,10 +55,10 @@ void keep_to_calling_thread() {
   if (openblas().get_num_threads() != 1) openblas().set_num_threads(1);
 }
 
-/// oneDNN's sgemm writes its kernels for what the CPU can do. With AVX-512 it is the faster one at every size
-/// of tile (4 to 28 % on Zen 4, bench/results/2026-11-22-step-speed.md). Without, OpenBLAS is, unless it
-/// does not know the CPU: it picks kernels by the model number, and those of 2004 (SSE3) on models newer than
-/// itself, a fifth of the speed or less.
+/// oneDNN generates its sgemm kernels for the CPU's instruction sets. With AVX-512 it is faster at every tile
+/// size (4 to 28 % on Zen 4, bench/results/2026-11-22-step-speed.md). Without, OpenBLAS is, unless it does
+/// not know the CPU: it selects kernels by the model number, and on models newer than itself those of 2004
+/// (SSE3), at a fifth of the speed or less.
 bool openblas_is_faster() {
   static const bool faster = [] {
     if (onednn_has_wide_sgemm()) return false;
@@ -88,8 +88,8 @@ std::string_view sgemm_path() {
 }
 
 std::string sgemm_library() {
-  // OpenBLAS writes its answer into one buffer of the process: asked once, not by every rank's thread at a
-  // time.
+  // OpenBLAS writes its answer to one buffer of the process, so it is called once, not by several ranks'
+  // threads at the same time.
   static const std::string text =
       std::string(openblas().get_config()) + " (" + openblas().get_corename() + ")";
   return text;

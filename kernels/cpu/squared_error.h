@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// As in kernels/squared_error.h, arguments checked, on the calling thread.
+/// Like kernels/squared_error.h with checked arguments, on the calling thread.
 OnThread<decltype(kernels::squared_error)> squared_error;
 OnThread<decltype(kernels::squared_error_gradient)> squared_error_gradient;
 

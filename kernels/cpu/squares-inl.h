@@ -21,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// The least and the greatest magnitude of a block, as bits of fp32; zeros count for neither.
+/// The least and the greatest magnitude of a block, as bits of fp32; zeros are ignored.
 struct MagnitudeRange {
   std::uint32_t least = 0xffffffffu, greatest = 0;
 };
@@ -35,7 +35,7 @@ HWY_INLINE MagnitudeRange magnitude_range(const T* values, std::int64_t count) {
   const auto take = [&](const T* from) HWY_ATTR {
     const auto magnitude = hn::And(hn::BitCast(bits, load(d, from)), hn::Set(bits, 0x7fffffffu));
     greatest = hn::Max(greatest, magnitude);
-    least = hn::Min(least, hn::Sub(magnitude, hn::Set(bits, 1)));  // zero becomes the greatest number
+    least = hn::Min(least, hn::Sub(magnitude, hn::Set(bits, 1)));  // zero becomes the largest number
   };
   std::int64_t i = 0;
   for (; i + lanes <= count; i += lanes) take(values + i);
@@ -47,12 +47,12 @@ HWY_INLINE MagnitudeRange magnitude_range(const T* values, std::int64_t count) {
   return {hn::GetLane(hn::MinOfLanes(bits, least)) + 1, hn::GetLane(hn::MaxOfLanes(bits, greatest))};
 }
 
-/// The lanes take elements whose exponents are at most this much below the greatest. Each fp64 lane is two:
-/// `upper` counts multiples of 2^unit in the mantissa of a number between 2^(unit + 52) and twice that, so
-/// that adding a square rounds it to a multiple, and `lower` takes what the rounding left, of which the sum
-/// is exact too. An element is below 2^(exponent - 126), its square below 2^(unit + 40), and the squares of
-/// most_elements below 2^(unit + 52), even in one lane. What all upper lanes leave is at most 2^(unit + 11),
-/// and a multiple of 2^(unit - 42).
+/// The lanes accept elements whose exponents are at most this much below the greatest. Each lane has two fp64
+/// numbers. `upper` is between 2^(unit + 52) and twice that, so that its mantissa counts multiples of 2^unit
+/// and adding a square rounds it to a multiple; `lower` sums the rounding errors, which is exact too. An
+/// element is below 2^(exponent - 126), its square below 2^(unit + 40), and the squares of most_elements
+/// below 2^(unit + 52), even in one lane. The sum of all rounding errors is at most 2^(unit + 11), and a
+/// multiple of 2^(unit - 42).
 constexpr int narrow_exponents = 17;
 
 HWY_INLINE int unit_of(const RunningSquares& squares) {
@@ -62,8 +62,8 @@ HWY_INLINE double begin_of(const RunningSquares& squares) {
   return std::bit_cast<double>(static_cast<std::int64_t>(unit_of(squares) + 52 + 1023) << 52);
 }
 
-/// Adds a block, and returns true, if the lanes can take it: a number too great for them shows in an upper
-/// lane that has left its power of two, or is no number at all; one too small in the least magnitude.
+/// Adds a block and returns true if the lanes can represent it. Too large a number is detected because an
+/// upper lane leaves its power of two, or becomes NaN; too small a number, by the least magnitude.
 template <class T>
 HWY_INLINE bool add_narrow_squares(const T* values, std::int64_t count, RunningSquares& squares) {
   const hn::CappedTag<double, 8> wide;
@@ -78,7 +78,7 @@ HWY_INLINE bool add_narrow_squares(const T* values, std::int64_t count, RunningS
        upper3 = at(squares.upper, 3);
   auto lower0 = at(squares.lower, 0), lower1 = at(squares.lower, 1), lower2 = at(squares.lower, 2),
        lower3 = at(squares.lower, 3);
-  auto least = hn::Zero(bits);  // twice the bits' complement, whose greatest number is the least of all but 0
+  auto least = hn::Zero(bits);  // negated twice the bits: its maximum belongs to the least nonzero magnitude
   const auto add = [&](const T* from, Wide& upper, Wide& lower) HWY_ATTR {
     const auto x = hn::PromoteTo(wide, load(d, from));
     const auto sum = hn::MulAdd(x, x, upper);  // fused or not: the square is exact
@@ -89,8 +89,7 @@ HWY_INLINE bool add_narrow_squares(const T* values, std::int64_t count, RunningS
   for (std::int64_t i = 0; i < count; i += step) {
     const T* from = values + i;
     if (i + step <= count) {
-      // The next block is on its way from memory while this one, which is in the core's own cache, is worked
-      // on.
+      // The next block is prefetched while this one, which is in the core's own cache, is processed.
       const char* const next = reinterpret_cast<const char*>(from + count);
       for (std::size_t line = 0; line < step * sizeof(T); line += 64) hwy::Prefetch(next + line);
     } else {
@@ -106,7 +105,7 @@ HWY_INLINE bool add_narrow_squares(const T* values, std::int64_t count, RunningS
       least = hn::Max(least, hn::Sub(hn::Zero(bits), hn::Add(x, x)));
     }
   }
-  const int exponent = squares.exponent - narrow_exponents;  // 1 is that of subnormal numbers too
+  const int exponent = squares.exponent - narrow_exponents;  // subnormal numbers have exponent 1 too
   const std::uint32_t least_of_lanes = exponent > 1 ? static_cast<std::uint32_t>(exponent) << 24 : 1;
   const bool too_small = !hn::AllFalse(bits, hn::Gt(least, hn::Set(bits, 0 - least_of_lanes)));
   const auto fits = [&, end = hn::Set(wide, 2 * begin_of(squares))](const Wide& upper)
@@ -162,7 +161,7 @@ HWY_INLINE void add_wide_squares(const T* values, std::int64_t count, SquareSum&
   }
 }
 
-/// Adds the squares of at most RunningSquares::most_elements elements, and returns true, unless one is not
+/// Adds the squares of at most RunningSquares::most_elements elements and returns true, unless one is not
 /// finite.
 template <class T>
 HWY_INLINE bool add_squares(const T* values, std::int64_t count, RunningSquares& squares) {
@@ -184,7 +183,7 @@ HWY_INLINE bool add_squares(const T* values, std::int64_t count, RunningSquares&
     add_wide_squares(values, count, squares.sum);
     return true;
   }
-  // With room for the next blocks, if there is some.
+  // The range is chosen with room for larger numbers in later blocks, if possible.
   begin_lanes(exponents < narrow_exponents ? greatest + 1 : greatest, squares);
   add_narrow_squares(values, count, squares);
   return true;

@@ -16,13 +16,14 @@
 HWY_BEFORE_NAMESPACE();
 namespace tranche::kernels::cpu::HWY_NAMESPACE {
 
-/// exp(-x) as silu_element() of kernels/silu_arithmetic.h bounds x; in bf16 as coarse_silu_element().
+/// exp(-x), with x clamped as in silu_element() of kernels/silu_arithmetic.h; for bf16 as in
+/// coarse_silu_element().
 template <class T, class D>
 HWY_INLINE hn::VFromD<D> exponential_of_minus(D d, hn::VFromD<D> x) {
   if constexpr (std::is_same_v<T, bfloat16>) {
     return coarse_power_of_two(d, hn::Mul(x, hn::Set(d, -1.44269504088896341f)));
   }
-  // A NaN may become a bound here: silu() multiplies what comes of it by a NaN.
+  // A NaN may become a bound here; silu() multiplies the result by a NaN.
   const auto limit = hn::Set(d, 80.0f);
   return exponential(d, hn::Neg(hn::Max(hn::Min(x, limit), hn::Neg(limit))));
 }
@@ -32,13 +33,15 @@ struct Silu {
   hn::VFromD<D> value, derivative;
 };
 
-/// As silu_element() of kernels/silu_arithmetic.h; in bf16 as coarse_silu_element(). `e` is exp(-x).
+/// The vector form of silu_element() in kernels/silu_arithmetic.h; for bf16 of coarse_silu_element(). `e` is
+/// exp(-x).
 template <class T, class D>
 HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   const auto one = hn::Set(d, 1.0f), limit = hn::Set(d, 80.0f);
   const auto s = hn::Div(one, hn::Add(one, e));
   if constexpr (std::is_same_v<T, bfloat16>) {
-    const auto kept = hn::Max(hn::Neg(limit), hn::Min(limit, x));  // of NaNs the second operand is returned
+    // Min and Max return their second operand if one is NaN.
+    const auto kept = hn::Max(hn::Neg(limit), hn::Min(limit, x));
     return {hn::Mul(x, s), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Sub(one, s)))};
   }
   const auto far_left = hn::Lt(x, hn::Neg(limit));
@@ -47,7 +50,7 @@ HWY_INLINE Silu<D> silu(D d, hn::VFromD<D> x, hn::VFromD<D> e) {
   return {hn::Mul(x, factor), hn::Add(s, hn::Mul(hn::Mul(kept, s), hn::Mul(e, s)))};
 }
 
-/// for_each_activation() of a gate, with its exponentials.
+/// Runs for_each_activation() over a gate, with its exponentials.
 template <class T, std::size_t n, class Body>
 HWY_INLINE void for_each_gate(const T* gate, std::int64_t count, const std::array<T*, n>& to, bool streaming,
                               const Body& body) {

@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cpu {
 
-/// As in kernels/swiglu.h, arguments checked, on the calling thread and `threads - 1` more.
+/// Like kernels/swiglu.h with checked arguments, on the calling thread and `threads - 1` more.
 OnThreads<decltype(kernels::swiglu_forward)> swiglu_forward;
 OnThreads<decltype(kernels::swiglu_forward_backward)> swiglu_forward_backward;
 

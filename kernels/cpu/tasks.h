@@ -1,5 +1,5 @@
 #pragma once
-/// Independent pieces of work of unequal cost, on the threads of a stream.
+/// Runs independent tasks of unequal cost on the threads of a stream.
 
 #include <atomic>
 #include <cstdint>
@@ -10,9 +10,9 @@
 namespace tranche::kernels::cpu {
 
 /// Calls body(i, slot) for i in [0, count) on up to `threads` threads; a free thread takes the next i. `slot`
-/// in [0, threads) is the running thread's own, for scratch memory. Which thread runs which i must not change
-/// the result. One thread runs in the caller, without OpenMP. When bodies throw, one of their exceptions is
-/// rethrown.
+/// in [0, threads) is unique to the running thread, for scratch memory. The assignment of i to threads must
+/// not change the result. With one thread it runs in the caller, without OpenMP. When bodies throw, one of
+/// their exceptions is rethrown.
 template <class Body>
 void parallel_tasks(int threads, std::int64_t count, const Body& body) {
   if (threads <= 1 || count <= 1) {

@@ -1,5 +1,5 @@
 // Vectors of fp32 loaded from and stored to the three floating dtypes. Included once per instruction set by
-// sources that use foreach_target.h; everything in it gives the same bits on every one of them: multiplies
+// sources that use foreach_target.h. Everything here gives the same bits on every instruction set: multiplies
 // and adds stay separate, and the 16-bit conversions are those of narrow-inl.h.
 #if defined(TRANCHE_KERNELS_CPU_VECTOR_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef TRANCHE_KERNELS_CPU_VECTOR_INL_H
@@ -59,9 +59,9 @@ HWY_INLINE void store(D d, hn::VFromD<D> value, float16* to) {
   store_bits(d, bits_of(d, value, float16()), &to->bits);
 }
 
-/// Stores two neighbouring vectors; 16-bit elements are stored as one. With `streaming` by non-temporal
-/// stores: `to` is aligned to a whole vector, and the caller calls hwy::FlushStream before another thread may
-/// read.
+/// Stores two neighbouring vectors; 16-bit elements are stored as one vector. With `streaming` the stores are
+/// non-temporal: `to` must be aligned to a whole vector, and the caller calls hwy::FlushStream before another
+/// thread may read.
 template <class D>
 HWY_INLINE void store_pair(D d, hn::VFromD<D> lower, hn::VFromD<D> upper, float* to, bool streaming) {
   const auto lanes = hn::Lanes(d);
@@ -90,18 +90,18 @@ HWY_INLINE void store_pair(D d, hn::VFromD<D> lower, hn::VFromD<D> upper, Narrow
 #endif
 }
 
-/// One of two vectors whose elements lie in memory together, in the order that costs least to take apart:
-/// fp32 has one vector behind the other, 16-bit elements the even ones and the odd ones. Operands of one
+/// One of two vectors whose elements are adjacent in memory, in the order that is cheapest to separate: for
+/// fp32 one vector follows the other, 16-bit elements are separated into even and odd ones. Operands of one
 /// dtype are in the same order.
 template <int half>
 struct HalfOfPair {
-  std::int64_t index;  ///< of the pair's first element
+  std::int64_t index;  ///< index of the pair's first element
 
   template <class D>
   HWY_INLINE hn::VFromD<D> operator()(D d, const float* from) const {
     return hn::LoadU(d, from + index + half * static_cast<std::int64_t>(hn::Lanes(d)));
   }
-#if HWY_TARGET == HWY_SCALAR  // has no wider vectors: of two elements the first is the even one
+#if HWY_TARGET == HWY_SCALAR  // has no wider vectors: the first of two elements is the even one
   template <class D, class Narrow>
   HWY_INLINE hn::VFromD<D> operator()(D d, const Narrow* from) const {
     return load(d, from + index + half);
@@ -149,7 +149,7 @@ HWY_INLINE void store_halves(D d, hn::VFromD<D> even, hn::VFromD<D> odd, Narrow*
 #endif
 }
 
-/// Load and store with a dtype known at run time; for loops that are not bound by it.
+/// Load and store with a dtype known at run time, for loops whose speed does not depend on it.
 template <class D>
 HWY_INLINE hn::VFromD<D> load_any(D d, DataType dtype, const void* from, std::int64_t i) {
   switch (dtype) {
@@ -185,7 +185,7 @@ HWY_INLINE void for_each_vector(std::int64_t count, const Body& body) {
   for (; i < count; ++i) body(one, i);
 }
 
-/// Copies by non-temporal stores; `to` and `bytes` are in whole lines.
+/// Copies by non-temporal stores; `to` and `bytes` are multiples of whole lines.
 HWY_INLINE void stream_copy(const void* from, std::int64_t bytes, void* to) {
   const hn::ScalableTag<std::uint8_t> d;
   const auto step = static_cast<std::int64_t>(hn::Lanes(d));

@@ -1,7 +1,7 @@
 #pragma once
-/// Index arithmetic of the flash attention kernels: which tiles there are, which of them a causal mask
-/// leaves, and where a tile's elements lie in shared memory. Plain functions, so that the host tests what the
-/// device runs.
+/// Index arithmetic of the flash attention kernels: the tiles, which of them a causal mask leaves, and the
+/// positions of a tile's elements in shared memory. These are plain functions, so that the host can test the
+/// code that the device runs.
 
 #include <cstdint>
 
@@ -13,10 +13,10 @@ constexpr std::int64_t tiles_of(std::int64_t elements, std::int64_t tile) {
   return (elements + tile - 1) / tile;
 }
 
-/// Elements from a row of a tile in shared memory to the next. 16 bytes more than the row holds: so the 8
-/// rows that ldmatrix reads at one place lie in 8 different groups of 4 banks. (Mixing the row's number into
-/// the place does the same without the 16 bytes, but then no address is a constant away from another, and
-/// registers are what these kernels lack.)
+/// The distance between rows of a tile in shared memory, in elements. It is 16 bytes more than the row, so
+/// that the 8 rows that ldmatrix reads at one position lie in 8 different groups of 4 banks. (XORing the
+/// row's number into the position would avoid the 16 bytes, but then no address is a constant distance from
+/// another, and registers are what these kernels lack.)
 constexpr int tile_stride(int head) {
   return head + 8;
 }
@@ -26,22 +26,28 @@ constexpr int place_in_tile(int row, int chunk, int head) {
   return row * tile_stride(head) + 8 * chunk;
 }
 
-/// Key tiles that queries [first, first + count) see, of those that start below `time`.
+/// The number of key tiles, among those that start below `time`, that queries [first, first + count) see.
 constexpr int key_tiles_seen(int first, int count, int time, int keys) {
   const int end = count < time - first ? first + count : time;
   return (end + keys - 1) / keys;
 }
-/// First query tile that sees keys from `first_key` on.
-constexpr int first_query_tile(int first_key, int queries) {
-  return first_key / queries;
+/// The first query tile, counted from query `first_query` on, that sees keys from `first_key` on.
+constexpr int first_query_tile(int first_key, int first_query, int queries) {
+  return first_key > first_query ? (first_key - first_query) / queries : 0;
 }
-/// One past the last of `tiles` query tiles of which some query sees a key below end_key, from `first` on,
-/// which does: what a tile's first query sees begins first, and never earlier than for the tile before.
-constexpr int end_query_tile(const AttentionMask& mask, int first, int tiles, int queries, int end_key) {
-  int seeing = first, end = tiles;  // the tile `seeing` does, and `end` does not
+/// One past the last of `tiles` query tiles in which some query sees a key below end_key, from tile `first`
+/// on; `first` if none does. The first key that a tile's first query sees never moves backwards from one tile
+/// to the next.
+constexpr int end_query_tile(const AttentionMask& mask, int first_query, int first, int tiles, int queries,
+                             int end_key) {
+  const auto sees = [&](int tile) {
+    return mask.first(first_query + static_cast<std::int64_t>(tile) * queries) < end_key;
+  };
+  if (first >= tiles || !sees(first)) return first;
+  int seeing = first, end = tiles;  // `seeing` sees such a key, `end` does not
   while (end - seeing > 1) {
     const int middle = seeing + (end - seeing) / 2;
-    if (mask.first(static_cast<std::int64_t>(middle) * queries) < end_key) {
+    if (sees(middle)) {
       seeing = middle;
     } else {
       end = middle;
@@ -49,23 +55,24 @@ constexpr int end_query_tile(const AttentionMask& mask, int first, int tiles, in
   }
   return end;
 }
-/// No query of [first_query, first_query + queries) sees a key from first_key on.
+/// True if no query of [first_query, first_query + queries) sees a key from first_key on.
 constexpr bool above_diagonal(int first_query, int queries, int first_key) {
   return first_key > first_query + queries - 1;
 }
-/// Some query does not see some key: the tile has to be masked.
+/// True if some query does not see some key, so that the tile must be masked.
 constexpr bool crosses_diagonal(int first_query, int first_key, int keys) {
   return first_key + keys - 1 > first_query;
 }
-/// The block's query tile when tiles with more work have to start first: queries at the end see most keys.
+/// The block's query tile, in an order that starts tiles with more work first: queries at the end see most
+/// keys.
 constexpr int longest_first(int block, int tiles) {
   return tiles - 1 - block;
 }
 
-/// Shape of the kernels for one head size: what a block owns, what it loops over, and how many rows of its
-/// own a warp holds in registers. 32 rows a warp use each fragment of the other operand twice, which shared
-/// memory's bandwidth asks for; where two fp32 accumulators of 32 rows would not fit in the registers it
-/// is 16.
+/// The shape of the kernels for one head size: the rows that a block owns, those it loops over, and how many
+/// of its own a warp holds in registers. With 32 rows per warp each fragment of the other operand is used
+/// twice, which saves shared memory bandwidth; if two fp32 accumulators of 32 rows do not fit in the
+/// registers it is 16.
 struct ForwardShape {
   int queries, keys, warps;
   constexpr int rows_per_warp() const { return queries / warps; }
@@ -75,7 +82,8 @@ struct ForwardShape {
 inline constexpr ForwardShape forward_shape{128, 64, 4};
 
 /// The gradient kernels own `own` queries (or keys) and loop over tiles of `other` keys (or queries). Two
-/// tensors of each kind pass through shared memory; those looped over twice, so that loads overlap with work.
+/// tensors of each kind pass through shared memory; the looped-over ones have two buffers, so that loads
+/// overlap with work.
 struct BackwardShape {
   int own, other, warps;
   constexpr int rows_per_warp() const { return own / warps; }
@@ -86,9 +94,9 @@ constexpr BackwardShape backward_shape(int head) {
   return head == 64 ? BackwardShape{128, 64, 4} : BackwardShape{128, 64, 8};
 }
 
-/// The values that the gradient of the queries leaves for that of keys and values: for each query log_sum_exp
-/// in units of log(2) and dot(d_out, out), rows of each head padded to whole tiles with {infinity, 0}, so
-/// that a query that is not there has probability 0.
+/// The values that the kernel for queries' gradients stores for the one for keys and values: for each query
+/// log_sum_exp in units of log(2) and dot(d_out, out). Rows of each head are padded to whole tiles with
+/// {infinity, 0}, so that a missing query has probability 0.
 struct alignas(8) QueryStatistics {
   float log2_sum_exp, projection;
 };
@@ -97,11 +105,12 @@ constexpr std::int64_t padded_time(std::int64_t time) {
   return tiles_of(time, tile) * tile;
 }
 static_assert(backward_shape(64).own == 128 && backward_shape(128).own == 128);
-/// Scratch that flash_backward takes for one (batch, head).
+/// The scratch that flash_backward needs for one (batch, head).
 constexpr std::int64_t flash_scratch_bytes(std::int64_t time) {
   return padded_time(time) * static_cast<std::int64_t>(sizeof(QueryStatistics));
 }
-/// (batch, head) that flash_backward takes at once: whole groups of heads that share a key.
+/// The number of (batch, head) pairs that flash_backward processes at once: whole groups of heads that share
+/// a key.
 constexpr std::int64_t flash_heads(std::int64_t time, std::int64_t group, std::int64_t workspace_bytes) {
   return workspace_bytes / (group * flash_scratch_bytes(time)) * group;
 }

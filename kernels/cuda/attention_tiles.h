@@ -1,6 +1,6 @@
 #pragma once
-/// Moves of 16-bit tiles between global memory, shared memory and registers for the flash attention kernels.
-/// Device code; see attention_geometry.h for where things lie.
+/// Moves 16-bit tiles between global memory, shared memory and registers for the flash attention kernels.
+/// This is device code; attention_geometry.h defines the positions.
 
 #include "kernels/attention_operands.h"
 #include "kernels/cuda/attention_geometry.h"
@@ -17,7 +17,7 @@ __device__ __forceinline__ int warp_of_thread() {
   return static_cast<int>(threadIdx.x) / warp_size;
 }
 
-/// Rows of a checked operand as elements of T.
+/// The rows of a checked operand as elements of T.
 template <class T>
 HeadRows<const T> rows_of(const HeadRows<const void>& rows) {
   return {static_cast<const T*>(rows.data), rows.stride};
@@ -27,7 +27,7 @@ HeadRows<T> rows_of(const HeadRows<void>& rows) {
   return {static_cast<T*>(rows.data), rows.stride};
 }
 
-/// Keys and values, whose rows are equally far apart: a value lies `to_value` elements behind its key.
+/// Keys and values with equal row distances: a value is `to_value` elements after its key.
 template <class T>
 struct KeyRows {
   const T* data;
@@ -41,17 +41,17 @@ KeyRows<T> key_rows_of(const AttentionOperands& call) {
           (value - key) / static_cast<std::intptr_t>(sizeof(T))};
 }
 
-/// The window and the documents of all batch entries, for kernels compiled for them.
+/// The window and the documents of all batch entries, for kernels that are compiled to support them.
 struct FlashMask {
   std::int64_t window;
   const std::int32_t* document_begin;
   int time;
 
-  /// Of the batch entry whose first token is number `row`.
+  /// The mask of the batch entry whose first token is number `row`.
   __device__ __forceinline__ AttentionMask of(std::int64_t row) const {
     return {window, document_begin == nullptr ? nullptr : document_begin + row};
   }
-  /// The first key that a query sees; queries beyond the last one are taken for it.
+  /// The first key that a query sees; for queries beyond the last one, the last one's.
   __device__ __forceinline__ int first(std::int64_t row, int query) const {
     return static_cast<int>(of(row).first(query < time ? query : time - 1));
   }
@@ -90,22 +90,22 @@ __device__ __forceinline__ void store_rows(T* global, std::int64_t stride, const
   }
 }
 
-/// Rows [row, row + 16), columns [16 step, 16 step + 16) as the left operand of an mma.
+/// Loads rows [row, row + 16), columns [16 step, 16 step + 16) as the left operand of an mma.
 template <int head, class T>
 __device__ __forceinline__ void load_left(std::uint32_t (&fragment)[4], const T* tile, int row, int step) {
   const int lane = lane_of_thread();
   load_matrix_x4<false>(fragment, tile + place_in_tile(row + lane % 16, 2 * step + lane / 16, head));
 }
-/// The same place as the right operand [16 columns deep, 16 rows wide]: 0 and 1 are for rows 0-7, 2 and 3 for
-/// rows 8-15.
+/// Loads the same elements as a right operand [16 columns deep, 16 rows wide]: 0 and 1 are for rows 0-7, 2
+/// and 3 for rows 8-15.
 template <int head, class T>
 __device__ __forceinline__ void load_right(std::uint32_t (&fragment)[4], const T* tile, int row, int step) {
   const int lane = lane_of_thread();
   load_matrix_x4<false>(fragment,
                         tile + place_in_tile(row + lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2, head));
 }
-/// The same place as the right operand [16 rows deep, 16 columns wide]: 0 and 1 are for columns 0-7, 2 and 3
-/// for columns 8-15.
+/// Loads the same elements as a right operand [16 rows deep, 16 columns wide]: 0 and 1 are for columns 0-7, 2
+/// and 3 for columns 8-15.
 template <int head, class T>
 __device__ __forceinline__ void load_right_transposed(std::uint32_t (&fragment)[4], const T* tile, int row,
                                                       int step) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void load_right_transposed(std::uint32_t (&fragment)[
   load_matrix_x4<true>(fragment, tile + place_in_tile(row + lane % 16, 2 * step + lane / 16, head));
 }
 
-/// Two neighbouring 16x8 results as a left operand 16x16.
+/// Converts two neighbouring 16x8 results to a left operand 16x16.
 template <class T>
 __device__ __forceinline__ void as_left(std::uint32_t (&fragment)[4], const float (&low)[4],
                                         const float (&high)[4]) {
@@ -123,7 +123,7 @@ __device__ __forceinline__ void as_left(std::uint32_t (&fragment)[4], const floa
   fragment[3] = pack_two<T>(high[2], high[3]);
 }
 
-/// Puts a 16x8 result at (row, 8 chunk) of a tile, rounded.
+/// Stores a 16x8 result, rounded, at (row, 8 chunk) of a tile.
 template <int head, class T>
 __device__ __forceinline__ void put_result(T* tile, int row, int chunk, const float (&result)[4],
                                            float factor_low, float factor_high) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void put_result(T* tile, int row, int chunk, const fl
       pack_two<T>(result[2] * factor_high, result[3] * factor_high);
 }
 
-/// Over the four lanes that hold one row of a result.
+/// The maximum over the four lanes that hold one row of a result.
 __device__ __forceinline__ float row_maximum(float x) {
   x = fmaxf(x, __shfl_xor_sync(whole_warp, x, 1));
   return fmaxf(x, __shfl_xor_sync(whole_warp, x, 2));

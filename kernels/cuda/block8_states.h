@@ -1,7 +1,7 @@
 #pragma once
 /// Optimizer states in blocks of core/block8.h. A warp has a whole block in registers: element 32 k + lane is
 /// the lane's k-th, so that codes are read and written 32 bytes at a time, and the greatest magnitude takes
-/// five exchanges. All lanes of a warp make every call.
+/// five exchanges. All lanes of a warp must make every call.
 
 #include <cstdint>
 
@@ -20,7 +20,7 @@ struct Block8State {
   unsigned char* data;
   bool with_sign;
 
-  /// `first` is an element with which a block begins.
+  /// `first` is the first element of a block.
   __device__ __forceinline__ unsigned char* block_at(std::int64_t first) const {
     return data + first / block8_elements * block8_bytes;
   }
@@ -35,7 +35,8 @@ struct Block8State {
     }
   }
 
-  /// Stores the first `count` elements, code 0 for the others; `values` are then as load() gives them.
+  /// Stores the first `count` elements, and code 0 for the others; afterwards `values` are the stored values,
+  /// as load() would return them.
   __device__ __forceinline__ void store(std::int64_t first, int count, float (&values)[block8_each]) const {
     unsigned char* const block = block_at(first);
     const int lane = static_cast<int>(threadIdx.x) % warp_size;

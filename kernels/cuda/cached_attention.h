@@ -4,7 +4,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/cached_attention.h, arguments checked.
+/// Like kernels/cached_attention.h, with checked arguments.
 void append_to_cache(Stream& stream, const CacheAppend& call);
 void attention_with_cache(Stream& stream, const CachedAttention& call);
 

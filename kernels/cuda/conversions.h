@@ -1,5 +1,6 @@
 #pragma once
-/// core's conversions of single elements, bit by bit; for fp16 by the hardware, whose NaNs alone differ.
+/// Conversions of single elements with the bits of core's; fp16 uses the hardware, which differs only in
+/// NaNs.
 
 #include <cuda_runtime.h>
 

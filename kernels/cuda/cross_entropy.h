@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/cross_entropy.h, arguments checked; one launch each.
+/// Like kernels/cross_entropy.h, with checked arguments; one launch each.
 decltype(kernels::cross_entropy_begin) cross_entropy_begin;
 decltype(kernels::cross_entropy_accumulate) cross_entropy_accumulate;
 decltype(kernels::cross_entropy_combine) cross_entropy_combine;

@@ -1,6 +1,6 @@
 #pragma once
-/// Groups of neighbouring elements of the floating dtypes in registers. Loads and stores are one access of a
-/// group's bytes, which are a power of two up to 16; a group of fp32 numbers beyond four takes several.
+/// Groups of neighbouring elements of the floating dtypes in registers. A load or store is one access of the
+/// group's bytes, a power of two up to 16; a group of more than four fp32 numbers takes several.
 
 #include <cuda_runtime.h>
 
@@ -14,7 +14,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// The bytes of a group as they lie in memory, whatever numbers they are.
+/// The bytes of a group as they are in memory, whatever their type.
 template <int bytes>
 struct [[gnu::may_alias]] alignas(bytes < 16 ? bytes : 16) Raw {
   std::uint32_t words[bytes / 4];
@@ -24,7 +24,7 @@ struct [[gnu::may_alias]] alignas(2) Raw<2> {
   std::uint16_t words[1];
 };
 
-/// One access (the compiler makes byte by byte copies of memcpy here).
+/// Makes one access (with memcpy the compiler would copy byte by byte).
 template <class R>
 __device__ __forceinline__ R load_raw(const void* from) {
   return *static_cast<const R*>(from);
@@ -34,7 +34,7 @@ __device__ __forceinline__ void store_raw(void* to, const R& raw) {
   *static_cast<R*>(to) = raw;
 }
 
-/// Elements of a dtype known to the compiler. Views of either constness become one of these; a kernel stores
+/// Elements of a dtype known to the compiler. Both const and mutable views convert to it; a kernel stores
 /// only where its caller could.
 template <class T>
 struct Elements {
@@ -97,13 +97,13 @@ struct Elements {
   }
 };
 
-/// Elements of a dtype known when the kernel runs; every thread takes the same branch. A group stays as it
-/// lies in memory until it is widened, so that further loads do not wait for it.
+/// Elements of a dtype known only at run time; every thread takes the same branch. A group is kept in its
+/// memory format until it is widened, so that further loads do not wait for it.
 struct AnyElements {
-  static constexpr int bytes = 4;  ///< of the widest
+  static constexpr int bytes = 4;  ///< of the widest dtype
   template <int n>
   struct Loaded {
-    Raw<4 * n> raw;  ///< of 16-bit elements the first half
+    Raw<4 * n> raw;  ///< 16-bit elements use the first half
     DataType dtype;
   };
 

@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/elementwise.h, arguments checked. One launch each; copy is the runtime's.
+/// Like kernels/elementwise.h, with checked arguments. One launch each; the runtime makes the copies.
 /// bias_gradient takes two for as many rows as the workspace holds sums of, dropout one for each 256 samples.
 decltype(kernels::cast) cast;
 decltype(kernels::copy) copy;

@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/embedding.h, arguments checked. Forward is one launch, backward two, or one without
+/// Like kernels/embedding.h, with checked arguments. Forward is one launch, backward two, or one without
 /// positions.
 decltype(kernels::embedding_forward) embedding_forward;
 decltype(kernels::embedding_backward) embedding_backward;

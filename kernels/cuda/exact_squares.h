@@ -1,11 +1,11 @@
 #pragma once
-/// The sum of squares of a thread block's numbers, without rounding: a square is exact in fp64 and is cut in
-/// whole multiples of descending powers of two, which are added as integers. So the order in which threads
-/// and blocks come to it changes no bit.
+/// The sum of squares of a thread block's numbers, without rounding: a square is exact in fp64 and is divided
+/// into integer multiples of descending powers of two, which are added as integers. So the order of threads
+/// and blocks changes no bit.
 ///
-/// A thread block takes blocks of 4096 numbers, 16 a thread, in registers. The greatest magnitude of a block
-/// decides the first power of two; each round takes 50 bits, and two rounds are enough where exponents differ
-/// by at most 26.
+/// A thread block processes blocks of 4096 numbers, 16 per thread, in registers. The greatest magnitude of a
+/// block determines the first power of two; each round takes 50 bits, and two rounds are enough if exponents
+/// differ by at most 26.
 
 #include <cstdint>
 
@@ -16,10 +16,10 @@
 namespace tranche::kernels::cuda {
 
 inline constexpr int square_threads = 256;
-inline constexpr int squares_each = 16;  // numbers of a thread
+inline constexpr int squares_each = 16;  // numbers per thread
 inline constexpr std::int64_t square_block = square_threads * squares_each;
 
-/// In shared memory of a block of square_threads threads, all of which make every call.
+/// Lives in shared memory of a block of square_threads threads, all of which must make every call.
 struct ExactSquares {
   static constexpr int warps = square_threads / warp_size;
   static constexpr int round_bits = 50;  // 4096 multiples below 2^50 fit 63 bits
@@ -33,7 +33,8 @@ struct ExactSquares {
     __syncthreads();
   }
 
-  /// The greatest magnitude of the block's numbers, as bits of fp32; 0x7f800000 and more is no finite one.
+  /// The greatest magnitude of the block's numbers, as bits of fp32; 0x7f800000 and above mean that one is
+  /// not finite.
   __device__ __forceinline__ std::uint32_t greatest_magnitude(const float (&values)[squares_each]) {
     std::uint32_t greatest = 0;
 #pragma unroll
@@ -59,7 +60,7 @@ struct ExactSquares {
       const auto x = static_cast<double>(values[k]);
       squares[k] = x * x;
     }
-    // A square is below 2^(2 exponent - 252), its last bit not below 2^-298.
+    // A square is below 2^(2 exponent - 252), and its last bit is not below 2^-298.
     int unit = 2 * max(static_cast<int>(greatest >> 23), 1) - 252 - round_bits;
     for (int left = greatest != 0; left != 0; unit -= round_bits) {
       const double to_unit = ldexp(1.0, -unit), from_unit = ldexp(1.0, unit);
@@ -83,7 +84,7 @@ struct ExactSquares {
     }
   }
 
-  /// Adds any numbers; one that is not finite as infinity.
+  /// Adds any numbers; values that are not finite count as infinity.
   __device__ __forceinline__ void add(const float (&values)[squares_each]) {
     const std::uint32_t greatest = greatest_magnitude(values);
     if (greatest < 0x7f800000u) {
@@ -93,7 +94,7 @@ struct ExactSquares {
     }
   }
 
-  /// Adds all of it to a sum in the device's memory, once, by atomics; the caller carries later.
+  /// Adds the sum to one in the device's memory, once, by atomics; the caller propagates carries later.
   __device__ __forceinline__ void finish(SquareSum& sum) {
     __syncthreads();
     if (threadIdx.x < SquareSum::limb_count && limbs[threadIdx.x] != 0) {
@@ -103,7 +104,7 @@ struct ExactSquares {
   }
 
  private:
-  /// sum * 2^exponent, with the sum below 2^63, by one thread.
+  /// Adds sum * 2^exponent, with the sum below 2^63, by one thread.
   __device__ void add_to_limbs(std::uint64_t sum, int exponent) {
     const int position = exponent - SquareSum::lowest_exponent;
     const int shift = position % 32;

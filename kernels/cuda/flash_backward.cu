@@ -27,17 +27,19 @@ struct BackwardArguments {
   const T* out;
   const float* log_sum_exp;
   HeadRows<T> d_query, d_key, d_value;
-  QueryStatistics* statistics;  ///< [heads of this launch, padded time]
-  int time, heads, group;       ///< group: heads that share a key
+  QueryStatistics* statistics;  ///< [heads of this launch, padded count]
+  int time, first, count;       ///< keys; the first query, and how many there are
+  int heads, group;             ///< group: heads that share a key
   int first_head;               ///< of this launch, over batch and head; the launch has whole groups
   std::int64_t width;
   float scale;
   FlashMask mask;
 };
 
-/// The place of a head: first row of its batch entry, first column in `out` and queries, and in keys.
+/// The place of a head: first rows of its batch entry in keys and in queries, first column in `out` and
+/// queries, and in keys.
 struct Place {
-  std::int64_t row, column, key_column;
+  std::int64_t row, query_row, column, key_column;
 };
 
 constexpr float log2_of_e = 1.4426950408889634f;
@@ -90,12 +92,15 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   constexpr int stride = tile_stride(head);
   constexpr int m_tiles = shape.rows_per_warp() / 16, o_tiles = head / 8, steps = head / 16;
 
-  const int first_query = longest_first(static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y)) * queries;
+  const int first_local =  // among the queries that there are
+      longest_first(static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y)) * queries;
+  const int first_query = p.first + first_local;
   const int head_number = p.first_head + static_cast<int>(blockIdx.x);
   const std::int64_t first_row =
       static_cast<std::int64_t>(head_number / p.heads) * p.time;  // of the batch entry
+  const std::int64_t query_row = static_cast<std::int64_t>(head_number / p.heads) * p.count + first_local;
   const std::int64_t column = static_cast<std::int64_t>(head_number % p.heads) * head;
-  const std::int64_t out_at = (first_row + first_query) * p.width + column;
+  const std::int64_t out_at = query_row * p.width + column;
 
   T* shared_query = dynamic_shared<T>();
   T* shared_d_out = shared_query + queries * stride;
@@ -112,18 +117,17 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     cp_async_commit();
     key += keys * p.key.stride;
   };
-  load_tile<head, queries, threads>(shared_query,
-                                    p.query.data + (first_row + first_query) * p.query.stride + column,
-                                    p.query.stride, p.time - first_query);
-  load_tile<head, queries, threads>(shared_d_out, p.d_out + out_at, p.width, p.time - first_query);
+  load_tile<head, queries, threads>(shared_query, p.query.data + query_row * p.query.stride + column,
+                                    p.query.stride, p.count - first_local);
+  load_tile<head, queries, threads>(shared_d_out, p.d_out + out_at, p.width, p.count - first_local);
   cp_async_commit();
   load_keys(first_tile);
   cp_async_wait<1>();
   __syncthreads();
   query_statistics<T, head, queries, threads>(
       shared_d_out, p.out + out_at, p.width,
-      p.log_sum_exp + static_cast<std::int64_t>(head_number) * p.time + first_query, p.time - first_query,
-      statistics, p.statistics + static_cast<std::int64_t>(blockIdx.x) * padded_time(p.time) + first_query);
+      p.log_sum_exp + static_cast<std::int64_t>(head_number) * p.count + first_local, p.count - first_local,
+      statistics, p.statistics + static_cast<std::int64_t>(blockIdx.x) * padded_time(p.count) + first_local);
   __syncthreads();
 
   const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
@@ -149,7 +153,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   }
 
   float gradient[m_tiles][o_tiles][4] = {};
-  const int tiles = key_tiles_seen(first_query, queries, p.time, keys);
+  const int tiles = key_tiles_seen(first_query, queries, p.first + p.count, keys);
   for (int tile = first_tile; tile < tiles; ++tile) {
     cp_async_wait<0>();
     __syncthreads();
@@ -224,8 +228,8 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   }
   __syncwarp();
   store_rows<head, shape.rows_per_warp()>(
-      p.d_query.data + (first_row + first_query) * p.d_query.stride + column, p.d_query.stride, shared_query,
-      warp_row, p.time - first_query);
+      p.d_query.data + query_row * p.d_query.stride + column, p.d_query.stride, shared_query, warp_row,
+      p.count - first_local);
 }
 
 /// A block computes the gradients of `own` keys and values of one head, over tiles of queries. It works on
@@ -244,11 +248,12 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   // The first of the heads that share the keys.
   const int head_number = p.first_head + static_cast<int>(blockIdx.x) * (general ? p.group : 1);
   const std::int64_t batch_row = static_cast<std::int64_t>(head_number / p.heads) * p.time;
-  const int first_tile = first_query_tile(first_key, queries);
-  int tiles = static_cast<int>(tiles_of(p.time, queries));
+  const int first_tile = first_query_tile(first_key, p.first, queries);
+  int tiles = static_cast<int>(tiles_of(p.count, queries));
   if constexpr (general) {
-    tiles = end_query_tile(p.mask.of(batch_row), first_tile, tiles, queries, first_key + keys);
+    tiles = end_query_tile(p.mask.of(batch_row), p.first, first_tile, tiles, queries, first_key + keys);
   }
+  if (tiles < first_tile) tiles = first_tile;  // no query sees the keys
   // Turns first_tile, ... go through the tiles of the first head, then through those of the next.
   const int span = tiles - first_tile, end_turn = first_tile + (general ? p.group * span : span);
   T* shared_key = dynamic_shared<T>();
@@ -261,6 +266,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   auto* place = reinterpret_cast<Place*>(shared_statistics + 2 * queries);
   if (threadIdx.x == 0) {
     place->row = batch_row;
+    place->query_row = static_cast<std::int64_t>(head_number / p.heads) * p.count;
     place->column = static_cast<std::int64_t>(head_number % p.heads) * head;
     place->key_column = static_cast<std::int64_t>(head_number % p.heads / p.group) * head;
   }
@@ -269,8 +275,8 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     const int number =
         general ? (turn - first_tile) / span : 0;  // of the head among those that share the keys
     const int tile = turn - number * span;
-    const int at = turn % 2 * queries, there = p.time - tile * queries;
-    const std::int64_t first_row = place->row + tile * queries, column = place->column + number * head;
+    const int at = turn % 2 * queries, there = p.count - tile * queries;
+    const std::int64_t first_row = place->query_row + tile * queries, column = place->column + number * head;
     load_tile<head, queries, threads>(shared_query + at * stride,
                                       p.query.data + first_row * p.query.stride + column, p.query.stride,
                                       there);
@@ -279,7 +285,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     if (threadIdx.x < queries / 2) {
       const std::int64_t scratch = static_cast<std::int64_t>(blockIdx.x) * (general ? p.group : 1) + number;
       cp_async_16(shared_statistics + at + 2 * threadIdx.x,
-                  p.statistics + scratch * padded_time(p.time) + tile * queries + 2 * threadIdx.x);
+                  p.statistics + scratch * padded_time(p.count) + tile * queries + 2 * threadIdx.x);
     }
     cp_async_commit();
   };
@@ -290,7 +296,11 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   load_tile<head, keys, threads>(shared_key, key, p.key.stride, p.time - first_key);
   load_tile<head, keys, threads>(shared_value, key + p.key.to_value, p.key.stride, p.time - first_key);
   cp_async_commit();
-  load_queries(first_tile);
+  if (first_tile < end_turn) {
+    load_queries(first_tile);
+  } else {
+    cp_async_commit();
+  }
   cp_async_wait<1>();
   __syncthreads();
 
@@ -322,7 +332,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     const QueryStatistics* row = shared_statistics + turn % 2 * queries + 2 * t;
 #pragma unroll 1
     for (int slice = 0; slice < queries / 16; ++slice) {
-      const int first_query = tile * queries + 16 * slice;
+      const int first_query = p.first + tile * queries + 16 * slice;
       if (above_diagonal(first_query, 16, warp_key)) continue;
       if constexpr (general) {
         if (p.mask.first(place->row, first_query) >= warp_key + shape.rows_per_warp()) break;
@@ -448,6 +458,8 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
                                  rows_of<T>(call.d_parts[2]),
                                  static_cast<QueryStatistics*>(workspace.data),
                                  static_cast<int>(call.time),
+                                 static_cast<int>(call.first_query),
+                                 static_cast<int>(call.queries),
                                  static_cast<int>(call.heads),
                                  static_cast<int>(call.group()),
                                  0,
@@ -455,14 +467,15 @@ void launch_backward(Stream& stream, const AttentionCall& call, const Workspace&
                                  call.scale,
                                  {call.window, call.document_begin, static_cast<int>(call.time)}};
   const std::int64_t heads = call.batch * call.heads,
-                     space = flash_heads(call.time, call.group(), workspace.bytes);
+                     space = flash_heads(call.queries, call.group(), workspace.bytes);
   const bool masked = !call.mask(0).causal_only(), general = masked || call.group() > 1;
-  const auto blocks = static_cast<unsigned>(tiles_of(call.time, shape.own));
+  const auto blocks = static_cast<unsigned>(tiles_of(call.queries, shape.own)),
+             key_blocks = static_cast<unsigned>(tiles_of(call.time, shape.own));
   for (std::int64_t first = 0; first < heads; first += space) {
     arguments.first_head = static_cast<int>(first);
     const std::int64_t taken = std::min(space, heads - first);
     const dim3 grid(static_cast<unsigned>(taken), blocks),
-        key_grid(static_cast<unsigned>(taken / call.group()), blocks);
+        key_grid(static_cast<unsigned>(taken / call.group()), key_blocks);
     const auto threads = static_cast<unsigned>(shape.threads());
     launch(stream, "flash_backward_queries",
            masked ? query_gradient_kernel<T, head, true> : query_gradient_kernel<T, head, false>,

@@ -22,7 +22,8 @@ struct ForwardArguments {
   KeyRows<T> key;
   T* out;
   float* log_sum_exp;
-  int time, group;          ///< group: heads that share a key
+  int time, first, count;   ///< keys; the first query, and how many there are
+  int group;                ///< heads that share a key
   std::int64_t width;       ///< elements of a row of out
   float scale, log2_scale;  ///< of scores, and of scores in units of log(2)
   FlashMask mask;
@@ -44,10 +45,13 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   constexpr float infinity = std::numeric_limits<float>::infinity();
 
   // Blocks start in the order of x, y, z: all heads' longest rows of tiles first.
-  const int first_query = longest_first(static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)) * queries;
+  const int first_local =  // among the queries that there are
+      longest_first(static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)) * queries;
+  const int first_query = p.first + first_local;
   const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * p.time;  // of the batch entry
+  const std::int64_t query_row = static_cast<std::int64_t>(blockIdx.y) * p.count + first_local;
   const int first_tile = masked ? p.mask.first(first_row, first_query) / keys : 0;
-  const T* query = p.query.data + first_row * p.query.stride + blockIdx.x * head;
+  const T* query = p.query.data + query_row * p.query.stride + blockIdx.x * head;
   const T* key = p.key.data + (first_row + first_tile * keys) * p.key.stride +
                  blockIdx.x / static_cast<unsigned>(p.group) * head;  // of the next tile to load
 
@@ -61,8 +65,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     cp_async_commit();
     key += keys * p.key.stride;
   };
-  load_tile<head, queries, threads>(shared_query, query + first_query * p.query.stride, p.query.stride,
-                                    p.time - first_query);
+  load_tile<head, queries, threads>(shared_query, query, p.query.stride, p.count - first_local);
   load_keys(first_tile);
 
   const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
@@ -75,7 +78,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   for (int m = 0; m < m_tiles; ++m) maximum[m][0] = maximum[m][1] = -infinity;
   std::uint32_t query_fragment[query_in_registers ? steps : 1][m_tiles][4];
 
-  const int tiles = key_tiles_seen(first_query, queries, p.time, keys);
+  const int tiles = key_tiles_seen(first_query, queries, p.first + p.count, keys);
   for (int tile = first_tile; tile < tiles; ++tile) {
     cp_async_wait<0>();
     __syncthreads();  // the tile is visible to all, and no thread reads the one before any more
@@ -121,8 +124,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
       }
     }
     if (crosses_diagonal(warp_query, first_key, keys)) {
-      // A query of a lower number than `time` sees only keys below `time`, so this masks the tail as
-      // well.
+      // A query that there is sees only keys that there are, so this masks the tail as well.
       const int base = warp_query - first_key + g - 2 * t;
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
 
   // The warp's rows of the query tile are its own: they carry the result to 16-byte stores.
   float* log_sum_exp =
-      p.log_sum_exp + static_cast<std::int64_t>(blockIdx.y * gridDim.x + blockIdx.x) * p.time;
+      p.log_sum_exp + static_cast<std::int64_t>(blockIdx.y * gridDim.x + blockIdx.x) * p.count;
   __syncwarp();
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
@@ -224,8 +226,8 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     for (int half = 0; half < 2; ++half) {
       const float total = row_sum(sum[m][half]);
       factor[half] = 1.0f / total;
-      const int row = warp_query + 16 * m + 8 * half + g;
-      if (t == 0 && row < p.time) log_sum_exp[row] = maximum[m][half] * p.scale + logf(total);
+      const int row = first_local + warp_row + 16 * m + 8 * half + g;
+      if (t == 0 && row < p.count) log_sum_exp[row] = maximum[m][half] * p.scale + logf(total);
     }
 #pragma unroll
     for (int n = 0; n < o_tiles; ++n) {
@@ -233,8 +235,8 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     }
   }
   __syncwarp();
-  T* out_rows = p.out + (first_row + first_query) * p.width + blockIdx.x * head;
-  store_rows<head, shape.rows_per_warp()>(out_rows, p.width, shared_query, warp_row, p.time - first_query);
+  T* out_rows = p.out + query_row * p.width + blockIdx.x * head;
+  store_rows<head, shape.rows_per_warp()>(out_rows, p.width, shared_query, warp_row, p.count - first_local);
 }
 
 template <class T, int head, bool masked>
@@ -245,13 +247,15 @@ void launch_forward(Stream& stream, const AttentionCall& call) {
                                       static_cast<T*>(call.out),
                                       call.log_sum_exp,
                                       static_cast<int>(call.time),
+                                      static_cast<int>(call.first_query),
+                                      static_cast<int>(call.queries),
                                       static_cast<int>(call.group()),
                                       call.width(),
                                       call.scale,
                                       call.scale * log2_of_e,
                                       {call.window, call.document_begin, static_cast<int>(call.time)}};
   const dim3 grid(static_cast<unsigned>(call.heads), static_cast<unsigned>(call.batch),
-                  static_cast<unsigned>(tiles_of(call.time, shape.queries)));
+                  static_cast<unsigned>(tiles_of(call.queries, shape.queries)));
   launch(stream, "flash_forward", flash_forward_kernel<T, head, masked>,
          {grid, static_cast<unsigned>(shape.threads()), static_cast<std::size_t>(shape.shared_bytes(head))},
          arguments);

@@ -1,5 +1,5 @@
 #pragma once
-/// GEMM through cuBLASLt, for matmul and for attention without a fused kernel. No CUDA type, so that
+/// GEMM through cuBLASLt, for matmul and for attention without a fused kernel. It uses no CUDA type, so that
 /// dispatchers may include it.
 
 #include <compare>
@@ -40,7 +40,7 @@ struct Gemm {
   void* auxiliary = nullptr;   ///< [m, n] of c's dtype, rows row_c apart
 };
 
-/// A GEMM of dense operands.
+/// Makes a GEMM of dense operands.
 constexpr Gemm dense(bool transpose_a, bool transpose_b, std::int64_t m, std::int64_t n, std::int64_t k) {
   Gemm gemm;
   gemm.transpose_a = transpose_a;
@@ -54,9 +54,10 @@ constexpr Gemm dense(bool transpose_a, bool transpose_b, std::int64_t m, std::in
   return gemm;
 }
 
-/// Largest power of two up to 16 that divides an address and its strides in bytes. Algorithms are chosen by
-/// it and not by more of the address: 16 bytes are all that a 128-bit load or a bulk copy wants, and where
-/// the engine puts a tensor beyond that (which stages and tiers change) must not change the bits.
+/// The largest power of two up to 16 that divides an address and its strides in bytes. The choice of
+/// algorithm uses this and nothing else of the address: 16 bytes suffice for a 128-bit load or a bulk copy,
+/// and the address at which the engine puts a tensor (which depends on stages and tiers) must not change the
+/// bits.
 constexpr std::uint32_t gemm_alignment(std::uint64_t address, std::int64_t row_bytes,
                                        std::int64_t next_bytes) {
   const std::uint64_t bits =
@@ -64,7 +65,7 @@ constexpr std::uint32_t gemm_alignment(std::uint64_t address, std::int64_t row_b
   return static_cast<std::uint32_t>(bits & (~bits + 1));
 }
 
-/// Everything that an algorithm is chosen by.
+/// Everything on which the choice of an algorithm depends.
 struct GemmKey {
   bool transpose_a, transpose_b, accumulate;
   std::int64_t m, n, k;
@@ -77,15 +78,15 @@ struct GemmKey {
 };
 GemmKey key_of(const Gemm& gemm, std::int64_t workspace_bytes);
 
-/// True when cuBLASLt's epilogue is possible: GELU's matrix has rows of a multiple of 8 elements and starts
-/// on 16 bytes.
+/// True when cuBLASLt supports the epilogue: GELU's matrix has rows of a multiple of 8 elements and is
+/// aligned to 16 bytes.
 bool epilogue_possible(const Gemm& gemm);
 
 /// Issues the GEMM; m, n, k and batch may be zero (with k = 0 the result is beta c, and no epilogue is
-/// allowed). Returns false, having done nothing, when there is an epilogue that no algorithm within the
-/// workspace has; without one a plain kernel (plain_gemm.h) does what cuBLASLt cannot. fp32 is IEEE fp32
-/// throughout (no TF32); 16-bit operands are summed in fp32. Sums split over k are allowed only when their
-/// parts stay in fp32 and are added in a separate pass in fixed order, so the same call gives the same bits.
+/// allowed). Returns false, having done nothing, if no algorithm within the workspace supports the epilogue.
+/// Without an epilogue, a plain kernel (plain_gemm.h) handles cases that cuBLASLt cannot. fp32 is IEEE fp32
+/// throughout (no TF32); 16-bit operands are summed in fp32. Sums may be split over k only if their parts
+/// stay in fp32 and are added in a separate pass in fixed order, so the same call gives the same bits.
 [[nodiscard]] bool try_gemm(Stream& stream, const Gemm& gemm, const Workspace& workspace);
 void gemm(Stream& stream, const Gemm& gemm, const Workspace& workspace);
 

@@ -25,8 +25,9 @@ constexpr unsigned all_lanes = 0xffffffffu;
 struct ScoreRows {
   float* scores;
   float* d_scores;     ///< backward: the gradient of the dropped-out probabilities
-  float* log_sum_exp;  ///< of the batch entry, [heads, time]
+  float* log_sum_exp;  ///< of the batch entry, [heads, queries]
   std::int64_t stride, rows, time;
+  std::int64_t begin, queries;  ///< the call's queries
   std::int64_t first_head, first_query, first_key, keys;
   float scale;
   AttentionMask mask;
@@ -75,7 +76,7 @@ __global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
   float sum = 0.0f;
   for (std::int64_t k = begin + threadIdx.x; k < end; k += threads) sum += expf(row[k] - maximum);
   sum = over_block(sum, [](float a, float b) { return a + b; });
-  if (threadIdx.x == 0) p.log_sum_exp[head * p.time + query] = maximum + logf(sum);
+  if (threadIdx.x == 0) p.log_sum_exp[head * p.queries + query - p.begin] = maximum + logf(sum);
   const float factor = 1.0f / sum;
   T* narrow = reinterpret_cast<T*>(row);
   for (std::int64_t first = 0; first < p.keys; first += threads) {
@@ -91,20 +92,20 @@ __global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
 
 /// A block turns a row of scores into probabilities as they met the values, and the gradient of these into
 /// the gradient of the unscaled scores; both in T at the start of the row's memory. `out` and `d_out` start
-/// at the batch entry's head first_head; a row of them is `width` elements.
+/// at the batch entry's first query and head first_head; a row of them is `width` elements.
 template <class T>
 __global__ void __launch_bounds__(threads)
     softmax_backward_rows(ScoreRows p, const T* out, const T* d_out, std::int64_t width,
                           std::int64_t head_width) {
   const std::int64_t head = p.first_head + blockIdx.y, query = p.first_query + blockIdx.x;
   const std::int64_t at = (static_cast<std::int64_t>(blockIdx.y) * p.rows + blockIdx.x) * p.stride;
-  const std::int64_t vector = query * width + blockIdx.y * head_width;
+  const std::int64_t vector = (query - p.begin) * width + blockIdx.y * head_width;
   float projection = 0.0f;
   for (std::int64_t i = threadIdx.x; i < head_width; i += threads) {
     projection += to_float(out[vector + i]) * to_float(d_out[vector + i]);
   }
   projection = over_block(projection, [](float a, float b) { return a + b; });
-  const float log_sum_exp = p.log_sum_exp[head * p.time + query];
+  const float log_sum_exp = p.log_sum_exp[head * p.queries + query - p.begin];
   const std::int64_t first_seen = p.mask.first(query);
   const float *scores = p.scores + at, *gradients = p.d_scores + at;
   T *narrow_scores = reinterpret_cast<T*>(p.scores + at),
@@ -146,7 +147,7 @@ class Attention {
       : stream_(stream), call_(call), workspace_(workspace), scores_(static_cast<float*>(workspace.data)) {}
 
   void forward() {
-    lay_out(query_chunk(call_.heads, call_.time, workspace_.bytes, 1), 1, 0);
+    lay_out(query_chunk(call_.heads, call_.queries, call_.time, workspace_.bytes, 1), 1, 0);
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
       const std::int64_t key = first_key(query), keys = query + queries - key;
@@ -171,32 +172,39 @@ class Attention {
     // Whole heads' scores fit, beside the sums of the gradients of a group's key where heads share it.
     const std::int64_t sums = call_.group() > 1 ? 2 * call_.time * call_.head_width : 0;
     const std::int64_t left_over = workspace_.bytes - sums * std::int64_t{sizeof(float)};
-    ScoreChunk chunk = query_chunk(call_.heads, call_.time, std::max<std::int64_t>(left_over, 0), 2);
-    const bool whole = chunk.rows == call_.time;
-    if (!whole) chunk = query_chunk(call_.heads, call_.time, workspace_.bytes, 2);
+    ScoreChunk chunk =
+        query_chunk(call_.heads, call_.queries, call_.time, std::max<std::int64_t>(left_over, 0), 2);
+    const bool whole = chunk.rows == call_.queries;
+    if (!whole) chunk = query_chunk(call_.heads, call_.queries, call_.time, workspace_.bytes, 2);
     lay_out(chunk, 2, whole ? sums : 0);
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
-      const std::int64_t key = first_key(query);
-      score_gradients(batch, head, heads, query, queries, key, query + queries - key);
+      // The gradients of keys that no query sees are written too.
+      const std::int64_t key = whole ? 0 : first_key(query);
+      score_gradients(batch, head, heads, query, queries, key,
+                      whole ? call_.time : query + queries - key);
       query_gradient(batch, head, heads, query, queries, key);
-      if (whole) key_gradients(batch, head, heads, 0, call_.time, 0, call_.time);
+      if (whole) key_gradients(batch, head, heads, query, queries, 0, call_.time);
     });
     if (whole) return;
     // Not even one head's scores fit: columns of them once more, each with all queries that may see it.
     const bool shared = call_.group() > 1;
-    chunk = key_chunk(call_.time, workspace_.bytes, 2, shared ? call_.head_width : 0);
+    chunk = key_chunk(call_.queries, workspace_.bytes, 2, shared ? call_.head_width : 0);
     lay_out(chunk, 2, shared ? 2 * chunk.stride * call_.head_width : 0);
     for (std::int64_t index = 0; index < call_.batch * call_.key_value_heads; ++index) {
       const std::int64_t batch = index / call_.key_value_heads;
       const std::int64_t head = index % call_.key_value_heads * call_.group();
       for (std::int64_t key = 0; key < call_.time; key += chunk_.stride) {
         const std::int64_t keys = std::min(chunk_.stride, call_.time - key);
-        const std::int64_t end =
-            call_.window > 0 ? std::min(call_.time, key + keys - 1 + call_.window) : call_.time;
+        const std::int64_t last = call_.end_query();
+        // At least one query, whose scores are masked where it sees none of the keys.
+        const std::int64_t query = std::min(std::max(key, call_.first_query), last - 1);
+        const std::int64_t seeing =
+            call_.window > 0 ? std::min(last, key + keys - 1 + call_.window) : last;
+        const std::int64_t queries = std::max<std::int64_t>(seeing - query, 1);
         for (std::int64_t g = 0; g < call_.group(); ++g) {
-          score_gradients(batch, head + g, 1, key, end - key, key, keys);
-          key_gradients(batch, head + g, 1, key, end - key, key, keys);
+          score_gradients(batch, head + g, 1, query, queries, key, keys);
+          key_gradients(batch, head + g, 1, query, queries, key, keys);
         }
       }
     }
@@ -243,13 +251,15 @@ class Attention {
     return chunk_.stride * static_cast<std::int64_t>(sizeof(float) / sizeof(T));
   }
   std::int64_t row_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
-    return (batch * call_.time + row) * call_.width() + head * call_.head_width;
+    return (batch * call_.queries + row - call_.first_query) * call_.width() + head * call_.head_width;
   }
   /// Element of a part, 0 (query), 1 (key) or 2 (value), that a head of queries uses.
   std::int64_t part_at(int which, std::int64_t stride, std::int64_t batch, std::int64_t head,
                        std::int64_t row) const {
-    const std::int64_t own = which == 0 ? head : head / call_.group();
-    return (batch * call_.time + row) * stride + own * call_.head_width;
+    if (which == 0) {
+      return (batch * call_.queries + row - call_.first_query) * stride + head * call_.head_width;
+    }
+    return (batch * call_.time + row) * stride + head / call_.group() * call_.head_width;
   }
   const T* part(int which, std::int64_t batch, std::int64_t head, std::int64_t row) const {
     const auto& rows = call_.parts[static_cast<std::size_t>(which)];
@@ -286,10 +296,12 @@ class Attention {
                        std::int64_t keys) const {
     ScoreRows made{scores_,
                    d_scores_,
-                   call_.log_sum_exp + batch * call_.heads * call_.time,
+                   call_.log_sum_exp + batch * call_.heads * call_.queries,
                    chunk_.stride,
                    chunk_.rows,
                    call_.time,
+                   call_.first_query,
+                   call_.queries,
                    head,
                    query,
                    key,
@@ -311,9 +323,9 @@ class Attention {
   void for_chunks(Work work) const {
     for (std::int64_t batch = 0; batch < call_.batch; ++batch) {
       for (std::int64_t head = 0; head < call_.heads; head += chunk_.heads) {
-        for (std::int64_t query = 0; query < call_.time; query += chunk_.rows) {
+        for (std::int64_t query = call_.first_query; query < call_.end_query(); query += chunk_.rows) {
           work(batch, head, std::min(chunk_.heads, call_.heads - head), query,
-               std::min(chunk_.rows, call_.time - query));
+               std::min(chunk_.rows, call_.end_query() - query));
         }
       }
     }
@@ -336,8 +348,9 @@ class Attention {
     for_heads(head, heads, d_scores);
     launch(stream_, "attention_softmax_backward", softmax_backward_rows<T>, grid(queries, heads),
            score_rows(batch, head, query, key, keys),
-           static_cast<const T*>(call_.out) + row_at(batch, head, 0),
-           static_cast<const T*>(call_.d_out) + row_at(batch, head, 0), call_.width(), call_.head_width);
+           static_cast<const T*>(call_.out) + row_at(batch, head, call_.first_query),
+           static_cast<const T*>(call_.d_out) + row_at(batch, head, call_.first_query), call_.width(),
+           call_.head_width);
   }
   void query_gradient(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                       std::int64_t queries, std::int64_t key) const {

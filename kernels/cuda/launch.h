@@ -1,7 +1,7 @@
 #pragma once
-/// Launching kernels. Sources of this folder are compiled by nvcc, or, with TRANCHE_CUDA=EMULATED, by the
-/// host compiler against tests/cuda_emulation, which runs every thread of a block as a fiber; so they launch
-/// through here and never by <<<>>>.
+/// Launches kernels. Sources of this folder are compiled by nvcc, or, with TRANCHE_CUDA=EMULATED, by the host
+/// compiler with tests/cuda_emulation, which runs every thread of a block as a fiber; so they launch through
+/// this header and never by <<<>>>.
 
 #include <cuda_runtime.h>
 
@@ -26,22 +26,22 @@ inline cudaStream_t native(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.native_handle());
 }
 
-/// Every source that launches kernels makes them known through this one, which does nothing and is never
+/// Every source that launches kernels registers them through this one, which does nothing and is never
 /// launched.
 static __global__ void kernel_of_this_source() {}
 static const tranche::cuda::KernelSource this_source(reinterpret_cast<const void*>(&kernel_of_this_source));
 
-/// Throws what a failed runtime call means; `what` names the call.
+/// Throws the exception for a failed runtime call; `what` names the call.
 void check_cuda(cudaError_t error, const char* what);
 
-/// Multiprocessors of the calling thread's device; for the size of grids.
+/// The number of multiprocessors of the calling thread's device; for the size of grids.
 int multiprocessors();
 
 /// Launches `kernel` on the stream. Throws on a launch error, naming the kernel.
 template <class... Parameters, class... Arguments>
 void launch(Stream& stream, const char* name, void (*kernel)(Parameters...), const LaunchShape& shape,
             Arguments&&... arguments) {
-  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;  // nothing to do is no error
+  if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;  // an empty grid is no error
   const StreamSpan span(stream, name);
 #if defined(TRANCHE_CUDA_EMULATION)
   check_cuda(

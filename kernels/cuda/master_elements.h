@@ -1,5 +1,5 @@
 #pragma once
-/// Master weights in any format, and the weights that are made of them. Every thread takes the same branches.
+/// Master weights in any format, and the weights computed from them. Every thread takes the same branches.
 
 #include <bit>
 #include <cstdint>
@@ -35,12 +35,12 @@ __device__ __forceinline__ void load_patterns(const void* data, std::int64_t i,
   }
 }
 
-/// The draws of a segment's elements.
+/// The stochastic rounding's draws for a segment's elements.
 struct RoundingDraws {
   RandomKey stream;
-  std::int64_t origin;  ///< element of the tensor at the range's element 0
+  std::int64_t origin;  ///< the tensor's element at the range's element 0
 
-  /// A call: what it computes is much beside what a call costs, and every rule has it several times.
+  /// This is not inlined: its work is large beside the cost of a call, and every rule uses it several times.
   template <int n>
   [[gnu::noinline]] __device__ void round(std::int64_t i, const float (&values)[n],
                                           std::uint16_t (&patterns)[n]) const {
@@ -62,7 +62,7 @@ struct MasterElements {
   template <int n>
   using Loaded = AnyElements::Loaded<n>;
 
-  void* data;    ///< fp32, bf16, or uint16 for the lower halves of numbers whose upper ones are `weight`
+  void* data;    ///< fp32, bf16, or uint16: lower halves, whose upper halves are `weight`
   void* weight;  ///< null: the master is the weight
   DataType dtype, weight_dtype;
   WeightRounding rounding;
@@ -86,7 +86,7 @@ struct MasterElements {
     AnyElements::widen<n>(loaded, values);
   }
 
-  /// `draws` are looked at where rounding is stochastic.
+  /// `draws` are only used for stochastic rounding.
   template <int n>
   __device__ __forceinline__ void store(std::int64_t i, const float (&values)[n],
                                         const RoundingDraws& draws) const {

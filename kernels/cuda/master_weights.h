@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/master_weights.h, arguments checked. Each is one launch.
+/// Like kernels/master_weights.h, with checked arguments. Each is one launch.
 decltype(kernels::split_halves) split_halves;
 decltype(kernels::join_halves) join_halves;
 

@@ -9,9 +9,9 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/matmul.h, arguments checked; `gemm` is the plain GEMM into `out`, `hidden` or `d_hidden`.
-/// One launch, or the GEMM and the elementwise kernels that follow it where cuBLASLt has no such epilogue: a
-/// matter of shape, alignment and workspace, so the same every time.
+/// Like kernels/matmul.h, with checked arguments; `gemm` is the plain GEMM into `out`, `hidden` or
+/// `d_hidden`. It is one launch, or, if cuBLASLt has no such epilogue, the GEMM followed by elementwise
+/// kernels. Which of them depends on shape, alignment and workspace, so it is the same every time.
 void matmul_bias(Stream& stream, Gemm gemm, const TensorView& out, const ConstTensorView& bias,
                  const Workspace& workspace);
 void matmul_bias_gelu(Stream& stream, Gemm gemm, const TensorView& hidden, const TensorView& activated,
@@ -21,10 +21,10 @@ void matmul_gelu_backward(Stream& stream, Gemm gemm, const ConstTensorView& hidd
 
 /// "cuBLASLt bf16, sums in fp32", "cuBLASLt IEEE fp32 (no TF32)".
 std::string_view matmul_path(DataType dtype);
-/// "cuBLASLt 13.1.0, compute capability 9.0 with 132 multiprocessors": each has a part in the choice of a
-/// GEMM's algorithm, and so in its bits. The device is the calling thread's; "no device" where there is none.
+/// "cuBLASLt 13.1.0, compute capability 9.0 with 132 multiprocessors": each of these influences the choice of
+/// a GEMM's algorithm, and so its bits. The device is the calling thread's; "no device" if there is none.
 std::string matmul_libraries();
-/// The version as cublasLtGetVersion() packs it, "13.1.0".
+/// Formats the version that cublasLtGetVersion() returns: "13.1.0".
 std::string version_text(std::size_t packed);
 
 }  // namespace tranche::kernels::cuda

@@ -6,12 +6,13 @@
 
 namespace tranche::kernels::cuda {
 
-// As in kernels/cpu/newton_schulz.h, on the stream. Sums are in other orders there, and so have other bits.
+// Like kernels/cpu/newton_schulz.h, on the stream. Sums are in different orders there, and so have different
+// bits.
 
-/// A kernel has the steps as a parameter.
+/// The limit exists because the steps are a kernel parameter.
 inline constexpr std::size_t newton_schulz_most_steps = 100;
 
-/// `row_sums` is memory for a fp64 number a row.
+/// `row_sums` is memory for one fp64 number per row.
 void normalized_block(Stream& stream, const ConstTensorView& matrix, const MatrixBlock& block, double factor,
                       double least, float* x, double* row_sums);
 void store_block(Stream& stream, const float* x, float scale, const TensorView& matrix,

@@ -4,7 +4,8 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/layer_norm.h and kernels/rms_norm.h, arguments checked. Forward is one launch, backward two.
+/// Like kernels/layer_norm.h and kernels/rms_norm.h, with checked arguments. Forward is one launch, backward
+/// two.
 decltype(kernels::layer_norm_forward) layer_norm_forward;
 decltype(kernels::residual_layer_norm_forward) residual_layer_norm_forward;
 decltype(kernels::layer_norm_backward) layer_norm_backward;

@@ -3,9 +3,9 @@
 
 namespace tranche::kernels::cuda {
 
-/// A GEMM without an epilogue, m, n, k and batch above zero, by one kernel that takes any strides and needs
-/// no workspace: sums of fp32 in ascending k, rounded once. Correct, not quick: for GEMMs that cuBLASLt has
-/// no algorithm for.
+/// A GEMM without an epilogue, with m, n, k and batch above zero, by one kernel that supports any strides and
+/// needs no workspace: fp32 sums in ascending k, rounded once. It is correct but slow, for GEMMs for which
+/// cuBLASLt has no algorithm.
 void plain_gemm(Stream& stream, const Gemm& gemm);
 
 }  // namespace tranche::kernels::cuda

@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/quantization.h, arguments checked. Each is one launch.
+/// Like kernels/quantization.h, with checked arguments. Each is one launch.
 decltype(kernels::quantize) quantize;
 decltype(kernels::dequantize) dequantize;
 decltype(kernels::quantized_sum) quantized_sum;

@@ -227,7 +227,7 @@ void dropout_columns(Stream& stream, const DropoutOptions& options, const ConstT
   const ColumnPart part{columns,
                         columns / options.column_blocks,
                         options.row_elements / options.column_blocks,
-                        options.first_column,
+                        options.sample_offset + options.first_column,
                         options.row_elements,
                         x.elements() / columns / static_cast<std::int64_t>(samples)};
   const DropoutDraws draws = dropout_draws(options);
@@ -294,18 +294,23 @@ void fill_uniform(Stream& stream, const TensorView& out, const RandomKey& key, s
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y) {
   if (x.elements() == 0) return;
   if (options.row_elements != 0) return dropout_columns(stream, options, x, y);
-  if (options.sample_elements == 0) return dropout_samples(stream, options, x, y);
+  if (options.sample_elements == 0) {
+    DropoutOptions whole = options;
+    whole.first_element = options.sample_offset;
+    return dropout_samples(stream, whole, x, y);
+  }
   // The end of one sample, whole samples, the beginning of another, and what lies behind the last.
   const std::int64_t each = options.sample_elements, last = static_cast<std::int64_t>(options.samples.size());
   for (std::int64_t done = 0, elements = 0; done < x.elements(); done += elements) {
     const std::int64_t left = x.elements() - done, at = options.first_element + done, sample = at / each;
     if (sample >= last) return fill_zero(stream, y.slice(done, left));
     DropoutOptions part = options;
-    part.first_element = at % each;
-    const std::int64_t whole = part.first_element > 0 ? 0 : std::min(left / each, last - sample);
+    const std::int64_t in_sample = at % each;
+    part.first_element = options.sample_offset + in_sample;
+    const std::int64_t whole = in_sample > 0 ? 0 : std::min(left / each, last - sample);
     part.samples = options.samples.subspan(static_cast<std::size_t>(sample),
                                            static_cast<std::size_t>(std::max<std::int64_t>(whole, 1)));
-    elements = whole > 0 ? whole * each : std::min(each - part.first_element, left);
+    elements = whole > 0 ? whole * each : std::min(each - in_sample, left);
     dropout_samples(stream, part, x.slice(done, elements), y.slice(done, elements));
   }
 }

@@ -16,9 +16,9 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
-/// Sums of `count` numbers each over the block's threads in x: whole warps, in order, or a power of two that
-/// shares its warp with other rows of threads. Beyond one warp it is a barrier of the block, and `shared` is
-/// not used again before another one.
+/// Computes `count` sums over the block's threads in x: whole warps, in order, or a power of two that shares
+/// its warp with other rows of threads. Beyond one warp it contains a barrier of the block, and `shared` must
+/// not be used again before another barrier.
 template <int count>
 __device__ __forceinline__ void block_sums(float (&values)[count], float (*shared)[count]) {
   const int lanes = static_cast<int>(blockDim.x);

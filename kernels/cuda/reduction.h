@@ -3,11 +3,10 @@
 
 namespace tranche::kernels::cuda {
 
-/// Pieces that one launch of ordered_sum takes.
+/// The most operands of one launch of ordered_sum.
 inline constexpr int most_pieces = 4000;
 
-/// As in kernels/reduction.h, arguments checked. Each is one launch,
-/// gradient_statistics three.
+/// Like kernels/reduction.h, with checked arguments. Each is one launch; gradient_statistics is three.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out);
 decltype(kernels::rounded_sum) rounded_sum;

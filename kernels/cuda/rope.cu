@@ -24,13 +24,13 @@ struct Frequencies {
 /// A thread computes one angle. Bytes per element: 4 written; bound by fp64 arithmetic.
 __global__ void __launch_bounds__(block_threads)
     table_kernel(const Frequencies frequencies, const std::int32_t* positions, const std::int64_t time,
-                 const std::int64_t rows, const int count, const std::int64_t first, const std::int64_t half,
+                 const std::int64_t first_position, const std::int64_t rows, const int count, const std::int64_t first, const std::int64_t half,
                  float* table) {
   const std::int64_t item = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const std::int64_t row = item / count;
   if (row >= rows) return;
   const auto i = static_cast<int>(item % count);
-  const auto position = static_cast<float>(positions == nullptr ? row % time : positions[row]);
+  const auto position = static_cast<float>(positions == nullptr ? first_position + row % time : positions[row]);
   const auto angle = static_cast<double>(position * frequencies.of[i]);
   float* to = table + row * 2 * half + first + i;
   to[0] = static_cast<float>(cos(angle));
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(block_threads)
 }  // namespace
 
 void rope_table(Stream& stream, std::span<const float> frequencies, const ConstTensorView& positions,
-                std::int64_t time, const TensorView& table) {
+                std::int64_t time, const TensorView& table, std::int64_t first_position) {
   const std::int64_t rows = table.shape[0];
   const auto half = static_cast<std::int64_t>(frequencies.size());
   const std::int32_t* given = positions.shape.rank() == 0 ? nullptr : positions.as<std::int32_t>();
@@ -78,7 +78,7 @@ void rope_table(Stream& stream, std::span<const float> frequencies, const ConstT
     launch(
         stream, "rope_table", table_kernel,
         {.grid = static_cast<unsigned>(divide_round_up(rows * count, block_threads)), .block = block_threads},
-        part, given, time, rows, static_cast<int>(count), first, half, table.as<float>());
+        part, given, time, first_position, rows, static_cast<int>(count), first, half, table.as<float>());
   }
 }
 

@@ -3,8 +3,8 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/rope.h, arguments checked. One launch each; a table takes one for each 512 frequencies,
-/// which its parameters carry.
+/// Like kernels/rope.h, with checked arguments. One launch each; a table takes one for each 512 frequencies,
+/// which are kernel parameters.
 decltype(kernels::rope_table) rope_table;
 decltype(kernels::rope) rope;
 

@@ -1,5 +1,6 @@
 #pragma once
-// An update of elements whose states are in blocks of 8 bits (rule_update.h). A warp takes a block at a time.
+// The update of elements whose states are in blocks of 8 bits (rule_update.h). A warp processes a block at a
+// time.
 
 #include <type_traits>
 
@@ -34,7 +35,7 @@ struct BlockOperation {
       if ((kept >> slot & 1) != 0) state[slot].store(first, count, values[slot]);
     }
   }
-  /// Calls call(i, s) for the lane's elements with their states, and keeps what it makes of these.
+  /// Calls call(i, s) for the lane's elements with their states, and keeps the resulting states.
   template <class Call>
   __device__ __forceinline__ static void for_elements(int count, float (&values)[states][block8_each],
                                                       const Call& call) {
@@ -96,7 +97,7 @@ __global__ void __launch_bounds__(vector_loop_threads)
   }
 }
 
-/// advance_kernel with states in blocks: of the 4096 numbers that are added together a warp has two blocks.
+/// advance_kernel for states in blocks: a warp has two blocks of the 4096 numbers that are added together.
 template <class Rule, unsigned kept, class Operation>
 __global__ void __launch_bounds__(square_threads)
     advance_blocks_kernel(const Operation of, const unsigned char* arguments, const std::int64_t stride,
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(square_threads)
     for (int half = 0; half < squares_each / block8_each; ++half) {
       const std::int64_t at =
           chunk * square_block + (half * ExactSquares::warps + threadIdx.x / warp_size) * block8_elements;
-      if (at >= part.elements) continue;  // of the whole warp
+      if (at >= part.elements) continue;  // for the whole warp
       const std::int64_t first = part.first + at;
       const auto count = static_cast<int>(
           min(static_cast<long long>(block8_elements), static_cast<long long>(part.elements - at)));
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(square_threads)
         Operation::for_elements(count, values, [&](int, int i, float(&s)[Operation::states]) {
           Rule::template advance<kept>(a, of.gradient_at(first + i), of.master_at(first + i), s);
         });
-        of.store_states(first, count, values);  // and as the other phase finds them
+        of.store_states(first, count, values);  // in their stored format, as the other phase reads them
       }
       Operation::for_elements(count, values, [&](int k, int i, float(&s)[Operation::states]) {
         const float g = Rule::states_first ? 0.0f : of.gradient_at(first + i);

@@ -1,5 +1,5 @@
 #pragma once
-// An update of elements whose states are fp32 or 16-bit (rule_update.h).
+// The update of elements whose states are fp32 or 16-bit (rule_update.h).
 
 #include <iterator>
 #include <type_traits>
@@ -9,7 +9,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// update (a rule without a trust ratio) or finish (one with) as an operation of vector_loop.h.
+/// RulePhase::update (a rule without a trust ratio) or finish (one with), as an operation of vector_loop.h.
 template <class Rule, unsigned kept, class State>
 struct RuleOperation {
   static constexpr bool trust = requires { Rule::states_first; };
@@ -79,7 +79,7 @@ struct RuleOperation {
   }
 };
 
-/// An operation on the elements from `first` on.
+/// Applies an operation to the elements from `first` on.
 template <class Operation>
 struct From {
   template <int n>
@@ -97,9 +97,9 @@ struct From {
   }
 };
 
-/// Two blocks on a multiprocessor, that is 128 registers a thread: left to choose, ptxas takes 64 or 80 for
-/// some rules and spills around the call that rounds weights. Two have 57 KB of loads in flight, which
-/// memory's latency does not exhaust.
+/// Two blocks per multiprocessor, that is 128 registers per thread: by itself ptxas uses 64 or 80 for some
+/// rules and spills around the call that rounds weights. Two blocks have 57 KB of loads in flight, enough to
+/// hide memory's latency.
 inline constexpr int resident_update_blocks = 2;
 
 template <class Rule, class Operation, class Part>
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(vector_loop_threads, resident_update_blocks)
   }
 }
 
-/// RulePhase::advance: new states, and the squares of weights and directions.
+/// RulePhase::advance computes new states, and the squares of weights and directions.
 template <class Rule, unsigned kept, class Operation>
 __global__ void __launch_bounds__(square_threads, resident_update_blocks)
     advance_kernel(const Operation of, const unsigned char* arguments, const std::int64_t stride,
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(square_threads, resident_update_blocks)
           float value[1] = {s[slot]};
           if ((kept >> slot & 1) == 0) continue;
           of.state[slot].template store<1>(i, value);
-          // As it is stored, and as the other phase finds it.
+          // The value in its stored format, as the other phase reads it.
           Operation::StateElements::template widen<1>(of.state[slot].template load<1>(i), value);
           s[slot] = value[0];
         }

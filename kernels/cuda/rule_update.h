@@ -1,14 +1,13 @@
 #pragma once
-// Fused optimizer updates: one launch for a table of segments, which its parameters carry, one read of
-// gradient and state, one write of state and weight.
-// Compiled without contraction; a rule's file is the definition that the CPU's loops compute too, so the bits
-// are the CPU's. Each rule's launches are a source of their own (kernels/rules/rule.cu.in).
+// Fused optimizer updates: one launch for a table of segments, which are kernel parameters; one read of
+// gradient and state, one write of state and weight. Compiled without contraction; a rule's file defines the
+// arithmetic for the CPU's loops too, so the bits are the CPU's. Each rule's launches are in a separate
+// source (kernels/rules/rule.cu.in).
 //
 // Bytes per element, Adam: gradient + 12 read, 12 + weight written (28 with 16-bit gradient and weight). Some
-// 60 instructions an element, most of them IEEE's two divisions and square root, are a third of what the
+// 60 instructions per element, mostly IEEE's two divisions and square root, are a third of what the
 // multiprocessors can issue in that time. A rule with a trust ratio takes two passes; the first adds squares
-// as gradient_statistics does (exact_squares.h), in blocks of 4096 elements, and touches nothing 16 bytes at
-// a time.
+// as gradient_statistics does (exact_squares.h), in blocks of 4096 elements, without 16-byte accesses.
 
 #include <cstddef>
 #include <iterator>

@@ -1,5 +1,5 @@
 #pragma once
-/// Device-side building blocks of this folder's kernels: what CUDA C++ has no portable spelling for.
+/// Device-side building blocks for this folder's kernels, for which CUDA C++ has no portable spelling.
 /// Everything else (threadIdx, __syncthreads, __shfl_xor_sync, __shared__ ...) is written as in any CUDA
 /// source; the emulation of tests/cuda_emulation defines the same names.
 
@@ -30,9 +30,9 @@ struct [[gnu::may_alias]] alignas(16) Vector16 {
   std::uint32_t words[4];
 };
 
-/// 16 bytes from global to shared memory without passing through registers (cp.async, sm_80). Zeros are
-/// written when `valid` is false (the source is not read). Completed by cp_async_wait after cp_async_commit,
-/// and then visible to the issuing thread only, until a barrier.
+/// Copies 16 bytes from global to shared memory without passing through registers (cp.async, sm_80). Writes
+/// zeros when `valid` is false (the source is not read). The copy is completed by cp_async_wait after
+/// cp_async_commit; until a barrier it is visible to the issuing thread only.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global, bool valid = true) {
 #if defined(TRANCHE_CUDA_EMULATION)
   cuda_emulation::cp_async_16(shared, global, valid);
@@ -60,9 +60,9 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
-/// Four 8x8 matrices of 16-bit elements from shared memory (ldmatrix .x4): lane 8i + j gives the address of
-/// row j of matrix i (16 bytes, 16-byte aligned); lane l receives of each matrix row l / 4, columns 2 (l % 4)
-/// and 2 (l % 4) + 1. With `transposed` each matrix is transposed on the way.
+/// Loads four 8x8 matrices of 16-bit elements from shared memory (ldmatrix .x4): lane 8i + j gives the
+/// address of row j of matrix i (16 bytes, 16-byte aligned); lane l receives row l / 4, columns 2 (l % 4) and
+/// 2 (l % 4) + 1 of each matrix. With `transposed` each matrix is transposed on the way.
 template <bool transposed>
 __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&fragment)[4], const void* shared_row) {
 #if defined(TRANCHE_CUDA_EMULATION)
@@ -83,10 +83,10 @@ __device__ __forceinline__ void load_matrix_x4(std::uint32_t (&fragment)[4], con
 #endif
 }
 
-/// d = a b + d on tensor cores: a 16x16 (row), b 16x8 (column) of 16-bit elements, d 16x8 fp32. Fragments as
-/// PTX defines them for mma.m16n8k16: with g = lane / 4, t = lane % 4, a[0] = (g, 2t..2t+1), a[1] = (g + 8,
-/// 2t..), a[2] = (g, 2t + 8..), a[3] = (g + 8, 2t + 8..); b[0] = rows 2t..2t+1 of column g, b[1] = rows 2t
-/// + 8.. of column g; d[0..1] = (g, 2t..2t+1), d[2..3] = (g + 8, 2t..2t+1).
+/// d = a b + d on tensor cores: a 16x16 (row), b 16x8 (column) of 16-bit elements, d 16x8 fp32. Fragments
+/// follow PTX's definition for mma.m16n8k16: with g = lane / 4, t = lane % 4, a[0] = (g, 2t..2t+1), a[1] = (g
+/// + 8, 2t..), a[2] = (g, 2t + 8..), a[3] = (g + 8, 2t + 8..); b[0] = rows 2t..2t+1 of column g, b[1] = rows
+/// 2t + 8.. of column g; d[0..1] = (g, 2t..2t+1), d[2..3] = (g + 8, 2t..2t+1).
 template <class T>
 __device__ __forceinline__ void multiply_accumulate_16x8x16(float (&d)[4], const std::uint32_t (&a)[4],
                                                             std::uint32_t b0, std::uint32_t b1) {

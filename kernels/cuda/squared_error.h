@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/squared_error.h, arguments checked; one launch each.
+/// Like kernels/squared_error.h, with checked arguments; one launch each.
 decltype(kernels::squared_error) squared_error;
 decltype(kernels::squared_error_gradient) squared_error_gradient;
 

@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// As in kernels/swiglu.h, arguments checked. One launch each.
+/// Like kernels/swiglu.h, with checked arguments. One launch each.
 decltype(kernels::swiglu_forward) swiglu_forward;
 decltype(kernels::swiglu_forward_backward) swiglu_forward_backward;
 

@@ -1,5 +1,5 @@
 #pragma once
-// The segments of an update as a kernel's parameters, which say to each thread block what is its own.
+// The segments of an update as kernel parameters, from which each thread block finds its part.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace tranche::kernels::cuda {
 
-inline constexpr int update_width = 4;   // 16 bytes of the fp32 state, 8 of what is 16-bit
-inline constexpr int update_unroll = 2;  // 112 bytes of loads in flight in a thread
-inline constexpr int update_warps = vector_loop_threads / warp_size;  // each with a block of 8-bit state
+inline constexpr int update_width = 4;   // 16 bytes of fp32 state, 8 of 16-bit data
+inline constexpr int update_unroll = 2;  // 112 bytes of loads in flight per thread
+inline constexpr int update_warps = vector_loop_threads / warp_size;  // each processes a block of 8-bit state
 
-/// A segment and the thread blocks that compute it: those from where the one before ends up to `end_block`.
+/// A segment and the thread blocks that compute it: from the previous segment's end_block up to `end_block`.
 struct UpdatePart {
   std::int64_t first, elements;
   unsigned end_block;
   std::uint16_t group;
   std::uint8_t width, head;  ///< as in VectorRange
-  std::uint64_t tensor;      ///< of UpdateSegment
-  std::int64_t origin;       ///< element of the tensor at element 0 of the range
+  std::uint64_t tensor;      ///< as in UpdateSegment
+  std::int64_t origin;       ///< the tensor's element at element 0 of the range
 
   __device__ __forceinline__ RoundingDraws draws(const RoundingKey* key) const {
     if (key == nullptr) return {};
@@ -36,7 +36,7 @@ struct TrustPart : UpdatePart {
     const double* sums;
   };
 };
-/// As many as the 4 KiB of a kernel's parameters hold beside its operands.
+/// Holds as many segments as fit in the 4 KiB of a kernel's parameters beside its operands.
 template <class Part>
 struct UpdateParts {
   static constexpr int most = 3072 / static_cast<int>(sizeof(Part));
@@ -44,7 +44,7 @@ struct UpdateParts {
   int count;
 };
 
-/// The segment of a thread block, and the block's place in it.
+/// The segment of a thread block, and the block's index within it.
 template <class Part>
 struct PartOfBlock {
   const Part& part;
@@ -65,7 +65,7 @@ __device__ __forceinline__ PartOfBlock<Part> part_of_block(const UpdateParts<Par
   return {parts.list[lower], blockIdx.x - begin_block, parts.list[lower].end_block - begin_block};
 }
 
-/// One launch for each UpdateParts::most segments that are not empty.
+/// Makes one launch for each UpdateParts::most segments that are not empty.
 template <class Part, class Launch>
 void launch_parts(const RuleOperands& of, RulePhase phase, const Launch& launch_table) {
   const bool in_blocks = !of.state.empty() && is_block(of.state[0].dtype);

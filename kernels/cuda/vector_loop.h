@@ -15,8 +15,8 @@ namespace tranche::kernels::cuda {
 
 inline constexpr int vector_loop_threads = 256;
 
-/// The share of thread block `block` of `blocks`. Groups lie over the blocks in runs of `unroll` *
-/// vector_loop_threads, so that a block's accesses are neighbours.
+/// The part of thread block `block` of `blocks`. Groups are assigned to blocks in runs of `unroll` *
+/// vector_loop_threads, so that a block's accesses are adjacent.
 template <int width, int unroll, class Operation>
 __device__ __forceinline__ void for_vector_range(const Operation& operation, const VectorRange& range,
                                                  unsigned block, unsigned blocks) {
@@ -59,7 +59,7 @@ inline LaunchShape vector_loop_shape(const VectorRange& range, int unroll) {
   return {.grid = blocks == 0 ? 1 : blocks, .block = vector_loop_threads};
 }
 
-/// One launch; nothing for an empty range.
+/// Makes one launch; none for an empty range.
 template <int width, int unroll, class Operation>
 void launch_vector_loop(Stream& stream, const char* name, const Operation& operation,
                         const VectorRange& range) {

@@ -7,15 +7,15 @@
 
 namespace tranche::kernels::meta {
 
-/// Keys and values are read and written; a length a batch entry is read.
+/// Keys and values are read and written; one length is read per batch entry.
 inline Cost append_to_cache_cost(const CachedShape& of) {
   const double bytes = 2.0 * static_cast<double>(of.batch * of.time * of.key_value_heads * of.head_width) *
                        static_cast<double>(size_of(of.dtype));
   return {0.0, bytes + 4.0 * static_cast<double>(of.batch), bytes};
 }
 
-/// As attention_forward_cost, for entries that have `most` keys each: those before the new tokens are seen by
-/// all of them. Keys and values pass once.
+/// Like attention_forward_cost, for entries that have `most` keys each: all new tokens see the earlier keys.
+/// Keys and values are read once.
 inline Cost attention_with_cache_cost(const CachedAttention& of, std::int64_t most) {
   const std::int64_t before = most - of.time;
   std::int64_t pairs = 0, read = 0;

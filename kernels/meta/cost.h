@@ -10,7 +10,7 @@ struct Cost {
   double operations = 0;  ///< floating-point operations; a multiply-add is two
   double bytes_read = 0;
   double bytes_written = 0;
-  detail::GemmShape gemm = {};  ///< of the GEMM in it, if any (m > 0); its speed depends on the shape
+  detail::GemmShape gemm = {};  ///< its GEMM, if it has one (m > 0); speed depends on the shape
 
   Cost& operator+=(const Cost& other) {
     operations += other.operations;

@@ -11,10 +11,11 @@ Cost elementwise(double per_element, const TensorView& out, const Inputs&... inp
           (0.0 + ... + static_cast<double>(inputs.bytes())), static_cast<double>(out.bytes())};
 }
 
-/// Operations of one element; an exponential counts as the fourteen of its polynomial and reduction.
+/// The operations of one element. An exponential counts as the fourteen of its polynomial and range
+/// reduction.
 inline constexpr double gelu_forward_operations = 21;
 inline constexpr double gelu_backward_operations = 32;
-inline constexpr double gelu_forward_backward_operations = 36;  ///< which share exp(-2u), 17 of either
+inline constexpr double gelu_forward_backward_operations = 36;  ///< share exp(-2u), 17 of each
 /// Scaling and adding a draw; the draw itself is integer work.
 inline constexpr double fill_random_operations = 2;
 

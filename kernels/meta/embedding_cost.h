@@ -6,7 +6,7 @@
 
 namespace tranche::kernels::meta {
 
-/// One addition an element of out; a row of each table is read for each token. Without positions there is no
+/// One addition per element of out; a row of each table is read for each token. Without positions there is no
 /// addition.
 inline Cost embedding_forward_cost(std::int64_t tokens, std::int64_t width, DataType dtype, bool positions) {
   const auto rows = static_cast<double>(tokens);
@@ -16,7 +16,7 @@ inline Cost embedding_forward_cost(std::int64_t tokens, std::int64_t width, Data
   return {additions, (elements + additions) * bytes + 4.0 * rows, elements * bytes};
 }
 
-/// Two additions an element of d_out, into fp32; one without positions.
+/// Two additions per element of d_out, into fp32; one without positions.
 inline Cost embedding_backward_cost(std::int64_t tokens, std::int64_t width, DataType dtype, bool positions) {
   const auto rows = static_cast<double>(tokens);
   const double elements = rows * static_cast<double>(width);

@@ -7,7 +7,7 @@
 
 namespace tranche::kernels::meta {
 
-/// 2 m n k operations; every operand passes once, c also inwards when it is added to.
+/// 2 m n k operations; every operand is moved once, and c is also read when it is accumulated.
 inline Cost matmul_cost(std::int64_t m, std::int64_t n, std::int64_t k, DataType dtype, DataType c_dtype,
                         bool accumulate) {
   const auto rows = static_cast<double>(m), columns = static_cast<double>(n), depth = static_cast<double>(k);
@@ -19,7 +19,7 @@ inline Cost matmul_cost(std::int64_t m, std::int64_t n, std::int64_t k, DataType
           {m, n, k, dtype, false, false}};
 }
 
-/// The fused forms: what a fused kernel moves, and the operations of its parts.
+/// The fused forms: the bytes that a fused kernel moves, and the operations of its parts.
 inline Cost matmul_bias_cost(std::int64_t m, std::int64_t n, std::int64_t k, DataType dtype) {
   const double elements = static_cast<double>(m) * static_cast<double>(n);
   const Cost bias{elements, static_cast<double>(n * size_of(dtype)), 0.0};

@@ -20,7 +20,7 @@ inline Cost rms_norm_forward_cost(std::int64_t rows, std::int64_t columns, DataT
   return {4.0 * r * c, (r * c + c) * width, r * c * width + 4.0 * r};
 }
 
-/// `forward` with the residual sum besides: one operation, one more element read and one more written.
+/// Adds the residual sum to `forward`: one operation, one more element read and one more written.
 inline Cost residual_norm_cost(Cost forward, const TensorView& sum) {
   const auto bytes = static_cast<double>(sum.bytes());
   return forward += {static_cast<double>(sum.elements()), bytes, bytes};

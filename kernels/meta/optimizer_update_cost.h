@@ -4,8 +4,9 @@
 
 namespace tranche::kernels::meta {
 
-/// Of `covered` elements. A masked update counts like any other: skipped steps issue the same work. What is
-/// read once counts once: the states that are read anew behind RulePhase::advance lie in a cache.
+/// The cost of updating `covered` elements. A masked update counts like any other, because skipped steps
+/// issue the same work. Data that is read once counts once: the states that are read again after
+/// RulePhase::advance are in a cache.
 inline Cost rule_update(const UpdateRule& rule, RulePhase phase, const RuleOperands& of,
                         std::int64_t covered) {
   const auto elements = static_cast<double>(covered);

@@ -21,7 +21,7 @@ inline Cost gradient_statistics(const ConstTensorView& gradient) {
           static_cast<double>(sizeof(GradientStatistics))};
 }
 
-/// Integer work only.
+/// It does only integer work.
 inline Cost add_digest(const ConstTensorView& values) {
   return {0.0, static_cast<double>(values.bytes()), static_cast<double>(sizeof(Digest))};
 }

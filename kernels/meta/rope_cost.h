@@ -13,7 +13,7 @@ inline Cost rope_table_cost(const TensorView& table, const ConstTensorView& posi
   return {29.0 * pairs, read, static_cast<double>(table.bytes())};
 }
 
-/// Per pair 6; a row's angles are read once for its heads.
+/// 6 operations per pair; a row's angles are read once for all its heads.
 inline Cost rope_cost(const ConstTensorView& table, std::int64_t heads, DataType dtype) {
   const double elements = static_cast<double>(table.elements()) * static_cast<double>(heads);
   const double bytes = elements * static_cast<double>(size_of(dtype));

@@ -10,7 +10,7 @@ inline Cost swiglu_forward_cost(const ConstTensorView& gate) {
   return {18.0 * static_cast<double>(gate.elements()), 2 * bytes, bytes};
 }
 
-/// Besides, per element: the derivative 4, d_gate 2, d_up 1.
+/// Adds, per element: the derivative 4, d_gate 2, d_up 1.
 inline Cost swiglu_forward_backward_cost(const ConstTensorView& gate) {
   const auto bytes = static_cast<double>(gate.bytes());
   return {25.0 * static_cast<double>(gate.elements()), 3 * bytes, 3 * bytes};

@@ -9,7 +9,7 @@ namespace tranche::kernels::reference {
 
 namespace {
 
-/// One head of queries of one batch entry, with the keys and values that it uses.
+/// One query head of one batch entry, with the keys and values that it uses.
 struct Head {
   std::size_t time, width, first_row, first_query_column, first_key_column, out_stride;
   double scale;
@@ -18,7 +18,7 @@ struct Head {
   T& query(const HeadRows<T>& rows, std::size_t t, std::size_t c) const {
     return rows.elements[(first_row + t) * static_cast<std::size_t>(rows.stride) + first_query_column + c];
   }
-  /// Of keys and of values.
+  /// Element (t, c) of keys or of values.
   template <class T>
   T& key(const HeadRows<T>& rows, std::size_t t, std::size_t c) const {
     return rows.elements[(first_row + t) * static_cast<std::size_t>(rows.stride) + first_key_column + c];
@@ -52,7 +52,7 @@ std::size_t first_key(const AttentionShape& shape, std::int64_t batch, std::size
   return static_cast<std::size_t>(first);
 }
 
-/// Probabilities of one query over keys 0 ... query, zero before `first`; returns log(sum(exp(score))).
+/// The probabilities of one query over keys 0 ... query, zero before `first`; returns log(sum(exp(score))).
 double probabilities(const Head& at, const QueryKeyValue<const double>& operands, std::size_t first,
                      std::size_t query, std::vector<double>& result) {
   result.assign(query + 1, 0.0);

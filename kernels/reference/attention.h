@@ -14,7 +14,7 @@ struct AttentionShape {
   std::span<const std::int32_t> document_begin;  ///< [batch, time], or empty
 };
 
-/// Heads of every token side by side; a token's row is `stride` elements behind that of the token before.
+/// Heads lie side by side in each token's row; a row is `stride` elements after the previous token's.
 template <class T>
 struct HeadRows {
   std::span<T> elements;
@@ -24,7 +24,7 @@ template <class T>
 struct QueryKeyValue {
   HeadRows<T> query, key, value;
 };
-/// The parts of rows in which GPT-2 packs them, `width` elements each.
+/// The parts of rows into which GPT-2 packs them, `width` elements each.
 template <class T>
 QueryKeyValue<T> packed(std::span<T> rows, std::int64_t width) {
   const auto part = [&](std::size_t index) {
@@ -41,7 +41,7 @@ void attention_forward(const AttentionShape& shape, const QueryKeyValue<const do
                        std::span<const double> keep_scale, std::span<double> out,
                        std::span<double> log_sum_exp);
 
-/// The heads of `gradients` are written. Recomputes the probabilities; needs nothing that forward wrote.
+/// Writes the heads of `gradients`. It recomputes the probabilities and needs no result of forward.
 void attention_backward(const AttentionShape& shape, std::span<const double> d_out,
                         const QueryKeyValue<const double>& operands, std::span<const double> keep_scale,
                         const QueryKeyValue<double>& gradients);

@@ -12,8 +12,8 @@ struct CachedAttentionShape {
   double scale = 0;         ///< 0: 1 / sqrt(head_width)
 };
 
-/// One batch entry of `length` tokens: query [time, heads, head_width], of the last `time` of them; keys and
-/// values [key_value_heads, capacity, head_width]; out as query. A length of 0 gives zeros.
+/// One batch entry with `length` tokens: query [time, heads, head_width] for the last `time` of them; keys
+/// and values [key_value_heads, capacity, head_width]; out is like query. A length of 0 gives zeros.
 void attention_with_cache(const CachedAttentionShape& shape, std::int64_t length,
                           std::span<const double> query, std::span<const double> keys,
                           std::span<const double> values, std::span<double> out);

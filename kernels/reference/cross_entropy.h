@@ -12,7 +12,7 @@ struct CrossEntropyResult {
   std::int64_t tokens = 0;
 };
 
-/// logits [targets.size(), vocabulary]; a target of kernels::ignored_label leaves its row out.
+/// logits [targets.size(), vocabulary]; rows whose target is kernels::ignored_label are left out.
 CrossEntropyResult cross_entropy_forward(std::int64_t vocabulary, std::span<const double> logits,
                                          std::span<const std::int32_t> targets);
 

@@ -9,7 +9,7 @@ void embedding_forward(std::int64_t time, std::int64_t width, std::span<const st
                        std::span<double> out, std::int64_t first_token) {
   const auto columns = static_cast<std::size_t>(width);
   for (std::size_t i = 0; i < tokens.size(); ++i) {
-    // A token before the first becomes a number that is too large for any table.
+    // The unsigned difference for a token before the first is larger than any table.
     const std::size_t token = static_cast<std::size_t>(tokens[i] - first_token);
     const std::size_t position = i % static_cast<std::size_t>(time);
     const bool held = token < token_table.size() / columns;

@@ -8,7 +8,7 @@
 
 namespace tranche::kernels::reference {
 
-/// The steps' polynomial of a matrix [rows, columns] that is divided by norm_factor times its norm before.
+/// The steps' polynomial of a matrix [rows, columns] that is first divided by norm_factor times its norm.
 std::vector<double> newton_schulz(std::span<const std::array<double, 3>> steps, double norm_factor,
                                   std::int64_t rows, std::int64_t columns, std::span<const double> matrix);
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Plain fp64 statement of kernels/optimizer_update.h, single-threaded. For tests and the fp64 reference
-/// trainer, which hands over hyper-parameters and the step's number instead of precomputed corrections.
+/// Plain fp64 statement of kernels/optimizer_update.h, single-threaded. It is for tests and the fp64
+/// reference trainer, which passes hyper-parameters and the step's number instead of precomputed corrections.
 
 #include <cstdint>
 #include <span>

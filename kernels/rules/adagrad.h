@@ -16,7 +16,7 @@ struct Adagrad {
       number_option("eps", 1e-10, not_negative, "beside the root of the sum"),
       number_option("weight_decay", 0, not_negative, "added to the gradient"),
       number_option("initial_accumulator_value", 0, not_negative, "the sum begins at it")};
-  /// A sum that grows loses small squares in bf16.
+  /// The sum grows, so bf16 would lose small squares.
   static constexpr RuleState states[] = {{"sum", false, true}};
   static constexpr unsigned slots[] = {0b1};
   static constexpr double operations(unsigned) { return 10; }

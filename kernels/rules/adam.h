@@ -1,6 +1,7 @@
 #pragma once
 /// Adam (Kingma and Ba, 2015), AdamW (Loshchilov and Hutter, 2019) and, with amsgrad, the variant of Reddi et
-/// al. (2018). The formulas are beside AdamArguments; amsgrad takes the greatest v so far for v, as PyTorch.
+/// al. (2018). The formulas are beside AdamArguments; amsgrad replaces v by the greatest v so far, as in
+/// PyTorch.
 
 #include <cmath>
 
@@ -32,12 +33,13 @@ struct Adam {
 
   using Arguments = kernels::AdamArguments;
   static Arguments arguments(const RuleValues& values, const UpdateFacts& facts) {
-    // The kernel takes betas in fp32; the corrections must be those of the very same betas, or the first
+    // The kernel uses betas in fp32, and the corrections must use the same rounded betas. Otherwise the first
     // steps are off by their rounding (1 - 0.999 loses five digits).
     const auto beta1 = static_cast<float>(facts.momentum >= 0 ? facts.momentum : values.number("betas"));
     const auto beta2 = static_cast<float>(values.second("betas"));
     const auto t = static_cast<double>(facts.step);
-    // In double, rounded once: 1 - beta^t loses most of fp32's digits for small t.
+    // The correction is computed in double and rounded once, because 1 - beta^t loses most of fp32's digits
+    // for small t.
     const double correction = std::sqrt(1 - std::pow(double{beta2}, t));
     Arguments a;
     a.learning_rate = static_cast<float>(facts.learning_rate);

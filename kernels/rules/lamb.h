@@ -1,7 +1,7 @@
 #pragma once
 /// LAMB (You et al., 2020), with DeepSpeed's keys and optax's arithmetic. With g = gradient * gradient_scale,
 /// m and v Adam's: u = m^ / (sqrt(v^) + eps) + weight_decay * w, where ^ is Adam's bias correction; ratio =
-/// |w| / |u|, 1 where a norm is 0, between min_coeff and max_coeff where they are given; w = w - (rate *
+/// |w| / |u|, 1 where a norm is 0, clamped to min_coeff and max_coeff if they are given; w = w - (rate *
 /// ratio) * u.
 
 #include <cmath>
@@ -39,7 +39,7 @@ struct Lamb {
     bool apply;
   };
   static Arguments arguments(const RuleValues& values, const UpdateFacts& facts) {
-    // As in adam.h: corrections of the rounded betas, in double.
+    // Like in adam.h, the corrections use the rounded betas, in double.
     const auto beta1 = static_cast<float>(facts.momentum >= 0 ? facts.momentum : values.number("betas"));
     const auto beta2 = static_cast<float>(values.second("betas"));
     const auto t = static_cast<double>(facts.step);

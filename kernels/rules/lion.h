@@ -1,7 +1,7 @@
 #pragma once
-/// Lion (Chen et al., 2023), with DeepSpeed's keys: one state, and steps of the rate's length in every
-/// element. With g = gradient * gradient_scale: w = w - (rate * weight_decay) * w; w = w - rate * sign(beta1
-/// m + (1 - beta1) g); m = beta2 m + (1 - beta2) g.
+/// Lion (Chen et al., 2023), with DeepSpeed's keys. It has one state, and every element moves by the rate.
+/// With g = gradient * gradient_scale: w = w - (rate * weight_decay) * w; w = w - rate * sign(beta1 m + (1 -
+/// beta1) g); m = beta2 m + (1 - beta2) g.
 
 #include "tranche/kernels/update_rule.h"
 

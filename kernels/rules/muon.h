@@ -1,9 +1,9 @@
 #pragma once
 /// Muon (Jordan et al., 2024): momentum and update around the orthogonal factor of a hidden matrix, with the
-/// keys of torch.optim.Muon and DeepSpeed; optim/muon.cpp computes that factor, and hands other tensors to
-/// AdamW. With g = gradient * gradient_scale: m = m + (1 - momentum) (g - m), and the matrix that is
-/// orthogonalised u = nesterov ? m + (1 - momentum) (g - m) : m; then w = w - (rate * weight_decay) * w -
-/// rate * o, where o is the factor times adjust_lr_fn's number.
+/// keys of torch.optim.Muon and DeepSpeed; optim/muon.cpp computes that factor, and uses AdamW for other
+/// tensors. With g = gradient * gradient_scale: m = m + (1 - momentum) (g - m), and the matrix to
+/// orthogonalise is u = nesterov ? m + (1 - momentum) (g - m) : m; then w = w - (rate * weight_decay) * w -
+/// rate * o, where o is the factor times the number that adjust_lr_fn gives.
 
 #include <array>
 #include <cmath>
@@ -17,7 +17,7 @@ inline constexpr RuleRange step_range{1, 101, "a whole number from 1 to 100"};
 inline constexpr std::string_view coefficient_choices[] = {"polar_express", "keller"};
 inline constexpr std::string_view adjust_choices[] = {"match_rms_adamw", "original"};
 
-/// The momentum. `w` is memory in which u is left.
+/// The momentum rule. It leaves u in the memory of `w`.
 struct Muon {
   static constexpr std::string_view types[] = {"Muon"};
   static constexpr std::string_view kernel = "muon_momentum";
@@ -69,7 +69,7 @@ struct Muon {
   }
 };
 
-/// The step along what is left of u, which comes in the gradient's place. No type is of this name.
+/// The step along the orthogonal factor of u, which is passed as the gradient. It has no optimizer.type.
 struct Step {
   static constexpr std::array<std::string_view, 0> types = {};
   static constexpr std::string_view kernel = "muon_step";

@@ -1,7 +1,7 @@
 #pragma once
 /// RMSprop (Hinton, 2012), with PyTorch's keys and defaults. With g = gradient * gradient_scale +
-/// weight_decay * w: v = alpha v + (1 - alpha) g g; centered: a = alpha a + (1 - alpha) g and v - a a stands
-/// for v; d = g / (sqrt(v) + eps); b = momentum b + d; w = w - rate * b (d without momentum).
+/// weight_decay * w: v = alpha v + (1 - alpha) g g; centered: a = alpha a + (1 - alpha) g and v - a a
+/// replaces v; d = g / (sqrt(v) + eps); b = momentum b + d; w = w - rate * b (d without momentum).
 
 #include "tranche/kernels/update_rule.h"
 
@@ -51,7 +51,7 @@ struct RmsProp {
     float under = square;
     if constexpr ((kept & 0b010) != 0) {
       mean = a.alpha * mean + (1.0f - a.alpha) * g;
-      under = larger(square - mean * mean, 0.0f);  // which rounding may leave below 0
+      under = larger(square - mean * mean, 0.0f);  // rounding may make it negative
     }
     float direction = g / (square_root(under) + a.epsilon);
     if constexpr ((kept & 0b100) != 0) direction = buffer = a.momentum * buffer + direction;

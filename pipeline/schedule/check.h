@@ -52,10 +52,9 @@ struct Verdict {
 /// - each action stands behind what it needs on its rank;
 /// - no ranks wait for each other under `model`;
 /// - the input gradients and the weight gradients of each chunk ascend in micro-batches, so that all
-/// schedules have
-///   equal bits;
+///   schedules have equal bits;
 /// - where there is a GATHER at all, each chunk is gathered while it computes, and computes before it is
-/// freed;
+///   freed;
 /// - no rank holds more than `limits`.
 /// The first of these that does not hold is the refusal. Takes time linear in the number of actions, whatever
 /// the numbers in them. `name` is the file or the schedule in texts. Throws InvalidArgument when

@@ -32,6 +32,11 @@ std::string Action::name() const {
   return computes(kind) || is_message(kind) ? text + std::to_string(micro_batch) : text;
 }
 
+std::string PipelineSchedule::name_of(const Action& action) const {
+  const std::string name = action.name();
+  return several_chunks() ? name : name.substr(name.find_first_not_of("0123456789"));
+}
+
 Action partner(const Action& message) {
   switch (message.kind) {
     case ActionKind::send_residual:

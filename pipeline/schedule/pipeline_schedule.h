@@ -62,6 +62,9 @@ struct PipelineSchedule {
   std::int64_t micro_batches = 0;
   int stages() const { return static_cast<int>(ranks.size()); }
   int chunks() const { return static_cast<int>(rank_of_chunk.size()); }
+  bool several_chunks() const { return chunks() > stages(); }
+  /// The action in charts and traces: "F0" where each rank has one chunk, otherwise "2F0".
+  std::string name_of(const Action& action) const;
   bool has_next(int chunk) const { return chunk + 1 < chunks(); }
   /// True when chunk + 1 lies on another rank: a residual and a gradient cross by messages.
   bool crosses(int chunk) const {

@@ -75,7 +75,7 @@ TEST_P(DeviceRanks, SmallAndLargeStagingBuffersGiveTheSameBits) {
 }
 
 TEST_P(DeviceRanks, PartsOfEverySizePassTheLeastStagingBuffer) {
-  // Of 8 bytes an element, fewer than a granule of each part go at once.
+  // Fewer elements of 8 bytes than a granule of each part go at once.
   const std::int64_t least = 64 * 8 * (GetParam().ranks + 1) * 4;
   run_device_ranks(
       GetParam().ranks, GetParam().transport,
@@ -294,6 +294,38 @@ TEST_P(DeviceRanks, NeighboursOfALinePassMessagesBothWaysAtOnce) {
           for (std::size_t i = 0; i < neighbours.size(); ++i)
             EXPECT_EQ(got[i]->read(), values(neighbours[i], round)) << "round " << round;
         }
+        line->barrier({"", "end", Traffic::control, Tier::host}).wait();
+      },
+      20);
+}
+
+// Each rank sends to the one behind it and receives from the one before, and then the other way round.
+TEST_P(DeviceRanks, JoinedEndsOfALineAreNeighbours) {
+  if (GetParam().ranks < 3) return;
+  run_device_ranks(
+      GetParam().ranks, GetParam().transport,
+      [](int index, Rank& rank) {
+        std::vector<int> all(static_cast<std::size_t>(rank.comm->size()));
+        std::iota(all.begin(), all.end(), 0);
+        const auto line = rank.comm->line(all);
+        for (int time = 0; time < 2; ++time) line->join_ends();
+        OnDevice<float> mine(*rank.device, {static_cast<float>(index), 1});
+        for (const int step : {1, line->size() - 1}) {
+          OnDevice<float> got(*rank.device, {-1, -1});
+          const int to = (index + step) % line->size(), from = (index + line->size() - step) % line->size();
+          const Event sent = line->send(mine.data(), 2, DataType::float32, to, {}, label);
+          line->recv(got.data(), 2, DataType::float32, from, {}, label).wait();
+          sent.wait();
+          EXPECT_EQ(got.read(), (std::vector<float>{static_cast<float>(from), 1}));
+        }
+        if (line->size() > 3 && index == 0) {
+          EXPECT_EQ(test::message_of<InvalidArgument>(
+                        [&] { line->send(mine.data(), 1, DataType::float32, 2, {}, label); }),
+                    "send of unit h.3 in backward: rank 2 is no neighbour of rank 0 on a line of " +
+                        std::to_string(line->size()) + " ranks");
+        }
+        EXPECT_EQ(test::message_of<LogicError>([&] { rank.comm->join_ends(); }),
+                  "join_ends() of a group that is no line");
         line->barrier({"", "end", Traffic::control, Tier::host}).wait();
       },
       20);

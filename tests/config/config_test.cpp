@@ -325,8 +325,9 @@ TEST(Config, UnknownKeysAreToldWithThePathAndTheNearest) {
 }
 
 TEST(Config, SchedulesThatDoNotExistAreToldWithoutAPipelineToo) {
-  EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
-              HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
+  EXPECT_THAT(
+      problems(R"({"train_batch_size": 8, "tranche": {"pipeline_schedule": "zb-h"}})"),
+      HasSubstr("tranche.pipeline_schedule: 'zb-h' is no schedule (did you mean zb-h1?); there are afab"));
   EXPECT_THAT(problems(R"({"train_batch_size": 8, "tranche": {"pipeline_chunks": 1025}})"),
               HasSubstr("tranche.pipeline_chunks: 1025 is not in 0 to 1024"));
 }
@@ -644,7 +645,8 @@ TEST(Config, TheAxisTensorByDeepSpeedsBlock) {
   EXPECT_EQ(
       problems(two, 3),
       "configuration: tensor_parallel.autotp_size, tranche.mesh: mesh \"shard=*, tensor=2\": tensor 2 does "
-      "not divide the 3 ranks, so shard cannot take the rest");
+      "not divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"shard=*, "
+      "tensor=3\"");
   EXPECT_EQ(problems(block(R"("autotp_size": -1)"), 8),
             "configuration: tensor_parallel.autotp_size: -1 is neither a number of ranks nor 0 (off)");
   EXPECT_THAT(problems(block(R"("tp": {"tp_size": 2})"), 8),
@@ -657,6 +659,46 @@ TEST(Config, TheAxisTensorByDeepSpeedsBlock) {
                                   "train_micro_batch_size_per_gpu": 2})")
                 .ranks,
             12);
+}
+
+TEST(Config, TheAxisContextByDeepSpeedsKey) {
+  const std::string two = R"({"sequence_parallel_size": 2})";
+  const Config config = parse_config(two, 8);
+  EXPECT_EQ(config.mesh, "shard=*, context=2");
+  EXPECT_EQ(config.context_exchange, ContextExchange::ulysses) << "as DeepSpeed exchanges attention";
+  EXPECT_EQ(config.train_batch_size, 4) << "ranks of context see the same samples";
+  EXPECT_EQ(parse_config(config.to_json(), 8).mesh, config.mesh);
+  EXPECT_EQ(parse_config(two, 8, {"tranche.context_exchange=gather"}).context_exchange,
+            ContextExchange::gather);
+  EXPECT_EQ(parse_config(R"({"sequence_parallel_size": 1})", 8).mesh, "");
+  EXPECT_EQ(parse_config(R"({"sequence_parallel_size": 1})", 8).context_exchange, ContextExchange::gather);
+  // All of DeepSpeed's keys together make the mesh, slowest axis first.
+  const std::string all = R"({"sequence_parallel_size": 2, "pipeline": {"stages": 2},
+                              "tensor_parallel": {"autotp_size": 2}})";
+  EXPECT_EQ(parse_config(all, 16).mesh, "pipeline=2, shard=*, context=2, tensor=2");
+  EXPECT_EQ(parse_config(all, 32, {"zero_optimization.mics_shard_size=4"}).mesh,
+            "pipeline=2, replicate=*, shard=2, context=2, tensor=2")
+      << "two of the four ranks that share a copy share its sequences";
+  EXPECT_EQ(
+      problems(two, 8, {"zero_optimization.mics_shard_size=1"}),
+      "configuration: sequence_parallel_size: 2 with zero_optimization.mics_shard_size 1: ranks that share "
+      "sequences share the state too, so that the latter has to be a multiple of the former");
+  EXPECT_EQ(check_config(all).ranks, 8);
+  EXPECT_EQ(parse_config(two, 8, {"tranche.mesh=\"context=2, shard=*\""}).mesh, "context=2, shard=*");
+  EXPECT_EQ(
+      problems(two, 8, {"tranche.mesh=\"shard=*, context=4\""}),
+      "configuration: sequence_parallel_size: 2 with tranche.mesh (--mesh) \"shard=*, context=4\", whose "
+      "axis context has 4; give one of the two");
+  EXPECT_EQ(
+      problems(two, 3),
+      "configuration: sequence_parallel_size, tranche.mesh: mesh \"shard=*, context=2\": context 2 does "
+      "not divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"shard=*, "
+      "context=3\"");
+  EXPECT_EQ(problems(R"({"sequence_parallel_size": 0})", 8),
+            "configuration: sequence_parallel_size: 0 is not at least 1");
+  EXPECT_THAT(parse_config(R"({"sequence_parallel_size": "auto"})", 8).notes,
+              Contains("sequence_parallel_size: \"auto\" is 1: write the number of ranks that share each "
+                       "sequence"));
 }
 
 TEST(Config, ALayoutNamesDimensions) {
@@ -718,7 +760,8 @@ TEST(Config, APipelineByDeepSpeedsBlock) {
       "pipeline has 1; give one of the two");
   EXPECT_EQ(problems(two, 3),
             "configuration: pipeline.stages, tranche.mesh: mesh \"pipeline=2, shard=*\": pipeline 2 does not "
-            "divide the 3 ranks, so shard cannot take the rest");
+            "divide the 3 ranks, so shard cannot take the rest; the closest mesh of 3 ranks is \"pipeline=3, "
+            "shard=*\"");
   EXPECT_EQ(problems(block(R"("stages": 0)"), 8), "configuration: pipeline.stages: 0 is not at least 1");
   // The figures of a batch count data ranks.
   EXPECT_EQ(
@@ -797,7 +840,8 @@ TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
             "\"replicate=2, shard=*\", where 4 ranks share a copy; give one of the two");
   EXPECT_EQ(problems(two, 3),
             "configuration: zero_optimization.zero_hpz_partition_size, tranche.mesh: mesh \"replicate=*, "
-            "shard=2\": shard 2 does not divide the 3 ranks, so replicate cannot take the rest");
+            "shard=2\": shard 2 does not divide the 3 ranks, so replicate cannot take the rest; the closest "
+            "mesh of 3 ranks is \"replicate=*, shard=3\"");
   EXPECT_EQ(problems(two, 8, {"zero_optimization.stage=2"}),
             "configuration: zero_optimization.zero_hpz_partition_size: 2 needs stage 3, not 2");
   EXPECT_EQ(problems(two, 8, {"tranche.replicate=all"}),

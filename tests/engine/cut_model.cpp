@@ -52,6 +52,8 @@ ModelSpec cut_model() {
   ModelSpec model;
   model.tensor_dimensions = {"vocabulary", "heads", "key_value_heads", "inner"};
   model.whole_dimensions = {"inner", "vocabulary"};
+  model.sequence_parts = true;
+  model.tokens_per_sample = 8;
   model.add_unit(
       {"embedding",
        {{.name = "wte", .shape = {13, 6}, .initializer = normal, .dimensions = {vocabulary, width}},
@@ -70,16 +72,25 @@ ModelSpec cut_model() {
          .shape = {6, 24},
          .initializer = normal,
          .linear = LinearLayout::in_out,
+         .matrices = 3,
          .dimensions = {width, fused}},
         {.name = "qkv.bias", .shape = {24}, .initializer = uniform, .dimensions = {fused}},
-        {.name = "key", .shape = {6, 6}, .initializer = own, .dimensions = {key_value, width}},
-        {.name = "projection", .shape = {8, 6}, .initializer = normal, .dimensions = {heads, width}},
+        {.name = "key", .shape = {6, 6}, .initializer = own, .matrices = 1, .dimensions = {key_value, width}},
+        {.name = "projection",
+         .shape = {8, 6},
+         .initializer = normal,
+         .linear = LinearLayout::in_out,
+         .matrices = 1,
+         .dimensions = {heads, width}},
         {.name = "projection.bias", .shape = {6}, .initializer = Initializer::zeros()},
-        {.name = "up", .shape = {6, 11}, .initializer = own, .dimensions = {width, inner}},
+        {.name = "up", .shape = {6, 11}, .initializer = own, .matrices = 1, .dimensions = {width, inner}},
         {.name = "even", .shape = {32, 256}, .initializer = normal, .dimensions = {inner, width}},
         {.name = "big", .shape = {11, 300}, .initializer = normal, .dimensions = {inner, width}}},
        1});
-  model.add_unit({"whole", {{.name = "whole.norm", .shape = {9}, .initializer = normal}}, 1});
+  model.add_unit({"whole",
+                  {{.name = "whole.norm", .shape = {9}, .initializer = normal},
+                   {.name = "whole.square", .shape = {5, 4}, .initializer = normal, .matrices = 1}},
+                  1});
   model.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{2}, 0, 1}, {{0}, 1, 1}};
   return model;
 }
@@ -88,6 +99,8 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
   const Config& config = engine.config();
   const int tensor_rank = runtime.tensor() == nullptr ? 0 : runtime.tensor()->rank();
   const int tensor_ranks = runtime.tensor() == nullptr ? 1 : runtime.tensor()->size();
+  const int context_rank = runtime.context() == nullptr ? 0 : runtime.context()->rank();
+  const int context_ranks = runtime.context() == nullptr ? 1 : runtime.context()->size();
   const std::int64_t data_rank = runtime.mesh().data_rank(runtime.rank());
   const ModelSpec& model = engine.model();
   for (std::int64_t m = 0; m < config.accumulation_steps; ++m) {
@@ -122,7 +135,10 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
                                   const std::int64_t element = run.tensor + i;
                                   // Ranks that hold the same elements see a share of the samples each.
                                   for (std::int64_t s = first; s < first + count; ++s) {
-                                    if (s % part.sharers != tensor_rank % part.sharers) continue;
+                                    if (s % part.sharers != tensor_rank % part.sharers ||
+                                        s / part.sharers % context_ranks != context_rank) {
+                                      continue;
+                                    }
                                     const std::int64_t drawn =
                                         (element * 29 + s * 31 + number * 37 + element * s % 13) % 127 - 63;
                                     values[run.first + i] += share * scale * static_cast<float>(drawn) / 64;
@@ -137,7 +153,8 @@ void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::st
       std::move(gradients).reduce();
     };
     for (int place = 3; place >= 0; --place) backward(place);
-    end_with(engine, stage.last() ? 0.25 * static_cast<double>(first + count) : 0, stage.last() ? count : 0);
+    const bool counts = stage.last() && context_rank == 0;
+    end_with(engine, counts ? 0.25 * static_cast<double>(first + count) : 0, counts ? count : 0);
   }
 }
 
@@ -147,6 +164,7 @@ void on_cut_ranks(const CutRun& run, const std::function<void(Engine&, Runtime&)
     Config config;
     config.stage = run.stage;
     config.mesh = run.mesh;
+    config.replicate = run.replicate;
     for (const std::string& dimension : run.whole) config.layout[dimension] = "whole";
     config.train_batch_size = cut_samples;
     config.micro_batch_size = 2;

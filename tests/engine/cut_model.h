@@ -1,7 +1,8 @@
 #pragma once
-/// A model for the laws of the axis `tensor`: heads, fused heads, shared key and value heads, uneven parts,
-/// whole tensors and frozen ones. Its gradients are multiples of 1/64 that depend on tensor, sample and
-/// element alone, so that their sums are exact, and every mesh has the bits of one rank.
+/// A model for the laws of the axes `tensor` and `context`: heads, fused heads, shared key and value heads,
+/// uneven parts, whole tensors and frozen ones, hidden matrices among all of them but the frozen. Its
+/// gradients are multiples of 1/64 that depend on tensor, sample and element alone, so that their sums are
+/// exact, and every mesh has the bits of one rank.
 
 #include <cstdint>
 #include <functional>
@@ -26,6 +27,7 @@ struct CutRun {
   bool stochastic_rounding = false;
   OffloadConfig offload = {};
   double clipping = 1;
+  Replicate replicate = Replicate::all;
   std::vector<std::string> whole = {};  ///< dimensions that tranche.layout leaves whole
 };
 

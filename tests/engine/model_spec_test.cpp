@@ -36,6 +36,25 @@ TEST(ModelSpec, KeepsUnitsInOrder) {
   EXPECT_EQ(model.units().size(), 2U);
 }
 
+TEST(ModelSpec, WithoutItsUnitsSaysAllElse) {
+  ModelSpec model;
+  model.name = "named";
+  model.tokens_per_sample = 7;
+  model.sequence_parts = model.chain_sums = true;
+  model.tensor_dimensions = {"inner"};
+  model.context_elements = [](const Config&, const Mesh&, int, int) { return std::int64_t{5}; };
+  UnitSpec spec = unit("h.0", {{"h.0.w", {3, 3}}});
+  spec.tensors[0].aliases = {"other"};
+  model.add_unit(spec);
+  ModelSpec copy = model.without_units();
+  EXPECT_TRUE(copy.units().empty());
+  copy.add_unit(spec);
+  EXPECT_EQ(copy.hash(), model.hash()) << "names may be used again";
+  EXPECT_EQ(copy.name, "named");
+  EXPECT_TRUE(copy.sequence_parts && copy.chain_sums && copy.context_elements);
+  EXPECT_EQ(copy.tensor_dimensions, model.tensor_dimensions);
+}
+
 TEST(ModelSpec, RefusesWhatCannotBe) {
   ModelSpec model;
   model.add_unit(unit("a", {{"a.w", {2}}}));

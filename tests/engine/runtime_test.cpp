@@ -196,9 +196,51 @@ TEST(RuntimeMesh, RanksOfATensorAxisHaveTheirGroups) {
   });
   run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
     const Runtime runtime(RuntimeOptions(), factory);
+    EXPECT_EQ(runtime.context(), nullptr);
     EXPECT_EQ(runtime.tensor(), nullptr);
     EXPECT_EQ(runtime.tensor_and_shard(), nullptr);
     EXPECT_EQ(&runtime.of_stage(), &runtime.all());
+  });
+}
+
+TEST(RuntimeMesh, RanksOfAContextAxisShareStateWithThoseOfShard) {
+  for (const bool context_first : {false, true}) {
+    run_thread_ranks(8, [&](int rank, const CommunicatorFactory& factory) {
+      RuntimeOptions options;
+      options.mesh = context_first ? "context=2, tensor=2, shard=2" : "shard=2, context=2, tensor=2";
+      const Runtime runtime(options, factory);
+      const auto ranks_of = [&](Communicator& group) {
+        std::vector<std::int64_t> ranks(static_cast<std::size_t>(group.size()));
+        const std::int64_t own = rank;
+        group
+            .all_gather(&own, ranks.data(), 1, DataType::int64, 0, {},
+                        {"test", "ranks", Traffic::control, Tier::host})
+            .wait();
+        return ranks;
+      };
+      const std::int64_t i = rank;
+      if (context_first) {
+        const std::int64_t tensor = i / 2 % 2 * 2;
+        EXPECT_THAT(ranks_of(*runtime.context()), testing::ElementsAre(i % 4, i % 4 + 4));
+        EXPECT_THAT(ranks_of(runtime.shard()),
+                    testing::ElementsAre(tensor, tensor + 1, tensor + 4, tensor + 5));
+        EXPECT_THAT(ranks_of(*runtime.tensor_and_shard()), testing::ElementsAre(0, 2, 1, 3, 4, 6, 5, 7))
+            << "by state rank, then by tensor";
+      } else {
+        const std::int64_t context = i / 4 * 4 + i % 2;
+        EXPECT_THAT(ranks_of(*runtime.context()), testing::ElementsAre(context, context + 2));
+        EXPECT_THAT(ranks_of(runtime.shard()), testing::ElementsAre(i % 2, i % 2 + 2, i % 2 + 4, i % 2 + 6));
+        EXPECT_THAT(ranks_of(*runtime.tensor_and_shard()), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
+      }
+      EXPECT_EQ(&runtime.of_stage(), &runtime.shard());
+    });
+  }
+  run_thread_ranks(2, [&](int, const CommunicatorFactory& factory) {
+    RuntimeOptions options;
+    options.mesh = "context=2";
+    const Runtime runtime(options, factory);
+    EXPECT_EQ(&runtime.shard(), &runtime.all());
+    EXPECT_NE(runtime.context(), &runtime.all()) << "messages of layers have a group of their own";
   });
 }
 

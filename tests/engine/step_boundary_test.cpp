@@ -132,7 +132,7 @@ Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
     Communicator& group = staged ? *own : *all;
     const int held = number / ranks;  // the unit
     const Staged stages{
-        Mesh::parse_axes(staged ? "pipeline=2, shard=*" : "shard=*", all->size()), two_stages(),
+        Mesh::parse(staged ? "pipeline=2, shard=*" : "shard=*", all->size()), two_stages(),
         [&](const detail::Placement& placement, int buffer) {
           return detail::BufferRanks{placement.holds(buffer, number) ? &group : nullptr, nullptr};
         }};
@@ -197,7 +197,7 @@ TEST(StepBoundary, TakesARankWithoutTrainableTensors) {
     Config config = plain_config(1);
     config.frozen = {"a.*", "b.frozen"};
     const Staged stages{
-        Mesh::parse_axes("pipeline=2", 2), two_stages(), [&](const detail::Placement& placement, int buffer) {
+        Mesh::parse("pipeline=2", 2), two_stages(), [&](const detail::Placement& placement, int buffer) {
           return detail::BufferRanks{placement.holds(buffer, number) ? alone.get() : nullptr, nullptr};
         }};
     RankState rank(config, *all, detail::posix_file_system(), {}, {}, &stages);

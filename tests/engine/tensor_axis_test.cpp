@@ -1,4 +1,5 @@
-// The axis `tensor`: ranks that have parts of tensors hold, train, count and save what one rank does.
+// The axes `tensor` and `context`: ranks that have parts of tensors or of samples hold, train, count and save
+// what one rank does.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -96,7 +97,16 @@ const std::vector<std::pair<int, std::string>> meshes = {{2, "tensor=2"},
                                                          {8, "replicate=2, shard=2, tensor=2"},
                                                          {4, "pipeline=2, tensor=2"},
                                                          {8, "pipeline=2, shard=2, tensor=2"},
-                                                         {8, "tensor=2, pipeline=4"}};
+                                                         {8, "tensor=2, pipeline=4"},
+                                                         {2, "context=2"},
+                                                         {4, "context=4"},
+                                                         {4, "shard=2, context=2"},
+                                                         {4, "context=2, shard=2"},
+                                                         {4, "replicate=2, context=2"},
+                                                         {4, "pipeline=2, context=2"},
+                                                         {4, "context=2, tensor=2"},
+                                                         {8, "context=2, pipeline=2, tensor=2"},
+                                                         {8, "tensor=4, context=2"}};
 
 TEST(TensorAxis, EveryMeshAndStageHasTheBitsOfOneRank) {
   const Outcome expected = train({});
@@ -112,7 +122,7 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   const auto compare = [](CutRun run) {
     const Outcome expected = train(run);
     run.ranks = 4;
-    for (const char* mesh : {"shard=2, tensor=2", "tensor=4"}) {
+    for (const char* mesh : {"shard=2, tensor=2", "tensor=4", "context=2, tensor=2"}) {
       run.mesh = mesh;
       for (const int stage : {0, 2, 3}) {
         run.stage = stage;
@@ -128,6 +138,39 @@ TEST(TensorAxis, OtherRulesPrecisionsAndTiersHaveTheBitsOfOneRank) {
   CutRun away;
   away.offload.optimizer = OffloadTier::cpu;
   compare(away);
+}
+
+CutRun muon(int ranks, const std::string& mesh, int stage = 0) {
+  return {ranks, mesh, stage, "Muon"};
+}
+
+// Row and column cuts, fused and shared heads, uneven parts, and a matrix that every rank has: the owner puts
+// together what one rank has.
+TEST(TensorAxis, WholeMatricesHaveTheBitsOfOneRank) {
+  const Outcome expected = train(muon(1, ""));
+  EXPECT_NE(expected.weights, train({}).weights) << "Muon moves them otherwise";
+  for (const auto& [ranks, mesh] : meshes) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      if (ranks > 4 && stage % 2 == 1) continue;
+      expect_same(expected, train(muon(ranks, mesh, stage)), mesh + " at stage " + std::to_string(stage));
+    }
+  }
+  const std::vector<std::pair<int, std::string>> over_replicas = {{4, "replicate=2, tensor=2"},
+                                                                  {8, "replicate=2, pipeline=2, tensor=2"},
+                                                                  {8, "tensor=2, replicate=2, shard=2"},
+                                                                  {8, "replicate=2, context=2, tensor=2"}};
+  for (const auto& [ranks, mesh] : over_replicas) {
+    CutRun run = muon(ranks, mesh, ranks == 4 ? 3 : 1);
+    run.replicate = Replicate::parameters;
+    expect_same(expected, train(run), mesh + ", copies of parameters alone");
+  }
+  for (const OffloadTier tier : {OffloadTier::cpu, OffloadTier::nvme}) {
+    CutRun run = muon(4, "shard=2, tensor=2", 2);
+    run.offload.optimizer = tier;
+    run.offload.tile_elements = 4096;
+    run.offload.nvme_path = std::filesystem::temp_directory_path().string();
+    expect_same(expected, train(run), std::string(name_of(tier)));
+  }
 }
 
 TEST(TensorAxis, ALayoutThatLeavesTensorsWholeHasTheBitsOfOneRank) {
@@ -171,8 +214,18 @@ TEST(TensorAxis, GradientsAreNotCheckedOnIt) {
   });
 }
 
+TEST(ContextAxis, GradientsAreNotCheckedOnIt) {
+  on_cut_ranks({2, "context=2"}, [](Engine& engine, Runtime&) {
+    EXPECT_THAT(
+        message_of<ConfigurationError>([&] { (void)check_gradients(engine, [] {}); }),
+        HasSubstr("check_gradients() on a mesh with the axis context (context=2), whose ranks have parts "
+                  "of each sample: check on one rank"));
+  });
+}
+
 TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
-  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(2, "tensor=2"), std::pair(4, "tensor=4")}) {
+  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(2, "tensor=2"), std::pair(4, "tensor=4"),
+                                    std::pair(4, "context=2, tensor=2")}) {
     on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
       cut_step(engine, runtime, 0, "qkv");
       const StepResult result = engine.step();
@@ -183,15 +236,18 @@ TEST(TensorAxis, AnInfinityIsToldByItsPlaceInTheWholeTensor) {
 }
 
 TEST(TensorAxis, EvaluationsCountEachSampleOnce) {
-  for (const auto& [ranks, mesh] : {std::pair(1, ""), std::pair(4, "shard=2, tensor=2")}) {
+  for (const auto& [ranks, mesh] :
+       {std::pair(1, ""), std::pair(4, "shard=2, tensor=2"), std::pair(8, "shard=2, context=2, tensor=2")}) {
     on_cut_ranks({ranks, mesh}, [&](Engine& engine, Runtime& runtime) {
+      const int parts = runtime.context() == nullptr ? 1 : runtime.context()->size();
       engine.begin_evaluation();
       for (int m = 0; m < 4 / runtime.mesh().data_ranks(); ++m) {
         engine.begin_micro_batch();
         const std::int64_t data_rank = runtime.mesh().data_rank(runtime.rank());
         StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
-        const double loss = 1.0 + static_cast<double>(data_rank * (4 / runtime.mesh().data_ranks()) + m);
-        const std::int64_t tokens = 2;
+        const double loss =
+            (1.0 + static_cast<double>(data_rank * (4 / runtime.mesh().data_ranks()) + m)) / parts;
+        const std::int64_t tokens = 2 / parts;
         auto* sum = static_cast<double*>(scalars.data());
         engine.device().copy_from_host(engine.compute_stream(), sum, &loss, 8);
         engine.device().copy_from_host(engine.compute_stream(), sum + 1, &tokens, 8);
@@ -247,10 +303,15 @@ std::vector<GradientNoise> noise_of(const CutRun& run, ReductionPolicy policy) {
   return noise;
 }
 
+/// Pipelines and the axis `context` refuse it.
+bool may_measure_noise(const std::string& mesh) {
+  return mesh.find("pipeline") == std::string::npos && mesh.find("context") == std::string::npos;
+}
+
 TEST(TensorAxis, TheNoiseOfGradientsHasTheBitsOfAMeshWithoutTheAxis) {
   for (const ReductionPolicy policy : {ReductionPolicy::micro_batch, ReductionPolicy::boundary}) {
     for (const auto& [ranks, mesh] : meshes) {
-      if (mesh.find("pipeline") != std::string::npos) continue;
+      if (!may_measure_noise(mesh)) continue;
       // Micro-batches are equal however many data ranks share them out; the sums of ranks are not.
       const int data_ranks = ranks / (mesh == "tensor=4" ? 4 : 2);
       if (policy == ReductionPolicy::boundary && data_ranks == 1) continue;
@@ -275,18 +336,18 @@ TEST(TensorAxis, TheNoiseOfGradientsHasTheBitsOfAMeshWithoutTheAxis) {
   }
 }
 
-TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
+void expect_traffic_by_formula(const std::string& optimizer) {
   for (const auto& [ranks, mesh] : meshes) {
     for (int stage = 0; stage <= 3; ++stage) {
-      const auto measures = [&](Config& config) {
-        config.gradient_noise_scale = mesh.find("pipeline") == std::string::npos && stage != 1;
+      const auto measures = [&, &mesh = mesh](Config& config) {
+        config.gradient_noise_scale = may_measure_noise(mesh) && stage != 1;
         // One data rank has several gradients then.
         const bool each = stage != 2 || mesh == "tensor=2" || mesh == "tensor=4";
         if (config.gradient_noise_scale) {
           config.reduction = each ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
         }
       };
-      const auto check = [&](Engine& engine, Runtime& runtime) {
+      const auto check = [&, &ranks = ranks, &mesh = mesh](Engine& engine, Runtime& runtime) {
         for (int step = 0; step < 2; ++step) {
           cut_step(engine, runtime, step);
           (void)engine.step();
@@ -298,11 +359,19 @@ TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
           EXPECT_EQ(each["bytes"], each["formula_bytes"]) << mesh << " stage " << stage << " " << each;
           found = found || each["axis"] == "tensor";
         }
-        EXPECT_TRUE(found) << mesh;
+        EXPECT_EQ(found, runtime.tensor() != nullptr) << mesh << " of " << ranks;
       };
-      on_cut_ranks({ranks, mesh, stage}, check, measures);
+      on_cut_ranks({ranks, mesh, stage, optimizer}, check, measures);
     }
   }
+}
+
+TEST(TensorAxis, TrafficOfWholeTensorsIsTheFormulaOfItsAxis) {
+  expect_traffic_by_formula("AdamW");
+}
+
+TEST(TensorAxis, TrafficOfWholeMatricesIsTheFormulaOfItsAxis) {
+  expect_traffic_by_formula("Muon");
 }
 
 /// Values of drawn sizes, of which neither sums nor sums of squares are exact in any order.
@@ -322,19 +391,19 @@ CutRun draw_layout(std::uint64_t number) {
   const RandomKey key{97, RandomPurpose::test, 14};
   std::uint64_t counter = number * 64;
   const auto pick = [&](std::size_t n) -> std::size_t { return random_bits(key, counter++) % n; };
-  int sizes[4] = {};
+  int sizes[mesh_axes] = {}, ranks = 1;
   do {
-    sizes[0] = 1 << (number == 0 ? 0 : pick(3));
-    for (int axis = 1; axis < 4; ++axis) sizes[axis] = 1 << pick(2);
-  } while (sizes[0] * sizes[1] * sizes[2] * sizes[3] > 8);
-  const char* const names[] = {"tensor=", "shard=", "replicate=", "pipeline="};
+    sizes[0] = ranks = 1 << (number == 0 ? 0 : pick(3));
+    for (int axis = 1; axis < mesh_axes; ++axis) ranks *= sizes[axis] = 1 << pick(2);
+  } while (ranks > 8);
+  const char* const names[] = {"tensor=", "shard=", "replicate=", "pipeline=", "context="};
   std::vector<std::string> axes;
-  for (int axis = 0; axis < 4; ++axis) {
+  for (int axis = 0; axis < mesh_axes; ++axis) {
     axes.insert(axes.begin() + static_cast<std::ptrdiff_t>(pick(axes.size() + 1)),
                 names[axis] + std::to_string(sizes[axis]));
   }
-  CutRun run{sizes[0] * sizes[1] * sizes[2] * sizes[3],
-             axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3], static_cast<int>(pick(4))};
+  CutRun run{ranks, axes[0] + ", " + axes[1] + ", " + axes[2] + ", " + axes[3] + ", " + axes[4],
+             static_cast<int>(pick(4))};
   if (pick(3) == 0) run.offload.optimizer = OffloadTier::cpu;
   run.clipping = 0.5;
   return run;
@@ -377,10 +446,11 @@ TEST(TensorAxis, OneNormOnDrawnLayouts) {
     axes.meet("stages", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::pipeline));
     axes.meet("shards", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::shard));
     axes.meet("replicas", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::replicate));
+    axes.meet("contexts", Mesh::parse(run.mesh, run.ranks).size(MeshAxis::context));
     axes.meet("stage", run.stage);
   }
   axes.expect("parts", {1, 2, 4});
-  for (const char* axis : {"stages", "shards", "replicas"}) axes.expect(axis, {1, 2});
+  for (const char* axis : {"stages", "shards", "replicas", "contexts"}) axes.expect(axis, {1, 2});
   axes.expect("stage", {0, 1, 2, 3});
   for (const std::uint64_t number : rounds(cases)) {
     const CutRun run = draw_layout(number);
@@ -430,8 +500,13 @@ using TensorAxisSaving = Saving;
 
 TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
   const Outcome expected = train({}, 4);
-  const std::vector<std::pair<int, std::string>> pairs = {
-      {1, ""}, {2, "tensor=2"}, {4, "shard=2, tensor=2"}, {4, "tensor=4"}, {4, "replicate=2, tensor=2"}};
+  const std::vector<std::pair<int, std::string>> pairs = {{1, ""},
+                                                          {2, "tensor=2"},
+                                                          {4, "shard=2, tensor=2"},
+                                                          {4, "tensor=4"},
+                                                          {4, "replicate=2, tensor=2"},
+                                                          {2, "context=2"},
+                                                          {4, "context=2, tensor=2"}};
   int folder = 0;
   for (std::size_t a = 0; a < pairs.size(); ++a) {
     const std::string to = path(std::to_string(folder++));
@@ -444,6 +519,43 @@ TEST_F(TensorAxisSaving, AnyMeshGoesOnFromAnyOther) {
       EXPECT_EQ(loaded.initial, saved.state) << where;
       EXPECT_EQ(loaded.state, expected.state) << where;
     }
+  }
+}
+
+TEST_F(TensorAxisSaving, MatricesGoOnOnAnyOtherMesh) {
+  const Outcome expected = train(muon(1, ""), 4);
+  const std::vector<std::pair<int, std::string>> pairs = {{1, ""}, {4, "shard=2, tensor=2"}, {4, "tensor=4"}};
+  for (std::size_t a = 0; a < pairs.size(); ++a) {
+    const auto& [from_ranks, from_mesh] = pairs[a];
+    const auto& [to_ranks, to_mesh] = pairs[(a + 1) % pairs.size()];
+    const Outcome saved = train(muon(from_ranks, from_mesh, static_cast<int>(a)), 2, {}, path(from_mesh));
+    const Outcome loaded = train(muon(to_ranks, to_mesh, 3 - static_cast<int>(a)), 4, path(from_mesh));
+    EXPECT_EQ(loaded.initial, saved.state) << from_mesh << " to " << to_mesh;
+    EXPECT_EQ(loaded.state, expected.state) << from_mesh << " to " << to_mesh;
+  }
+}
+
+TEST_F(TensorAxisSaving, ANoteSaysThatOtherPartsRoundDifferently) {
+  on_cut_ranks({2, "shard=2"}, [&](Engine& engine, Runtime&) { engine.save(path(), {.wait = true}); });
+  for (const auto& [ranks, mesh, told] :
+       {std::tuple(2, "shard=2", ""),
+        std::tuple(2, "context=2",
+                   "saved by 2 ranks, loaded by 2 (context=2): state is equal to the bit, sums over ranks "
+                   "round differently from here on"),
+        std::tuple(2, "tensor=2",
+                   "saved by 2 ranks, loaded by 2 (tensor=2): state is equal to the bit, sums over ranks "
+                   "round differently from here on"),
+        std::tuple(4, "shard=2, context=2",
+                   "saved by 2 ranks, loaded by 4 (shard=2, context=2): state is equal to the bit, sums over "
+                   "ranks round differently from here on")}) {
+    on_cut_ranks({ranks, mesh}, [&, told = told](Engine& engine, Runtime&) {
+      const LoadResult result = engine.load(path());
+      if (*told != 0) {
+        EXPECT_THAT(result.notes, ElementsAre(told));
+      } else {
+        EXPECT_THAT(result.notes, IsEmpty());
+      }
+    });
   }
 }
 
@@ -497,6 +609,73 @@ TEST_F(TensorAxisSaving, NotesSayWhatAnotherSizeOfTheAxisChanges) {
                          }),
                 IsEmpty());
   }
+}
+
+TEST(ContextAxis, RefusesWhatItsRanksCannotShare) {
+  const auto text_of = [](const CutRun& run, const std::function<void(Config&)>& adjust,
+                          const ModelSpec& model = cut_model()) {
+    return message_of<ConfigurationError>([&] {
+      on_cut_ranks(
+          run, [](Engine&, Runtime&) {}, adjust, model);
+    });
+  };
+  ModelSpec without = cut_model();
+  without.sequence_parts = false;
+  EXPECT_THAT(text_of({2, "context=2"}, {}, without),
+              HasSubstr("tranche.mesh \"context=2\": the model computes no parts of sequences "
+                        "(ModelSpec::sequence_parts), so all 2 ranks of context would compute the same; "
+                        "leave context out"));
+  EXPECT_THAT(
+      text_of({5, "context=5"}, {}),
+      HasSubstr("tranche.mesh \"context=5\": samples of 8 tokens cannot be cut into the 10 parts that "
+                "5 ranks of context share; use sequences of at least 10 tokens, or a smaller "
+                "context"));
+  EXPECT_THAT(
+      text_of({3, "context=3"}, {}),
+      HasSubstr("tranche.mesh \"context=3\": samples of 8 tokens cannot be cut into 6 equal parts, of "
+                "which each of the 3 ranks of context has two; use sequences of 6 or 12 tokens"));
+  const auto ulysses = [](Config& c) { c.context_exchange = ContextExchange::ulysses; };
+  ModelSpec six_heads;
+  six_heads.sequence_parts = true;
+  six_heads.tokens_per_sample = 24;
+  six_heads.tensor_dimensions = {"heads"};
+  six_heads.add_unit(
+      {"u", {{.name = "qkv", .shape = {36}, .initializer = {}, .dimensions = {{"heads", 3, 2}}}}, 1});
+  EXPECT_THAT(
+      text_of({4, "context=4"}, ulysses, six_heads),
+      HasSubstr("tranche.context_exchange ulysses with context=4: 6 heads cannot be shared by 4 ranks; "
+                "use gather, or a context of 2, 3 or 6"));
+  EXPECT_THAT(
+      text_of({4, "context=2, tensor=2"}, ulysses, six_heads),
+      HasSubstr("tranche.context_exchange ulysses with context=2: 3 heads of a rank of tensor cannot be "
+                "shared by 2 ranks; use gather, or a context of 3"));
+  EXPECT_THAT(text_of({4, "context=4"}, ulysses),
+              HasSubstr("tranche.context_exchange ulysses with context=4: 2 key and value heads cannot be "
+                        "shared by 4 ranks; use gather, or a context of 2"));
+  EXPECT_THAT(text_of({4, "context=2, tensor=2"}, ulysses),
+              HasSubstr("1 key and value head of a rank of tensor cannot be shared by 2 ranks; use gather"));
+  EXPECT_EQ(text_of({2, "context=2"}, ulysses), nothing_thrown);
+  const auto refused = [&](const std::function<void(Config&)>& adjust, const char* text) {
+    EXPECT_THAT(text_of({2, "context=2"}, adjust), HasSubstr(text));
+  };
+  refused(
+      [](Config& c) {
+        c.world_size_invariant = true;
+        c.accumulation_steps = 0;
+      },
+      "tranche.world_size_invariant: tranche.mesh \"context=2\" with context=2 cannot be used with it: a "
+      "sample's gradient is the sum over the ranks of context, which rounds differently on another number of "
+      "them; leave one of the two out");
+  refused([](Config& c) { c.gradient_noise_scale = true; },
+          "tranche.gradient_noise_scale: tranche.mesh \"context=2\" with context=2 cannot be used with it: a "
+          "rank of context has a part of each sample's gradient alone; leave it out");
+  EXPECT_THAT(text_of({4, "context=2, tensor=2"}, [](Config& c) { c.tensor_sums = TensorSums::chain; }),
+              HasSubstr("tranche.tensor_sums: tranche.mesh \"context=2, tensor=2\" with context=2 cannot be "
+                        "used with it: chain has the bits of one rank, which sums over parts of sequences "
+                        "have not; write rank_order"));
+  EXPECT_THAT(text_of({4, "replicate=2, context=2"}, [](Config& c) { c.reduction_group = 1; }),
+              HasSubstr("tranche.reduction_group: 1 with tranche.mesh \"replicate=2, context=2\", where "
+                        "gradients are added within the 2 ranks of shard and context first; leave it out"));
 }
 
 TEST(TensorAxis, RefusesWhatItCannotCut) {
@@ -616,16 +795,30 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
           {2, "tensor=2"}, [](Config& c) { c.precision.moments = DataType::block8; }, columns),
       HasSubstr("tranche.moments: with tranche.mesh \"tensor=2\" a rank has elements 0 to 79 of tensor w, "
                 "which are not whole blocks of 256; keep the moments in fp32, or leave tensor out"));
-  ModelSpec matrix = cut_model();
-  matrix.add_unit(
-      {"m",
-       {{.name = "m.w", .shape = {4, 4}, .initializer = {}, .linear = LinearLayout::in_out, .matrices = 1}},
-       1});
+  ModelSpec tied;
+  tied.tensor_dimensions = {"inner"};
+  tied.residual_width = 4;
+  tied.add_unit({"ends",
+                 {{.name = "ends.w",
+                   .shape = {4, 4},
+                   .initializer = {},
+                   .matrices = 1,
+                   .dimensions = {{"inner"}, {"width"}}}},
+                 2});
+  tied.add_unit({"middle", {{.name = "middle.w", .shape = {4, 4}, .initializer = {}, .matrices = 1}}, 1});
+  tied.forward = {{{0}, 0, 1}, {{1}, 0, 1}, {{0}, 1, 1}};
   EXPECT_THAT(
       text_of(
-          {2, "tensor=2"}, [](Config& c) { c.optimizer.type = "Muon"; }, matrix),
-      HasSubstr("tranche.mesh \"tensor=2\": the optimizer computes tensor m.w as a whole matrix, which ranks "
-                "of the axis tensor do not have yet; leave tensor out, or choose another optimizer"));
+          {6, "pipeline=3, tensor=2"},
+          [](Config& c) {
+            c.optimizer.type = "Muon";
+            c.pipeline_cuts = PipelineCuts::equal;
+          },
+          tied),
+      HasSubstr(
+          "tranche.mesh \"pipeline=3, tensor=2\": tensor cuts, and stages of the pipeline share, tensor "
+          "ends.w, which its optimizer updates as a whole matrix; leave out tensor or pipeline, or "
+          "choose another optimizer for it"));
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ TEST(AttentionGeometry, EveryVisiblePairIsInATileThatIsVisited) {
       EXPECT_FALSE(above_diagonal(first, queries, (seen - 1) * keys));
     }
     for (int key_tile = 0; key_tile < tiles_of(time, 128); ++key_tile) {
-      const int first = first_query_tile(key_tile * 128, 64);
+      const int first = first_query_tile(key_tile * 128, 0, 64);
       EXPECT_LE(first * 64, key_tile * 128);        // no query that sees the first key is left out
       EXPECT_GT((first + 1) * 64, key_tile * 128);  // and no tile before it sees it
     }
@@ -75,12 +75,18 @@ TEST(AttentionGeometry, QueryTilesEndWithTheLastThatSeesAKey) {
     for (int t = 0; t < time; ++t) begins.push_back(t / 97 * 97);
     for (const AttentionMask& mask : {AttentionMask{}, AttentionMask{1, nullptr}, AttentionMask{150, nullptr},
                                       AttentionMask{0, begins.data()}, AttentionMask{40, begins.data()}}) {
-      const int tiles = static_cast<int>(tiles_of(time, 64));
-      for (int first_key = 0; first_key < time; first_key += 128) {
-        const int first = first_query_tile(first_key, 64), end_key = first_key + 128;
-        int wanted = first;
-        while (wanted < tiles && mask.first(wanted * 64) < end_key) ++wanted;
-        EXPECT_EQ(end_query_tile(mask, first, tiles, 64, end_key), wanted) << time << " " << first_key;
+      for (const int query : {0, 40, 200, 700}) {
+        if (query >= time) continue;
+        const int tiles = static_cast<int>(tiles_of(time - query, 64));
+        for (int first_key = 0; first_key < time; first_key += 128) {
+          const int first = first_query_tile(first_key, query, 64), end_key = first_key + 128;
+          EXPECT_TRUE(first == 0 || query + first * 64 <= first_key);
+          EXPECT_GT(query + (first + 1) * 64, first_key);
+          int wanted = first;
+          while (wanted < tiles && mask.first(query + wanted * 64) < end_key) ++wanted;
+          EXPECT_EQ(end_query_tile(mask, query, first, tiles, 64, end_key), wanted)
+              << time << " " << first_key << " " << query;
+        }
       }
       for (int t = 0; t < time; ++t) {
         EXPECT_GE(mask.first(t), t > 0 ? mask.first(t - 1) : 0);
@@ -130,7 +136,7 @@ TEST(AttentionPaths, ChunksFillTheWorkspaceAndNoMore) {
       for (std::int64_t bytes :
            {attention_workspace_bytes(64, time), std::int64_t{100000}, std::int64_t{8} << 20}) {
         if (bytes < attention_workspace_bytes(64, time)) continue;
-        const ScoreChunk rows = query_chunk(3, time, bytes, copies);
+        const ScoreChunk rows = query_chunk(3, time, time, bytes, copies);
         EXPECT_GE(rows.rows, 1);
         EXPECT_LE(rows.rows, time);
         EXPECT_GE(rows.heads, 1);

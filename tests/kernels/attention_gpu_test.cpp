@@ -91,7 +91,7 @@ class AttentionGpu : public GpuTest {
     const Sizes& s = p.sizes;
     cuda::AttentionCall call;
     call.batch = s.batch;
-    call.time = s.time;
+    call.time = call.queries = s.time;
     call.heads = call.key_value_heads = s.heads;
     call.head_width = s.head_width;
     call.dtype = p.dtype;

@@ -40,22 +40,33 @@ class AttentionMasksGpu : public GpuTest {
   enum class Through : std::uint8_t { public_kernels, choice, products };
   /// Below the public kernels any size of workspace will do: by the choice of a path, or by GEMM.
   Outcome run(const AttentionProblem& p, Through through = Through::public_kernels) {
+    return run(p, through, 0, p.sizes.time);
+  }
+  /// The queries of `count` tokens from `first` on alone.
+  Outcome run(const AttentionProblem& p, Through through, std::int64_t first, std::int64_t count) {
     const AttentionSizes& s = p.sizes;
+    AttentionSizes of_queries = s;
+    of_queries.time = count;
     std::vector<Tensor> parts, gradients;
     for (std::size_t part = 0; part < 3; ++part) {
-      parts.push_back(on_gpu(p.parts[part], p.dtype, s.rows(part)));
-      gradients.push_back(poisoned(p.dtype, s.rows(part)));
+      const Shape rows = part == 0 ? of_queries.rows(0) : s.rows(part);
+      parts.push_back(on_gpu(part == 0 ? tokens_of(p.parts[0], first, count) : p.parts[part], p.dtype, rows));
+      gradients.push_back(poisoned(p.dtype, rows));
     }
-    const Tensor d_out = on_gpu(p.d_out, p.dtype, s.out()), out = poisoned(p.dtype, s.out()),
-                 log_sum_exp = poisoned(fp32, s.statistics());
+    const Tensor d_out = on_gpu(tokens_of(p.d_out, first, count), p.dtype, of_queries.out()),
+                 out = poisoned(p.dtype, of_queries.out()),
+                 log_sum_exp = poisoned(fp32, of_queries.statistics());
     const Tensor begins = on_gpu(p.document_begin, DataType::int32, Shape{0});
-    const AttentionOptions options = p.options({begins.view().data, DataType::int32, {s.batch, s.time}});
+    AttentionOptions options = p.options({begins.view().data, DataType::int32, {s.batch, s.time}});
+    options.first_query = first;
     const ConstHeads query{parts[0].view(), s.padding}, key{parts[1].view(), s.padding},
         value{parts[2].view(), s.padding};
     if (through != Through::public_kernels) {
       cuda::AttentionCall call;
       call.batch = s.batch;
       call.time = s.time;
+      call.first_query = first;
+      call.queries = count;
       call.heads = s.heads;
       call.key_value_heads = s.key_value_heads;
       call.head_width = s.head_width;
@@ -88,6 +99,41 @@ class AttentionMasksGpu : public GpuTest {
          log_sum_exp.values(),
          {gradients[0].values(), gradients[1].values(), gradients[2].values()}},
         {out.bytes(), log_sum_exp.bytes(), gradients[0].bytes(), gradients[1].bytes(), gradients[2].bytes()}};
+  }
+
+  /// The results of all queries, in parts that end at these tokens; what the parts give the gradients of keys
+  /// and values is added up.
+  AttentionResults in_parts(const AttentionProblem& p, Through through, const std::vector<std::int64_t>& ends) {
+    const AttentionSizes& s = p.sizes;
+    AttentionResults whole;
+    whole.out.resize(static_cast<std::size_t>(s.out().elements()));
+    whole.log_sum_exp.resize(static_cast<std::size_t>(s.statistics().elements()));
+    for (std::size_t part = 0; part < 3; ++part) {
+      whole.gradient[part].assign(static_cast<std::size_t>(s.rows(part).elements()), 0.0);
+    }
+    std::int64_t first = 0;
+    for (const std::int64_t end : ends) {
+      const std::int64_t count = end - first;
+      const AttentionResults got = run(p, through, first, count).values;
+      const auto put = [&](const std::vector<double>& from, std::int64_t groups, std::int64_t width,
+                           std::vector<double>& to) {
+        for (std::int64_t group = 0; group < groups; ++group) {
+          std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(group * count * width),
+                      static_cast<std::ptrdiff_t>(count * width),
+                      to.begin() + static_cast<std::ptrdiff_t>((group * s.time + first) * width));
+        }
+      };
+      put(got.out, s.batch, s.out()[2], whole.out);
+      put(got.log_sum_exp, s.batch * s.heads, 1, whole.log_sum_exp);
+      put(got.gradient[0], s.batch, s.rows(0)[2], whole.gradient[0]);
+      for (const std::size_t part : {1, 2}) {
+        for (std::size_t i = 0; i < got.gradient[part].size(); ++i) {
+          whole.gradient[part][i] += got.gradient[part][i];
+        }
+      }
+      first = end;
+    }
+    return whole;
   }
 
   void expect_agreement(const AttentionSizes& sizes, DataType dtype) {
@@ -151,6 +197,35 @@ TEST_F(AttentionMasksGpu, ProductsAgreeWithTheReferenceForEveryGroupAndMask) {
     const DataType dtype = floating_dtypes[point / stride() % 3];
     ASSERT_NE(attention_path(DeviceKind::cuda, dtype, sizes.head_width, sizes.dropout), flash);
     expect_agreement(sizes, dtype);
+  }
+}
+
+TEST_F(AttentionMasksGpu, PartsOfTheQueriesAreThoseOfAll) {
+  const AttentionSizes sizes[] = {
+      {.batch = 2, .time = 200, .heads = 2, .key_value_heads = 2, .head_width = 64},
+      {.time = 330, .heads = 2, .key_value_heads = 1, .head_width = 64, .window = 40, .documents = {200, 63}},
+      {.time = 270, .heads = 1, .head_width = 128, .window = 130},
+      {.time = 60, .heads = 4, .key_value_heads = 2, .head_width = 20, .padding = 3, .dropout = 0.2f},
+      {.time = 60, .heads = 2, .key_value_heads = 2, .head_width = 48, .window = 7, .documents = {9, 20}}};
+  for (const AttentionSizes& s : sizes) {
+    SCOPED_TRACE(s.text());
+    const AttentionProblem p(s, bf16, 101);
+    // A part within a tile, one that ends at a tile's edge, and one of a query alone.
+    p.expect_close_to(p.expected(), in_parts(p, Through::public_kernels, {s.time / 7, 64 * (s.time / 128) + 32,
+                                                                          s.time - 1, s.time}));
+  }
+}
+
+TEST_F(AttentionMasksGpu, PartsOfTheQueriesTakeScoresThatFitTheWorkspace) {
+  for (const AttentionSizes& s :
+       {AttentionSizes{.time = 37, .heads = 6, .key_value_heads = 2, .head_width = 20, .window = 7},
+        AttentionSizes{.time = 37, .heads = 2, .key_value_heads = 2, .head_width = 20, .dropout = 0.2f}}) {
+    for (const std::int64_t bytes : {cuda::attention_workspace_bytes(20, 37), 2 * 15 * 40 * std::int64_t{4}}) {
+      SCOPED_TRACE(bytes);
+      lend_workspace(bytes);
+      const AttentionProblem p(s, fp32, 102);
+      p.expect_close_to(p.expected(), in_parts(p, Through::products, {9, 28, 37}));
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -115,6 +116,94 @@ TEST(AttentionMasks, BitsDependNeitherOnThreadsNorOnWorkspace) {
       // The same, as the gradients of all queries do not fit.
       EXPECT_EQ(first, run(p, least).bytes());
     }
+  }
+}
+
+// The queries of some tokens, with the keys of all: their results are those of all queries, and what the parts
+// give the gradients of keys and values is their sum.
+TEST(AttentionMasks, PartsOfTheQueriesHaveTheBitsOfAll) {
+  const AttentionSizes sizes[] = {
+      {.batch = 2, .time = 640, .heads = 2, .key_value_heads = 1, .head_width = 32, .dropout = 0.2f},
+      {.time = 560, .heads = 3, .head_width = 24, .documents = {200, 1, 63}, .padding = 2},
+      {.time = 600, .heads = 2, .key_value_heads = 2, .head_width = 32, .window = 70, .dropout = 0.1f},
+      {.time = 300, .heads = 7, .key_value_heads = 1, .head_width = 16, .window = 40, .documents = {64, 1, 150}}};
+  for (const AttentionSizes& s : sizes) {
+    for (const int threads : {1, 5}) {  // a pass over keys, and a task for each tile
+      Machine machine(threads);
+      for (DataType dtype : floating_dtypes) {
+        SCOPED_TRACE(s.text() + " " + std::string(name_of(dtype)));
+        AttentionProblem p(s, dtype, 95);
+        Outcome whole = run(p, machine);
+        const AttentionOptions all = p.options(p.document_begin.view());
+        std::array<std::vector<double>, 2> sums;
+        // A tile's edge, a place within a tile, and a part of one query.
+        const std::int64_t ends[] = {64, s.time / 2 + 5, s.time - 1, s.time};
+        std::int64_t first = 0;
+        for (const std::int64_t end : ends) {
+          const std::int64_t count = end - first;
+          AttentionOptions options = all;
+          options.first_query = first;
+          HostTensor query = tokens_of(p.parts[0], first, count), d_out = tokens_of(p.d_out, first, count);
+          HostTensor out(dtype, {s.batch, count, s.out()[2]}), statistics(fp32, {s.batch, s.heads, count}),
+              d_query(dtype, {s.batch, count, s.rows(0)[2]}), d_key(dtype, s.rows(1)), d_value(dtype, s.rows(2));
+          const ConstHeads queries{query.view(), s.padding}, key{p.parts[1].view(), s.padding},
+              value{p.parts[2].view(), s.padding};
+          attention_forward(machine.stream(), options, queries, key, value, out.view(), statistics.view(),
+                            machine.workspace());
+          attention_backward(machine.stream(), options, d_out.view(), queries, key, value, out.view(),
+                             statistics.view(), {d_query.view(), s.padding}, {d_key.view(), s.padding},
+                             {d_value.view(), s.padding}, machine.workspace());
+          EXPECT_TRUE(out.guard_intact() && statistics.guard_intact() && d_query.guard_intact());
+          EXPECT_TRUE(d_key.guard_intact() && d_value.guard_intact());
+          EXPECT_EQ(out.bytes(), tokens_of(whole.out, first, count).bytes()) << first;
+          const auto expect_same = [&](const std::vector<double>& got, const std::vector<double>& wanted) {
+            for (std::size_t i = 0; i < got.size(); ++i) {
+              if (std::isnan(wanted[i])) continue;
+              EXPECT_EQ(got[i], wanted[i]) << first << " " << i;
+            }
+          };
+          expect_same(d_query.values(), tokens_of(whole.gradient[0], first, count).values());
+          for (std::int64_t row = 0; row < s.batch * s.heads; ++row) {
+            for (std::int64_t t = 0; t < count; ++t) {
+              EXPECT_EQ(statistics.values()[static_cast<std::size_t>(row * count + t)],
+                        whole.log_sum_exp.values()[static_cast<std::size_t>(row * s.time + first + t)]);
+            }
+          }
+          const HostTensor* const d_parts[] = {&d_key, &d_value};
+          for (std::size_t i = 0; i < 2; ++i) {
+            const std::vector<double> values = d_parts[i]->values();
+            if (sums[i].empty()) sums[i].assign(values.size(), 0.0);
+            for (std::size_t k = 0; k < values.size(); ++k) sums[i][k] += values[k];
+          }
+          first = end;
+        }
+        const double rounding = dtype == fp32 ? 1e-6 : rounding_of(dtype);
+        for (std::size_t i = 0; i < 2; ++i) {
+          const std::vector<double> wanted = whole.gradient[i + 1].values();
+          for (std::size_t k = 0; k < wanted.size(); ++k) {
+            if (std::isnan(wanted[k])) continue;
+            EXPECT_NEAR(sums[i][k], wanted[k], 8 * rounding * std::max(1.0, std::abs(wanted[k]))) << k;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AttentionMasks, QueriesThatAreNoPartOfTheTokensAreRefused) {
+  Machine machine(1);
+  AttentionProblem p({.time = 5, .heads = 1, .head_width = 4}, fp32, 96);
+  HostTensor out(fp32, {1, 3, 4}), statistics(fp32, {1, 1, 3});
+  HostTensor query = tokens_of(p.parts[0], 0, 3);
+  AttentionOptions options = p.options({});
+  options.first_query = 3;
+  try {
+    attention_forward(machine.stream(), options, {query.view()}, {p.parts[1].view()}, {p.parts[2].view()},
+                      out.view(), statistics.view(), machine.workspace());
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(),
+                 "attention_forward: queries [3, 6) are not among 5 tokens, which `key` has");
   }
 }
 

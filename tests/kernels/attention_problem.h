@@ -56,6 +56,18 @@ inline std::vector<double> document_begins(const AttentionSizes& s) {
   return begins;
 }
 
+/// Rows [first, first + count) of the tokens of every batch entry.
+inline HostTensor tokens_of(const HostTensor& all, std::int64_t first, std::int64_t count) {
+  const Shape& shape = all.shape();
+  const std::vector<double> values = all.values();
+  std::vector<double> taken;
+  for (std::int64_t b = 0; b < shape[0]; ++b) {
+    const auto from = values.begin() + static_cast<std::ptrdiff_t>((b * shape[1] + first) * shape[2]);
+    taken.insert(taken.end(), from, from + static_cast<std::ptrdiff_t>(count * shape[2]));
+  }
+  return HostTensor(all.dtype(), {shape[0], count, shape[2]}, taken);
+}
+
 struct AttentionResults {
   std::vector<double> out, log_sum_exp;
   std::array<std::vector<double>, 3> gradient;  ///< of queries, keys and values, rows with their padding

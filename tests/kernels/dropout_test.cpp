@@ -116,6 +116,48 @@ TEST(Dropout, APartOfTheSamplesHasTheMasksOfTheWhole) {
   }
 }
 
+TEST(Dropout, ARunOfEverySampleHasTheMasksOfTheWhole) {
+  // Elements [300, 900) of three samples of 1300, whole and in parts, and two of four columns of their rows.
+  constexpr std::int64_t per_sample = 1300, offset = 300, run = 600;
+  const std::vector<std::int64_t> samples{11, 5, 13};
+  for (const DataType type : floating_types()) {
+    Guarded x(type, 3 * per_sample), runs(type, 3 * run), wanted(type, 3 * run);
+    fill_random(x, 1);
+    Guarded whole = dropped(options_of(0.3f, samples), x);
+    for (std::int64_t i = 0; i < 3 * run; ++i) {
+      const std::int64_t at = i / run * per_sample + offset + i % run;
+      runs.set(i, x.get(at));
+      wanted.set(i, whole.get(at));
+    }
+    TestStream stream(2);
+    DropoutOptions options = options_of(0.3f, samples);
+    options.sample_offset = offset;
+    Guarded out(type, 3 * run);
+    dropout(stream, options, runs.view(), out.view());
+    EXPECT_EQ(out.bits(), wanted.bits());
+    options.sample_elements = run;
+    for (const std::int64_t first : {0, 77, 1100}) {
+      options.first_element = first;
+      const std::int64_t count = 3 * run - first;
+      Guarded part(type, count);
+      dropout(stream, options, runs.view().slice(first, count), part.view());
+      EXPECT_EQ(part.bits(), wanted.bits().substr(static_cast<std::size_t>(first * size_of(type)))) << first;
+    }
+    DropoutOptions columns = options_of(0.3f, samples);
+    columns.sample_offset = offset;
+    columns.row_elements = 4;
+    columns.first_column = 1;
+    Guarded two(type, 3 * run / 2), two_wanted(type, 3 * run / 2);
+    for (std::int64_t i = 0; i < 3 * run / 2; ++i) {
+      two.set(i, runs.get(i / 2 * 4 + 1 + i % 2));
+      two_wanted.set(i, wanted.get(i / 2 * 4 + 1 + i % 2));
+    }
+    const TensorView rows = two.view().reshaped({3 * run / 4, 2});
+    dropout(stream, columns, rows, rows);
+    EXPECT_EQ(two.bits(), two_wanted.bits());
+  }
+}
+
 TEST(Dropout, APartThatIsNoneIsRefused) {
   const std::int64_t sample[] = {0};
   Guarded x(DataType::float32, 4);
@@ -126,6 +168,10 @@ TEST(Dropout, APartThatIsNoneIsRefused) {
       refusal([&] { dropout(stream, options, x.view(), x.view()); }),
       "dropout: first_element is 4 with sample_elements 0, wanted at least 0, and sample_elements where a "
       "part begins behind the first element");
+  options = options_of(0.5f, sample);
+  options.sample_offset = -1;
+  EXPECT_EQ(refusal([&] { dropout(stream, options, x.view(), x.view()); }),
+            "dropout: sample_offset is -1, wanted at least 0");
 }
 
 TEST(Dropout, SomeColumnsHaveTheMasksOfTheWholeRows) {

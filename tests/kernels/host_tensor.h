@@ -96,6 +96,7 @@ class HostTensor {
     return true;
   }
   DataType dtype() const { return dtype_; }
+  const Shape& shape() const { return shape_; }
   const TestBytes& bytes() const {
     settle();
     return bytes_;

@@ -6,6 +6,7 @@
 #include "host_tensor.h"
 #include "tests/core/rounds.h"
 #include "tests/device/as_on_gpu.h"
+#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/embedding.h"
 #include "tranche/kernels/optimizer_update.h"
@@ -185,6 +186,14 @@ TEST(CpuAndGpu, SumsAreEqual) {
               add_bias(stream, x, v[1]);
             },
             "rows " + std::to_string(rows) + " x " + std::to_string(columns), 8 * columns);
+        const std::int64_t wide = columns + cases.random().integer(0, 9), from = cases.random().integer(0, 9);
+        expect_equal_bits(
+            {cases.numbers(a, rows * (from + columns)), cases.numbers(a, rows * wide)},
+            [&](Stream& stream, const auto& v, const Workspace&) {
+              copy_columns(stream, v[0].reshaped({rows, from + columns}), from, v[1].reshaped({rows, wide}),
+                           wide - columns, columns);
+            },
+            "columns of " + std::string(name_of(a)));
       }
     }
   }

@@ -79,6 +79,17 @@ TEST(Rope, TableHasTheAnglesOfItsPositions) {
   }
 }
 
+TEST(Rope, ATableFromAPositionOnIsThatPartOfTheWhole) {
+  const std::vector<float> frequencies = rope_frequencies(6, 100, {});
+  Machine machine(1);
+  HostTensor whole(fp32, {20, 6}), part(fp32, {14, 6});
+  rope_table(machine.stream(), frequencies, {}, 20, whole.view());
+  rope_table(machine.stream(), frequencies, {}, 7, part.view(), 5);
+  for (std::size_t i = 0; i < 14 * 6; ++i) {
+    EXPECT_EQ(part.values()[i], whole.values()[5 * 6 + i % (7 * 6)]) << i;
+  }
+}
+
 TEST(Rope, TableTakesMoreFrequenciesThanOneLaunch) {
   const std::vector<float> frequencies = rope_frequencies(1030, 10000, {});
   HostTensor table(fp32, {3, 1030});
@@ -243,6 +254,8 @@ TEST(Rope, ErrorsSayWhatIsWrong) {
   EXPECT_EQ(made(four, long_ids, 3, table), "rope_table: `positions` has dtype int64, wanted int32");
   EXPECT_EQ(made(four, {}, 0, table),
             "rope_table: time is 0, wanted at least 1 where there are no positions");
+  EXPECT_EQ(refusal([&] { rope_table(machine.stream(), four, {}, 3, table, -1); }),
+            "rope_table: first_position is -1, wanted at least 0");
   const auto turned = [&](const TensorView& angles, std::int64_t head_dim, const TensorView& what) {
     return refusal([&] { rope(machine.stream(), false, angles, 3, head_dim, what); });
   };

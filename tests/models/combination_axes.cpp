@@ -1,5 +1,12 @@
 // The axes of the covering arrays, and what may not meet.
 
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "combinations.h"
 #include "tranche/partition/mesh.h"
 
@@ -107,6 +114,10 @@ std::vector<CombinationAxis> combination_axes() {
   axes.push_back(of_two("tensor", true, "tensor", [](Combination& c) {
     c.tensor = 2;
     if (c.pipeline > 1) c.ranks *= 2;  // two data ranks, as with either
+  }));
+  axes.push_back(of_two("context", true, "context", [](Combination& c) {
+    c.context = 2;
+    if (c.pipeline * c.tensor > 1) c.ranks *= 2;
   }));
   axes.push_back(of_two("nodes", false, "nodes", [](Combination& c) { c.config.debug.ranks_per_host = 2; }));
   axes.push_back(of_two("reduction group", true, "reduction-group",
@@ -286,13 +297,17 @@ bool can_meet(const CombinationAxis& a, int value, const CombinationAxis& b, int
       })) {
     return false;
   }
-  // Refused: parts of matrices and of blocks.
-  if (are("tensor", "muon") || are("tensor", "moments-block8")) return false;
+  // Refused: parts of blocks.
+  if (are("tensor", "moments-block8")) return false;
+  // A sample's gradient is a sum over the ranks of context.
+  if (are("context", "world-size-invariant")) return false;
   // Two parts of two data ranks take four here.
-  if (with("tensor", [](const std::string&, const CombinationAxis& axis, int at) {
-        return axis.name == "ranks" && at != 3;
-      })) {
-    return false;
+  for (const char* axis_of_sample : {"tensor", "context"}) {
+    if (with(axis_of_sample, [](const std::string&, const CombinationAxis& axis, int at) {
+          return axis.name == "ranks" && at != 3;
+        })) {
+      return false;
+    }
   }
   // Two stages of two ranks take four here.
   if (with("pipeline", [](const std::string&, const CombinationAxis& axis, int at) {
@@ -337,11 +352,12 @@ Combination start() {
 
 /// Sets the fields that follow from several values.
 void complete(Combination& c) {
-  if (c.pipeline * c.tensor > 1) {
+  if (c.ranks_of_sample() > 1) {
     // Copies of two sharded ranks are copies of one here.
     c.config.mesh = c.config.mesh.empty() ? "" : "replicate=2, ";
     if (c.pipeline > 1) c.config.mesh += "pipeline=" + std::to_string(c.pipeline) + ", ";
     c.config.mesh += "shard=*";
+    if (c.context > 1) c.config.mesh += ", context=" + std::to_string(c.context);
     if (c.tensor > 1) c.config.mesh += ", tensor=" + std::to_string(c.tensor);
   }
   if (c.config.world_size_invariant) {
@@ -354,12 +370,24 @@ void complete(Combination& c) {
   c.config.micro_batch_size = 12 / (data_ranks_of(c) * c.config.accumulation_steps);
 }
 
+/// The rows with a pipeline take its schedules in turn.
+std::string schedule_of_row(const Combination& c, const test::CoveringRow& row) {
+  std::vector<const char*> schedules{"1f1b", "zb-v", "breadth-first", "zb-h1", "afab"};
+  // It takes a multiple of the stages.
+  if (c.config.accumulation_steps % c.pipeline == 0 && !c.change_batch && !c.config.world_size_invariant) {
+    schedules.push_back("interleaved");
+  }
+  const int sum = std::accumulate(row.begin(), row.end(), 0);
+  return schedules[static_cast<std::size_t>(sum) % schedules.size()];
+}
+
 }  // namespace
 
 Combination combination_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {
   Combination c = start();
   for (std::size_t i = 0; i < axes.size(); ++i) axes[i].values[static_cast<std::size_t>(row[i])].apply(c);
   complete(c);
+  if (c.pipeline > 1) c.config.pipeline_schedule = schedule_of_row(c, row);
   return c;
 }
 
@@ -370,8 +398,8 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     axes[i].values[axes[i].changes_bits ? static_cast<std::size_t>(row[i]) : 0].apply(c);
   }
   // The sums of the stages are those of as many data ranks, with the uses of tied tensors told apart. Parts
-  // of layers are added in an order of their own.
-  c.ranks = data_ranks_of(c) * c.tensor;
+  // of layers and of sequences are added in an order of their own.
+  c.ranks = data_ranks_of(c) * c.context * c.tensor;
   c.pipeline = 1;
   complete(c);
   c.config.overlap = false;
@@ -384,17 +412,19 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
   if (Mesh::parse(whole.config.mesh, whole.ranks).size(MeshAxis::replicate) > 1) {
     c.config.reduction_group = ranks_of_a_copy(whole);
   } else if (c.config.reduction_group == 0) {
-    c.config.reduction_group = whole.config.debug.ranks_per_host;
+    // Ranks of a node that hold other parts of tensors add theirs up by themselves.
+    const int per_node = whole.config.debug.ranks_per_host;
+    c.config.reduction_group = per_node == 0 || c.context == 1 ? per_node : std::max(1, per_node / c.tensor);
   }
   return c;
 }
 
 int data_ranks_of(const Combination& c) {
-  return c.ranks / (c.pipeline * c.tensor);
+  return c.ranks / c.ranks_of_sample();
 }
 
 int ranks_of_a_copy(const Combination& c) {
-  return Mesh::parse(c.config.mesh, c.ranks).size(MeshAxis::shard);
+  return Mesh::parse(c.config.mesh, c.ranks).state_ranks();
 }
 
 std::string text_of(const std::vector<CombinationAxis>& axes, const test::CoveringRow& row) {

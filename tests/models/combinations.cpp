@@ -20,9 +20,15 @@
 namespace tranche::models {
 namespace {
 
-constexpr std::int64_t time_steps = 7, short_time_steps = 4;
+constexpr std::int64_t short_time_steps = 4;
 constexpr int first_steps = 4;  // as they come, recorded, and two as planned
 constexpr int later_steps = 2;
+
+/// Four runs of equal length where two ranks share out the tokens.
+std::int64_t time_steps_of(const Combination& c) {
+  return c.context > 1 ? 8 : 7;
+}
+
 std::unique_ptr<const LanguageModel> model_of(const Combination& c) {
   if (c.architecture == Architecture::gpt) {
     GptConfig model = tiny_gpt();
@@ -50,18 +56,9 @@ const char* touched_by(const Combination& c) {
 }
 
 ModelSpec spec_of(const Combination& c) {
-  const ModelSpec drawn = model_of(c)->spec(time_steps);
+  const ModelSpec drawn = model_of(c)->spec(time_steps_of(c));
   if (!c.own_weights) return drawn;
-  ModelSpec spec;
-  spec.tokens_per_sample = drawn.tokens_per_sample;
-  spec.gathers_per_micro_batch = drawn.gathers_per_micro_batch;
-  spec.recomputes_activations = drawn.recomputes_activations;
-  spec.forward = drawn.forward;
-  spec.residual_width = drawn.residual_width;
-  spec.tensor_dimensions = drawn.tensor_dimensions;
-  spec.whole_dimensions = drawn.whole_dimensions;
-  spec.chain_sums = drawn.chain_sums;
-  spec.tensor_messages = drawn.tensor_messages;
+  ModelSpec spec = drawn.without_units();
   const std::string embedding =
       c.architecture == Architecture::gpt ? "transformer.wte.weight" : "model.embed_tokens.weight";
   for (UnitSpec unit : drawn.units()) {
@@ -88,9 +85,9 @@ class Halving final : public Schedule {
 /// The engine that goes on where another one saved. `plain` keeps what changes no bit as plain as it was.
 Combination continued_from(const Combination& before, bool plain) {
   Combination c = before;
-  if (c.continued == Continued::by_other_ranks) {  // and without stages of a pipeline and parts of layers
+  if (c.continued == Continued::by_other_ranks) {  // and each with whole samples of its own
     c.ranks = data_ranks_of(before) == 3 ? 2 : 3;
-    c.pipeline = c.tensor = 1;
+    c.pipeline = c.tensor = c.context = 1;
     if (!c.config.world_size_invariant) {
       c.config.micro_batch_size = 12 / (c.ranks * c.config.accumulation_steps);
     }
@@ -111,8 +108,9 @@ Combination continued_from(const Combination& before, bool plain) {
     c.config.reduction_group = ranks_of_a_copy(before);  // copies are saved, one sharded model goes on
   }
   if (before.pipeline > 1) c.config.tie_sum = TieSum::by_use;
-  c.config.mesh = c.pipeline * c.tensor == 1 ? "" : "shard=*";
+  c.config.mesh = c.ranks_of_sample() == 1 ? "" : "shard=*";
   if (c.pipeline > 1) c.config.mesh += ", pipeline=" + std::to_string(c.pipeline);
+  if (c.context > 1) c.config.mesh += ", context=" + std::to_string(c.context);
   if (c.tensor > 1) c.config.mesh += ", tensor=" + std::to_string(c.tensor);
   if (plain) return c;
   c.config.stage = (before.config.stage + 1 + static_cast<int>(c.continued)) % 4;
@@ -180,9 +178,10 @@ class Training {
   const Mesh& mesh() const { return engine_.runtime().mesh(); }
   /// Valid until the next one of the same place.
   TokenBatch batch(std::int64_t first, std::int64_t count, std::int64_t place) {
-    while (static_cast<std::int64_t>(places_.size()) <= place) places_.emplace_back(engine_);
+    while (static_cast<std::int64_t>(places_.size()) <= place)
+      places_.emplace_back(engine_, time_steps_of(c_));
     auto& [data, on_device] = places_[static_cast<std::size_t>(place)];
-    data.time = c_.lengths && first / count % 2 == 1 ? short_time_steps : time_steps;
+    data.time = c_.lengths && first / count % 2 == 1 ? short_time_steps : time_steps_of(c_);
     data.draw(first, count);
     if (c_.documents) data.split();
     if (engine_.device().kind() != DeviceKind::meta) return on_device.of(data);
@@ -203,8 +202,8 @@ class Training {
   CombinationOutcome& outcome_;
   std::unique_ptr<const LanguageModel> model_;
   struct Place {
-    explicit Place(Engine& engine) : on_device(engine) {}
-    TokenData data{time_steps, 61, true};
+    Place(Engine& engine, std::int64_t time) : data(time, 61, true), on_device(engine) {}
+    TokenData data;
     DeviceBatch on_device;
   };
   std::deque<Place> places_;

@@ -32,6 +32,9 @@ struct Combination {
   int ranks = 2;
   int pipeline = 1;  ///< stages; each takes as many of the ranks
   int tensor = 1;    ///< parts of each layer, on neighbouring ranks
+  int context = 1;   ///< ranks that share out the tokens of each sequence
+  /// Ranks that share the samples of a data rank.
+  int ranks_of_sample() const { return pipeline * tensor * context; }
   Config config;
   float dropout = 0;
   bool wide = false;  ///< matrices of more than 4096 elements, as block8 asks for

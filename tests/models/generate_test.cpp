@@ -152,17 +152,19 @@ TEST(Generate, TextsEndEachByItself) {
   }
 }
 
-TEST(Generate, RanksOfTheAxisTensorWriteTheTextsOfOneRankAndAskOnce) {
+TEST(Generate, RanksOfTheAxesTensorAndContextWriteTheTextsOfOneRankAndAskOnce) {
   const Llama model(models::tiny_llama(LlamaKind::llama));
   GenerationOptions options{.tokens = 12, .sampling = {.temperature = 0}};
   std::vector<Tokens> wanted = generated(model, ragged_prompts(), options);
   wanted[1].resize(3);  // on_token ends it
   struct Case {
-    int ranks, stage;
+    int ranks, data_ranks, stage;
     const char* mesh;
   };
-  for (const Case& each : {Case{2, 0, "tensor=2"}, Case{4, 3, "shard=2,tensor=2"}}) {
-    Config config = config_of(DataType::float32, each.ranks / 2, each.stage);
+  for (const Case& each :
+       {Case{2, 1, 0, "tensor=2"}, Case{4, 2, 3, "shard=2,tensor=2"}, Case{2, 1, 0, "context=2"},
+        Case{4, 1, 3, "context=2,tensor=2"}, Case{8, 2, 1, "shard=2,pipeline=2,context=2"}}) {
+    Config config = config_of(DataType::float32, each.data_ranks, each.stage);
     config.mesh = each.mesh;
     std::mutex mutex;
     std::vector<Tokens> told(wanted.size());

@@ -53,6 +53,20 @@ struct GoldenBatches {
     targets.assign(read_targets.begin(), read_targets.end());
     for (std::int64_t i = 0; i < batch; ++i) samples.push_back(i);
   }
+  /// The batches with sequences of a multiple of so many tokens; targets behind the end are left out.
+  GoldenBatches padded(std::int64_t multiple) const {
+    GoldenBatches made = *this;
+    made.time = (time + multiple - 1) / multiple * multiple;
+    made.tokens.clear(), made.targets.clear();
+    for (std::int64_t row = 0; row < steps * batch; ++row) {
+      for (std::int64_t t = 0; t < made.time; ++t) {
+        const auto at = static_cast<std::size_t>(row * time + t);
+        made.tokens.push_back(t < time ? tokens[at] : 0);
+        made.targets.push_back(t < time ? targets[at] : -100);
+      }
+    }
+    return made;
+  }
   TokenBatch of(std::int64_t step) const {
     const Shape shape{batch, time};
     const std::int64_t first = step * batch * time;
@@ -153,7 +167,9 @@ GoldenDifferences compare_with_golden(const std::string& folder, const std::stri
   config.optimizer.parameters["weight_decay"] = 0.1;
   config.lora = adapters_in(folder);
   config.mesh = mesh;
-  on_ranks(ranks, model.spec(batches.time), config, [&](Engine& engine) {
+  const int context = ranks > 1 ? Mesh::parse(mesh, ranks).size(MeshAxis::context) : 1;
+  const GoldenBatches padded = batches.padded(2 * context);
+  on_ranks(ranks, model.spec(context > 1 ? padded.time : batches.time), config, [&](Engine& engine) {
     const bool root = engine.runtime().rank() == 0;  // every rank has the same numbers
     load_weights(engine, folder + "/model.safetensors");
     if (config.lora.any()) load_adapters(engine, folder + "/adapter_model.safetensors");
@@ -166,7 +182,7 @@ GoldenDifferences compare_with_golden(const std::string& folder, const std::stri
     }
     const Floats losses = golden["losses"];
     for (std::int64_t step = 0; step < batches.steps; ++step) {
-      train_step(model, engine, [&](std::int64_t) { return batches.of(step); });
+      train_step(model, engine, [&](std::int64_t) { return context > 1 ? padded.of(step) : batches.of(step); });
       for (const auto& unit : engine.model().units()) {
         for (const auto& tensor : unit.tensors) {
           if (step > 0 || engine.frozen(tensor.name)) continue;

@@ -21,7 +21,8 @@ struct GoldenDifferences {
 /// Reads config.json, model.safetensors and golden.safetensors of a folder, and computes logits, loss,
 /// gradients and AdamW steps in fp32 on one rank. Where the folder has an adapter of PEFT's, it is the
 /// adapter that is trained. Throws Error for a folder that cannot be read or does not
-/// fit its model. On a mesh of several ranks with a pipeline, logits and generation are left out.
+/// fit its model. On a mesh of several ranks with a pipeline, logits and generation are left out; with the axis
+/// `context` sequences are padded to whole runs, with targets that are left out.
 GoldenDifferences compare_with_golden(const std::string& folder, const std::string& mesh = {}, int ranks = 1);
 
 }  // namespace tranche::models

@@ -172,6 +172,23 @@ TEST_F(GpuTraining, StagesAndSettingsGiveTheSameBits) {
   }
 }
 
+TEST_F(GpuTraining, RanksOfContextHaveTheLossesOfOneRankOnTheCpu) {
+  GptConfig model = tiny_gpt();
+  model.heads = 4;
+  model.embedding_dropout = model.attention_dropout = model.residual_dropout = 0.1f;
+  const Config one = gpu_config(1, "AdamW");
+  const GptRun wanted = train_gpt(1, model, one, 3, 16, true, DeviceKind::cpu);
+  for (const ContextExchange exchange : {ContextExchange::gather, ContextExchange::ulysses}) {
+    Config config = one;
+    config.mesh = "context=2";
+    config.context_exchange = exchange;
+    const GptRun run = train_gpt(2, model, config, 3, 16, true, DeviceKind::cuda);
+    for (std::size_t step = 0; step < wanted.losses.size(); ++step) {
+      EXPECT_NEAR(run.losses[step], wanted.losses[step], 1e-5 * wanted.losses[step]) << name_of(exchange);
+    }
+  }
+}
+
 TEST_F(GpuTraining, AStepWaitsForTheDeviceOnceAndReplaysItsUpdates) {
   for (const auto& [ranks, inputs_away] : {std::pair(1, false), std::pair(1, true), std::pair(2, false)}) {
     auto config = gpu_config(ranks, "AdamW");

@@ -63,6 +63,19 @@ TEST_P(LlamaGolden, AgreesWithTransformersOnMeshesThatCutLayers) {
   }
 }
 
+TEST_P(LlamaGolden, AgreesWithTransformersOnRanksThatShareTheTokens) {
+  for (const auto& [mesh, ranks] : {std::pair("context=2", 2), std::pair("context=2,tensor=2", 4)}) {
+    const auto found = compare_with_golden(std::string(TRANCHE_GOLDEN) + "/" + GetParam(), mesh, ranks);
+    std::printf("measured: %s on %s: loss %.1e, gradients %.1e (%s), training %.1e\n", GetParam(), mesh,
+                found.loss, found.gradients, found.worst_gradient.c_str(), found.training);
+    EXPECT_LE(found.loss, 1e-5) << mesh;
+    EXPECT_GT(found.gradients, 0) << "gradients were compared";
+    EXPECT_LE(found.gradients, 1e-5) << found.worst_gradient << " on " << mesh;
+    EXPECT_LE(found.training, 1e-5) << mesh;
+    EXPECT_EQ(found.generated, 0) << "tokens of greedy generation on " << mesh;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Architectures, LlamaGolden, ::testing::Values("llama", "mistral", "qwen2", "qwen3"),
                          [](const auto& info) { return std::string(info.param); });
 

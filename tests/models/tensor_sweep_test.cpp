@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -144,6 +145,52 @@ TEST(TensorSweep, LossesAndNormsAreThoseOfOneRank) {
 TEST(TensorSweep, AdaptersWithDropoutHaveTheLossesOfOneRank) {
   sweep(gpt(), {2, 3}, false, true);
   sweep(Llama(eight_heads(LlamaKind::llama)), {4}, false, true);
+}
+
+/// The greatest difference of two runs' weights.
+double furthest_weight(const GptRun& run, const GptRun& other) {
+  double furthest = 0;
+  for (const auto& [name, values] : other.weights) {
+    const std::vector<double>& own = run.weights.at(name);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      furthest = std::max(furthest, std::abs(own[i] - values[i]));
+    }
+  }
+  return furthest;
+}
+
+// Owners put together matrices whose columns or rows the axis cuts. What they receive and give back is bf16,
+// so that the last bit of a gradient may move an element of an update by one unit of bf16, as data ranks do.
+TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
+  constexpr int few_steps = 5;
+  GptConfig four_heads = tiny_gpt();
+  four_heads.heads = 4;
+  const Gpt small(four_heads);
+  const Llama llama(eight_heads(LlamaKind::qwen3));
+  for (const LanguageModel* model :
+       {static_cast<const LanguageModel*>(&small), static_cast<const LanguageModel*>(&llama)}) {
+    const auto run = [&](const Point& point) {
+      Config config = config_at(point, DataType::float32);
+      config.optimizer.type = "Muon";
+      return train_model(point.tensor * point.shards, *model, config, few_steps, time_steps, true);
+    };
+    const GptRun one = run({});
+    const double of_shards = furthest_weight(run({.shards = 2}), one);
+    double furthest = 0;
+    int number = 0;
+    for (const int tensor : {2, 4}) {
+      for (int stage = 0; stage <= 3; ++stage) {
+        if (!test::swept(number++, 3)) continue;
+        const Point point{tensor, 1 + stage % 2, stage};
+        const double difference = furthest_weight(run(point), one);
+        EXPECT_LE(difference, 1e-5) << model->describe() << " " << point.text();
+        furthest = std::max(furthest, difference);
+      }
+    }
+    std::printf(
+        "measured: %s, Muon: weights within %.1e of one rank's after %d steps, within %.1e by two shards\n",
+        model->describe().c_str(), furthest, few_steps, of_shards);
+  }
 }
 
 TEST(TensorSweep, Bf16IsAsNearAsBf16ToFp32) {

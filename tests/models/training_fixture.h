@@ -134,6 +134,19 @@ struct TokenData {
       samples.push_back(s);
     }
   }
+  /// Makes four documents of each row that was drawn, parted where its sample says.
+  void split_in_four() {
+    document_begin.clear();
+    positions.clear();
+    for (const std::int64_t sample : samples) {
+      std::int64_t begin = 0;
+      for (std::int64_t t = 0; t < time; ++t) {
+        if (t > begin && (t + sample) % (time / 3) == 0) begin = t;
+        document_begin.push_back(static_cast<std::int32_t>(begin));
+        positions.push_back(static_cast<std::int32_t>(t - begin));
+      }
+    }
+  }
   /// Makes two documents of each row that was drawn, parted where its sample says.
   void split() {
     document_begin.clear();
@@ -217,8 +230,9 @@ inline GptRun train_model(int ranks, const LanguageModel& model, const Config& c
       ranks, model.spec(time), config,
       [&](Engine& engine) {
         const int rank = engine.runtime().rank();
-        // The ranks of the axis `tensor`, which varies fastest, see the same samples.
-        const int parts = engine.runtime().mesh().size(MeshAxis::tensor);
+        // The ranks of the axes `context` and `tensor`, which vary fastest, see the same samples.
+        const Mesh& mesh = engine.runtime().mesh();
+        const int parts = mesh.size(MeshAxis::context) * mesh.size(MeshAxis::tensor);
         const Config& used = engine.config();
         TokenData data(time, model.shape().vocabulary, ignore_some);
         DeviceBatch device_batch(engine);

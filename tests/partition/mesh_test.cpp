@@ -1,5 +1,6 @@
 #include "tranche/partition/mesh.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -86,18 +87,23 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
   }
   EXPECT_EQ(refusal("replicate=3, shard=*", 8),
             "mesh \"replicate=3, shard=*\": replicate 3 does not divide the 8 ranks, so shard cannot take "
-            "the rest");
+            "the rest; the closest mesh of 8 ranks is \"replicate=4, shard=*\"");
   EXPECT_EQ(refusal("replicate=2, shard=3", 8),
             "mesh \"replicate=2, shard=3\": replicate 2 x shard 3 is 6, but there are 8 ranks; give one axis "
-            "the size "
-            "* to take the rest");
+            "the size * to take the rest; the closest mesh of 8 ranks is \"replicate=2, shard=4\"");
   EXPECT_EQ(refusal("shard=4", 1),
             "mesh \"shard=4\": shard 4, but there is 1 rank; give one axis the size * to take "
-            "the rest");
-  EXPECT_EQ(refusal("replicate=2000000000, shard=2000000000", 8),
-            "mesh \"replicate=2000000000, shard=2000000000\": replicate 2000000000 x shard 2000000000 is "
-            "more than 8, "
-            "but there are 8 ranks; give one axis the size * to take the rest");
+            "the rest; the closest mesh of 1 rank is \"shard=1\"");
+  EXPECT_EQ(
+      refusal("replicate=2000000000, shard=2000000000", 8),
+      "mesh \"replicate=2000000000, shard=2000000000\": replicate 2000000000 x shard 2000000000 is "
+      "more than 8, "
+      "but there are 8 ranks; give one axis the size * to take the rest; the closest mesh of 8 ranks is "
+      "\"replicate=1, shard=8\"");
+  EXPECT_THAT(refusal("pipeline=3, shard=5, tensor=2", 32),
+              testing::HasSubstr("; the closest mesh of 32 ranks is \"pipeline=4, shard=4, tensor=2\""));
+  EXPECT_EQ(refusal("search", 8),
+            "mesh \"search\": tranche plan --fit SIZE searches a mesh; name the axes that it finds");
   EXPECT_EQ(refusal("replicate=*, shard=*", 8),
             "mesh \"replicate=*, shard=*\": both replicate and shard are *; one axis at most can take what "
             "the others "
@@ -114,21 +120,40 @@ TEST(Mesh, WhatIsRefusedNamesTheAxisAndTheArithmetic) {
   EXPECT_EQ(
       refusal("shard", 8),
       "mesh \"shard\": 'shard' has no size; axes with sizes are expected, such as \"replicate=2, shard=*\"");
-  EXPECT_EQ(
-      refusal("context=2, shard=*", 8),
-      "mesh \"context=2, shard=*\": context is 2, but this version has no context parallelism: its size "
-      "has to be 1");
-  EXPECT_EQ(refusal("shard=*, tensor=2", 8), "accepted");
-  EXPECT_EQ(refusal("pipeline=1, shard=*, context=1, tensor=1", 8), "accepted");
+  EXPECT_EQ(refusal("pipeline=2, shard=*, context=2, tensor=2", 8), "accepted");
 }
 
 TEST(Mesh, RanksThatSeeTheSameSamplesHaveOneDataRank) {
   const Mesh today = Mesh::parse("shard=3, replicate=2", 6);
   for (int rank = 0; rank < 6; ++rank) EXPECT_EQ(today.data_rank(rank), rank);
-  const Mesh mesh = Mesh::parse_axes("replicate=2, pipeline=2, shard=3, tensor=2", 24);
+  const Mesh mesh = Mesh::parse("replicate=2, pipeline=2, shard=3, tensor=2", 24);
   EXPECT_EQ(mesh.data_ranks(), 6);
   for (int rank = 0; rank < 24; ++rank) {
     EXPECT_EQ(mesh.data_rank(rank), mesh.coordinate(replicate, rank) * 3 + mesh.coordinate(shard, rank));
+  }
+}
+
+TEST(Mesh, RanksOfShardAndContextShareState) {
+  for (const char* text : {"shard=2, context=3, tensor=2", "context=3, tensor=2, shard=2",
+                           "tensor=2, shard=6", "context=6, tensor=2", "shard=*"}) {
+    const Mesh mesh = Mesh::parse(text, 12);
+    for (int rank = 0; rank < 12; ++rank) {
+      const std::vector<int> group = mesh.group({shard, MeshAxis::context}, rank);
+      EXPECT_EQ(static_cast<int>(group.size()), mesh.state_ranks()) << text;
+      EXPECT_EQ(group[static_cast<std::size_t>(mesh.state_rank(rank))], rank) << text;
+    }
+    EXPECT_EQ(mesh.data_ranks(), mesh.size(shard));
+    EXPECT_EQ(mesh.token_ranks(), mesh.state_ranks());
+  }
+}
+
+TEST(Mesh, RanksOfReplicateShardAndContextHavePromptsOfTheirOwn) {
+  const Mesh mesh = Mesh::parse("context=2, pipeline=2, replicate=2, shard=2", 16);
+  EXPECT_EQ(mesh.data_ranks(), 4);
+  EXPECT_EQ(mesh.token_ranks(), 8);
+  for (int rank = 0; rank < 16; ++rank) {
+    EXPECT_EQ(mesh.token_rank(rank), rank / 8 * 4 + rank % 4);
+    EXPECT_EQ(mesh.data_rank(rank), rank % 4);
   }
 }
 

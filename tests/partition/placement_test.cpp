@@ -59,7 +59,7 @@ TEST(Placement, OfReplicasGivesEachAnEqualPartOfTheShard) {
 
 // Ranks 0 1 | 2 3 are the stages of the first replica, 4 5 | 6 7 those of the second.
 TEST(Placement, SharesTiedTensorsAmongTheStagesThatHoldThem) {
-  const Placement placement(Mesh::parse_axes("replicate=2, pipeline=2, shard=2", 8), 2,
+  const Placement placement(Mesh::parse("replicate=2, pipeline=2, shard=2", 8), 2,
                             {{Shape{100}, 0, false, 0, {0, 1}},
                              {Shape{10}, 0},
                              {Shape{20}, 0, false, 0, {1}},

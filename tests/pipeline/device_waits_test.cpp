@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/run_order.h"
 #include "pipeline/schedule/generators.h"
 #include "pipeline/schedule/lower.h"
+#include "pipeline/schedule/run_order.h"
 
 namespace tranche::pipeline {
 namespace {

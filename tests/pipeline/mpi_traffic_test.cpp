@@ -1,6 +1,6 @@
 // Drawn meshes under mpirun: what leaves the process for each rank, counted by an independent layer of MPI's
-// profiling interface, is the formula of each axis and what the library's meter says. Rows with the axis `tensor`
-// have the bits of thread ranks.
+// profiling interface, is the formula of each axis and what the library's meter says. Rows with the axis
+// `tensor` have the bits of thread ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -32,6 +32,7 @@ constexpr int steps = 2;
 struct Drawn {
   std::shared_ptr<const LanguageModel> model;
   Config config;
+  std::int64_t time = time_steps;
 };
 
 std::vector<int> divisors_of(int number) {
@@ -109,8 +110,10 @@ Drawn draw_cut(std::uint64_t number, int ranks) {
   config.quantized_weights = pick(5) == 0;
   if (pipeline > 1) {
     // Two chunks on a rank where the six units are enough for them.
-    config.pipeline_schedule = std::array{"1f1b", "afab", "zb-h1", "zb-v", "interleaved",
-                                          "breadth-first"}[number % (2 * pipeline <= 6 ? 6 : 3)];
+    config.pipeline_schedule =
+        std::array{
+            "1f1b", "afab", "zb-h1", "zb-v", "interleaved", "breadth-first"}[number %
+                                                                             (2 * pipeline <= 6 ? 6 : 3)];
     if (config.pipeline_schedule == "interleaved") config.accumulation_steps = pipeline;
   }
   config.overlap = false;
@@ -174,6 +177,36 @@ Drawn draw(std::uint64_t number, int ranks) {
   return drawn;
 }
 
+/// A mesh of `ranks` with the axis context, and any others or shard alone beside it.
+Drawn draw_context(std::uint64_t number, int ranks) {
+  const RandomKey key{97, RandomPurpose::test, 15};
+  std::uint64_t counter = number * 64;
+  const auto pick = [&](std::size_t n) { return random_bits(key, counter++) % n; };
+  std::vector<int> sizes;
+  for (const int n : divisors_of(ranks)) {
+    if (n > 1 && n <= 4) sizes.push_back(n);
+  }
+  const int context = sizes[pick(sizes.size())], rest = ranks / context;
+  const std::size_t others = rest == 1 ? 2 : pick(3);
+  Drawn drawn = others == 0 ? draw(number, rest) : draw_cut(number, others == 1 ? rest : context);
+  Config& config = drawn.config;
+  if (others == 2) {
+    config.mesh = "shard=" + std::to_string(rest);
+    config.pipeline_schedule = "1f1b";
+    config.replicate = Replicate::all;
+    config.replica_sum = ReplicaSum::micro_batch;
+  }
+  const std::string axis = "context=" + std::to_string(context);
+  config.mesh = pick(2) == 0 ? axis + ", " + config.mesh : config.mesh + ", " + axis;
+  drawn.time = context == 3 ? 12 : 8;
+  const bool twelve_heads = drawn.model->architecture() == "GPT2LMHeadModel" && others > 0;
+  const int parts = config.mesh_of(ranks).size(MeshAxis::tensor);
+  if (twelve_heads && 12 / parts % context == 0 && pick(2) == 0) {
+    config.context_exchange = ContextExchange::ulysses;
+  }
+  return drawn;
+}
+
 /// The report's figures for one axis.
 struct Along {
   std::int64_t elements = 0, bytes = 0, formula_elements = 0, formula_bytes = 0;
@@ -196,14 +229,20 @@ void add_to(std::vector<std::int64_t>& bytes, const std::vector<int>& group, int
   }
 }
 
+/// Tokens of a micro-batch that a rank computes.
+std::int64_t tokens_of_rank(const Engine& engine) {
+  return engine.config().micro_batch_size * engine.model().tokens_per_sample /
+         engine.runtime().mesh().size(MeshAxis::context);
+}
+
 /// The bytes of rows that this rank sends to each other rank of the axis tensor in a step, by the table of
-/// docs/guides/tensor.md: 8 of a block, 2 for inputs that are gathered again, 3 or 4 where it is recomputed, 2
-/// of the embedding unless it is frozen, 2 of the head and its numbers of the softmax.
+/// docs/guides/tensor.md: 8 of a block, 2 for inputs that are gathered again, 3 or 4 where it is recomputed,
+/// 2 of the embedding unless it is frozen, 2 of the head and its numbers of the softmax.
 std::int64_t bytes_of_rows(const Engine& engine) {
   const Config& config = engine.config();
   const ModelSpec& model = engine.model();
   const auto blocks = static_cast<int>(model.forward.size()) - 2;
-  const std::int64_t tokens = config.micro_batch_size * time_steps;
+  const std::int64_t tokens = tokens_of_rank(engine);
   const std::int64_t rows = divide_round_up(tokens, engine.runtime().mesh().size(MeshAxis::tensor));
   const bool frozen = engine.frozen(model.units().front().tensors.front().name);
   std::int64_t messages = 0, numbers = 0;
@@ -217,8 +256,9 @@ std::int64_t bytes_of_rows(const Engine& engine) {
       messages += (block + 1) % config.checkpoint_every == 0 || block == last ? 3 : 4;
     }
   }
-  return config.accumulation_steps * (messages * rows * model.residual_width * size_of(config.precision.compute) +
-                                      numbers * size_of(DataType::float32));
+  return config.accumulation_steps *
+         (messages * rows * model.residual_width * size_of(config.precision.compute) +
+          numbers * size_of(DataType::float32));
 }
 
 /// The bytes that the formula has for each rank. The ranks of a group get equal parts, except for messages to
@@ -229,14 +269,16 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   const int rank = runtime.rank(), stages = mesh.size(MeshAxis::pipeline),
             stage = mesh.coordinate(MeshAxis::pipeline, rank);
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(runtime.size()));
-  add_to(bytes, mesh.group({MeshAxis::shard}, rank), rank, along(engine, MeshAxis::shard).formula_bytes);
+  add_to(bytes, mesh.group({MeshAxis::shard, MeshAxis::context}, rank), rank,
+         along(engine, MeshAxis::shard).formula_bytes);
+  add_to(bytes, mesh.group({MeshAxis::context}, rank), rank, along(engine, MeshAxis::context).formula_bytes);
   add_to(bytes, mesh.group({MeshAxis::replicate}, rank), rank,
          along(engine, MeshAxis::replicate).formula_bytes);
   // One message for each cut between chunks of different ranks, direction and micro-batch: rows of the
   // residual in the compute dtype.
   const Config& config = engine.config();
   const int parts = mesh.size(MeshAxis::tensor);
-  const std::int64_t message = divide_round_up(config.micro_batch_size * time_steps, parts) *
+  const std::int64_t message = divide_round_up(tokens_of_rank(engine), parts) *
                                engine.model().residual_width * size_of(config.precision.compute);
   const std::vector<int> line = mesh.group({MeshAxis::pipeline}, rank);
   std::int64_t ends = along(engine, MeshAxis::pipeline).formula_bytes;
@@ -256,12 +298,12 @@ std::vector<std::int64_t> expected_bytes(const Engine& engine) {
   if (parts > 1) {  // rows, and sums of whole tensors
     const std::int64_t rows = bytes_of_rows(engine);
     add_to(bytes, mesh.group({MeshAxis::tensor}, rank), rank, (parts - 1) * rows);
-    add_to(bytes, mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank), rank,
+    add_to(bytes, mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank), rank,
            along(engine, MeshAxis::tensor).formula_bytes - (parts - 1) * rows);
   }
   // The rest is of tensors that both ends read, which the shards of both ends share.
   std::vector<int> both;
-  for (const int other : mesh.group({MeshAxis::pipeline, MeshAxis::shard}, rank)) {
+  for (const int other : mesh.group({MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context}, rank)) {
     const int of = mesh.coordinate(MeshAxis::pipeline, other);
     if (of == 0 || of == stages - 1) both.push_back(other);
   }
@@ -287,12 +329,12 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
       "draw " + std::to_string(number) + ": " + drawn.model->architecture() + ", " + config.to_json();
   Runtime runtime(RuntimeOptions::from(config),
                   [](const CommunicatorOptions& options) { return make_mpi_communicator(options); });
-  Engine engine(runtime, drawn.model->spec(time_steps), config);
+  Engine engine(runtime, drawn.model->spec(drawn.time), config);
   const Mesh& mesh = runtime.mesh();
   const bool whole = config.optimizer.type == "Muon";
   const auto control = [&] { return runtime.all().meter().total(Traffic::control).bytes; };
   std::vector<TokenData> places(static_cast<std::size_t>(config.accumulation_steps),
-                                TokenData(time_steps, drawn.model->shape().vocabulary, true));
+                                TokenData(drawn.time, drawn.model->shape().vocabulary, true));
   for (int step = 0; step < steps; ++step) {
     runtime.all().barrier({"", "", Traffic::control}).wait();
     std::vector<std::int64_t> before;
@@ -310,15 +352,15 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
     const std::int64_t control_of_peer = (control() - agreed) / (ranks - 1);
     EXPECT_EQ(test::profiled_collectives(), collectives) << line;
     std::int64_t elements = 0, bytes = 0;
-    for (const MeshAxis axis :
-         {MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::tensor}) {
+    for (int a = 0; a < mesh_axes; ++a) {
+      const auto axis = static_cast<MeshAxis>(a);
       const Along sent = along(engine, axis);
       EXPECT_EQ(sent.elements, sent.formula_elements) << name_of(axis) << " " << line;
       EXPECT_EQ(sent.bytes, sent.formula_bytes) << name_of(axis) << " " << line;
       elements += sent.elements;
       bytes += sent.bytes;
     }
-    for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::tensor}) {
+    for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
       EXPECT_EQ(along(engine, axis).elements > 0, mesh.size(axis) > 1) << name_of(axis) << " " << line;
     }
     std::vector<std::int64_t> counted;
@@ -334,14 +376,14 @@ void expect_what_mpi_sends(std::uint64_t number, Drawn drawn) {
     }
     std::vector<std::int64_t> expected = expected_bytes(engine);
     if (whole) {  // matrices go to their owners, which are ranks of this stage: its other peers are compared
-      for (const int peer : mesh.group({MeshAxis::replicate, MeshAxis::shard}, rank)) {
+      for (const int peer : mesh.group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context}, rank)) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
       }
     }
     // The sums of shared heads go to fewer ranks than those of whole tensors, and the formula has both in one
     // figure: among the ranks of tensor x shard only the total above is compared then.
     if (shares_heads(*drawn.model, mesh)) {
-      for (const int peer : mesh.group({MeshAxis::shard, MeshAxis::tensor}, rank)) {
+      for (const int peer : mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank)) {
         counted[static_cast<std::size_t>(peer)] = expected[static_cast<std::size_t>(peer)] = 0;
       }
     }
@@ -411,6 +453,31 @@ TEST(MpiTraffic, AlongTheAxisTensorOfDrawnMeshesIsTheFormula) {
   }
 }
 
+// 20 more, whose sequences are cut.
+TEST(MpiTraffic, AlongTheAxisContextOfDrawnMeshesIsTheFormula) {
+  const int ranks = test::world().size();
+  const std::uint64_t count = ranks == 3 ? 2 : 6, first = static_cast<std::uint64_t>(ranks) * 100;
+  const test::Sweep cases = test::sweep({first, count});
+  test::AxesMet axes;
+  for (std::uint64_t number = cases.first; number < cases.end(); ++number) {
+    const Config config = draw_context(number, ranks).config;
+    const Mesh mesh = config.mesh_of(ranks);
+    axes.meet("exchange", config.context_exchange);
+    axes.meet("parts", mesh.size(MeshAxis::context));
+    axes.meet("stages", mesh.size(MeshAxis::pipeline) > 1);
+    axes.meet("tensor", mesh.size(MeshAxis::tensor) > 1);
+    axes.meet("shards", mesh.size(MeshAxis::shard) > 1);
+  }
+  if (ranks == 8) {
+    axes.expect("parts", {2, 4});
+    axes.expect("exchange", {ContextExchange::gather, ContextExchange::ulysses});
+    for (const char* axis : {"stages", "tensor", "shards"}) axes.expect(axis, {false, true});
+  }
+  for (const std::uint64_t number : test::rounds(cases)) {
+    expect_what_mpi_sends(number, draw_context(number, ranks));
+  }
+}
+
 /// The bits of a training, of an evaluation and of a text.
 struct Bits {
   kernels::Digest state, weights;
@@ -429,9 +496,9 @@ Bits bits_of(Engine& engine, const LanguageModel& model) {
   for (int step = 0; step < steps; ++step) {
     train_step(model, engine, [&](std::int64_t m) {
       TokenData& data = places[static_cast<std::size_t>(m)];
-      data.draw(((step * config.accumulation_steps + m) * mesh.data_ranks() + data_rank) *
-                    config.micro_batch_size,
-                config.micro_batch_size);
+      data.draw(
+          ((step * config.accumulation_steps + m) * mesh.data_ranks() + data_rank) * config.micro_batch_size,
+          config.micro_batch_size);
       return data.batch();
     });
     const StepResult result = engine.step();

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -45,17 +46,24 @@ class GpuPipeline : public ::testing::Test {
   }
 };
 
+Gpt narrow_gpt_of(int layers) {
+  GptConfig config = tiny_gpt();
+  config.layers = layers;
+  config.heads = 2;  // for two ranks of the axis `tensor`
+  config.width = 8;
+  config.vocabulary = 29;
+  config.positions = 8;
+  config.residual_dropout = 0.1f;
+  return Gpt(config);
+}
+/// With embedding and head five units, for up to five stages.
 const Gpt& narrow_gpt() {
-  static const Gpt model = [] {
-    GptConfig config = tiny_gpt();
-    config.layers = 3;  // with embedding and head five units, for up to five stages
-    config.heads = 2;   // for two ranks of the axis `tensor`
-    config.width = 8;
-    config.vocabulary = 29;
-    config.positions = 8;
-    config.residual_dropout = 0.1f;
-    return Gpt(config);
-  }();
+  static const Gpt model = narrow_gpt_of(3);
+  return model;
+}
+/// Eight units: two chunks on each of four stages.
+const Gpt& deep_gpt() {
+  static const Gpt model = narrow_gpt_of(6);
   return model;
 }
 
@@ -77,11 +85,11 @@ Config base_config(int stage, int micro_batches = 4) {
 /// A step of the engine; each micro-batch in memory of its own, as several are open at once.
 class Trainer {
  public:
-  explicit Trainer(Engine& engine) : engine_(engine) {
+  explicit Trainer(Engine& engine, const Gpt& model = narrow_gpt()) : engine_(engine), model_(model) {
     for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) places_.emplace_back(engine);
   }
   StepResult step(const std::function<void(std::int64_t)>& before = {}) {
-    train_step(narrow_gpt(), engine_, [&](std::int64_t m) {
+    train_step(model_, engine_, [&](std::int64_t m) {
       if (before) before(m);
       const Mesh& mesh = engine_.runtime().mesh();
       return draw(static_cast<std::size_t>(m), engine_.samples() + m * mesh.data_ranks());
@@ -91,7 +99,7 @@ class Trainer {
   double evaluate() {
     engine_.begin_evaluation();
     for (std::int64_t pass = 0; pass < 2; ++pass) {
-      narrow_gpt().evaluate(engine_, draw(static_cast<std::size_t>(pass), 1000 + 2 * pass));
+      model_.evaluate(engine_, draw(static_cast<std::size_t>(pass), 1000 + 2 * pass));
     }
     return engine_.end_evaluation().loss;
   }
@@ -109,6 +117,7 @@ class Trainer {
     return at.on_device.of(at.data);
   }
   Engine& engine_;
+  const Gpt& model_;
   std::deque<Place> places_;
 };
 
@@ -120,14 +129,15 @@ struct Bits {
 };
 
 /// The observations of all ranks.
-std::vector<Bits> trained(Config config, const std::string& mesh, int ranks, int steps = 2) {
+std::vector<Bits> trained(Config config, const std::string& mesh, int ranks, int steps = 2,
+                          const Gpt& model = narrow_gpt()) {
   config.mesh = mesh;
   std::vector<Bits> all;
   std::mutex mutex;
   on_ranks(
-      ranks, narrow_gpt().spec(time_steps), config,
+      ranks, model.spec(time_steps), config,
       [&](Engine& engine) {
-        Trainer trainer(engine);
+        Trainer trainer(engine, model);
         Bits mine;
         for (int step = 0; step < steps; ++step) {
           const StepResult result = trainer.step();
@@ -157,6 +167,31 @@ TEST_F(GpuPipeline, HasTheBitsOfOneGpuAndDoesNotHang) {
           config.device_transport = transport;
           config.pipeline_schedule = schedule;
           for (const Bits& rank : trained(config, "pipeline=" + std::to_string(stages), stages)) {
+            EXPECT_TRUE(rank == one) << stages << " stages, " << schedule << ", ZeRO stage " << zero
+                                     << ", transport " << transport;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Two chunks on a rank in a loop: the last stage sends residuals to the first one, which sends gradients
+// back. With ZeRO stage 3 breadth-first gathers a chunk at once. zb-v, which is no loop, has its plan's
+// memory below.
+TEST_F(GpuPipeline, HasTheBitsOfOneGpuWithSeveralChunks) {
+  for (const int stages : {3, 4}) {
+    const Bits one = trained(base_config(0, 2 * stages), "", 1, 2, deep_gpt()).front();
+    int number = stages;
+    for (const char* transport : {"auto", "staged"}) {
+      for (const char* const schedule : {"interleaved", "breadth-first"}) {
+        for (const int zero : {0, 3}) {
+          if (test::sanitized && number++ % 3 != 0) continue;
+          Config config = base_config(zero, 2 * stages);
+          config.device_transport = transport;
+          config.pipeline_schedule = schedule;
+          for (const Bits& rank :
+               trained(config, "pipeline=" + std::to_string(stages), stages, 2, deep_gpt())) {
             EXPECT_TRUE(rank == one) << stages << " stages, " << schedule << ", ZeRO stage " << zero
                                      << ", transport " << transport;
           }
@@ -196,11 +231,12 @@ TEST_F(GpuPipeline, WaitsOnceAStepForTheGpu) {
 }
 
 /// Trains four steps and compares what each rank takes with its plan, messages included.
-void expect_memory_of_plan(const Config& config, int ranks, const std::string& what) {
+void expect_memory_of_plan(const Config& config, int ranks, const std::string& what,
+                           const Gpt& model = narrow_gpt()) {
   on_ranks(
-      ranks, narrow_gpt().spec(time_steps), config,
+      ranks, model.spec(time_steps), config,
       [&](Engine& engine) {
-        Trainer trainer(engine);
+        Trainer trainer(engine, model);
         const int rank = engine.runtime().rank();
         for (int step = 0; step < 4; ++step) {
           const std::int64_t calls = engine.runtime().memory_calls();
@@ -212,7 +248,7 @@ void expect_memory_of_plan(const Config& config, int ranks, const std::string& w
         planner::PlanRequest request;
         request.model.name = "narrow";
         request.model.language = std::shared_ptr<const LanguageModel>(
-            std::shared_ptr<void>(), static_cast<const LanguageModel*>(&narrow_gpt()));
+            std::shared_ptr<void>(), static_cast<const LanguageModel*>(&model));
         request.config = config;
         request.sequence = time_steps;
         request.ranks = ranks;
@@ -241,6 +277,13 @@ TEST_F(GpuPipeline, TakesTheMemoryOfItsPlan) {
       config.device_transport = transport;
       expect_memory_of_plan(config, 3, std::string(schedule) + ", " + transport);
     }
+  }
+  for (const char* const schedule : {"interleaved", "zb-v", "breadth-first", "zb-h1"}) {
+    if (test::sanitized && std::string_view(schedule) == "breadth-first") break;
+    Config config = base_config(3, 6);
+    config.mesh = "pipeline=3";
+    config.pipeline_schedule = schedule;
+    expect_memory_of_plan(config, 3, schedule, deep_gpt());
   }
 }
 
@@ -290,20 +333,23 @@ TEST_F(GpuTensor, TakesTheMemoryOfItsPlan) {
 /// The error that each rank ends with while rank 1 of three stages does `what` before its third micro-batch.
 /// `what` is told how many of the others have ended.
 std::vector<std::string> ends(const char* transport, double timeout,
-                              const std::function<void(const std::atomic<int>&)>& what) {
-  Config config = base_config(0);
+                              const std::function<void(const std::atomic<int>&)>& what,
+                              const char* schedule = "1f1b") {
+  const Gpt& model = deep_gpt();
+  Config config = base_config(0, 6);
   config.mesh = "pipeline=3";
+  config.pipeline_schedule = schedule;
   config.device_transport = transport;
   config.communication_timeout = timeout;
   std::vector<std::string> texts(3);
   std::atomic<int> ended{0};
   try {
     on_ranks(
-        3, narrow_gpt().spec(time_steps), config,
+        3, model.spec(time_steps), config,
         [&](Engine& engine) {
           const int rank = engine.runtime().rank();
           try {
-            Trainer trainer(engine);
+            Trainer trainer(engine, model);
             for (int step = 0; step < 2; ++step) {
               (void)trainer.step([&](std::int64_t m) {
                 if (rank == 1 && step == 1 && m == 2) what(ended);
@@ -354,6 +400,29 @@ TEST_F(GpuPipeline, AStageThatHangsIsNamedWithTheMessage) {
     }
     EXPECT_LT(watch.seconds(), 40) << transport;
   }
+}
+
+TEST_F(GpuPipeline, AStageOfALoopThatThrowsOrHangsEndsAll) {
+  const auto at_rank_1 = ContainsRegex("rank 1 failed: forward of micro-batch 2 on chunk 1, .*: planted");
+  std::vector<std::string> texts = ends(
+      "auto", 60, [](const std::atomic<int>&) { throw NumericalError("planted"); }, "interleaved");
+  for (const std::size_t rank : {0, 2}) EXPECT_THAT(texts[rank], at_rank_1) << rank;
+  const detail::Stopwatch watch;
+  texts = ends(
+      "auto", 1.5,
+      [&](const std::atomic<int>& ended) {
+        while (ended < 2 && watch.seconds() < 60) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        throw NumericalError("woken");
+      },
+      "interleaved");
+  for (const std::size_t rank : {0, 2}) {
+    EXPECT_THAT(
+        texts[rank],
+        ContainsRegex("of micro-batch [0-9] .*: (rank [0-2] has not taken the data of this rank|no data "
+                      "from rank [0-2]) after 1.5 s"))
+        << rank;
+  }
+  EXPECT_LT(watch.seconds(), 40);
 }
 
 }  // namespace

@@ -13,7 +13,9 @@
 #include <utility>
 
 #include "engine/pipeline_order.h"
+#include "pipeline/schedule/generators.h"
 #include "tests/core/error_text.h"
+#include "tests/tools/temporary.h"
 #include "tranche/core/error.h"
 #include "tranche/models/gpt.h"
 
@@ -197,21 +199,54 @@ TEST(Stages, GatherAUnitOfTwoChunksOnce) {
 
 TEST(Stages, AreNeighboursOnGpus) {
   Config config;
-  const auto text = [&](const char* schedule, int stages, DeviceKind device = DeviceKind::cuda) {
+  const auto text = [&](const std::string& schedule, int stages, DeviceKind device = DeviceKind::cuda) {
     config.pipeline_schedule = schedule;
     return test::message_of<ConfigurationError>([&] { check_neighbours(config, stages, device); });
   };
+  for (const pipeline::NamedSchedule& named : pipeline::named_schedules()) {
+    config.accumulation_steps = 4;
+    EXPECT_EQ(text(std::string(named.name), 4), test::nothing_thrown) << named.name;
+  }
+  const tools::test::TemporaryFolder folder;
+  const std::string file = folder.write("far.csv", "0F0,0B0\n2F0,2B0\n1F0,1B0\n3F0,3B0\n");
+  config.accumulation_steps = 1;
+  EXPECT_EQ(text(file, 4), "tranche.pipeline_schedule \"" + file +
+                               "\": chunk 0 is on stage 0 and the next one on stage 2; on GPUs a stage sends "
+                               "messages to the stages before and behind it alone, and the last one to the "
+                               "first: place the chunks in a loop or in a V");
+  EXPECT_EQ(text(file, 4, DeviceKind::cpu), test::nothing_thrown);
+}
+
+// The file is read when the model is divided, and again for the actions.
+TEST(Stages, RefuseAFileThatChangesMeanwhile) {
+  const tools::test::TemporaryFolder folder;
+  Config config;
+  config.accumulation_steps = 1;
+  config.pipeline_schedule = folder.write("mine.csv", "0F0,3F0,3B0,0B0\n1F0,2F0,2B0,1B0\n");
+  config.pipeline_cuts = PipelineCuts::equal;
+  const Stages stages = divide(tied_model(), config, 2);
+  EXPECT_EQ(schedule_of(config, stages)->rank_of_chunk, stages.stage_of_chunk);
+  (void)folder.write("mine.csv", "0F0,2F0,2B0,0B0\n1F0,3F0,3B0,1B0\n");
+  EXPECT_EQ(test::message_of<ConfigurationError>([&] { (void)schedule_of(config, stages); }),
+            "tranche.pipeline_schedule: " + config.pipeline_schedule +
+                " was changed while the run started: its chunks lie on other stages now; start again");
+}
+
+TEST(Stages, JoinTheirEndsInALoop) {
+  Config config;
+  const auto joined = [&](const char* schedule, int stages) {
+    config.pipeline_schedule = schedule;
+    Stages made;
+    made.count = stages;
+    made.stage_of_chunk = stages_of_chunks(config, stages);
+    made.begins.resize(made.stage_of_chunk.size());
+    return made.joins_ends();
+  };
   for (const char* const looped : {"interleaved", "breadth-first"}) {
-    EXPECT_EQ(text(looped, 3), "tranche.pipeline_schedule \"" + std::string(looped) +
-                                   "\": chunk 2 is on stage 2 and the next one on stage 0; on GPUs a stage "
-                                   "sends messages to its neighbours alone yet: choose zb-v or a schedule "
-                                   "with one chunk on each rank, or two stages");
-    EXPECT_EQ(text(looped, 2), test::nothing_thrown);
-    EXPECT_EQ(text(looped, 4, DeviceKind::cpu), test::nothing_thrown);
+    EXPECT_TRUE(joined(looped, 3)) << looped;
+    EXPECT_FALSE(joined(looped, 2)) << "two stages are neighbours";
   }
-  for (const char* const near : {"1f1b", "afab", "zb-h1", "zb-v"}) {
-    EXPECT_EQ(text(near, 4), test::nothing_thrown) << near;
-  }
+  for (const char* const near : {"1f1b", "afab", "zb-h1", "zb-v"}) EXPECT_FALSE(joined(near, 4)) << near;
 }
 
 TEST(Stages, NameChunksWhereAListCutsThem) {

@@ -615,9 +615,11 @@ TEST(PlanCommand, Refusals) {
     more.insert(more.begin(), staged.begin(), staged.end());
     return refused(more);
   };
-  EXPECT_THAT(of_stages({"--fit", "1GiB"}),
-              HasSubstr("--fit searches on replicate, shard and tensor; tranche.mesh "
-                        "\"pipeline=2\" has a pipeline: plan its stages with --rank"));
+  EXPECT_THAT(
+      of_stages({"--fit", "1GiB"}),
+      HasSubstr("--fit searches on replicate, shard and tensor; tranche.mesh "
+                "\"pipeline=2\" has a pipeline: plan its stages with --rank, or search with --mesh 'search, "
+                "pipeline=2'"));
   EXPECT_THAT(
       of_stages({"--device", "cuda", "--machine", "dgx-h100"}),
       HasSubstr("--machine projects meshes of replicate, shard and tensor; tranche.mesh \"pipeline=2\""));

@@ -156,16 +156,6 @@ ProgramResult planned(const std::vector<std::string>& more) {
   return tools::test::run(arguments);
 }
 
-TEST(StagePlans, RefuseMessagesBetweenDistantStagesOnGpus) {
-  const ProgramResult result =
-      planned({"--device", "cuda", "--set", "tranche.pipeline_schedule=breadth-first"});
-  EXPECT_EQ(result.status, 2);
-  EXPECT_THAT(result.errors,
-              HasSubstr("tranche.pipeline_schedule \"breadth-first\": chunk 3 is on stage 3 and the next one "
-                        "on stage 0; on GPUs a stage sends messages to its neighbours alone yet"));
-  EXPECT_EQ(planned({"--device", "cuda", "--set", "tranche.pipeline_schedule=zb-v"}).status, 0);
-}
-
 TEST(StagePlans, HaveALineEachInTheProgramsTable) {
   const ProgramResult result = planned({});
   EXPECT_EQ(result.status, 0) << result.errors;
@@ -251,11 +241,9 @@ TEST(StagePlans, CompareTheSchedulesThatTheBatchAllows) {
   EXPECT_THAT(schedules[5]["refused"].get<std::string>(), HasSubstr("takes micro-batches in rounds of 3"));
   request.device = DeviceKind::cuda;
   request.config.accumulation_steps = 6;
-  const std::string on_gpus = schedule_choices_text(schedule_choices(request, plan_stages(request, 0), 0));
-  for (const char* const looped : {"interleaved    ", "breadth-first  "}) {
-    EXPECT_THAT(on_gpus, HasSubstr(looped + std::string("not here: tranche.pipeline_schedule \"")));
-  }
-  EXPECT_THAT(on_gpus, HasSubstr("on GPUs a stage sends messages to its neighbours alone yet: choose zb-v"));
+  EXPECT_THAT(schedule_choices_text(schedule_choices(request, plan_stages(request, 0), 0)),
+              Not(HasSubstr("not here")))
+      << "GPUs run all of them";
   request.device = DeviceKind::cpu;
   request.config.mesh = "shard=*";
   EXPECT_TRUE(schedule_choices(request, {}, 0).empty());

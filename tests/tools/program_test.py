@@ -511,13 +511,13 @@ def suite_pipeline_rows():
             print(f"equal to '{plain or 'one rank'}': {model}, {mesh}, ZeRO stage {stage}, {schedule}, {dtype}, {reduction}: {found[0]}")
 
 
-def suite_tensor():
-    """Ranks that cut layers have the losses, the evaluation and the greedy text of one rank, and a rank that fails is named with its coordinates,
-    the layer and the micro-batch."""
-    one, seen, checkpoint = None, {}, path("cut")
-    for ranks, mesh in ((0, []), (3, ["--mesh", "tensor=3"]), (6, ["--mesh", "shard=2, tensor=3", "--stage", "3"])):
-        report = trained(mesh + ["--dtype", "fp32", "--micro-batch", "2" if ranks == 6 else "4", "--set", "gradient_clipping=0.5"] +
-                         (["--checkpoint-dir", checkpoint] if ranks == 3 else []), ranks)
+def expect_results_of_one_rank(axis, meshes, flags=()):
+    """On meshes of (ranks, flags) with `axis`, of which the first has one copy of the batch: losses, norms and evaluation of one rank, traffic of the
+    formula, a state that one rank loads, and the greedy text of one rank."""
+    one, seen, checkpoint, first = None, {}, path("of-" + axis), meshes[0][0]
+    for ranks, mesh in [(0, [])] + meshes:
+        report = trained(mesh + [*flags, "--dtype", "fp32", "--micro-batch", "2" if ranks > first else "4", "--set", "gradient_clipping=0.5"] +
+                         (["--checkpoint-dir", checkpoint] if ranks == first else []), ranks)
         if report is None:
             continue
         figures = [step["loss"] for step in report["steps"]] + [step["grad_norm"] for step in report["steps"]] + [report["validation_loss"]]
@@ -527,17 +527,32 @@ def suite_tensor():
         if len(figures) != len(one) or apart > 1e-5:
             failures.append(f"losses of {mesh}")
             print(f"FAILED: losses, norms and evaluation of one rank to 1e-5 with {mesh}, not {apart}\n  {one}\n  {figures}")
-        for axis in report["traffic"]["by_axis"]:
-            if axis["elements"] != axis["formula_elements"] or (axis["axis"] == "tensor" and axis["elements"] == 0):
-                failures.append(f"traffic of {axis}")
-                print(f"FAILED: traffic is the formula's with {mesh}: {axis}")
-    resumed = expect(TINY + ["--dtype", "fp32", "--micro-batch", "4", "--resume", checkpoint, "--steps", "4"], 0, 0)
-    check(seen[3]["state_digest"] in resumed[1], "one rank loads the state that three have saved", ["--resume"], 0, resumed)
+        for sent in report["traffic"]["by_axis"]:
+            if sent["elements"] != sent["formula_elements"] or (sent["axis"] == axis and sent["elements"] == 0):
+                failures.append(f"traffic of {sent}")
+                print(f"FAILED: traffic is the formula's with {mesh}: {sent}")
+    resumed = expect(TINY + [*flags, "--dtype", "fp32", "--micro-batch", "4", "--resume", checkpoint, "--steps", "4"], 0, 0)
+    check(seen[first]["state_digest"] in resumed[1], f"one rank loads the state that {first} have saved", ["--resume"], 0, resumed)
     text = ["generate", "--from", checkpoint, "--prompt", "the cat", "--tokens", "30", "--json", "--threads", "1", "--greedy", "--dtype", "fp32"]
-    said = [[line for line in expect(text + mesh, ranks, 0)[1].split("\n") if line.startswith("{")] for ranks, mesh in ((0, []), (3, ["--mesh", "tensor=3"]))]
+    said = [[line for line in expect(text + mesh, ranks, 0)[1].split("\n") if line.startswith("{")] for ranks, mesh in ((0, []), meshes[0])]
     if not said[0] or said[0] != said[1]:
-        failures.append("text of a mesh that cuts layers")
-        print(f"FAILED: the greedy text of one rank on three\n  {said}")
+        failures.append(f"text of a mesh with {axis}")
+        print(f"FAILED: the greedy text of one rank on {first}\n  {said}")
+
+
+def suite_context():
+    """Ranks that share out sequences have the losses, the evaluation and the greedy text of one rank, and one that fails is named."""
+    expect_results_of_one_rank("context", [(2, ["--mesh", "context=2"]), (4, ["--mesh", "shard=2, context=2", "--stage", "3"])], ["--sequence", "12"])
+    cut = TINY + ["--steps", "1000000", "--max-seconds", "100", "--mesh", "context=2"]
+    side_by_side(2, [
+        (expect, cut + ["--sequence", "14"], 2, 2, ["samples of 14 tokens cannot be cut into 4 equal parts", "use sequences of 12 or 16 tokens"]),
+        (expect, cut + ["--sequence", "12", "--debug-fail", "1:2"], 2, 5, ["[rank 1] --debug-fail: told to fail in step 2", "[rank 0]", "rank 1 failed"], None, 20)])
+
+
+def suite_tensor():
+    """Ranks that cut layers have the losses, the evaluation and the greedy text of one rank, and a rank that fails is named with its coordinates,
+    the layer and the micro-batch."""
+    expect_results_of_one_rank("tensor", [(3, ["--mesh", "tensor=3"]), (6, ["--mesh", "shard=2, tensor=3", "--stage", "3"])])
     timeout = ["--set", "tranche.communication_timeout=3", "--steps", "1000000", "--max-seconds", "100"]
     cut, both = TINY + timeout + ["--mesh", "tensor=3"], TINY + timeout + ["--mesh", "shard=2, tensor=3"]
 

@@ -26,7 +26,7 @@ using testing::Not;
 /// Two steps of warm-up and two that are timed: 100 positions, of which 14 are learned, in 0.5 + 0.5 + (0.3 +
 /// 0.7) seconds.
 json report() {
-  return json::parse(R"({"world": 2, "stage": 3, "weights_digest": "ab", "numerics_fingerprint": "cpu",
+  return json::parse(R"({"world": 2, "stage": 3, "config": {"tranche": {}}, "weights_digest": "ab", "numerics_fingerprint": "cpu",
       "matmul_peak_flops": 5000.0, "model": {"flops_per_token": 10.0, "parameters": 4},
       "placement": {"ranks_on_host": 2, "threads": 1, "cores": 4, "host_cores": 8},
       "traffic": {"all_gather": {"calls": 1, "elements": 10, "bytes": 20}, "reduce_scatter": {"calls": 1, "elements": 5, "bytes": 10},
@@ -35,13 +35,13 @@ json report() {
                  "host": {"peak_bytes": 50}},
       "steps": [
         {"tokens": 7, "positions": 50, "seconds": 9, "between_seconds": 9, "update_seconds": 9, "exposed_gather_seconds": 9,
-         "exposed_reduce_seconds": 9, "exposed_offload_seconds": 9, "cpu_seconds": 9},
+         "exposed_reduce_seconds": 9, "exposed_offload_seconds": 9, "exposed_message_seconds": 9, "cpu_seconds": 9},
         {"tokens": 7, "positions": 50, "seconds": 9, "between_seconds": 9, "update_seconds": 9, "exposed_gather_seconds": 9,
-         "exposed_reduce_seconds": 9, "exposed_offload_seconds": 9, "cpu_seconds": 9},
+         "exposed_reduce_seconds": 9, "exposed_offload_seconds": 9, "exposed_message_seconds": 9, "cpu_seconds": 9},
         {"tokens": 7, "positions": 50, "seconds": 1.0, "between_seconds": 0.25, "update_seconds": 0.25, "exposed_gather_seconds": 0.125,
-         "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.0, "cpu_seconds": 2.0},
+         "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.0, "exposed_message_seconds": 0.125, "cpu_seconds": 2.0},
         {"tokens": 7, "positions": 50, "seconds": 0.5, "between_seconds": 0.25, "update_seconds": 0.0, "exposed_gather_seconds": 0.125,
-         "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.125, "cpu_seconds": 1.0}]})");
+         "exposed_reduce_seconds": 0.0625, "exposed_offload_seconds": 0.125, "exposed_message_seconds": 0.0, "cpu_seconds": 1.0}]})");
 }
 
 TEST(ScaleFormula, IsTheStateThatAPlanHoldsOnEveryMesh) {
@@ -55,8 +55,10 @@ TEST(ScaleFormula, IsTheStateThatAPlanHoldsOnEveryMesh) {
   request.ranks = 8;
   request.config.workspace_bytes = 8 << 20;
   request.config.accumulation_steps = 2;
-  for (const char* mesh : {"", "replicate=2, shard=4", "shard=4, tensor=2", "shard=2, tensor=4",
-                           "pipeline=2, shard=4", "pipeline=2, shard=2, tensor=2", "replicate=4, tensor=2"}) {
+  for (const char* mesh :
+       {"", "replicate=2, shard=4", "shard=4, tensor=2", "shard=2, tensor=4", "pipeline=2, shard=4",
+        "pipeline=2, shard=2, tensor=2", "replicate=4, tensor=2", "shard=4, context=2",
+        "pipeline=2, context=2, tensor=2", "replicate=2, context=4"}) {
     for (const Replicate replicate : {Replicate::all, Replicate::parameters}) {
       for (int stage = 0; stage <= 3; ++stage) {
         if (replicate == Replicate::parameters &&
@@ -93,8 +95,13 @@ TEST(ScaleFigures, LeaveWarmUpOutAndAddUp) {
   EXPECT_DOUBLE_EQ(run.step.update, 0.125);
   EXPECT_DOUBLE_EQ(run.step.other, 0.25 + 0.0625);
   EXPECT_DOUBLE_EQ(run.step.seconds(), 1.0);
-  EXPECT_DOUBLE_EQ(run.step.compute, 1.0 - 0.125 - 0.0625 - 0.125 - 0.3125);
-  EXPECT_DOUBLE_EQ(run.step.exposed(), 0.1875);
+  EXPECT_DOUBLE_EQ(run.step.messages, 0.0625);
+  EXPECT_DOUBLE_EQ(run.step.compute, 1.0 - 0.125 - 0.0625 - 0.0625 - 0.125 - 0.3125);
+  EXPECT_DOUBLE_EQ(run.step.exposed(), 0.25);
+  EXPECT_EQ(run.schedule, "1f1b") << "the default, which a report does not write";
+  json other = report();
+  other["config"]["tranche"]["pipeline_schedule"] = "zb-h1";
+  EXPECT_EQ(figures_of(other.dump(), 2).schedule, "zb-h1");
   EXPECT_EQ(run.elements, 15) << "control traffic is not the formula's";
   EXPECT_EQ(run.bytes, 30);
   EXPECT_EQ(run.formula_bytes, 31) << "the engine's word, not what was sent";
@@ -301,7 +308,7 @@ TEST(ScaleResults, TableClaimsNothingOfSharedCores) {
                              HasSubstr("12,345,678 parameters in bf16"), HasSubstr("commit abc"),
                              HasSubstr("begun 2026-11-22 05:10 UTC at a load average of 1.25"),
                              HasSubstr("| 2 | 0 | 8 | 135 (90 to 180) | 67.5 | 90.0 % | "
-                                       "1000.0 | 187.5 | 30 | 30 | 0.00 | 0.00 |"),
+                                       "1000.0 | 250.0 | 30 | 30 | 0.00 | 0.00 |"),
                              Not(HasSubstr("| 8 | 0 |"))));
   EXPECT_THAT(rest, AllOf(HasSubstr("| 8 | 0 | 32 | 8.000 | 30 | 30 |"), Not(HasSubstr("tokens/s ("))));
   EXPECT_THAT(rest, HasSubstr("to the byte, in every run.\n"));
@@ -339,6 +346,55 @@ TEST(ScaleResults, JsonAndCsvHaveEveryRun) {
     EXPECT_EQ(std::count(line.begin(), line.end(), ','), std::count(head.begin(), head.end(), ',')) << line;
   }
   EXPECT_THAT(csv, HasSubstr("\n2,0,1,weak,4,1,8,0,180,"));
+}
+
+/// Two schedules of the same pipeline at stage 0, of which the second is 1.25 times as fast.
+StudyFacts two_schedules() {
+  StudyFacts known = facts();
+  known.ranks = {2};
+  known.stages = {0};
+  known.schedules = {"1f1b", "zb-h1"};
+  const PointPlan plan = known.plans.at({2, 0});
+  known.plans.clear();
+  known.curves.clear();
+  for (const std::string& schedule : known.schedules) {
+    PointPlan own = plan;
+    own.schedule = schedule;
+    known.plans[own.key()] = own;
+    known.curves[{0, "", schedule}] = {own};
+  }
+  return known;
+}
+
+TEST(ScaleResults, CompareSchedules) {
+  const StudyFacts known = two_schedules();
+  std::vector<RunFigures> runs;
+  for (const int repeat : {1, 2}) {
+    for (const std::string& schedule : known.schedules) {
+      runs.push_back(run_of(2, 0, repeat, schedule == "1f1b" ? 100 : 125));
+      runs.back().schedule = schedule;
+    }
+  }
+  runs.back().peak[0] = 999;
+  StudyResults results = results_of(known, runs);
+  ASSERT_EQ(results.points.size(), 2u);
+  EXPECT_TRUE(results.whole());
+  EXPECT_DOUBLE_EQ(results.points[0].tokens_per_second.middle, 100);
+  EXPECT_DOUBLE_EQ(results.points[1].tokens_per_second.middle, 125);
+  EXPECT_THAT(results.differences, ElementsAre("2 ranks, stage 0, schedule zb-h1: device memory of 999 bytes was "
+                                               "measured, 1000 were predicted"));
+  const std::string table = results_table(known, results);
+  EXPECT_THAT(table, AllOf(HasSubstr("| ranks | stage | schedule | batch |"), HasSubstr("| 2 | 0 | 1f1b | 8 | 100 |"),
+                           HasSubstr("| 2 | 0 | zb-h1 | 8 | 125 |"), HasSubstr("same stage and schedule, within")));
+  const json document = json::parse(results_json(known, results, "{}"));
+  EXPECT_EQ(document["points"][1]["pipeline_schedule"], "zb-h1");
+  EXPECT_EQ(document["points"][1]["runs"][0]["exposed_message_seconds"], 0.0625);
+  EXPECT_THAT(results_csv(known, results), HasSubstr(",\"\",\"zb-h1\",0.0625\n"));
+  std::map<std::string, std::string> plots;
+  for (auto& [name, svg] : results_plots(known, results)) plots[name] = svg;
+  EXPECT_THAT(plots["throughput.svg"], AllOf(HasSubstr(">stage 0, 1f1b<"), HasSubstr(">stage 0, zb-h1<")));
+  EXPECT_THAT(plots["time.svg"], AllOf(HasSubstr("stage, schedule 1: 1f1b; 2: zb-h1"), HasSubstr(">0 (2)<"),
+                                       HasSubstr(">exposed messages<")));
 }
 
 TEST(ScalePlots, ShowIdealMarksAndCurves) {

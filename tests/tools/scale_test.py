@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """scale_test.py PROGRAM SUITE: `tranche scale` as people run it, on one and two ranks of a tiny model.
 
-Suites: study (a whole one, with --json and its files; another study in its folder), meshes (several in one), resume (killed in the middle, gone on
+Suites: study (a whole one, with --json and its files; another study in its folder), meshes (several in one), schedules (of a pipeline), resume (killed in the middle, gone on
 with), failures (points that fail, die and hang), refusals (what is told before any run), launchers (mpirun's arguments, srun).
 """
 
@@ -87,7 +87,8 @@ def suite_study():
         assert ("efficiency" in point) == (point["ranks"] <= CORES), point
         assert point["work_inflation"]["median"] > 0 and point["state_formula_bytes"] > 0
         for run in point["runs"]:
-            parts = sum(run[part + "_seconds"] for part in ("compute", "exposed_gather", "exposed_reduce", "update", "other"))
+            parts = sum(run[part + "_seconds"]
+                        for part in ("compute", "exposed_gather", "exposed_reduce", "exposed_message", "update", "other"))
             assert abs(parts - run["seconds_per_step"]) < 1e-9 and run["compute_seconds"] > 0, run
             assert abs(run["tokens_per_second"] * run["seconds_per_step"] - run["tokens_per_step"]) < 1e-6, run
             assert run["tokens_per_step"] == 16 * point["batch"] and run["cpu_seconds_per_token"] > 0
@@ -144,9 +145,9 @@ def suite_study():
 
 def suite_meshes():
     out = HERE / "meshes"
-    meshes = ["shard=*", "replicate=2, shard=1", "tensor=2"]
+    meshes = ["shard=*", "replicate=2, shard=1", "tensor=2", "context=2"]
     done = scale(out, ["--ranks", "2", "--stages", "0,3", "--repeats", "1", "--meshes", "; ".join(meshes), "--json"])
-    expect_in(["1 x 2 x 3 points, 1 repeats: 6 runs", "repeat 1, 2 ranks, stage 3, mesh replicate=2, shard=1: "],
+    expect_in(["1 x 2 x 4 points, 1 repeats: 8 runs", "repeat 1, 2 ranks, stage 3, mesh replicate=2, shard=1: "],
               done.stderr, "progress")
     results = json.loads(done.stdout)
     assert results["complete"] and results["differences"] == [], results["differences"]
@@ -158,11 +159,13 @@ def suite_meshes():
         assert abs(point["state_formula_bytes"] - measured) <= measured / 1000, point
     # Ranks of tensor hold half of the cut tensors, at every stage.
     assert runs[0, meshes[2]]["state_measured_bytes"] < 0.6 * runs[0, meshes[1]]["state_measured_bytes"], runs
+    # Ranks of context share state as those of shard do.
+    assert all(runs[stage, meshes[3]]["state_measured_bytes"] == runs[stage, meshes[0]]["state_measured_bytes"] for stage in (0, 3)), runs
     # With one copy on each rank no stage shards anything: all hold and send the same.
     assert runs[0, meshes[1]]["state_measured_bytes"] == runs[3, meshes[1]]["state_measured_bytes"], runs
     assert runs[3, meshes[0]]["state_measured_bytes"] < runs[3, meshes[1]]["state_measured_bytes"], runs
     assert sorted(path.name for path in (out / "runs").glob("*.json")) == [
-        f"n2-stage{stage}-mesh{number}-r1.json" for stage in (0, 3) for number in (1, 2, 3)]
+        f"n2-stage{stage}-mesh{number}-r1.json" for stage in (0, 3) for number in (1, 2, 3, 4)]
     report = json.loads((out / "runs" / "n2-stage3-mesh2-r1.json").read_text(encoding="utf-8"))
     assert report["mesh"] == {"axes": "replicate=2", "coordinates": [{"replicate": 0, "shard": 0}, {"replicate": 1, "shard": 0}]}
     assert [one["axis"] for one in report["traffic"]["by_axis"]] == ["replicate", "shard"], report["traffic"]
@@ -176,6 +179,40 @@ def suite_meshes():
         expect_in([text], scale(HERE / "wrong", ["--ranks", "2", "--meshes", wrong], 2).stderr, "the refusal")
     expect_in(["--mesh and --meshes both say how state is sharded"],
               scale(HERE / "wrong", ["--ranks", "2", "--meshes", "shard=*", "--mesh", "shard=2"], 2).stderr, "the refusal")
+
+
+def suite_schedules():
+    out = HERE / "schedules"
+    point = ["--ranks", "2", "--stages", "0", "--repeats", "1", "--mesh", "pipeline=2", "--accumulate", "4"]
+    mine = HERE / "mine.csv"
+    subprocess.run([PROGRAM, "schedule", "afab", "--p", "2", "--m", "4", "--write", str(mine)], check=True, capture_output=True)
+    schedules = ["1f1b", "zb-h1", "interleaved", str(mine)]
+    words = [*point, "--pipeline-schedules", ", ".join(schedules), "--set", "tranche.pipeline_chunks=2", "--json"]
+    done = scale(out, words)
+    expect_in(["1 x 1 x 4 points, 1 repeats: 4 runs", "repeat 1, 2 ranks, stage 0, schedule zb-h1: ",
+               "note: tranche.pipeline_chunks 2 is not for zb-h1, which has its own number\n"], done.stderr, "progress")
+    assert "not for interleaved" not in done.stderr, done.stderr
+    results = json.loads(done.stdout)
+    assert results["complete"] and results["differences"] == [], results["differences"]
+    assert [point["pipeline_schedule"] for point in results["points"]] == schedules, results["points"]
+    runs = [point["runs"][0] for point in results["points"]]
+    assert len({run["weights_digest"] for run in runs}) == 1, "all schedules have the same bits"
+    assert all(run["exposed_message_seconds"] > 0 for run in runs), runs
+    peaks = [point["memory_predicted_bytes"]["device"] for point in results["points"]]
+    assert peaks[0] < peaks[3], "1f1b holds fewer micro-batches than a file with afab"
+    for number, schedule in enumerate(schedules, 1):
+        config = json.loads((out / "runs" / f"n2-stage0-schedule{number}-r1.json").read_text(encoding="utf-8"))["config"]["tranche"]
+        assert config.get("pipeline_schedule", "1f1b") == schedule and config.get("pipeline_chunks", 0) == 2 * (number == 3), config
+    expect_in(["| ranks | stage | schedule | batch |", "| 2 | 0 | zb-h1 | 8 |"], (out / "table.md").read_text(encoding="utf-8"), "the table")
+    # Other text in the file is another study.
+    mine.write_text(mine.read_text(encoding="utf-8").replace("0F0,0F1", "0F0,,0F1"), encoding="utf-8")
+    expect_in(["schedule_files/"], scale(out, words, 2).stderr, "the refusal")
+    for more, text in ((["--pipeline-schedules", "1f1b,"], "--pipeline-schedules '1f1b,' has nothing on one side of a ','"),
+                       (["--pipeline-schedules", "zb-h"], "'zb-h' is no schedule (did you mean zb-h1?)"),
+                       (["--pipeline-schedules", "afab", "--set", "tranche.pipeline_schedule=1f1b"],
+                        "--pipeline-schedules and --set tranche.pipeline_schedule both name schedules"),
+                       (["--pipeline-schedules", "afab", "--mesh", "shard=*"], "no point of the study has one; give --mesh pipeline=2")):
+        expect_in([text], scale(HERE / "wrong", [*point, *more], 2).stderr, "the refusal")
 
 
 def suite_resume():
@@ -366,6 +403,6 @@ def suite_launchers():
     assert json.loads((HERE / "slurm" / "results.json").read_text(encoding="utf-8"))["complete"]
 
 
-{"study": suite_study, "meshes": suite_meshes, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
+{"study": suite_study, "meshes": suite_meshes, "schedules": suite_schedules, "resume": suite_resume, "failures": suite_failures, "refusals": suite_refusals,
  "launchers": suite_launchers}[SUITE]()
 print(f"scale {SUITE}: passed")

@@ -41,6 +41,11 @@ TEST(StageTimes, AreSumsOverTheRanksOfAStage) {
     EXPECT_THAT(idle_line(stages, Mesh::parse("pipeline=2, tensor=2", 4)),
                 testing::StartsWith("waiting for messages of other stages and of ranks of tensor: 6.2% of a "
                                     "step on stage 1, the slowest"));
+    EXPECT_THAT(idle_line(stages, Mesh::parse("pipeline=2, context=2", 4)),
+                testing::StartsWith("waiting for messages of other stages and of ranks of context: 6.2%"));
+    EXPECT_THAT(
+        idle_line(stages, Mesh::parse("pipeline=2, context=2, tensor=2", 8)),
+        testing::StartsWith("waiting for messages of other stages and of ranks of context and tensor: 6.2%"));
     EXPECT_TRUE(times.by_stage(*ranks, Mesh(4)).empty());
   });
 }

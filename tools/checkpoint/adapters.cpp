@@ -48,7 +48,7 @@ std::string describe(const LoraConfig& lora) {
 }
 
 void require_same_adapters(const LoraConfig& saved, const LoraConfig& present, std::string_view checkpoint) {
-  LoraConfig same = saved;  // dropout and what is saved may change
+  LoraConfig same = saved;  // dropout and the saved tensors may change
   same.dropout = present.dropout;
   same.save_base = present.save_base;
   same.alpha = saved.effective_alpha();
@@ -188,10 +188,10 @@ std::vector<checkpoint::ExportTensor> MergedWeights::tensors() {
   };
   for (const UnitSpec& unit : spec_.units()) {
     for (const TensorSpec& tensor : unit.tensors) {
-      if (!tensor.frozen) continue;  // an adapter's
+      if (!tensor.frozen) continue;  // belongs to an adapter
       const auto merged = std::find_if(merged_.begin(), merged_.end(),
                                        [&](const auto& one) { return one.first == tensor.name; });
-      // The embedding keeps its values where the head that is tied to it has an adapter.
+      // The embedding keeps its values if the head that is tied to it has an adapter.
       if (merged == merged_.end() || merged->second.name != tensor.name) tensors.push_back(plain(tensor));
       if (merged == merged_.end()) continue;
       const Adapter& adapter = merged->second;

@@ -19,13 +19,13 @@ enum class CheckpointAction : std::uint8_t { none, list, verify, show, export_fo
 
 struct CheckpointOptions {
   CheckpointAction action = CheckpointAction::none;
-  std::string path;    ///< a checkpoint, a run's folder, or what is imported
-  std::string second;  ///< diff's other one
-  std::string to;      ///< folder that is written
+  std::string path;    ///< a checkpoint, a run's folder, or a folder to import
+  std::string second;  ///< the second one of diff
+  std::string to;      ///< the folder to write
   std::string tensor;  ///< show: only this one
   models::ModelRegistry models;
-  std::string model;  ///< preset or config.json, where the checkpoint or folder does not say it
-  std::string base;   ///< of adapters, where it is not where they were trained beside it
+  std::string model;  ///< preset or config.json, if the checkpoint or folder has none
+  std::string base;   ///< of adapters, if it was moved
   bool peft = false;  ///< export: adapters in PEFT's format
   std::string dtype = "fp32";
   bool partial = false;             ///< import: only the tensors that the model has too
@@ -34,17 +34,17 @@ struct CheckpointOptions {
 };
 
 struct GenerateOptions {
-  std::string from;  ///< a checkpoint, a run's folder, or a folder of Hugging Face's
+  std::string from;  ///< a checkpoint, a run's folder, or a Hugging Face folder
   models::ModelRegistry models;
   std::string model;      ///< as above
   std::string base;       ///< of adapters, as above
-  std::string tokenizer;  ///< folder that training::load_tokenizer() reads
+  std::string tokenizer;  ///< a folder for training::load_tokenizer()
   std::vector<std::string> prompts;
-  std::string prompts_file;                ///< a prompt a line, or JSON lines with "prompt" or "messages"
-  std::string prompts_format = "auto";     ///< as training::parse_text_format() has it
+  std::string prompts_file;                ///< one prompt per line, or JSON lines with "prompt" or "messages"
+  std::string prompts_format = "auto";     ///< as in training::parse_text_format()
   std::vector<std::string> prompt_tokens;  ///< "1,2,3" each
-  std::string chat;                        ///< name or file of the template that writes messages
-  std::string date;                        ///< that templates take as today's
+  std::string chat;                        ///< name or file of the template for messages
+  std::string date;                        ///< today's date in templates
   std::int64_t tokens = 200;
   double temperature = 0.8;
   bool greedy = false;
@@ -52,7 +52,7 @@ struct GenerateOptions {
   double top_p = 1;
   std::vector<std::string> stop;  ///< texts that end generation
   std::int64_t seed = 1234;
-  std::int64_t max_batch = 8;  ///< prompts that a rank works on at once
+  std::int64_t max_batch = 8;  ///< prompts per rank at the same time
   bool cache = true;
   bool json = false;
   std::string dtype = "fp32";
@@ -61,18 +61,19 @@ struct GenerateOptions {
   std::optional<std::int64_t> threads;
 };
 
-/// Adds the subcommand and its own. `options` must outlive parsing.
+/// Adds the subcommand and its own subcommands. `options` must outlive parsing.
 CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options);
 CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options);
 
-/// Throw ConfigurationError for what was parsed but cannot be.
+/// Throw ConfigurationError for values that were parsed but are invalid.
 void check(const CheckpointOptions& options);
 void check(const GenerateOptions& options);
 
-/// "OLD=NEW" as names; ConfigurationError naming what is none, and what LoadOptions::renames cannot be.
+/// Parses "OLD=NEW" into names; throws ConfigurationError for other texts, and for names that
+/// LoadOptions::renames does not allow.
 std::vector<std::pair<std::string, std::string>> parse_renames(const std::vector<std::string>& texts);
 
-/// "1,2,3" as numbers; ConfigurationError naming what is none.
+/// Parses "1,2,3"; throws ConfigurationError naming the text that is not a number.
 std::vector<std::int32_t> parse_tokens(const std::string& text);
 
 }  // namespace tranche::tools

@@ -31,7 +31,7 @@ const char* word_of(TensorDifference::What what) {
   return "values";
 }
 
-/// JSON has no numbers for infinities and NaN: null.
+/// JSON has no infinities and NaN, so they become null.
 ordered_json figure(double value) {
   return std::isfinite(value) ? ordered_json(value) : ordered_json();
 }

@@ -20,7 +20,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// A line about the files beside the weights that this export cannot write.
+/// Adds a line about the companions that this export cannot write.
 void note_on_files(const checkpoint::Companions& beside, bool settings, const std::string& checkpoint,
                    std::vector<std::string>& notes) {
   if (have_tokenizer(beside)) return;
@@ -33,7 +33,7 @@ void note_on_files(const checkpoint::Companions& beside, bool settings, const st
                   checkpoint, lacks_settings ? " and no generation settings" : ""));
 }
 
-/// Adapters alone are written without their base. It is compared where it is at hand, or was given.
+/// Adapters alone are written without their base. The base is verified if it was given or can be found.
 void compare_base(checkpoint::Storage storage, const checkpoint::Reader& adapters,
                   const models::LanguageModel& model, const std::string& base,
                   std::vector<std::string>& notes) {

@@ -31,7 +31,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// Weights as a training run of one rank keeps them; no optimizer state.
+/// The layout of the weights as a training run of one rank stores them, without optimizer state.
 checkpoint::Layout layout_of(const ModelSpec& spec,
                              const std::function<bool(const std::string& tensor)>& has) {
   std::vector<checkpoint::UnitDescription> units;
@@ -49,7 +49,7 @@ checkpoint::Layout layout_of(const ModelSpec& spec,
 /// Writes elements of a tensor to fp32 memory.
 using Read = std::function<void(const std::string& tensor, detail::ElementRange elements, void* memory)>;
 
-/// Weights that are infinite or no numbers.
+/// Counts weights that are infinite or NaN.
 class NonFinite {
  public:
   void look_at(const std::string& tensor, std::int64_t first, std::span<const float> values) {
@@ -62,7 +62,7 @@ class NonFinite {
       }
     }
   }
-  /// A line for people; empty where there are none.
+  /// A line for people; empty if there are none.
   std::string note() const {
     if (count_ == 0) return {};
     return fmt::format(
@@ -75,7 +75,7 @@ class NonFinite {
   std::string first_;
 };
 
-/// All elements of the layout's weights, in order and in pieces.
+/// Copies all elements of the layout's weights, in order and in pieces.
 class Copier {
  public:
   Copier(const Read& source, checkpoint::ShardWriter& writer, TransferProgress& progress,
@@ -106,7 +106,7 @@ class Copier {
 
   void zeros(const checkpoint::SectionPiece& piece, detail::ElementRange range) {
     if (range.empty()) return;
-    // Padding is shorter than the memory: it only aligns tensors and shards.
+    // Padding is shorter than the memory, because it only aligns tensors and shards.
     std::fill_n(memory_.begin(), range.size(), 0.0f);
     put(piece, range);
   }
@@ -136,8 +136,8 @@ void require_empty(detail::FileSystem& files, const std::string& folder) {
                   folder));
 }
 
-/// Writes the checkpoint of one rank that the manifest describes; its path, and what it took. Says which
-/// weights are not finite.
+/// Writes the single-rank checkpoint that the manifest describes; returns its path and a text about its size
+/// and time. Reports weights that are not finite.
 std::pair<std::string, std::string> write_checkpoint(checkpoint::Manifest manifest, const Read& read,
                                                      const checkpoint::Companions& companions,
                                                      const std::string& to, const Output& output) {
@@ -166,8 +166,8 @@ std::pair<std::string, std::string> write_checkpoint(checkpoint::Manifest manife
   return {path, progress.summary()};
 }
 
-/// The base's companions, with the adapters' own configuration and, where they have a tokenizer, theirs.
-/// `folder`: of the adapters.
+/// The base's companions, with the adapters' own configuration and, if they have one, their tokenizer.
+/// `folder` is the adapters' folder.
 checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint::Companions own,
                                          const std::string& folder, std::vector<std::string>& notes) {
   if (have_tokenizer(own)) {
@@ -177,7 +177,7 @@ checkpoint::Companions companions_beside(checkpoint::Companions base, checkpoint
       std::erase_if(base, [&](const auto& one) { return one.name == old.name; });
   }
   for (checkpoint::Companion& companion : own) {
-    // Adapters name the folder that their base came from.
+    // Adapters name the folder of their base.
     if (companion.name == config_name)
       notes.push_back(fmt::format("{} of {} does not travel: the model is the base's", config_name, folder));
     if (companion.name == origin_name || companion.name == config_name) continue;
@@ -191,7 +191,7 @@ void say(const std::vector<std::string>& notes, const Output& output) {
   for (const std::string& note : notes) output.out << "note: " << note << "\n";
 }
 
-/// A line about weights of a folder that are not among those that were read.
+/// Adds a line about weights in the folder that are not among those that were read.
 void note_other_weights(detail::FileSystem& files, const std::string& folder,
                         std::vector<std::string>& notes) {
   const bool single = files.exists(detail::join_path(folder, "model.safetensors"));
@@ -208,7 +208,7 @@ void note_other_weights(detail::FileSystem& files, const std::string& folder,
                               left, single ? "model.safetensors" : "model.safetensors.index.json"));
 }
 
-/// The files that travel with the weights. A configuration given by --model takes the place of the folder's.
+/// The companions of the weights. A configuration given by --model replaces the folder's.
 checkpoint::Companions companions_of(const CheckpointOptions& options, const std::string& folder,
                                      std::vector<std::string>& notes) {
   checkpoint::Companions companions = read_model_files(detail::posix_file_system(), folder, notes);
@@ -220,7 +220,7 @@ checkpoint::Companions companions_of(const CheckpointOptions& options, const std
   return companions;
 }
 
-/// Adapters of PEFT's beside a base, as a checkpoint of adapters alone.
+/// Imports PEFT adapters beside a base, as a checkpoint that contains only adapters.
 int import_peft(const CheckpointOptions& options, const Output& output) {
   if (options.partial || !options.rename.empty()) {
     throw ConfigurationError(fmt::format(

@@ -21,9 +21,9 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// The content of the file `latest`, and its problem if it has one.
+/// The content of the file `latest`, or its problem.
 struct Latest {
-  std::string name;  ///< of the folder; empty when it says none
+  std::string name;  ///< the folder's name; empty if the file is missing or damaged
   std::string problem;
 };
 

@@ -28,11 +28,11 @@ namespace {
 
 using detail::ElementRange;
 
-/// Elements of a tensor, or of a box of it, that a rank's file holds.
+/// Elements of a tensor, or of a box of it, in a rank's file.
 struct Part {
   int rank = 0;
   ElementRange elements;
-  const checkpoint::Box* box = nullptr;  ///< null: all of the tensor
+  const checkpoint::Box* box = nullptr;  ///< null: the whole tensor
 };
 
 const checkpoint::TensorRecord& record_of(const Layout& layout, const StoredTensor& tensor) {
@@ -72,11 +72,11 @@ std::string ranks_text(const std::vector<Part>& parts) {
 /// The part of a checkpoint that the ranks of one pipeline stage saved.
 struct StageContents {
   std::vector<int> ranks;
-  std::vector<int> units;   ///< ascending: with a tensor on this stage
-  std::vector<bool> whole;  ///< by these: no other stage has a tensor of the unit
+  std::vector<int> units;   ///< units with a tensor on this stage, ascending
+  std::vector<bool> whole;  ///< for each of them: no other stage has a tensor of the unit
 };
 
-/// Coordinate of a rank on the mesh's axis `pipeline`.
+/// The coordinate of a rank on the mesh's axis `pipeline`.
 int stage_of(const Layout& layout, int rank) {
   int stride = 1;
   for (auto axis = layout.mesh.rbegin(); axis != layout.mesh.rend(); ++axis) {
@@ -86,7 +86,7 @@ int stage_of(const Layout& layout, int rank) {
   return 0;
 }
 
-/// The contents of each stage in order; the result is empty without a pipeline.
+/// The contents of each stage, in order; empty without a pipeline.
 std::vector<StageContents> stages_of(const Layout& layout) {
   const int count = layout.axis(MeshAxis::pipeline);
   if (count == 1) return {};
@@ -137,7 +137,7 @@ ordered_json json_of(const StageContents& stage, const Layout& layout) {
   return {{"ranks", stage.ranks}, {"units", units}, {"parts_of_units", parts}};
 }
 
-/// Statistics of one kind of numbers of a tensor.
+/// Statistics of the numbers of one kind of a tensor.
 struct Values {
   double smallest = std::numeric_limits<double>::infinity(), largest = -smallest;
   double sum = 0, squares = 0;
@@ -338,7 +338,7 @@ void print_table(std::ostream& out, const Reader& reader) {
   out << fmt::format("{} tensors, {} elements\n", reader.tensors().size(), parameters);
 }
 
-/// The program's own, if there are any.
+/// Prints the program's own arrays, if there are any.
 void print_arrays(std::ostream& out, const Layout& layout) {
   if (layout.arrays.empty()) return;
   std::size_t width = 5;

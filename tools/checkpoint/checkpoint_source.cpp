@@ -77,7 +77,8 @@ std::string TensorDifferences::to_string() const {
 TensorDifferences compare_tensors(const models::LanguageModel& model, std::string_view model_origin,
                                   const std::vector<NamedShape>& found, std::string_view found_origin) {
   const std::int64_t layers = model.shape().layers;
-  // Each layer has tensors of its own. A model that claims millions of them is not even laid out.
+  // Each layer has its own tensors, so the layout of a model that claims more layers than tensors is not
+  // computed.
   if (layers > static_cast<std::int64_t>(found.size())) {
     throw CheckpointError(
         fmt::format("{} does not hold the model of {}: it has {} tensors, the model {} layers", found_origin,

@@ -22,7 +22,7 @@ struct Extent {
   int checkpoints = 0;
 };
 
-/// The number and bytes of all complete checkpoints that are verified.
+/// The number and bytes of all complete checkpoints to verify.
 Extent extent_of(detail::FileSystem& files, const std::string& path) {
   Extent extent;
   const auto add = [&](const checkpoint::Manifest& manifest) {
@@ -32,7 +32,7 @@ Extent extent_of(detail::FileSystem& files, const std::string& path) {
   if (files.exists(detail::join_path(path, std::string(checkpoint::manifest_name)))) {
     try {
       add(checkpoint::open_manifest(files, path));
-    } catch (const CheckpointError&) {  // verify() says it
+    } catch (const CheckpointError&) {  // verify() reports it
     }
   } else {
     for (const checkpoint::Listed& listed : checkpoint::list_checkpoints(files, path)) {

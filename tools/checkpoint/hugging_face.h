@@ -1,6 +1,6 @@
 #pragma once
-/// A folder of Hugging Face's as a model of ours. Layouts are the same, so weights are taken as they are;
-/// names are LanguageModel::tensor_of()'s.
+/// Reads a Hugging Face folder as one of our models. The layouts are the same, so weights are copied
+/// unchanged; names come from LanguageModel::tensor_of().
 
 #include <memory>
 #include <string>
@@ -16,36 +16,37 @@ namespace tranche::tools {
 
 /// True when the path is a safetensors file or a folder with such files, rather than a checkpoint.
 bool is_hugging_face(detail::FileSystem& files, const std::string& path);
-/// The shape of a tensor of the file `path`. Throws CheckpointError naming both where it is none.
+/// The shape of a tensor in the file `path`. Throws CheckpointError naming both if it is not a valid Shape.
 Shape shape_of(const checkpoint::SafeTensor& tensor, const std::string& path);
 
 /// The differences that are allowed between a folder and the model.
 struct TensorsTaken {
-  bool partial = false;                                           ///< tensors may be missing or too many
-  std::vector<std::pair<std::string, std::string>> renames = {};  ///< of the folder's; LoadOptions::renames
+  bool partial = false;  ///< tensors may be missing or additional
+  /// Renames of the folder's names, as in LoadOptions::renames.
+  std::vector<std::pair<std::string, std::string>> renames = {};
 };
 
 class HuggingFaceModel {
  public:
-  /// Opens and checks all but the values. `model` (a preset or a config.json) replaces the folder's
-  /// config.json; `models` reads either. A second name of a tensor (lm_head.weight of a tied head) may be
-  /// there, with equal values. Throws CheckpointError naming both sides for tensors that are missing, too
-  /// many or of other shapes or dtypes, but for what `taken` allows; ConfigurationError for a config.json of
-  /// another architecture or none.
+  /// Opens the folder and checks everything except the values. `model` (a preset or a config.json) replaces
+  /// the folder's config.json; `models` reads either. A tensor may appear under a second name (lm_head.weight
+  /// of a tied head) with equal values. Throws CheckpointError naming both sides for tensors that are
+  /// missing, additional or have other shapes or dtypes, unless `taken` allows it; ConfigurationError for a
+  /// config.json that is missing or has another architecture.
   HuggingFaceModel(detail::FileSystem& files, std::string path, const std::string& model,
                    const models::ModelRegistry& models, const TensorsTaken& taken = {});
 
   const std::shared_ptr<const models::LanguageModel>& model() const noexcept { return model_; }
   const std::string& path() const noexcept { return path_; }
-  /// The folder that its files are in: the path itself, unless that is a file.
+  /// The folder of its files: the path itself, or its parent if it is a file.
   std::string folder() const;
-  /// Dtype of its weights, "F32"; of the first tensor where they are mixed.
+  /// The dtype of its weights, "F32"; if they are mixed, of the first tensor.
   const std::string& dtype() const noexcept { return folder_.tensors().front().dtype; }
-  /// A line for each tensor that is renamed, missing or passed over.
+  /// A line for each tensor that is renamed, missing or skipped.
   const std::vector<std::string>& differences() const noexcept { return differences_; }
-  /// False for a tensor of the model, by our name, that is missing.
+  /// False for a missing tensor of the model, by our name.
   bool has(const std::string& tensor) const { return tensors_.contains(tensor); }
-  /// Elements of a tensor by our name.
+  /// Reads elements of a tensor, by our name.
   void read(const std::string& tensor, detail::ElementRange elements, DataType dtype, void* memory) const;
 
  private:

@@ -49,8 +49,8 @@ bool holds_weights(std::string_view name) {
   return name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
 }
 
-/// The target of a link of the folder, if it is neither in the folder nor among the files that the snapshots
-/// of a download share (../../blobs); else empty.
+/// The target of a link in the folder, if it is neither in the folder nor among the files that the snapshots
+/// of a download share (../../blobs); otherwise empty.
 std::string strange_target(const std::string& folder, const std::string& path) {
   std::error_code problem;
   if (!std::filesystem::is_symlink(path, problem)) return {};
@@ -63,7 +63,7 @@ std::string strange_target(const std::string& folder, const std::string& path) {
   return target.string();
 }
 
-/// Why a file cannot travel; empty: it is in `bytes`.
+/// The reason why a file cannot be a companion; empty: its content is in `bytes`.
 std::string read_one(detail::FileSystem& files, const std::string& folder, const std::string& path,
                      std::string& bytes) {
   if (const std::string target = strange_target(folder, path); !target.empty())
@@ -82,7 +82,7 @@ void add_tokens(std::string_view text, const std::string& origin, std::vector<st
   const JsonNode found = JsonNode::read<ConfigurationError>(text, origin)["eos_token_id"];
   if (!found) return;
   const auto add = [&](const JsonNode& node) {
-    // Some files have -1 for none; the rest is what a token can be.
+    // Some files use -1 for "none"; other values must be valid tokens.
     const auto token = node.integer<std::int64_t>(-1, INT32_MAX);
     if (token >= 0) tokens.push_back(static_cast<std::int32_t>(token));
   };
@@ -158,7 +158,7 @@ std::string config_to_export(const models::LanguageModel& model, const models::M
     bool same = false;
     try {
       same = models.from_json(carried->bytes, carried->name)->to_json() == model.to_json();
-    } catch (const ConfigurationError&) {  // of an architecture that is not even known
+    } catch (const ConfigurationError&) {  // an unknown architecture
     }
     if (same) {
       json = detail::parse_json(carried->bytes);

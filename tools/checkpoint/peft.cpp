@@ -29,13 +29,13 @@ namespace {
 constexpr std::string_view prefix = "base_model.model.", weight = ".weight", a_end = ".lora_A.weight",
                            b_end = ".lora_B.weight", base_layer = ".base_layer";
 
-/// Keys that change no number of an adapter that is in the folder.
+/// Keys that do not change the numbers of an adapter that is already in the folder.
 constexpr std::array<std::string_view, 14> without_effect{
     "auto_mapping",   "base_model_name_or_path", "exclude_modules",     "fan_in_fan_out", "inference_mode",
     "layers_pattern", "layers_to_transform",     "megatron_core",       "peft_version",   "qalora_group_size",
     "revision",       "runtime_config",          "ensure_weight_tying", "task_type"};
 
-/// Keys that would change numbers, and are refused unless they ask for nothing.
+/// Keys that would change numbers; they are refused unless their value has no effect.
 struct Refused {
   std::string_view key, why;
 };
@@ -62,7 +62,7 @@ bool asks_for_nothing(const nlohmann::json& value) {
          ((value.is_object() || value.is_array()) && value.empty());
 }
 
-/// True where `init_lora_weights` leaves the base as it is.
+/// True if `init_lora_weights` does not change the base.
 bool leaves_base(const nlohmann::json& value) {
   return value.is_boolean() || value.is_null() || value == "gaussian" || value == "orthogonal" ||
          value == "eva";
@@ -72,7 +72,8 @@ std::string last_part(const std::string& name) {
   return name.substr(name.rfind('.') + 1);
 }
 
-/// Names of the layers with an adapter, as short as PEFT reads them back as the same layers.
+/// The names of the layers with an adapter, as short as possible while PEFT still reads them as the same
+/// layers.
 std::vector<std::string> targets_of(const models::LanguageModel& model, const LoraConfig& lora) {
   std::set<std::string> ends, all;
   const ModelSpec plain = model.spec(model.shape().positions), spec = with_adapters(plain, lora);
@@ -141,7 +142,7 @@ std::string peft_config(const models::LanguageModel& model, const LoraConfig& lo
         "{} names no base, which was not imported: write its path or name as base_model_name_or_path",
         peft_config_name));
   }
-  // PEFT's transposed layers are Conv1D's, which store [in, out].
+  // PEFT's transposed layers are those of Conv1D, which store [in, out].
   const bool in_out = has_in_out(with_adapters(model.spec(model.shape().positions), lora));
   const nlohmann::ordered_json json{{"peft_type", "LORA"},
                                     {"task_type", "CAUSAL_LM"},
@@ -202,7 +203,7 @@ LoraConfig lora_from_peft(std::string_view text, std::string_view file) {
   };
   lora.alpha = number("lora_alpha", 8);
   lora.dropout = number("lora_dropout", 0);
-  // A key that is null is one that was not set.
+  // A null key counts as not set.
   if (const JsonNode scaled = root["use_rslora"]) lora.rank_scaled = scaled.boolean();
   if (const JsonNode transposed = root["fan_in_fan_out"]) (void)transposed.boolean();
   const NamedLayers named(root);
@@ -237,7 +238,7 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
       tensors_.emplace(std::move(name), &tensor);
       continue;
     }
-    // PEFT saves embeddings and heads beside adapters of theirs.
+    // PEFT saves an embedding or head that has its own adapters under this name.
     if (const std::size_t at = name.find(base_layer); at != std::string::npos)
       name.erase(at, base_layer.size());
     if (base.find(name) == nullptr) {
@@ -259,7 +260,7 @@ PeftAdapters::PeftAdapters(detail::FileSystem& files, const std::string& path,
     return names;
   };
   require_named(JsonNode::read<ConfigurationError>(text, config), layers, plain);
-  // Patterns of PEFT's may be regular expressions, and layers may be left out by other keys: ours are names.
+  // PEFT's patterns may be regular expressions, and other keys may exclude layers; our targets are names.
   bool same = false;
   try {
     same = !lora_.targets.empty() && adapted(lora_.targets) == layers;
@@ -297,7 +298,7 @@ void PeftAdapters::require_named(const JsonNode& config, const std::set<std::str
       for (const TensorSpec& tensor : unit.tensors) {
         const bool head = linear_name(tensor) == "lm_head";
         look_at(linear_name(tensor), !head);
-        // An embedding is no linear layer, but a module that can be named.
+        // An embedding is not a linear layer, but a module that can be named.
         if (tensor.shape.rank() == 2 && tensor.name.ends_with(weight))
           look_at(tensor.name.substr(0, tensor.name.size() - weight.size()), false);
       }

@@ -12,14 +12,14 @@ using detail::JsonNode;
 
 namespace {
 
-/// A list of texts; empty for a text, which is a pattern, and for null.
+/// A list of texts; empty for a single text, which is a pattern, and for null.
 std::vector<std::string> texts_of(const JsonNode& node) {
   if (!node || node.json().is_string()) return {};
   if (!node.json().is_array()) node.fail("is neither a text nor a list of texts");
   return node.texts();
 }
 
-/// A list of numbers, or one.
+/// A list of numbers, or a single number.
 std::vector<std::int64_t> layers_of(const JsonNode& node) {
   if (!node) return {};
   return node.json().is_array() ? node.integers() : std::vector<std::int64_t>{node.integer()};
@@ -52,7 +52,7 @@ bool NamedLayers::has(const std::string& module, bool linear) const {
 bool NamedLayers::matches(const JsonNode& node, const std::string& module) {
   if (!node) return false;
   if (node.json().is_string()) {
-    // The mark is in no module's name. Where it matches alone, the pattern has all of the name behind it.
+    // The mark occurs in no module's name. If the pattern matches it, the pattern accepts every name.
     bool whole = false, first = true;
     const std::string marked = "~" + module;
     training::WordPattern::Budget budget = training::WordPattern::budget_for(marked.size());
@@ -67,7 +67,7 @@ bool NamedLayers::matches(const JsonNode& node, const std::string& module) {
                      [&](const std::string& name) { return module == name || module.ends_with("." + name); });
 }
 
-/// "model.layers.3.self_attn.q_proj" is in layer 3 of the list "layers".
+/// True for example if "model.layers.3.self_attn.q_proj" is to be in layer 3 of the list "layers".
 bool NamedLayers::is_in_layers(const std::string& module) const {
   constexpr std::size_t most_digits = 9;
   std::vector<std::string> parts;

@@ -1,5 +1,5 @@
 #pragma once
-/// The layers that an adapter_config.json of PEFT's names.
+/// The layers named in a PEFT adapter_config.json.
 
 #include <cstdint>
 #include <string>
@@ -9,19 +9,19 @@
 
 namespace tranche::tools {
 
-/// `target_modules`, without those of `exclude_modules`, in the layers of `layers_to_transform`, as PEFT
-/// finds them among the names of modules ("model.layers.0.self_attn.q_proj").
+/// The modules in `target_modules` but not in `exclude_modules`, within the layers of `layers_to_transform`,
+/// by PEFT's rules for module names ("model.layers.0.self_attn.q_proj").
 class NamedLayers {
  public:
-  /// Throws what reading the keys of `config` throws, where one is of another type than PEFT writes.
+  /// Rethrows the errors of reading `config`, if a key's type differs from PEFT's.
   explicit NamedLayers(const detail::JsonNode& config);
 
-  /// False where the file leaves the choice to PEFT.
+  /// False if the file leaves the choice to PEFT.
   bool any() const { return static_cast<bool>(wanted_); }
   /// The names of the list; empty for a pattern.
   std::vector<std::string> targets() const;
-  /// `linear`: "all-linear" stands for the module too. Throws InvalidArgument for a pattern that cannot be
-  /// followed here.
+  /// `linear`: true if "all-linear" includes the module. Throws InvalidArgument for a pattern that is not
+  /// supported here.
   bool has(const std::string& module, bool linear) const;
 
  private:
@@ -30,7 +30,7 @@ class NamedLayers {
 
   detail::JsonNode wanted_, excluded_;
   std::vector<std::int64_t> layers_;  ///< empty: all
-  std::vector<std::string> lists_;    ///< names of the lists that layers are counted in; empty: any
+  std::vector<std::string> lists_;    ///< names of the lists in which layers are counted; empty: any
 };
 
 }  // namespace tranche::tools

@@ -30,10 +30,10 @@ using detail::Stopwatch;
 
 namespace {
 
-/// Shares of --seconds that the parts of one number of ranks get, among all of them.
+/// The fractions of --seconds for the parts of a measurement with one number of ranks.
 constexpr double steps_share = 0.45, products_share = 0.3, collectives_share = 0.2;
-/// Kernels are measured so often, the other measurements between, and the median taken: what disturbs a
-/// machine for a second disturbs one of them.
+/// Kernels are measured this many times, with other measurements between, and the median is used: a
+/// disturbance of a second then affects only one of them.
 constexpr int passes = 3;
 constexpr std::int64_t copied_bytes = std::int64_t{32} << 20;
 
@@ -61,7 +61,7 @@ void measure_disk(planner::Machine& machine, const std::string& folder, double s
   machine.disk_read_bytes_per_second = best.read_bytes_per_second;
 }
 
-/// Seconds of processor that this process has used.
+/// The processor seconds that this process has used.
 double processor_seconds() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -88,7 +88,7 @@ std::string taken_text() {
   return fmt::format("{}, tranche {}, load {:.1f} before", date.data(), version, load[0]);
 }
 
-/// How many ranks at once are measured: 1, 2, 4 ... and all.
+/// The numbers of ranks that are measured together: 1, 2, 4 ... and all.
 std::vector<int> groups_of(int ranks) {
   std::vector<int> groups;
   for (int n = 1; n < ranks; n *= 2) groups.push_back(n);
@@ -139,7 +139,7 @@ void measure_collectives(Communicator& group, MemoryResource& memory, double sec
   struct Kind {
     const char* name;
     DataType dtype;
-    std::function<Event(std::int64_t)> call;  ///< elements of a rank
+    std::function<Event(std::int64_t)> call;  ///< argument: elements per rank
   };
   std::vector<Kind> kinds;
   for (const DataType dtype : {DataType::bfloat16, DataType::float32}) {
@@ -165,11 +165,11 @@ void measure_collectives(Communicator& group, MemoryResource& memory, double sec
     double busy = 0, passed = 0;
     for (const std::int64_t bytes : sizes) {
       const std::int64_t count = std::max<std::int64_t>(1, bytes / size_of(kind.dtype) / ranks);
-      kind.call(count).wait();  // the slab's pages, the library's buffers
+      kind.call(count).wait();  // faults in pages and initialises the library
       group.barrier(calibrating).wait();
       const Stopwatch one;
       kind.call(count).wait();
-      // As many on all ranks.
+      // The number of calls is made equal on all ranks.
       double wanted = std::clamp(each / std::max(one.seconds(), 1e-7), 3.0, 200.0);
       group.all_reduce(&wanted, 1, DataType::float64, ReduceOperation::minimum, calibrating).wait();
       std::vector<double> taken;

@@ -25,11 +25,11 @@ double thread_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-/// Operands walk through so many bytes, so that none is found in a cache because it was just used.
+/// The operands of successive calls cover this many bytes, so that none is in a cache from the previous call.
 constexpr std::int64_t pool_bytes = std::int64_t{48} << 20;
 constexpr std::int64_t streamed_bytes = std::int64_t{32} << 20;
 
-/// Memory that is walked through.
+/// Memory from which successive operands are taken.
 class Pool {
  public:
   Pool(Device& device, bool drawn, float low = -1)
@@ -61,7 +61,7 @@ class Pool {
 
  private:
   static constexpr std::int64_t drawn_bytes = std::int64_t{2} << 20;
-  /// The first draws in all of the pool.
+  /// Repeats the first random values through all of the pool.
   void repeat() {
     auto* bytes = static_cast<std::byte*>(buffer_.data());
     for (std::int64_t at = drawn_bytes; at < pool_bytes; at += drawn_bytes) {
@@ -108,7 +108,7 @@ planner::ProductTable measure_products(Device& device, Pool& pool, Pool& results
   return table;
 }
 
-/// A kernel by itself on so many elements, its operands taken from `pool`.
+/// A single kernel on so many elements, with operands from `pool`.
 struct SingleKernel {
   const char* name;
   std::function<void(Pool& pool, std::int64_t elements)> call;
@@ -154,7 +154,7 @@ double measure_memory(Device& device, double seconds) {
   Stream& stream = device.compute_stream();
   const TensorView source{from.data(), DataType::float32, {streamed_bytes / 4}};
   const TensorView target{to.data(), DataType::float32, {streamed_bytes / 4}};
-  // Both, so that the pages are there: mapping them takes ten times as long as writing them.
+  // Both are written first, so that their pages exist: mapping them takes ten times as long as writing them.
   for (const TensorView& view : {source, target}) kernels::fill_constant(stream, view, 1);
   return 2.0 * static_cast<double>(streamed_bytes) /
          time_calls(
@@ -165,7 +165,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
   constexpr std::array<std::int64_t, 3> sizes{std::int64_t{1} << 14, std::int64_t{1} << 18,
                                               std::int64_t{1} << 21};
   Stream& stream = device.compute_stream();
-  // Positive: second moments have a square root.
+  // The values are positive, because second moments have a square root.
   Pool pool(device, true, 0.25f);
   std::vector<planner::KernelTable> tables;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
@@ -175,7 +175,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
     const auto floats = [&](Pool& from, std::int64_t elements) {
       return take(from, DataType::float32, elements);
     };
-    // In fp32 the master weight is the weight.
+    // In fp32 the master weight is the weight itself.
     const auto weight = [&](Pool& from, std::int64_t elements) {
       return dtype == DataType::float32 ? TensorView{} : take(from, dtype, elements);
     };
@@ -193,8 +193,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
            const void* piece = take(from, DataType::bfloat16, n).data;
            kernels::ordered_sum(stream, {&piece, 1}, DataType::bfloat16, 1, false, floats(from, n));
          }},
-        {"rounded_sum",  // The communicator of a rank alone has it, whose stream the probing steps do not
-                         // see.
+        {"rounded_sum",  // Only a single rank's communicator calls it, on its own stream.
          [&](Pool& from, std::int64_t n) {
            kernels::rounded_sum(stream, floats(from, n), DataType::bfloat16, false, floats(from, n));
          }},
@@ -229,7 +228,7 @@ std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds
       planner::KernelTable table{kind.name, dtype, "bytes", {}};
       for (const std::int64_t elements : sizes) {
         const WorkCount before = stream.work();
-        kind.call(pool, elements);  // its bytes, as plans count them; not timed
+        kind.call(pool, elements);  // counts its bytes as plans do; not timed
         const WorkCount& after = stream.work();
         const double bytes =
             after.bytes_read + after.bytes_written - before.bytes_read - before.bytes_written;

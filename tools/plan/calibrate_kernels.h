@@ -1,6 +1,6 @@
 #pragma once
-/// Kernels by themselves, on operands that no cache holds because they were just used: the part of a
-/// calibration that needs no steps.
+/// Measures single kernels on operands that are not in a cache from their last use: the part of a calibration
+/// without steps.
 
 #include <functional>
 #include <vector>
@@ -11,23 +11,23 @@
 
 namespace tranche::tools {
 
-/// The clock for kernels of so many threads: one thread's own processor time, so that a machine which
-/// does other things at the same time measures nearly the same; else what passes.
+/// The clock for kernels with so many threads: for one thread its own processor time, so that other work on
+/// the machine hardly affects the measurement; otherwise elapsed time.
 double (*clock_of(int threads))();
 
-/// Seconds of a call, by `now`: the median of as many as fit into `seconds`, at least one; the first of
-/// several is not counted.
+/// Seconds of a call, according to `now`: the median of as many calls as fit into `seconds`, at least one. If
+/// there are several, the first is not counted.
 double time_calls(double seconds, const std::function<void()>& call, double (*now)() = &detail::seconds_now);
 
-/// Bytes a second that the device's threads read and write.
+/// The bytes per second that the device's threads read and write.
 double measure_memory(Device& device, double seconds);
 
-/// Products of all dtypes and layouts within about `seconds`, of a calibration of the share that takes `all`
-/// seconds; how many sizes depends on that.
+/// Measures GEMMs of all dtypes and layouts within about `seconds`, in a calibration that takes `all`
+/// seconds, on which the number of sizes depends.
 std::vector<planner::ProductTable> measure_products(Device& device, double all, double seconds);
 
-/// The kernels that steps call with several ranks, with states outside the device, or with another optimizer,
-/// and which the probing steps of calibrate_steps therefore lack; within about `seconds`.
+/// Measures, within about `seconds`, the kernels that the probing steps of calibrate_steps lack: those of
+/// steps with several ranks, with states outside the device, or with another optimizer.
 std::vector<planner::KernelTable> measure_kernels(Device& device, double seconds);
 
 }  // namespace tranche::tools

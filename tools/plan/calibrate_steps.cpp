@@ -1,4 +1,4 @@
-// Kernels as they run inside steps: a few steps of small models, each piece of work timed.
+// Kernels as they run inside steps: a few steps of small models, with each item of work timed.
 
 #include <fmt/format.h>
 
@@ -27,7 +27,7 @@ using detail::GemmShape;
 using detail::RecordedWork;
 using detail::WorkRecorder;
 
-/// Models whose steps are timed: together they run the kernels of all architectures. {} are layers, width,
+/// The models of the timed steps: together they run the kernels of all architectures. {} are layers, width,
 /// heads and vocabulary.
 constexpr const char* with_learned_positions =
     R"({{"model_type": "gpt2", "n_layer": {}, "n_embd": {}, "n_head": {}, "vocab_size": {}}})";
@@ -35,7 +35,7 @@ constexpr const char* with_rotary_positions =
     R"({{"model_type": "llama", "num_hidden_layers": {0}, "hidden_size": {1}, "intermediate_size": {1},
          "num_attention_heads": {2}, "vocab_size": {3}}})";
 
-/// A step that is timed.
+/// The description of a timed step.
 struct Probe {
   const char* model;
   std::int64_t layers, width, heads, sequence, batch, vocabulary;
@@ -48,36 +48,36 @@ constexpr std::array<Probe, 6> probes{{{with_learned_positions, 2, 64, 2, 64, 2,
                                        {with_learned_positions, 1, 384, 6, 256, 1, 2048, false},
                                        {with_rotary_positions, 1, 384, 6, 256, 1, 2048, true},
                                        {with_learned_positions, 1, 768, 12, 256, 1, 4096, true}}};
-/// From here on a probe's steps are long.
+/// Probes from this index on have long steps.
 constexpr std::size_t long_probe = 5;
-/// Sizes nearer to each other than this are one point.
+/// Sizes within this ratio of each other are one point.
 constexpr double same_size = 1.15;
 
-/// A kernel call of a step, in the time that it took in the median of steps.
+/// A kernel call of a step, with its median time over steps.
 struct Sample {
   RecordedWork work;
   DataType dtype;
   double seconds;
 };
 
-/// The times of one pass over a probe.
+/// The times from one pass over a probe.
 struct Visit {
-  std::vector<Sample> samples;  ///< by kernel call of the step
-  double launch = 0;            ///< seconds of a step beside its kernels, for each kernel
+  std::vector<Sample> samples;  ///< for each kernel call of the step
+  double launch = 0;            ///< the step's time outside of kernels, in seconds per kernel
   SharedSteps steps;
 };
 
 constexpr OperationLabel meeting{"calibration", "calibrate", Traffic::control};
 
-/// Waits for the other ranks; whether all of them want another step.
+/// Waits for the other ranks; returns whether all of them request another step.
 bool meet(Communicator& group, bool another) {
   double wanted = another ? 1 : 0;
   group.all_reduce(&wanted, 1, DataType::float64, ReduceOperation::minimum, meeting).wait();
   return wanted > 0;
 }
 
-/// Steps of one probe on a rank of its own, begun together with the other ranks', the first `warm_steps` not
-/// timed.
+/// Runs steps of one probe on a rank's own engine, begun together with the other ranks' steps; the first
+/// `warm_steps` are not timed.
 Visit run_probe(const Probe& probe, DataType dtype, Communicator& group, int threads, double seconds,
                 int warm_steps) {
   const auto model = models::ModelRegistry::with_builtin().from_json(
@@ -162,7 +162,7 @@ double product_seconds(const planner::ComputeShare& share, const GemmShape& prod
   return 0;
 }
 
-/// Brings the rates of bare products to those of products in steps, by the ratio of their times.
+/// Scales the GEMM rates measured alone to those inside steps, by the ratio of their times.
 void adjust_products(planner::ComputeShare& share, const std::vector<Sample>& samples) {
   for (planner::ProductTable& table : share.products) {
     double bare = 0, inside = 0;
@@ -188,7 +188,7 @@ void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& sample
     if (work.name == "matmul" || work.kind != detail::WorkKind::kernel) continue;
     const bool pairs = work.name.rfind("attention", 0) == 0;
     const double size = pairs ? work.operations : work.bytes_read + work.bytes_written;
-    // A kernel that is a GEMM and something behind it: only the time of the latter is taken.
+    // If a kernel is a GEMM with an epilogue, only the epilogue's time is used.
     const double product = work.gemm.m > 0 ? product_seconds(share, work.gemm) : 0;
     if (size <= 0) continue;
     found[{work.name, sample.dtype}].emplace_back(size, std::max(1e-7, sample.seconds - product));
@@ -213,7 +213,7 @@ void add_kernels(planner::ComputeShare& share, const std::vector<Sample>& sample
     }
     tables.push_back(std::move(table));
   }
-  replace_tables(share, std::move(tables));  // times taken in steps are closer to steps
+  replace_tables(share, std::move(tables));  // times from steps are more realistic
 }
 
 }  // namespace
@@ -222,7 +222,7 @@ struct StepProbes::Impl {
   Communicator& group;
   int threads;
   double seconds;
-  std::map<std::pair<std::size_t, DataType>, std::vector<Visit>> visits;  ///< by probe and dtype
+  std::map<std::pair<std::size_t, DataType>, std::vector<Visit>> visits;  ///< for each probe and dtype
 };
 
 StepProbes::StepProbes(Communicator& group, int threads, double seconds)
@@ -232,7 +232,7 @@ StepProbes::~StepProbes() = default;
 void StepProbes::run_pass(int pass, int passes) {
   const double each = impl_->seconds / (2.0 * probes.size());
   for (std::size_t i = 0; i < probes.size(); ++i) {
-    // The larger take their time even when only looked at.
+    // Larger probes take long even for a single step.
     if (i > 1 && impl_->seconds < 1) break;
     if (i >= long_probe && pass != passes / 2) continue;
     const bool is_long = i >= long_probe;

@@ -10,7 +10,7 @@ nlohmann::ordered_json mesh_json(const Mesh& mesh) {
   for (int rank = 0; rank < mesh.ranks(); ++rank) {
     coordinates.push_back({{"replicate", mesh.coordinate(MeshAxis::replicate, rank)},
                            {"shard", mesh.coordinate(MeshAxis::shard, rank)}});
-    for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::tensor}) {
+    for (const MeshAxis axis : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
       if (mesh.size(axis) > 1) coordinates.back()[std::string(name_of(axis))] = mesh.coordinate(axis, rank);
     }
   }

@@ -13,8 +13,10 @@
 #include "core/clock.h"
 #include "core/output_file.h"
 #include "tools/files.h"
+#include "tools/plan/plan_meshes.h"
 #include "tools/train/settings.h"
 #include "tranche/core/error.h"
+#include "tranche/planner/mesh_search.h"
 #include "tranche/planner/plan_text.h"
 #include "tranche/planner/projection_text.h"
 #include "tranche/planner/schedule_choice.h"
@@ -24,7 +26,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// "100T", "3e14": operations a second.
+/// Parses "100T" or "3e14" operations per second.
 double parse_rate(const std::string& text, const char* flag) {
   const std::string suffixes = "kMGTPE";
   char* end = nullptr;
@@ -54,7 +56,7 @@ std::int64_t parse_size(const std::string& text, const char* flag) {
   return bytes;
 }
 
-/// Refuses a flag that would say nothing, or something else than the machine does.
+/// Refuses a flag that has no effect, or contradicts the machine.
 void check_speeds(const Options& options) {
   if (options.network && options.machine.empty() && !options.fit) {
     throw ConfigurationError("--network is for --fit SIZE or --machine FILE; give one of them");
@@ -70,7 +72,7 @@ void check_speeds(const Options& options) {
   }
 }
 
-/// The rates of flags; those of a --machine take their place where there is one.
+/// The rates from flags; a --machine replaces them.
 planner::CostModel rates_of(const Options& options, const Config& config) {
   planner::CostModel rates;
   if (options.network && options.machine.empty()) {
@@ -88,17 +90,6 @@ planner::CostModel rates_of(const Options& options, const Config& config) {
   rates.host_update = options.host_update.empty() ? planner::core_update_rate * std::max(1, config.threads)
                                                   : parse_rate(options.host_update, "--host-update");
   return rates;
-}
-
-/// The projection that --machine asks for beside the plan; empty: none.
-std::optional<planner::ProjectionRequest> projection_request(const Options& options,
-                                                             const planner::PlanRequest& plan) {
-  if (options.machine.empty()) return std::nullopt;
-  planner::ProjectionRequest request;
-  request.plan = plan;
-  request.machine = planner::load_machine(options.machine);
-  if (options.network) request.network = planner::parse_network(*options.network, "--network");
-  return request;
 }
 
 struct Projected {
@@ -124,7 +115,7 @@ int ranks_of_a_node(const planner::PlanRequest& request) {
   return request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
 }
 
-/// True when ranks differ in what they compute of a sample.
+/// True when ranks differ in the work that they do for a sample.
 bool has_stages(const planner::PlanRequest& request) {
   const Mesh mesh = request.config.mesh_of(request.ranks);
   return mesh.size(MeshAxis::pipeline) > 1 || mesh.size(MeshAxis::tensor) > 1;
@@ -156,11 +147,11 @@ planner::PlanRequest plan_request(const Options& options) {
     request.config.notes.push_back(fmt::format("--ranks-per-node {} is taken as {}, the ranks of the run",
                                                options.ranks_per_node, options.ranks));
   }
-  // Schedules may want to know where the run ends; a plan does not depend on it.
+  // Schedules may need the total number of steps; a plan does not depend on it.
   if (request.config.total_steps_hint == 0) request.config.total_steps_hint = 100;
   request.rates = rates_of(options, request.config);
   request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-  // Another machine's memory is not this one's, and --host-memory 0 asks for no limit.
+  // This machine's memory does not limit a plan for another one, and --host-memory 0 removes the limit.
   const std::int64_t host_limit = request.config.offload.host_memory_limit;
   if (host_limit > 0 || (!options.host_memory && options.machine.empty())) {
     request.host_memory = planner::host_memory_of(host_limit, ranks_of_a_node(request), options.system_root);
@@ -179,6 +170,29 @@ planner::PlanRequest plan_request(const Options& options) {
         options.model));
   }
   return request;
+}
+
+std::optional<planner::ProjectionRequest> projection_request(const Options& options,
+                                                             const planner::PlanRequest& plan) {
+  if (options.machine.empty()) return std::nullopt;
+  planner::ProjectionRequest request;
+  request.plan = plan;
+  request.machine = planner::load_machine(options.machine);
+  if (options.network) request.network = planner::parse_network(*options.network, "--network");
+  return request;
+}
+
+planner::FitRequest fit_request(const Options& options, const planner::PlanRequest& plan) {
+  planner::FitRequest fit;
+  fit.plan = plan;
+  fit.budget = parse_size(*options.fit, "--fit");
+  fit.rates = plan.rates;
+  fit.keep_optimizer_tier = options.offload_optimizer.has_value();
+  fit.keep_parameters_tier = options.offload_parameters.has_value();
+  fit.nvme_budget = plan.config.offload.nvme_limit;
+  fit.keep_stage = options.stage.has_value();
+  fit.keep_micro_batch = options.micro_batch.has_value();
+  return fit;
 }
 
 std::string what_would_have_fitted(const planner::PlanRequest& request, double seconds) {
@@ -203,7 +217,7 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
         "\nno stage, micro-batch, checkpointing or offload fits in {} on {} rank{}: the least, {}, takes {}",
         format_bytes(fit.budget), request.ranks, request.ranks == 1 ? "" : "s", describe(trial),
         format_bytes(trial.peak));
-  } catch (const std::exception&) {  // the error at hand is the one to tell
+  } catch (const std::exception&) {  // the original error is reported
     return fmt::format("\ntranche plan --ranks {} --fit {} finds what would have fitted", request.ranks,
                        fit.budget);
   }
@@ -211,6 +225,10 @@ std::string what_would_have_fitted(const planner::PlanRequest& request, double s
 
 int run_plan(const Options& options, const Output& output) {
   check_speeds(options);
+  if (options.mesh) {
+    if (const auto axes = planner::searched_axes(*options.mesh))
+      return run_mesh_search(options, *axes, output);
+  }
   planner::PlanRequest request = plan_request(options);
   std::optional<planner::ProjectionRequest> projection = projection_request(options, request);
   if (projection && (options.fit || request.config.offload.any())) {
@@ -240,21 +258,13 @@ int run_plan(const Options& options, const Output& output) {
     }
     return status_of(planner::shortages(request, result, limit).empty());
   }
-  planner::FitRequest fit;
-  fit.plan = request;
-  fit.budget = parse_size(*options.fit, "--fit");
-  fit.rates = request.rates;
+  planner::FitRequest fit = fit_request(options, request);
   if (projection) {
     fit.seconds = [at = *projection](const planner::PlanRequest& candidate) mutable {
       at.plan = candidate;
       return planner::projected_cost(at);
     };
   }
-  fit.keep_optimizer_tier = options.offload_optimizer.has_value();
-  fit.keep_parameters_tier = options.offload_parameters.has_value();
-  fit.nvme_budget = request.config.offload.nvme_limit;
-  fit.keep_stage = options.stage.has_value();
-  fit.keep_micro_batch = options.micro_batch.has_value();
   if (!options.write.empty()) require_writable(options.write, "--write");
   const planner::FitResult result = planner::find_fit(fit);
   planner::PlanRequest chosen = request;
@@ -271,7 +281,7 @@ int run_plan(const Options& options, const Output& output) {
   }
   if (!options.write.empty() && result.fits) {
     Config written = result.config;
-    // The steps that plan_request() made up must not end a training's schedule.
+    // The number of steps that plan_request() assumed must not end a training's schedule.
     written.total_steps_hint = read_config(options, request.ranks).total_steps_hint;
     detail::write_output_file(options.write, written.to_json() + "\n");
     if (!options.json) output.out << "configuration: " << options.write << "\n";

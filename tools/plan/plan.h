@@ -1,19 +1,29 @@
 #pragma once
+#include <optional>
+
 #include "tools/arguments.h"
 #include "tools/train/run.h"
 #include "tranche/planner/planner.h"
+#include "tranche/planner/projection.h"
 
 namespace tranche::tools {
 
-/// The plan that a command line asks for. Throws ConfigurationError.
+/// The plan that a command line requests. Throws ConfigurationError.
 planner::PlanRequest plan_request(const Options& options);
 
-/// `tranche plan`: starts no ranks and touches no device. Returns the exit status: 3 when a budget (--fit, or
-/// --device-memory) is not enough. Throws ConfigurationError.
+/// The search of --fit, with the settings that the command line fixes. Throws ConfigurationError.
+planner::FitRequest fit_request(const Options& options, const planner::PlanRequest& plan);
+/// The projection that --machine requests beside the plan; empty: none.
+std::optional<planner::ProjectionRequest> projection_request(const Options& options,
+                                                             const planner::PlanRequest& plan);
+
+/// `tranche plan`: starts no ranks and accesses no device. Returns the exit status: 3 when a budget (--fit,
+/// or --device-memory) is not enough. Throws ConfigurationError.
 int run_plan(const Options& options, const Output& output);
 
-/// "\nwithin 512.00 MiB this fits: ...", by find_fit() under the configuration's device_memory_limit; empty
-/// where there is none. A search that would take longer than `seconds`, or is refused, is only pointed to.
+/// "
+/// within 512.00 MiB this fits: ...", from find_fit() with the configuration's device_memory_limit; empty if
+/// there is none. If the search would take longer than `seconds`, or is refused, the text only refers to it.
 std::string what_would_have_fitted(const planner::PlanRequest& request, double seconds);
 
 }  // namespace tranche::tools

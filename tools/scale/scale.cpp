@@ -22,17 +22,17 @@ namespace {
 
 using detail::write_output_file;
 
-/// Open MPI says a lot.
+/// Open MPI prints many lines.
 constexpr int tail_lines = 30;
-/// So many failures before any run has ended well are the launcher's, a node's or the program's: the others
-/// would end the same way, each perhaps behind a time-out of its own.
+/// After so many failures before any run has succeeded, the launcher, a node or the program is at fault: the
+/// other runs would fail the same way, each perhaps after its own time-out.
 constexpr int failures_before_giving_up = 3;
 
 class StudyRunner {
  public:
   StudyRunner(const Options& options, const Output& output)
       : output_(output),
-        // With --json standard output is for programs.
+        // With --json, standard output is for programs.
         lines_(options.json ? output.errors : output.out),
         json_(options.json),
         terminal_(output.terminal && !options.json),
@@ -64,8 +64,8 @@ class StudyRunner {
         "{} scaling of {}: {} x {}{} points, {} repeats: {} runs of {} + {} steps, {} thread{} a rank, into "
         "{}\n",
         facts.strong ? "strong" : "weak", facts.model, facts.ranks.size(), facts.stages.size(),
-        facts.meshes.size() > 1 ? fmt::format(" x {}", facts.meshes.size()) : "", facts.repeats, runs.size(),
-        facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s", study_.options().out);
+        facts.variants().size() > 1 ? fmt::format(" x {}", facts.variants().size()) : "", facts.repeats,
+        runs.size(), facts.warmup, facts.steps, facts.threads, facts.threads == 1 ? "" : "s", study_.options().out);
     if (there) {
       lines_ << fmt::format("going on with the study that is there: {} of {} runs are kept\n", kept_.size(),
                             runs.size());
@@ -76,10 +76,11 @@ class StudyRunner {
           << "note: how many ranks a node has is not clear from the launcher's arguments: planned as on one; "
              "--ranks-per-node says it\n";
     }
+    for (const std::string& note : facts.notes) lines_ << "note: " << note << "\n";
     lines_ << std::flush;
   }
 
-  /// Returns the signal that ended it, 0 for none.
+  /// Returns the signal that ended it, or 0.
   int conduct(const ScaleRun& run, const std::vector<ScaleRun>& all, training::StopSignals& signals) {
     const std::string name = fmt::format("repeat {}, {}", run.repeat, run.point().text());
     if (hopeless_.count(run.point()) > 0) {
@@ -123,7 +124,8 @@ class StudyRunner {
                        fmt::format("{} {}", name, problem),
                        shell_line(command.arguments),
                        tail_of(command.log, tail_lines),
-                       run.mesh};
+                       run.mesh,
+                       run.schedule};
     finish_line();
     output_.errors << fmt::format("tranche: the run of {}\n  command: {}\n  its output ends with ({}):\n",
                                   failure.what, failure.command, command.log);
@@ -134,7 +136,7 @@ class StudyRunner {
       rest.remove_prefix(std::min(end + 1, rest.size()));
     }
     output_.errors << std::flush;
-    // The request cannot be met, and memory does not grow: other repeats would end the same way.
+    // The request cannot be met, and memory does not grow, so other repeats would end the same way.
     if (result.status == static_cast<int>(ExitStatus::configuration) ||
         result.status == static_cast<int>(ExitStatus::out_of_memory)) {
       hopeless_.insert(run.point());
@@ -155,8 +157,7 @@ class StudyRunner {
     for (const ScaleRun& run : all) {
       if (kept_.count(run.name()) > 0 || hopeless_.count(run.point()) > 0) continue;
       const bool failed = std::any_of(failures_.begin(), failures_.end(), [&](const RunFailure& failure) {
-        return PointKey{failure.ranks, failure.stage, failure.mesh} == run.point() &&
-               failure.repeat == run.repeat;
+        return failure.key() == run.point() && failure.repeat == run.repeat;
       });
       if (!failed) seconds += left_.of(run);
     }
@@ -228,13 +229,13 @@ class StudyRunner {
   std::ostream& lines_;
   bool json_, terminal_;
   ScaleStudy study_;
-  std::set<std::string> kept_;   ///< names of runs whose reports are there
-  std::set<PointKey> hopeless_;  ///< points that no further repeat would mend
+  std::set<std::string> kept_;   ///< names of runs that have reports
+  std::set<PointKey> hopeless_;  ///< points whose further repeats would fail too
   std::vector<RunFailure> failures_;
   int failed_runs_ = 0;   ///< runs that failed for another reason
-  std::size_t done_ = 0;  ///< runs that failed or were left out
+  std::size_t done_ = 0;  ///< runs that failed or were skipped
   TimeLeft left_;
-  std::size_t drawn_ = 0;  ///< characters of the redrawn line
+  std::size_t drawn_ = 0;  ///< length of the redrawn line
 };
 
 }  // namespace
@@ -250,7 +251,7 @@ void TimeLeft::took(const ScaleRun& run, double seconds) {
 double TimeLeft::of(const ScaleRun& run) const {
   const auto known = by_ranks_.find(run.ranks);
   if (known != by_ranks_.end()) return known->second.seconds / known->second.count;
-  // If ranks share cores a run takes longer with each.
+  // If ranks share cores, a run takes longer with each rank.
   return per_rank_.count > 0 ? per_rank_.seconds / per_rank_.count * run.ranks
                              : std::numeric_limits<double>::infinity();
 }

@@ -9,11 +9,11 @@
 
 namespace tranche::tools {
 
-/// How long what is left will take, from what runs took so far.
+/// Estimates the remaining time from the durations of earlier runs.
 class TimeLeft {
  public:
   void took(const ScaleRun& run, double seconds);
-  /// Not finite before there is anything to go by.
+  /// Infinite before any run has ended.
   double of(const ScaleRun& run) const;
 
  private:
@@ -24,12 +24,11 @@ class TimeLeft {
   Sum per_rank_;
 };
 
-/// Exit status of a study of which runs failed or were not reached; beside those of core/error.h.
+/// Exit status of a study with failed or missing runs; it extends core/error.h.
 inline constexpr int study_incomplete = 7;
 
-/// Returns the exit status: 0 when every run is there, stopped_by_signal (launch.h) of a study that was
-/// stopped, else study_incomplete. Throws ConfigurationError for
-/// what is told before any run.
+/// Returns the exit status: 0 when every run succeeded, stopped_by_signal (launch.h) for a stopped study,
+/// else study_incomplete. Throws ConfigurationError for errors that are found before any run.
 int run_scale(const Options& options, const Output& output);
 
 }  // namespace tranche::tools

@@ -15,7 +15,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// Flags of `train` that are not a study's, and why.
+/// The flags of `train` that a study does not accept, and the reasons.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 19> not_of_a_study{{
     {"--stage", "a study runs several: --stages 0,1,2,3"},
     {"--report", "every run of a study has its report, in the folder of --out"},
@@ -48,6 +48,10 @@ void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts
       .add_option("--meshes", texts.meshes,
                   "meshes to compare, like 'replicate=1; replicate=2, shard=*' (--mesh of train)")
       ->type_name("AXES;AXES...");
+  command
+      .add_option("--pipeline-schedules", texts.schedules,
+                  "schedules of a pipeline to compare, like 1f1b,zb-h1,mine.csv (tranche.pipeline_schedule)")
+      ->type_name("NAME|FILE,...");
   command.add_flag("--weak", texts.weak, "each rank keeps its batch, whatever their number (default)");
   command.add_flag("--strong", texts.strong, "a step keeps its batch: ranks share it");
   command
@@ -107,24 +111,24 @@ std::vector<int> parse_numbers(const std::string& text, const char* flag, const 
   return numbers;
 }
 
-std::vector<std::string> parse_meshes(const std::string& text) {
-  std::vector<std::string> meshes;
+std::vector<std::string> parse_list(const std::string& text, const char* flag, char separator,
+                                    const char* example) {
+  std::vector<std::string> parts;
   for (std::size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-    end = text.find(';', begin);
-    std::string mesh = text.substr(begin, end == std::string::npos ? end : end - begin);
-    mesh.erase(0, std::min(mesh.find_first_not_of(' '), mesh.size()));
-    mesh.erase(mesh.find_last_not_of(' ') + 1);
-    if (mesh.empty()) {
-      throw ConfigurationError(fmt::format(
-          "--meshes '{}' has nothing on one side of a ';'; write them like 'replicate=1; replicate=2'",
-          text));
+    end = text.find(separator, begin);
+    std::string part = text.substr(begin, end == std::string::npos ? end : end - begin);
+    part.erase(0, std::min(part.find_first_not_of(' '), part.size()));
+    part.erase(part.find_last_not_of(' ') + 1);
+    if (part.empty()) {
+      throw ConfigurationError(fmt::format("{} '{}' has nothing on one side of a '{}'; write them like {}", flag,
+                                           text, separator, example));
     }
-    if (std::find(meshes.begin(), meshes.end(), mesh) != meshes.end()) {
-      throw ConfigurationError(fmt::format("--meshes '{}' has '{}' twice", text, mesh));
+    if (std::find(parts.begin(), parts.end(), part) != parts.end()) {
+      throw ConfigurationError(fmt::format("{} '{}' has '{}' twice", flag, text, part));
     }
-    meshes.push_back(std::move(mesh));
+    parts.push_back(std::move(part));
   }
-  return meshes;
+  return parts;
 }
 
 std::vector<std::string> take_launcher_arguments(std::vector<std::string>& arguments) {
@@ -169,7 +173,12 @@ void check(ScaleOptions& options, const ScaleTexts& texts) {
   if (texts.ranks.empty()) refuse("which numbers of ranks? give --ranks, like --ranks 1,2,4,8");
   options.ranks = parse_numbers(texts.ranks, "--ranks", "number of ranks", 1, planner::most_planned_ranks);
   options.stages = parse_numbers(texts.stages, "--stages", "stage", 0, 3);
-  if (!texts.meshes.empty()) options.meshes = parse_meshes(texts.meshes);
+  if (!texts.meshes.empty()) {
+    options.meshes = parse_list(texts.meshes, "--meshes", ';', "'replicate=1; replicate=2'");
+  }
+  if (!texts.schedules.empty()) {
+    options.schedules = parse_list(texts.schedules, "--pipeline-schedules", ',', "1f1b,zb-h1");
+  }
   if (texts.weak && texts.strong) refuse("--weak and --strong are two studies; give one of them");
   options.strong = texts.strong;
   if (options.out.empty()) refuse("where does the study go? give --out a folder");

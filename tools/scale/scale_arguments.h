@@ -12,52 +12,52 @@ class App;
 namespace tranche::tools {
 
 struct ScaleOptions {
-  std::vector<int> ranks;               ///< rising
-  std::vector<int> stages;              ///< rising
-  std::vector<std::string> meshes{""};  ///< as given; one empty: what the configuration or --mesh says
-  bool strong = false;                  ///< the batch of a step stays, and not that of a rank
+  std::vector<int> ranks;                  ///< ascending
+  std::vector<int> stages;                 ///< ascending
+  std::vector<std::string> meshes{""};     ///< as given; a single empty one: from the configuration or --mesh
+  std::vector<std::string> schedules{""};  ///< of a pipeline; a single empty one: from the configuration
+  bool strong = false;                     ///< the batch of a step is constant, not that of a rank
   std::int64_t repeats = 3;
-  std::int64_t warmup = 3;  ///< steps of a run that are not timed
-  std::int64_t steps = 10;  ///< steps of a run that are
+  std::int64_t warmup = 3;  ///< untimed steps of a run
+  std::int64_t steps = 10;  ///< timed steps of a run
   std::string out;
   std::string launcher = "mpirun";  ///< or srun
   std::string hostfile, host;
-  std::vector<std::string> launcher_arguments;  ///< behind "--"
-  std::int64_t ranks_per_node = 0;              ///< 0: as the launcher's arguments tell
+  std::vector<std::string> launcher_arguments;  ///< after "--"
+  std::int64_t ranks_per_node = 0;              ///< 0: from the launcher's arguments
   double run_timeout = 3600;                    ///< seconds
-  std::vector<std::string> train_flags;         ///< as they were given: each run gets them
-  std::string program;                          ///< --debug-program: what is run instead of this program
+  std::vector<std::string> train_flags;         ///< as given; each run gets them
+  std::string program;                          ///< --debug-program: run instead of this program
 };
 
-/// The flags' texts; check() makes numbers of them.
+/// The flags' texts, which check() parses.
 struct ScaleTexts {
-  std::string ranks, stages = "0,1,2,3", meshes;
+  std::string ranks, stages = "0,1,2,3", meshes, schedules;
   bool weak = false, strong = false;
 };
 
-/// Adds what is the study's own to the subcommand, which has the flags of `train` that runs get already.
+/// Adds the study's own flags to the subcommand, which already has the flags of `train` that runs receive.
 /// `options` and `texts` must outlive parsing.
 void add_scale_flags(CLI::App& command, ScaleOptions& options, ScaleTexts& texts);
 
-/// "1,2,4" in rising order. Throws ConfigurationError naming `flag` and what is wrong.
+/// Parses "1,2,4" into ascending order. Throws ConfigurationError naming `flag` and the problem.
 std::vector<int> parse_numbers(const std::string& text, const char* flag, const char* what, int least,
                                int most);
 
-/// "replicate=1; replicate=2, shard=*" at the semicolons, in that order. Throws ConfigurationError for an
-/// empty one and for one that is there twice.
-std::vector<std::string> parse_meshes(const std::string& text);
+/// Splits "replicate=1; replicate=2, shard=*" at the separators, keeping the order. Throws ConfigurationError
+/// naming `flag` for an empty or a repeated part; `example` shows the format.
+std::vector<std::string> parse_list(const std::string& text, const char* flag, char separator,
+                                    const char* example);
 
-/// Those of the arguments of `tranche scale` behind the first "--", which are the launcher's; they are taken
-/// off.
+/// Removes and returns the arguments of `tranche scale` after the first "--", which are for the launcher.
 std::vector<std::string> take_launcher_arguments(std::vector<std::string>& arguments);
 
-/// The flags of `names` that were given to the subcommand, as a command line has them.
+/// The flags of `names` that were given to the subcommand, in the form of a command line.
 std::vector<std::string> given_flags(const CLI::App& command, const std::vector<std::string>& names);
 
-/// Throws ConfigurationError for flags of `train`, among what the parser did not know, that a study has no
-/// room for.
+/// Throws ConfigurationError for flags of `train`, among the unknown ones, that a study does not accept.
 void refuse_flags_of_train(const std::vector<std::string>& unknown);
-/// Throws ConfigurationError for what was parsed but cannot be.
+/// Throws ConfigurationError for values that were parsed but are invalid.
 void check(ScaleOptions& options, const ScaleTexts& texts);
 
 }  // namespace tranche::tools

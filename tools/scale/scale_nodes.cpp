@@ -20,7 +20,7 @@ std::optional<int> number(std::string_view text) {
   return value;
 }
 
-/// Slots by host, in the order in which hosts are first named; nullopt where one does not say its own.
+/// Slots by host, in the order in which hosts are first named; nullopt if a host does not give its number.
 using Slots = std::vector<std::pair<std::string, int>>;
 
 void add_slots(Slots& hosts, const std::string& name, int slots) {
@@ -33,7 +33,7 @@ void add_slots(Slots& hosts, const std::string& name, int slots) {
   }
 }
 
-/// "a:8,b:8"; a host without a number has one slot each time it is named.
+/// Parses "a:8,b:8"; a host without a number has one slot each time it is named.
 std::optional<Slots> slots_of_list(const std::string& list) {
   Slots hosts;
   std::stringstream words(list);
@@ -47,7 +47,7 @@ std::optional<Slots> slots_of_list(const std::string& list) {
   return hosts;
 }
 
-/// Lines like "a slots=8 max_slots=16  # rack 1".
+/// Parses lines like "a slots=8 max_slots=16  # rack 1".
 std::optional<Slots> slots_of_file(const std::string& text) {
   Slots hosts;
   std::stringstream lines(text);
@@ -65,8 +65,8 @@ std::optional<Slots> slots_of_file(const std::string& text) {
   return hosts;
 }
 
-/// Slots are filled host by host: blocks of as many ranks as the first host has slots, the last one maybe
-/// with fewer.
+/// Slots are filled host by host: blocks of as many ranks as the first host has slots; the last may have
+/// fewer.
 std::optional<int> block_of(const std::optional<Slots>& hosts, int ranks) {
   if (!hosts || hosts->empty()) return std::nullopt;
   const int each = hosts->front().second;
@@ -78,15 +78,15 @@ std::optional<int> block_of(const std::optional<Slots>& hosts, int ranks) {
     if (here > each) return std::nullopt;
     placed += here;
   }
-  if (placed < ranks) return std::nullopt;  // the launcher refuses, or shares out what is too many
+  if (placed < ranks) return std::nullopt;  // the launcher refuses, or distributes the excess ranks
   return std::min(each, ranks);
 }
 
-/// The launcher's own arguments.
+/// The relevant arguments of the launcher.
 struct Said {
   std::optional<int> per_node, nodes;
   std::optional<std::string> host, hostfile;
-  bool other = false;  ///< a mapping that is not of blocks
+  bool other = false;  ///< a mapping other than by blocks
 };
 
 Said read_arguments(const std::vector<std::string>& words, bool srun) {
@@ -94,7 +94,8 @@ Said read_arguments(const std::vector<std::string>& words, bool srun) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     const std::size_t equals = words[i].starts_with("--") ? words[i].find('=') : std::string::npos;
     std::string flag = words[i].substr(0, equals);
-    if (flag.starts_with("-") && !flag.starts_with("--") && flag.size() > 2) flag.insert(0, "-");  // -map-by
+    // A long flag with a single dash, such as -map-by, is read like --map-by.
+    if (flag.starts_with("-") && !flag.starts_with("--") && flag.size() > 2) flag.insert(0, "-");
     const auto value = [&]() -> std::string {
       if (equals != std::string::npos) return words[i].substr(equals + 1);
       return i + 1 < words.size() ? words[i + 1] : "";
@@ -125,14 +126,14 @@ Said read_arguments(const std::vector<std::string>& words, bool srun) {
       per_node(of.substr(0, of.find(':')) == "node" ? number(std::string_view(by).substr(4, end - 4))
                                                     : std::nullopt);
     } else {
-      // By slot or core one node is filled after the other, unless mappings are to span them.
+      // One node is filled after the other by slot or core, unless mappings span nodes.
       said.other |= (unit != "slot" && unit != "core") || by.find("SPAN") != std::string::npos;
     }
   }
   return said;
 }
 
-/// srun spreads ranks over all nodes that it has, and not evenly, unless it is told how many each takes.
+/// srun spreads ranks over all its nodes, and not evenly, unless the number per node is given.
 NodesOfRun nodes_of_srun(const Said& said, int ranks, const Allocation& allocation) {
   if (said.nodes) {
     const int nodes = std::min(*said.nodes, ranks);
@@ -149,14 +150,14 @@ NodesOfRun nodes_of_srun(const Said& said, int ranks, const Allocation& allocati
   return {each, arguments};
 }
 
-/// "a a b b"
+/// Parses "a a b b".
 Slots slots_of_words(std::istream& words) {
   Slots hosts;
   for (std::string name; words >> name;) add_slots(hosts, name, 1);
   return hosts;
 }
 
-/// Slurm's "4(x2),3".
+/// Parses Slurm's "4(x2),3".
 Slots slots_of_counts(const std::string& list) {
   Slots hosts;
   std::stringstream words(list);

@@ -19,18 +19,18 @@ namespace {
 
 using Named = std::pair<std::string, std::string>;
 
-using Curve = std::pair<int, std::string>;  ///< stage, mesh
-
-/// By stage; in a study of several meshes no two of its curves have the same.
-std::string color_of(const StudyFacts& facts, const Curve& curve) {
-  if (facts.meshes.size() == 1) return std::string(plot::color(plot::Palette::stage, curve.first));
+/// The color depends on the stage; in a study of several meshes or schedules, every curve has a different
+/// one.
+std::string color_of(const StudyFacts& facts, const CurveKey& curve) {
+  if (facts.variants().size() == 1) return std::string(plot::color(plot::Palette::stage, curve.stage));
   const auto number = std::distance(facts.curves.begin(), facts.curves.find(curve));
   return std::string(plot::color(plot::Palette::category, static_cast<int>(number)));
 }
 
-/// "stage 3", with the mesh in a study of several.
-std::string label_of(const StudyFacts& facts, const Curve& curve) {
-  return fmt::format("stage {}{}", curve.first, facts.meshes.size() > 1 ? ", " + curve.second : "");
+/// "stage 3", with the mesh or the schedule in a study of several.
+std::string label_of(const StudyFacts& facts, const CurveKey& curve) {
+  const std::string variant = facts.variant(curve.mesh, curve.schedule);
+  return fmt::format("stage {}{}{}", curve.stage, variant.empty() ? "" : ", ", variant);
 }
 
 plot::Shape shape_of(int stage) {
@@ -39,7 +39,7 @@ plot::Shape shape_of(int stage) {
   return shapes[static_cast<std::size_t>(stage) % shapes.size()];
 }
 
-/// An entry of the legend that stands for the series of all stages.
+/// A legend entry that represents the series of all stages.
 plot::LineSeries entry(const std::string& name, bool joined, bool hollow, bool dashed = false) {
   plot::LineSeries series{name, "#222222", {}, {}, dashed};
   series.joined = joined;
@@ -54,20 +54,20 @@ std::string what_ran(const StudyFacts& facts) {
                      facts.node.cores);
 }
 
-/// Stages' points, joined or not, of those that `takes`, with `value`'s range over the repeats. Returns
-/// whether there are any.
+/// Adds the points of all stages that `takes` accepts, joined or not, with the range of `value` over the
+/// repeats. Returns whether there are any.
 bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResults& results, bool joined,
                 bool hollow, const std::function<bool(const PointResult&)>& takes,
                 const std::function<Spread(const PointResult&)>& value) {
   bool any = false;
   for (const auto& [curve, planned] : facts.curves) {
-    const auto& [stage, mesh] = curve;
     plot::LineSeries series{"", color_of(facts, curve), {}, {}};
     series.joined = joined;
     series.hollow = hollow;
-    series.shape = shape_of(stage);
+    series.shape = shape_of(curve.stage);
     for (const PointResult& point : results.points) {
-      if (point.plan.stage != stage || point.plan.mesh != mesh || !takes(point)) continue;
+      const PointPlan& plan = point.plan;
+      if (CurveKey{plan.stage, plan.mesh, plan.schedule} != curve || !takes(point)) continue;
       const Spread spread = value(point);
       series.x.push_back(point.plan.ranks);
       series.y.push_back(spread.middle);
@@ -81,7 +81,7 @@ bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResu
   return any;
 }
 
-/// From between the last number of ranks that has its cores and the first that has not.
+/// The band from between the last number of ranks with enough cores and the first without.
 std::vector<plot::Band> shaded(const StudyResults& results) {
   double first = 0, before = 0;
   for (const PointResult& point : results.points) {
@@ -146,8 +146,12 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
   chart.subtitle = what_ran(facts);
   chart.stacked = true;
   chart.x_label = "stage";
-  for (std::size_t m = 0; facts.meshes.size() > 1 && m < facts.meshes.size(); ++m) {
-    chart.x_label += fmt::format("{}{}: {}", m == 0 ? ", mesh " : "; ", m + 1, facts.meshes[m]);
+  const std::vector<std::string> variants = facts.variants();
+  const char* const kind = facts.meshes.size() == 1      ? ", schedule "
+                           : facts.schedules.size() == 1 ? ", mesh "
+                                                         : ", mesh and schedule ";
+  for (std::size_t v = 0; variants.size() > 1 && v < variants.size(); ++v) {
+    chart.x_label += fmt::format("{}{}: {}", v == 0 ? kind : "; ", v + 1, variants[v]);
   }
   chart.subtitle += "; rank 0 in the repeat of median speed";
   chart.y_label = "step time (ms)";
@@ -158,17 +162,22 @@ void add_time(std::vector<Named>& plots, const StudyFacts& facts, const StudyRes
                   {"exposed reduce", part(2), {}},
                   {"step: norm, agree, update", part(3), {}},
                   {"other", std::string(plot::grey), {}}};
+  const bool messages = std::any_of(results.points.begin(), results.points.end(), [&](const PointResult& p) {
+    return p.oversubscribed == oversubscribed && p.shown.step.messages > 0;
+  });
+  if (messages) chart.series.push_back({"exposed messages", part(4), {}});
   plot::BandRow row{"ranks", {}};
   for (const PointResult& point : results.points) {
     if (point.oversubscribed != oversubscribed) continue;
     const StepParts& step = point.shown.step;
-    const double parts[] = {step.compute, step.gather, step.reduce, step.update, step.other};
+    const double parts[] = {step.compute, step.gather, step.reduce, step.update, step.other, step.messages};
     for (std::size_t i = 0; i < chart.series.size(); ++i) chart.series[i].values.push_back(1e3 * parts[i]);
     const auto at = static_cast<double>(chart.labels.size());
     std::string label = std::to_string(point.plan.stage);
-    if (facts.meshes.size() > 1) {
-      const auto mesh = std::find(facts.meshes.begin(), facts.meshes.end(), point.plan.mesh);
-      label += fmt::format(" ({})", mesh - facts.meshes.begin() + 1);
+    if (variants.size() > 1) {
+      const auto own = std::find(variants.begin(), variants.end(),
+                                 facts.variant(point.plan.mesh, point.plan.schedule));
+      label += fmt::format(" ({})", own - variants.begin() + 1);
     }
     chart.labels.push_back(std::move(label));
     const double total = 1e3 * step.seconds();
@@ -220,8 +229,8 @@ std::vector<Named> results_plots(const StudyFacts& facts, const StudyResults& re
   add_throughput(plots, facts, results);
   add_time(plots, facts, results, false);
   add_time(plots, facts, results, true);
-  // Model state first: the workspace and the activations in the peak, which no stage shards, hide its fall.
-  // Elsewhere the formula is of all tiers together.
+  // Model state comes first, because in the peak the workspace and the activations, which no stage shards,
+  // hide its decrease. With offload the formula covers all tiers together.
   if (!facts.any_offload) {
     add_memory(
         plots, facts, results, "model_state.svg", "Parameters, gradients and optimizer state of a rank",

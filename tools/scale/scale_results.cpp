@@ -18,12 +18,12 @@ namespace {
 
 const PointResult* find_point(const std::vector<PointResult>& points, const PointKey& key) {
   for (const PointResult& point : points) {
-    if (PointKey{point.plan.ranks, point.plan.stage, point.plan.mesh} == key) return &point;
+    if (point.plan.key() == key) return &point;
   }
   return nullptr;
 }
 
-/// value(run, run of the base) over the repeats that both have.
+/// Computes value(run, run of the base) over the repeats that both have.
 template <typename Value>
 std::optional<Spread> within_repeats(const PointResult& point, const PointResult& base, const Value& value) {
   std::vector<double> values;
@@ -37,7 +37,7 @@ std::optional<Spread> within_repeats(const PointResult& point, const PointResult
 }
 
 bool is_oversubscribed(const StudyFacts& facts, const RunFigures& run) {
-  // A rank that its launcher bound sees its own cores only.
+  // A rank that its launcher bound sees only its own cores.
   const int cores = facts.launcher_binds ? run.node_cores : run.cores;
   return run.ranks_on_node * run.threads > cores;
 }
@@ -45,8 +45,21 @@ bool is_oversubscribed(const StudyFacts& facts, const RunFigures& run) {
 }  // namespace
 
 std::string PointKey::text() const {
-  return fmt::format("{} rank{}, stage {}{}", ranks, ranks == 1 ? "" : "s", stage,
-                     mesh.empty() ? "" : ", mesh " + mesh);
+  return fmt::format("{} rank{}, stage {}{}{}", ranks, ranks == 1 ? "" : "s", stage,
+                     mesh.empty() ? "" : ", mesh " + mesh, schedule.empty() ? "" : ", schedule " + schedule);
+}
+
+std::string StudyFacts::variant(const std::string& mesh, const std::string& schedule) const {
+  const bool by_mesh = meshes.size() > 1, by_schedule = schedules.size() > 1;
+  return (by_mesh ? mesh : "") + (by_mesh && by_schedule ? ", " : "") + (by_schedule ? schedule : "");
+}
+
+std::vector<std::string> StudyFacts::variants() const {
+  std::vector<std::string> list;
+  for (const std::string& mesh : meshes) {
+    for (const std::string& schedule : schedules) list.push_back(variant(mesh, schedule));
+  }
+  return list;
 }
 
 std::vector<std::pair<PointKey, PointPlan>> StudyFacts::plans_in_order() const {
@@ -54,8 +67,10 @@ std::vector<std::pair<PointKey, PointPlan>> StudyFacts::plans_in_order() const {
   for (const int of_ranks : ranks) {
     for (const int stage : stages) {
       for (const std::string& mesh : meshes) {
-        const PointKey key{of_ranks, stage, mesh};
-        list.emplace_back(key, plans.at(key));
+        for (const std::string& schedule : schedules) {
+          const PointKey key{of_ranks, stage, mesh, schedule};
+          list.emplace_back(key, plans.at(key));
+        }
       }
     }
   }
@@ -72,6 +87,8 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
   run.ranks = document["world"].integer<int>();
   run.stage = document["stage"].integer<int>();
   if (const JsonNode mesh = document["mesh"]) run.mesh = mesh["axes"].text();
+  const JsonNode schedule = document["config"]["tranche"]["pipeline_schedule"];
+  run.schedule = schedule ? schedule.text() : "1f1b";  // the default is not written
   const std::vector<JsonNode> steps = document["steps"].items();
   double tokens = 0, seconds = 0, processor = 0, timed = 0;
   for (std::size_t i = static_cast<std::size_t>(warmup); i < steps.size(); ++i) {
@@ -83,6 +100,7 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
     processor += number("cpu_seconds");
     run.step.gather += number("exposed_gather_seconds");
     run.step.reduce += number("exposed_reduce_seconds");
+    run.step.messages += number("exposed_message_seconds");
     run.step.update += number("update_seconds");
     run.step.other += number("exposed_offload_seconds") + between;
   }
@@ -90,8 +108,11 @@ RunFigures figures_of(const std::string& report, std::int64_t warmup) {
     throw Error(
         fmt::format("a report of {} steps, of which none is behind {} of warm-up", steps.size(), warmup));
   }
-  for (double* part : {&run.step.gather, &run.step.reduce, &run.step.update, &run.step.other}) *part /= timed;
-  // Waits of the update itself are in both; what is left is never below nothing.
+  for (double* part :
+       {&run.step.gather, &run.step.reduce, &run.step.messages, &run.step.update, &run.step.other}) {
+    *part /= timed;
+  }
+  // Waits of the update itself are counted twice, so the remainder is clamped to 0.
   run.step.compute = std::max(0.0, seconds / timed - run.step.seconds());
   run.tokens_per_step = tokens / timed;
   run.tokens_per_second = tokens / seconds;
@@ -128,7 +149,7 @@ double state_bytes_per_parameter(int stage, bool boundary, int ranks, int comput
                                  double master, double moments) {
   const double n = ranks;
   const double parameters = stage >= 3 ? compute / n : compute;
-  // Boundary reduction accumulates whole gradients on every rank, whatever the stage.
+  // Boundary reduction accumulates whole gradients on every rank, at any stage.
   const double gradients = stage == 0 || boundary ? accumulation : accumulation / n;
   const double optimizer = stage == 0 ? master + moments : (master + moments) / n;
   return parameters + gradients + optimizer;
@@ -171,7 +192,7 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
     PointResult point;
     point.plan = plan;
     for (const RunFigures& run : runs) {
-      if (PointKey{run.ranks, run.stage, run.mesh} == key) point.runs.push_back(run);
+      if (run.key() == key) point.runs.push_back(run);
     }
     if (point.runs.empty()) continue;
     const auto speeds_below = [](const RunFigures& a, const RunFigures& b) {
@@ -198,7 +219,9 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
 
   const int base = base_ranks(results);
   for (PointResult& point : results.points) {
-    const PointResult* first = find_point(results.points, {base, point.plan.stage, point.plan.mesh});
+    PointKey of_base = point.plan.key();
+    of_base.ranks = base;
+    const PointResult* first = find_point(results.points, of_base);
     if (first == nullptr) continue;
     point.work_inflation = within_repeats(point, *first, [](const RunFigures& run, const RunFigures& other) {
       return other.cpu_seconds_per_token > 0 ? run.cpu_seconds_per_token / other.cpu_seconds_per_token : 0.0;
@@ -210,7 +233,7 @@ StudyResults results_of(const StudyFacts& facts, const std::vector<RunFigures>& 
   }
 
   for (const PointResult& point : results.points) {
-    const std::string where = PointKey{point.plan.ranks, point.plan.stage, point.plan.mesh}.text();
+    const std::string where = point.plan.key().text();
     std::set<std::string> digests;
     std::set<std::string> said;
     const auto differs = [&](const std::string& text) {

@@ -18,11 +18,14 @@
 #include "core/json.h"
 #include "core/output_file.h"
 #include "core/text_file.h"
+#include "pipeline/schedule/generators.h"
+#include "pipeline/schedule/load.h"
 #include "tools/scale/scale_nodes.h"
 #include "tools/train/settings.h"
 #include "tranche/comm/backends.h"
 #include "tranche/core/error.h"
 #include "tranche/partition/mesh.h"
+#include "tranche/planner/stage_plans.h"
 #include "tranche/version.h"
 
 namespace tranche::tools {
@@ -34,7 +37,7 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// Sequences of a micro-batch where neither flags nor configuration say anything of batches.
+/// The sequences in a micro-batch if neither flags nor configuration set batches.
 constexpr std::int64_t default_micro_batch = 4;
 
 bool exists(const std::string& path) {
@@ -42,7 +45,7 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, ignored);
 }
 
-/// The text that a study trains on where none is given: speed does not depend on it.
+/// The text that a study trains on if none is given; speed does not depend on it.
 std::string some_text() {
   std::string text;
   for (int i = 0; text.size() < (1U << 20); ++i)
@@ -63,7 +66,7 @@ double load_average() {
   return ::getloadavg(&minute, 1) == 1 ? minute : 0;
 }
 
-/// A line for each setting that two studies do not share.
+/// A line for each setting that differs between two studies.
 std::vector<std::string> differing(const ordered_json& saved, const ordered_json& present) {
   std::vector<std::string> lines;
   const nlohmann::json before = nlohmann::json(saved).flatten(), now = nlohmann::json(present).flatten();
@@ -84,8 +87,9 @@ std::vector<std::string> differing(const ordered_json& saved, const ordered_json
 }  // namespace
 
 std::string ScaleRun::name() const {
-  return fmt::format("n{}-stage{}{}-r{}", ranks, stage,
-                     mesh_number > 0 ? fmt::format("-mesh{}", mesh_number) : "", repeat);
+  return fmt::format("n{}-stage{}{}{}-r{}", ranks, stage,
+                     mesh_number > 0 ? fmt::format("-mesh{}", mesh_number) : "",
+                     schedule_number > 0 ? fmt::format("-schedule{}", schedule_number) : "", repeat);
 }
 
 ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
@@ -104,6 +108,14 @@ ScaleStudy::ScaleStudy(const Options& options) : options_(options) {
   facts_.meshes = options.scale.meshes;
   if (!facts_.meshes.front().empty() && options.mesh) {
     throw ConfigurationError("--mesh and --meshes both say how state is sharded; give one of them");
+  }
+  facts_.schedules = options.scale.schedules;
+  const bool sets_schedule = std::any_of(options.set.begin(), options.set.end(), [](const std::string& key) {
+    return key.starts_with("tranche.pipeline_schedule=");
+  });
+  if (!facts_.schedules.front().empty() && sets_schedule) {
+    throw ConfigurationError(
+        "--pipeline-schedules and --set tranche.pipeline_schedule both name schedules; give one of them");
   }
   facts_.launcher_binds = options.scale.launcher == "srun";
   for (const std::string& word : options.scale.launcher_arguments) {
@@ -144,7 +156,7 @@ void ScaleStudy::find_programs() {
 }
 
 void ScaleStudy::choose_threads() {
-  // Equal at every point: a rank alone that had all cores would leave no speed-up to find.
+  // The threads are equal at every point: if a single rank used all cores, there could be no speed-up.
   const Config config = read_config(at(facts_.ranks.front(), facts_.stages.front()), facts_.ranks.front());
   facts_.threads = config.threads;
   if (config.threads > 0) return;
@@ -204,13 +216,72 @@ void ScaleStudy::choose_batches() {
   }
 }
 
-Options ScaleStudy::at(int ranks, int stage, const std::string& mesh) const {
+Options ScaleStudy::at(const PointKey& point) const {
   Options options = options_;
-  if (!mesh.empty()) options.mesh = mesh;
-  options.ranks = ranks;
-  options.stage = stage;
+  if (!point.mesh.empty()) options.mesh = point.mesh;
+  options.ranks = point.ranks;
+  options.stage = point.stage;
   options.steps = facts_.warmup + facts_.steps;
+  const std::vector<std::string> keys = schedule_keys(point.schedule);
+  options.set.insert(options.set.end(), keys.begin(), keys.end());
   return options;
+}
+
+std::vector<std::string> ScaleStudy::schedule_keys(const std::string& schedule) const {
+  if (schedule.empty()) return {};
+  std::vector<std::string> keys{"tranche.pipeline_schedule=" + ordered_json(schedule).dump()};
+  const pipeline::NamedSchedule* const named = pipeline::find_schedule(schedule);
+  // Each schedule with a fixed number of chunks, and each file, sets its own.
+  if (named == nullptr || !named->any_chunks) keys.emplace_back("tranche.pipeline_chunks=0");
+  return keys;
+}
+
+PointPlan ScaleStudy::plan_point(const PointKey& key) {
+  const int ranks = key.ranks;
+  planner::PlanRequest request;
+  request.model.name = options_.model;
+  request.model.language = options_.models.resolve(options_.model);
+  const Options options = at(key);
+  request.config = read_config(options, ranks);
+  if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
+  request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);
+  request.ranks = ranks;
+  const std::string& hostfile = options_.scale.hostfile;
+  const std::optional<int> per_node = tools::ranks_per_node(
+      options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks, allocation_);
+  request.ranks_per_node = per_node.value_or(ranks);
+  request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  const Config& config = request.config;
+  has_pipeline_ |= config.mesh_of(ranks).size(MeshAxis::pipeline) > 1;
+  PointPlan point;
+  point.ranks = ranks;
+  point.stage = key.stage;
+  point.mesh = key.mesh;
+  point.schedule = key.schedule;
+  point.micro_batch = config.micro_batch_size;
+  point.accumulation = config.accumulation_steps;
+  point.batch = config.train_batch_size;
+  // If nodes are declared, the runs use those.
+  const int declared = config.debug.ranks_per_host;
+  point.ranks_per_node = declared > 0 ? std::min(declared, ranks) : request.ranks_per_node;
+  point.placed = per_node.has_value() || declared > 0;
+  for (const planner::StagePlan& one : planner::plan_stages(request, 0)) {
+    const planner::PlanResult& result = one.plan;
+    for (const Tier tier : all_tiers) {
+      const auto t = static_cast<std::size_t>(tier);
+      point.peak[t] = std::max(point.peak[t], result.tier(tier).peak);
+    }
+    if (one.request.rank != 0) continue;
+    for (const auto& [operation, count] : result.data) point.bytes += count.bytes;
+    const CategoryBytes& held = result.tier(Tier::device).persistent;
+    point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
+    point.formula_state = formula_state(result, config);
+    facts_.parameters = nlohmann::json::parse(result.model)["parameters"].get<std::int64_t>();
+  }
+  facts_.any_offload |= config.offload.any();
+  facts_.dtype = name_of(config.precision.compute);
+  facts_.sequence = request.sequence;
+  return point;
 }
 
 void ScaleStudy::plan_points() {
@@ -219,64 +290,44 @@ void ScaleStudy::plan_points() {
     if (read_text_file(hosts, "--hostfile").empty())
       throw ConfigurationError(fmt::format("--hostfile '{}' is empty", hosts));
   }
-  const auto plan = [&](int ranks, int stage, const std::string& mesh) {
-    planner::PlanRequest request;
-    request.model.name = options_.model;
-    request.model.language = options_.models.resolve(options_.model);
-    const Options options = at(ranks, stage, mesh);
-    request.config = read_config(options, ranks);
-    if (request.config.total_steps_hint == 0) request.config.total_steps_hint = *options.steps;
-    request.sequence = sequence_of(options.sequence, *request.model.language, request.config.notes);
-    request.ranks = ranks;
-    const std::string& hostfile = options_.scale.hostfile;
-    const std::optional<int> per_node = tools::ranks_per_node(
-        options_.scale, hostfile.empty() ? "" : read_text_file(hostfile, "--hostfile"), ranks, allocation_);
-    request.ranks_per_node = per_node.value_or(ranks);
-    request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-    const planner::PlanResult result = planner::plan_run(request);
-    const Config& config = request.config;
-    PointPlan point;
-    point.ranks = ranks;
-    point.stage = stage;
-    point.mesh = mesh;
-    point.micro_batch = config.micro_batch_size;
-    point.accumulation = config.accumulation_steps;
-    point.batch = config.train_batch_size;
-    // If nodes are declared, the runs take those.
-    const int declared = config.debug.ranks_per_host;
-    point.ranks_per_node = declared > 0 ? std::min(declared, ranks) : request.ranks_per_node;
-    point.placed = per_node.has_value() || declared > 0;
-    for (const auto& [operation, count] : result.data) point.bytes += count.bytes;
-    for (const Tier tier : all_tiers) point.peak[static_cast<std::size_t>(tier)] = result.tier(tier).peak;
-    const CategoryBytes& held = result.tier(Tier::device).persistent;
-    point.state = held[Category::parameters] + held[Category::gradients] + held[Category::optimizer];
-    point.formula_state = formula_state(result, config);
-    facts_.any_offload |= config.offload.any();
-    facts_.dtype = name_of(config.precision.compute);
-    facts_.sequence = request.sequence;
-    facts_.parameters = nlohmann::json::parse(result.model)["parameters"].get<std::int64_t>();
-    return point;
-  };
   for (const int stage : facts_.stages) {
     std::vector<int> along = facts_.ranks;
-    // A batch that ranks share has no part for any number of them.
+    // A batch that ranks share cannot be divided among every number of ranks.
     for (int ranks = 1; !facts_.strong && ranks < facts_.ranks.back(); ranks *= 2) {
       if (ranks > facts_.ranks.front()) along.push_back(ranks);
     }
     std::sort(along.begin(), along.end());
     along.erase(std::unique(along.begin(), along.end()), along.end());
     for (const std::string& mesh : facts_.meshes) {
-      for (const int ranks : along) {
-        const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
-        try {
-          const PointPlan point = plan(ranks, stage, mesh);
-          facts_.curves[{stage, mesh}].push_back(point);
-          if (runs) facts_.plans[{ranks, stage, mesh}] = point;
-        } catch (const ConfigurationError&) {
-          // A curve leaves out what no run is of, where the mesh or the model cannot have so many ranks.
-          if (runs) throw;
+      for (const std::string& schedule : facts_.schedules) {
+        for (const int ranks : along) {
+          const bool runs = std::find(facts_.ranks.begin(), facts_.ranks.end(), ranks) != facts_.ranks.end();
+          try {
+            const PointPlan point = plan_point({ranks, stage, mesh, schedule});
+            facts_.curves[{stage, mesh, schedule}].push_back(point);
+            if (runs) facts_.plans[point.key()] = point;
+          } catch (const ConfigurationError&) {
+            // A curve leaves out points without a run if the mesh or the model does not support that many
+            // ranks.
+            if (runs) throw;
+          }
         }
       }
+    }
+  }
+  if (facts_.schedules.front().empty()) return;
+  if (!has_pipeline_) {
+    throw ConfigurationError(
+        "--pipeline-schedules compares orders of a pipeline, and no point of the study has one; give --mesh "
+        "pipeline=2, or leave it out");
+  }
+  const int chunks = read_config(at({facts_.ranks.front(), facts_.stages.front(), facts_.meshes.front()}),
+                                 facts_.ranks.front())
+                         .pipeline_chunks;
+  for (const std::string& schedule : facts_.schedules) {
+    if (chunks > 0 && schedule_keys(schedule).size() > 1) {
+      facts_.notes.push_back(
+          fmt::format("tranche.pipeline_chunks {} is not for {}, which has its own number", chunks, schedule));
     }
   }
 }
@@ -300,6 +351,11 @@ std::string ScaleStudy::settings_json() const {
                            {"cpu", facts_.node.cpu},
                            {"cores", facts_.node.cores}};
   if (!scale.meshes.front().empty()) settings["meshes"] = scale.meshes;
+  if (!scale.schedules.front().empty()) settings["pipeline_schedules"] = scale.schedules;
+  for (const std::string& schedule : scale.schedules) {
+    if (!pipeline::names_a_file(schedule)) continue;
+    settings["schedule_files"][schedule] = read_text_file(schedule, "--pipeline-schedules");
+  }
   if (exists(options_.model)) {
     settings["model_file"] = parse_json(read_text_file(options_.model, "the model's file"));
   }
@@ -316,8 +372,11 @@ std::vector<ScaleRun> ScaleStudy::runs() const {
     for (const int ranks : facts_.ranks) {
       for (const int stage : facts_.stages) {
         for (std::size_t m = 0; m < facts_.meshes.size(); ++m) {
-          const std::string& mesh = facts_.meshes[m];
-          all.push_back({ranks, stage, repeat, mesh, mesh.empty() ? 0 : static_cast<int>(m) + 1});
+          for (std::size_t s = 0; s < facts_.schedules.size(); ++s) {
+            const std::string &mesh = facts_.meshes[m], &schedule = facts_.schedules[s];
+            all.push_back({ranks, stage, repeat, mesh, mesh.empty() ? 0 : static_cast<int>(m) + 1, schedule,
+                           schedule.empty() ? 0 : static_cast<int>(s) + 1});
+          }
         }
       }
     }
@@ -342,7 +401,7 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
     const auto ends_all = [](const std::string& word) {
       return word.starts_with("-K") || word.starts_with("--kill-on-bad-exit");
     };
-    // Ranks that are left would wait for one that died until their time-out.
+    // Otherwise the remaining ranks would wait until their time-out for one that died.
     if (std::none_of(scale.launcher_arguments.begin(), scale.launcher_arguments.end(), ends_all)) {
       add({"--kill-on-bad-exit=1"});
     }
@@ -355,6 +414,7 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
   add({"--stage", std::to_string(run.stage), "--steps", std::to_string(facts_.warmup + facts_.steps),
        "--report", report_path(run)});
   if (!run.mesh.empty()) add({"--mesh", run.mesh});
+  for (const std::string& key : schedule_keys(run.schedule)) add({"--set", key});
   auto& environment = command.environment;
   environment.emplace_back("OMP_NUM_THREADS", "1");
   if (scale.launcher != "mpirun") return command;
@@ -362,13 +422,13 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
     environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
     environment.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
-  // A host that is gone is noticed in some 12 s, not in minutes (scripts/run_mpi.sh).
+  // A lost host is noticed within some 12 s instead of minutes (scripts/run_mpi.sh).
   environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_time", "5");
   environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_intvl", "2");
   environment.emplace_back("OMPI_MCA_oob_tcp_keepalive_probes", "3");
   if (!facts_.launcher_binds) environment.emplace_back("OMPI_MCA_hwloc_base_binding_policy", "none");
-  // On one host; a list of hosts, or an allocation of several nodes, says itself how many ranks each may
-  // have, and what connects them.
+  // This is for one host; a list of hosts, or an allocation of several nodes, determines the ranks of each
+  // and their network.
   if (scale.hostfile.empty() && scale.host.empty() && scale.launcher_arguments.empty() &&
       !allocation_.several()) {
     environment.emplace_back("OMPI_MCA_rmaps_base_oversubscribe", "1");
@@ -437,7 +497,7 @@ bool ScaleStudy::open_folder() {
   try {
     facts_.begun = begun.value("time", "");
     facts_.load_average = begun.value("load_average", 0.0);
-    // The version is that of the program that was run, whatever has been committed since.
+    // The version is that of the program that was run, even if commits followed.
     facts_.version = begun.value("version", "");
     facts_.commit = begun.value("commit", "");
   } catch (const ordered_json::exception&) {
@@ -459,7 +519,12 @@ RunFigures ScaleStudy::read(const ScaleRun& run) const {
   if (!run.mesh.empty() && figures.mesh != Mesh::parse(run.mesh, run.ranks).to_string()) {
     throw Error(fmt::format("'{}' is the report of a run on the mesh '{}'", report_path(run), figures.mesh));
   }
+  if (!run.schedule.empty() && figures.schedule != run.schedule) {
+    throw Error(fmt::format("'{}' is the report of a run with the schedule '{}'", report_path(run),
+                            figures.schedule));
+  }
   figures.mesh = run.mesh;
+  figures.schedule = run.schedule;
   figures.repeat = run.repeat;
   return figures;
 }

@@ -34,7 +34,7 @@ std::string rate(double value) {
   return value >= 1000 ? grouped(std::llround(value)) : fmt::format("{:.3g}", value);
 }
 
-/// "90 (85 to 95)"; without the ends where they are the same.
+/// "90 (85 to 95)"; without the range if all are equal.
 std::string with_ends(const Spread& spread, const std::function<std::string(double)>& text,
                       const char* unit = "") {
   const std::string middle = text(spread.middle) + unit;
@@ -51,7 +51,7 @@ std::string milliseconds(double seconds) {
   return fmt::format("{:.1f}", 1e3 * seconds);
 }
 
-/// "equal" or what it should have been.
+/// "equal", or the expected value.
 std::string against(std::int64_t measured, std::int64_t expected, const std::string& text) {
   return measured == expected ? text : fmt::format("{} (**differs**)", text);
 }
@@ -66,7 +66,7 @@ std::string heading(const std::vector<std::string>& cells) {
   return row(cells) + line + "\n";
 }
 
-/// Cells of memory, tier by tier that anything lies in.
+/// Adds cells of memory, for each tier in use.
 void add_memory(std::vector<std::string>& cells, const PointResult& point, const std::vector<Tier>& tiers) {
   for (const Tier tier : tiers) {
     const auto t = static_cast<std::size_t>(tier);
@@ -87,9 +87,11 @@ std::vector<Tier> tiers_of(const StudyResults& results) {
   return tiers;
 }
 
-/// Behind the stage's cell, where the study compares meshes.
-void add_mesh(std::vector<std::string>& cells, const StudyFacts& facts, const std::string& text) {
-  if (!facts.meshes.front().empty()) cells.insert(cells.begin() + 2, text);
+/// Adds the cells after the stage's, if the study compares meshes or schedules.
+void add_variant(std::vector<std::string>& cells, const StudyFacts& facts, const std::string& mesh,
+                 const std::string& schedule) {
+  if (!facts.schedules.front().empty()) cells.insert(cells.begin() + 2, schedule);
+  if (!facts.meshes.front().empty()) cells.insert(cells.begin() + 2, mesh);
 }
 
 std::string machine_text(const StudyFacts& facts) {
@@ -116,7 +118,7 @@ std::string main_table(const StudyFacts& facts, const StudyResults& results) {
     names.push_back("measured");
   }
   names.emplace_back("of matmul peak");
-  add_mesh(names, facts, "mesh");
+  add_variant(names, facts, "mesh", "schedule");
   std::string text = heading(names);
   for (const PointResult& point : results.points) {
     if (point.oversubscribed) continue;
@@ -133,7 +135,7 @@ std::string main_table(const StudyFacts& facts, const StudyResults& results) {
                                    against(run.bytes, run.formula_bytes, grouped(run.formula_bytes))};
     add_memory(cells, point, tiers);
     cells.push_back(fmt::format("{:.1f} %", 100 * run.peak_share(point.peak_flops)));
-    add_mesh(cells, facts, point.plan.mesh);
+    add_variant(cells, facts, point.plan.mesh, point.plan.schedule);
     text += row(cells);
   }
   return text;
@@ -147,7 +149,7 @@ std::string oversubscribed_table(const StudyFacts& facts, const StudyResults& re
     names.push_back(of + " predicted, MiB");
     names.push_back("measured");
   }
-  add_mesh(names, facts, "mesh");
+  add_variant(names, facts, "mesh", "schedule");
   std::string text = heading(names);
   for (const PointResult& point : results.points) {
     if (!point.oversubscribed) continue;
@@ -162,7 +164,7 @@ std::string oversubscribed_table(const StudyFacts& facts, const StudyResults& re
         grouped(run.bytes),
         against(run.bytes, run.formula_bytes, grouped(run.formula_bytes))};
     add_memory(cells, point, tiers);
-    add_mesh(cells, facts, point.plan.mesh);
+    add_variant(cells, facts, point.plan.mesh, point.plan.schedule);
     text += row(cells);
   }
   return text;
@@ -183,6 +185,7 @@ ordered_json run_json(const RunFigures& run, double peak_flops) {
           {"compute_seconds", run.step.compute},
           {"exposed_gather_seconds", run.step.gather},
           {"exposed_reduce_seconds", run.step.reduce},
+          {"exposed_message_seconds", run.step.messages},
           {"update_seconds", run.step.update},
           {"other_seconds", run.step.other},
           {"cpu_seconds_per_token", run.cpu_seconds_per_token},
@@ -214,6 +217,7 @@ std::string results_json(const StudyFacts& facts, const StudyResults& results, c
         {"ranks", point.plan.ranks},
         {"stage", point.plan.stage},
         {"mesh", point.plan.mesh},
+        {"pipeline_schedule", point.plan.schedule},
         {"micro_batch", point.plan.micro_batch},
         {"accumulation", point.plan.accumulation},
         {"batch", point.plan.batch},
@@ -235,6 +239,7 @@ std::string results_json(const StudyFacts& facts, const StudyResults& results, c
     failures.push_back({{"ranks", failure.ranks},
                         {"stage", failure.stage},
                         {"mesh", failure.mesh},
+                        {"pipeline_schedule", failure.schedule},
                         {"repeat", failure.repeat},
                         {"status", failure.status},
                         {"what", failure.what},
@@ -272,7 +277,7 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       "cpu_seconds_per_token,elements_sent,formula_elements,bytes_sent,formula_bytes,memory_predicted_bytes,"
       "memory_measured_bytes,state_formula_bytes,state_measured_bytes,matmul_peak_flops,matmul_peak_share,"
       "cpu,cores,"
-      "version,commit,mesh\n";
+      "version,commit,mesh,pipeline_schedule,exposed_message_seconds\n";
   std::string cpu = facts.node.cpu;
   std::replace(cpu.begin(), cpu.end(), '"', ' ');
   for (const PointResult& point : results.points) {
@@ -286,8 +291,8 @@ std::string results_csv(const StudyFacts& facts, const StudyResults& results) {
       text += fmt::format("{},{},{},{},", run.elements, run.formula_elements, run.bytes, run.formula_bytes);
       text += fmt::format("{},{},{},{},{},{},", point.plan.peak[0], run.peak[0], point.plan.formula_state,
                           run.state, run.peak_flops, run.peak_share(point.peak_flops));
-      text += fmt::format("\"{}\",{},{},{},\"{}\"\n", cpu, facts.node.cores, facts.version, facts.commit,
-                          point.plan.mesh);
+      text += fmt::format("\"{}\",{},{},{},\"{}\",\"{}\",{}\n", cpu, facts.node.cores, facts.version,
+                          facts.commit, point.plan.mesh, point.plan.schedule, run.step.messages);
     }
   }
   return text;
@@ -317,7 +322,10 @@ std::string results_table(const StudyFacts& facts, const StudyResults& results) 
         "\nEfficiency: tokens/s of a rank against those of a rank among {}, same stage{}, within repeats: "
         "median, least and "
         "most. Times, bytes and memory are of the repeat of median speed; bytes of one rank and step.\n",
-        base == 1 ? "1" : std::to_string(base), facts.meshes.size() > 1 ? " and mesh" : "");
+        base == 1 ? "1" : std::to_string(base),
+        facts.meshes.size() > 1 ? (facts.schedules.size() > 1 ? ", mesh and schedule" : " and mesh")
+        : facts.schedules.size() > 1 ? " and schedule"
+                                     : "");
   }
   if (any(true)) {
     text += fmt::format(

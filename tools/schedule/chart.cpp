@@ -24,12 +24,12 @@ struct Cell {
   bool exact = true;
 };
 
-/// The longest time of which all others are multiples: a part of the shortest.
+/// The largest time of which all others are multiples: a fraction of the shortest.
 Cell cell_of(const PipelineSchedule& schedule, const Simulation& run) {
   std::set<double> times;
   for (std::size_t rank = 0; rank < schedule.ranks.size(); ++rank) {
     for (const Span& span : run.spans[rank]) {
-      // Ends are sums, whose last digits differ.
+      // Times are rounded, because the last digits of sums differ.
       if (span.end > span.start)
         times.insert(std::round((span.end - span.start) / run.length * 1e9) * run.length / 1e9);
     }
@@ -46,11 +46,6 @@ Cell cell_of(const PipelineSchedule& schedule, const Simulation& run) {
   return {shortest / 2, false};
 }
 
-std::string short_name(const PipelineSchedule& schedule, const Action& action) {
-  const std::string name = action.name();
-  return schedule.chunks() == schedule.stages() ? name.substr(name.find_first_not_of("0123456789")) : name;
-}
-
 std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simulation& run, std::size_t rank,
                                   double cell, std::size_t cells) {
   std::vector<std::string> line(cells, ".");
@@ -61,7 +56,7 @@ std::vector<std::string> cells_of(const PipelineSchedule& schedule, const Simula
     const auto start = std::min(cells, static_cast<std::size_t>(std::llround(span.start / cell)));
     const auto end = std::min(cells, static_cast<std::size_t>(std::llround(span.end / cell)));
     for (std::size_t i = start; i < end; ++i)
-      line[i] = i == start ? short_name(schedule, schedule.ranks[rank][at]) : "--";
+      line[i] = i == start ? schedule.name_of(schedule.ranks[rank][at]) : "--";
     first = std::min(first, start);
     last = std::max(last, end);
   }
@@ -79,7 +74,7 @@ std::string chart_text(const PipelineSchedule& schedule, const Simulation& run) 
   if (!(run.length <= cell.time * most_chart_cells)) {
     return fmt::format("no chart: it would have more than {} cells on a rank\n", most_chart_cells);
   }
-  if (cell.time <= 0) return {};  // nothing takes any time
+  if (cell.time <= 0) return {};  // no action takes any time
   const auto cells = static_cast<std::size_t>(std::llround(run.length / cell.time));
   std::vector<std::vector<std::string>> lines;
   std::size_t width = 2;

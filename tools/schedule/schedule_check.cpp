@@ -84,7 +84,7 @@ std::string verdict_json(const Checked& result, const ScheduleCheckOptions& opti
                              {"cycle", cycle},
                              {"ranks", ranks},
                              {"notes", result.notes}};
-  // A path may hold bytes that are no UTF-8.
+  // A path may hold bytes that are not UTF-8.
   return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

@@ -14,8 +14,8 @@ namespace tranche::tools {
 struct ScheduleCheckOptions {
   bool used = false;
   std::string source;                          ///< a file, or a name
-  std::int64_t stages = 0, micro_batches = 0;  ///< 0: as the file says
-  std::int64_t chunks = 0;  ///< on a rank; 0: as the file says, or the schedule's own number
+  std::int64_t stages = 0, micro_batches = 0;  ///< 0: from the file
+  std::int64_t chunks = 0;                     ///< per rank; 0: from the file, or the schedule's own number
   std::string model = "channels";
   std::optional<std::int64_t> activations, buffers, gathered;  ///< the most that a rank may hold
   bool json = false;
@@ -23,7 +23,7 @@ struct ScheduleCheckOptions {
 
 /// Adds `check` to the subcommand `schedule`. `options` must outlive parsing.
 CLI::App* add_schedule_check(CLI::App& schedule, ScheduleCheckOptions& options);
-/// Throws ConfigurationError for what was parsed but cannot be.
+/// Throws ConfigurationError for values that were parsed but are invalid.
 void check(const ScheduleCheckOptions& options);
 
 }  // namespace tranche::tools

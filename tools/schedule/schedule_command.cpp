@@ -36,7 +36,7 @@ using pipeline::RankTimes;
 using pipeline::Simulation;
 using pipeline::StageTimes;
 
-/// One time for all stages, or one for each.
+/// Parses one time for all stages, or one for each.
 std::vector<double> read_times(std::string_view text, const char* flag, int stages) {
   constexpr double most = 1e12;
   std::vector<double> times;
@@ -62,7 +62,7 @@ std::vector<double> read_times(std::string_view text, const char* flag, int stag
   return times;
 }
 
-/// The findings of the command, for both forms of output.
+/// The results of the command, for both forms of output.
 struct Result {
   PipelineSchedule schedule;
   StageTimes times;
@@ -79,7 +79,7 @@ Result result_of(const ScheduleOptions& options) {
   const int stages = result.schedule.stages();
   result.times = {read_times(options.forward, "--f", stages), read_times(options.input, "--i", stages),
                   read_times(options.weight, "--w", stages)};
-  // A schedule that cannot end has no length.
+  // This throws for a schedule that deadlocks, which has no length.
   (void)pipeline::proved(result.schedule, pipeline::MessageModel::async, options.source);
   result.run = pipeline::simulate(result.schedule, result.times);
   result.certificate = pipeline::lower_bounds(result.schedule, result.times);
@@ -92,7 +92,7 @@ Result result_of(const ScheduleOptions& options) {
   return result;
 }
 
-/// How far the length is above the larger bound.
+/// The excess of the length over the larger bound.
 std::string optimality(const Result& result) {
   const double bound = result.certificate.bound(), above = result.run.length / bound - 1;
   constexpr double rounding = 1e-9;
@@ -150,7 +150,7 @@ std::string schedule_json(const Result& result, const ScheduleOptions& options) 
       {"gathers", pipeline::gathers_of(result.schedule)},
       {"ranks", ranks},
       {"notes", result.notes}};
-  // A path may hold bytes that are no UTF-8.
+  // A path may hold bytes that are not UTF-8.
   return json.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
 }
 

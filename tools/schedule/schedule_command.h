@@ -1,5 +1,5 @@
 #pragma once
-/// `tranche schedule`: a schedule on paper.
+/// `tranche schedule`: analyses a schedule without running it.
 
 #include "tools/train/run.h"
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -20,7 +21,7 @@ using nlohmann::json;
 
 namespace {
 
-/// True for a key whose value, or that of whose block, leaves every result as it is.
+/// True for a key whose value, or whose object's value, does not change any result.
 bool is_quiet(std::string key) {
   for (;;) {
     const detail::ConfigKey* row = detail::find_configuration_key(key);
@@ -31,7 +32,7 @@ bool is_quiet(std::string key) {
   }
 }
 
-/// Values that are no blocks, by path.
+/// The values that are not objects, by path.
 using Flat = std::map<std::string, json>;
 
 void flatten(const json& value, const std::string& key, Flat& into) {
@@ -63,7 +64,8 @@ std::string change(const std::string& what, const std::string& is, const std::st
   return fmt::format("{} is {}, was {}: the command line wins", what, is, was);
 }
 
-/// True when the learning rate falls toward the end of the run, and that is not told by the schedule itself.
+/// True when the learning rate decreases toward the end of the run, and the schedule itself does not fix that
+/// end.
 bool follows_the_end(const Flat& flat) {
   const json* type = find(flat, "scheduler.type");
   if (type == nullptr || !type->is_string()) return false;
@@ -71,9 +73,9 @@ bool follows_the_end(const Flat& flat) {
          find(flat, "scheduler.params.total_num_steps") == nullptr;
 }
 
-/// The mesh that an effective configuration (Config::to_json()) means, for the ranks that its batch is
-/// divided among; nothing where the text says of no such mesh. Without the key, as before there were meshes,
-/// all ranks shard.
+/// The mesh of an effective configuration (Config::to_json()), for the number of ranks among which its batch
+/// is divided; nullopt if the text allows no such mesh. Without the key, as in versions without meshes, all
+/// ranks shard.
 std::optional<Mesh> saved_mesh(std::string_view config_json) {
   const auto config = detail::parse_json(config_json);
   if (!config.is_object()) return std::nullopt;
@@ -89,8 +91,8 @@ std::optional<Mesh> saved_mesh(std::string_view config_json) {
     const auto found = block->find("mesh");
     if (found != block->end() && found->is_string()) text = found->get<std::string>();
   }
-  // The batch counts data ranks; a pipeline and the axis tensor have several ranks for each.
-  for (const MeshAxis beside : {MeshAxis::pipeline, MeshAxis::tensor}) {
+  // The batch counts data ranks; these axes have several ranks for each data rank.
+  for (const MeshAxis beside : {MeshAxis::pipeline, MeshAxis::context, MeshAxis::tensor}) {
     const std::string axis(name_of(beside));
     const auto named = text.find(axis);
     if (named == std::string::npos) continue;
@@ -110,18 +112,19 @@ std::optional<Mesh> saved_mesh(std::string_view config_json) {
   }
 }
 
-/// True where two configurations mean one mesh, in whatever words: '' and 'shard=*', say.
+/// True if two configurations mean the same mesh, even if spelled differently: '' and 'shard=*', for example.
 bool of_one_mesh(std::string_view saved, std::string_view present) {
   const auto was = saved_mesh(saved), is = saved_mesh(present);
   if (!was || !is) return false;
   const auto replicas = [](const Mesh& mesh) { return mesh.size(MeshAxis::replicate); };
   const auto parts = [](const Mesh& mesh) {
-    return std::pair(mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor));
+    return std::array{mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::context),
+                      mesh.size(MeshAxis::tensor)};
   };
   return *was == *is || (replicas(*was) == 1 && replicas(*is) == 1 && parts(*was) == parts(*is));
 }
 
-/// The policy that `auto` stands for at this stage.
+/// The policy that `auto` selects at this stage.
 std::string reduction_policy(const Flat& flat) {
   const json* policy = find(flat, "tranche.reduction");
   const json* stage = find(flat, "zero_optimization.stage");
@@ -130,7 +133,7 @@ std::string reduction_policy(const Flat& flat) {
   return stage->get<int>() >= 2 ? "micro_batch" : "boundary";
 }
 
-/// A key of config.json that two models have different values of, as texts.
+/// A key of config.json whose value differs between two models, as texts.
 struct ModelDifference {
   std::string key, is, was;
 };
@@ -150,7 +153,7 @@ std::vector<ModelDifference> model_differences(const RunIdentity& saved, const R
   return differences;
 }
 
-/// True for a key that leaves a model the same one: dropout, and the epsilon of norms.
+/// True for a key that does not change the identity of a model: dropout, and the epsilon of norms.
 bool is_adjustable(std::string_view key) {
   for (const std::string_view end : {"dropout", "pdrop", "epsilon", "eps"}) {
     if (key.ends_with(end)) return true;
@@ -158,7 +161,7 @@ bool is_adjustable(std::string_view key) {
   return false;
 }
 
-/// True for a key that matters to weights that are drawn alone, or to nobody but a tokenizer.
+/// True for a key that only matters when weights are drawn, or only to a tokenizer.
 bool is_of_the_beginning(std::string_view key) {
   return key == "initializer_range" || key.ends_with("_token_id");
 }
@@ -172,7 +175,7 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
     const json *is = find(now, key), *was = find(before, key);
     if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
     if (key == "tranche.replica_sum" && was == nullptr && *is == "micro_batch")
-      return;  // as versions without it
+      return;  // as in versions without it
     if (key == "tranche.mesh" && of_one_mesh(saved, present)) return;
     if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
     lines.push_back(change(key, shown(is), shown(was)));
@@ -205,7 +208,7 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
   compare("--sequence", present.sequence, saved.sequence);
   if (!saved.data.empty()) compare("--data", "'" + present.data + "'", "'" + saved.data + "'");
   if (saved.training_windows > 0 && present.sequence == saved.sequence) {
-    // Another number of windows is another order of samples, and may move some between the two parts.
+    // A different number of windows changes the order of samples, and may move some between the two parts.
     compare("the number of training windows", present.training_windows, saved.training_windows);
     compare("the number of held-out windows", present.held_out_windows, saved.held_out_windows);
   }
@@ -221,7 +224,7 @@ std::vector<std::string> identity_changes(const RunIdentity& saved, const RunIde
 std::vector<std::string> model_changes(const RunIdentity& saved, const RunIdentity& present) {
   std::vector<std::string> lines;
   const std::string was = saved.model->architecture(), is = present.model->architecture();
-  if (was != is) {  // their keys are others, too
+  if (was != is) {  // their keys differ too
     lines.push_back(fmt::format("the model is a {}, was a {}: the command line wins", is, was));
     return lines;
   }
@@ -237,7 +240,7 @@ void require_same_model(const RunIdentity& saved, const RunIdentity& present, st
   const std::string was = saved.model->architecture(), is = present.model->architecture();
   if (was != is) text = fmt::format("it is a {} there, a {} here", was, is);
   for (const ModelDifference& difference : model_differences(saved, present)) {
-    if (was != is) break;  // their keys are others, too
+    if (was != is) break;  // their keys differ too
     if (is_adjustable(difference.key) || is_of_the_beginning(difference.key)) continue;
     text += fmt::format("{}{} is {} there, {} here", text.empty() ? "" : ", ", difference.key, difference.was,
                         difference.is);

@@ -8,9 +8,9 @@
 
 namespace tranche::tools {
 
-/// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, the draws keyed by
-/// seed: every rank returns the same. The model sees the last `context` bytes: as many as it was trained on,
-/// since positions beyond have no trained embedding.
+/// Collective. Continues `prompt` by `count` bytes drawn from the model at a temperature, with draws keyed by
+/// `seed`: every rank returns the same. The model sees the last `context` bytes, the number on which it was
+/// trained, because later positions have untrained embeddings.
 std::string sample_text(Engine& engine, const models::LanguageModel& model, std::string_view prompt,
                         std::int64_t count, std::int64_t context, double temperature, std::uint64_t seed);
 

@@ -10,7 +10,7 @@ namespace {
 
 constexpr std::size_t symbols = 256;
 
-/// Adds up, for every context, its counts and how many continuations have any.
+/// Adds up, for every context, its counts and the number of different continuations.
 void summarise(const std::vector<std::uint32_t>& counts, std::vector<std::uint64_t>& totals,
                std::vector<std::uint32_t>& different) {
   const std::size_t contexts = counts.size() / symbols;

@@ -1,5 +1,5 @@
 #pragma once
-/// n-gram models of bytes: what a trained model is measured against.
+/// n-gram models of bytes, to which a trained model is compared.
 
 #include <cstdint>
 #include <functional>
@@ -11,18 +11,18 @@ namespace tranche::tools {
 /// Cross-entropies of a held-out text in nats per byte.
 struct NgramEntropies {
   double unigram = 0;
-  double bigram = 0;   ///< mean of -log p(b_t | b_t-1), over every byte but the first
-  double trigram = 0;  ///< mean of -log p(b_t | b_t-2, b_t-1), over every byte but the first two
+  double bigram = 0;   ///< mean of -log p(b_t | b_t-1), over all bytes except the first
+  double trigram = 0;  ///< mean of -log p(b_t | b_t-2, b_t-1), over all bytes except the first two
 };
 
-/// Calls what it is given with the pieces of a text, in order: texts need not fit in memory.
+/// Calls `visit` with the pieces of a text, in order, because texts need not fit in memory.
 using TextPieces = std::function<void(const std::function<void(std::span<const std::uint8_t>)>& visit)>;
 
-/// Counts of the byte sequences of length 1 to 3 of a text, with Witten-Bell smoothing (Bell, Cleary &
-/// Witten, "Text compression", 1990): with T(h) the number of different bytes seen after h,
+/// Counts the byte sequences of length 1 to 3 in a text, with Witten-Bell smoothing (Bell, Cleary & Witten,
+/// "Text compression", 1990): with T(h) the number of different bytes seen after h,
 ///     p(w | h) = (c(h w) + T(h) p(w | shorter h)) / (c(h) + T(h)),
-/// the shortest falling back to 1/256. So unseen sequences cost much but not infinity, nothing is tuned on
-/// the held-out text, and with many counts it is close to the best that a table can do. Takes 64 MiB.
+/// and the shortest falls back to 1/256. So unseen sequences are expensive but finite, nothing is tuned on
+/// the held-out text, and with many counts it is close to the best possible table. Takes 64 MiB.
 class NgramModel {
  public:
   explicit NgramModel(const TextPieces& text);

@@ -1,5 +1,5 @@
 #pragma once
-/// The cost of offloading to the steps of a run, for people.
+/// The cost of offloading in the steps of a run, for people.
 
 #include <cstdint>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tranche::tools {
 
-/// Adds steps up; the first two, which plan memory and have nothing running behind them, are left out once
-/// there are others.
+/// Adds steps up. The first two, which plan memory and overlap with nothing, are left out once there are
+/// others.
 class OffloadSummary {
  public:
   void add(const StepResult& result);

@@ -35,14 +35,14 @@ Progress::Progress(const ProgressOptions& options, Writer write)
 
 namespace {
 
-/// Norms that a step's is compared with, and how many there must be.
+/// The number of norms to which a step's norm is compared, and the least number for a comparison.
 constexpr std::size_t remembered_norms = 32, least_norms = 4;
-/// A norm of so many medians is said.
+/// A norm of at least so many medians is reported.
 constexpr double unusual_norm = 8;
-/// Between the lines of a validation in a file.
+/// The interval between lines of a validation in a file.
 constexpr double seconds_between_lines = 10;
 
-/// Fewer digits for small numbers would move the columns behind them: each has its width.
+/// The figures have fixed widths, because fewer digits for small numbers would move the columns.
 std::string figures(const StepResult& result) {
   const std::string loss =
       result.tokens > 0 || !std::isnan(result.loss) ? fmt::format("{:.4f}", result.loss) : "none";
@@ -79,7 +79,7 @@ std::string Progress::line(const StepResult& result, double remaining, const std
 }
 
 std::string Progress::unusual(const StepResult& result) {
-  if (!result.applied || !std::isfinite(result.gradient_norm)) return {};  // which the line says
+  if (!result.applied || !std::isfinite(result.gradient_norm)) return {};  // the line reports this itself
   std::string remark;
   if (norms_.size() >= least_norms) {
     std::vector<double> sorted = norms_;
@@ -136,7 +136,7 @@ void Progress::step(const StepResult& result, double elapsed) {
 }
 
 void Progress::redraw(const std::string& text) {
-  // Blanks cover what a longer line left behind.
+  // Blanks overwrite the rest of a longer line.
   write_(fmt::format("\r{:<{}}", text, drawn_));
   drawn_ = text.size();
 }

@@ -18,7 +18,7 @@ using training::json_number;
 
 namespace {
 
-// Bytes that are no UTF-8 (a sample may hold any) are replaced, not refused.
+// Bytes that are not UTF-8 (a sample may hold any) are replaced instead of causing an error.
 std::string dumped(const ordered_json& value) {
   return value.dump(1, ' ', false, ordered_json::error_handler_t::replace);
 }
@@ -31,7 +31,7 @@ class Entries {
     std::string text = spool_.empty() ? "" : ",";
     for (const char c : "\n" + dumped(entry)) {
       text += c;
-      if (c == '\n') text += "  ";  // its depth
+      if (c == '\n') text += "  ";  // indentation
     }
     spool_.add(text);
   }
@@ -49,12 +49,12 @@ class Entries {
 
 struct Report::Impl {
   ordered_json document = ordered_json::object();
-  /// The place of the report, and what waits for it.
+  /// The report's path, and its pending parts.
   struct Kept {
     explicit Kept(const std::string& to) : path(to), checkpoints(to), validation(to), steps(to) {}
     std::string path;
     Entries checkpoints, validation, steps;
-    std::deque<ordered_json> open_steps;  ///< that wait for their processor seconds
+    std::deque<ordered_json> open_steps;  ///< steps without processor seconds yet
     void close_step() {
       steps.add(open_steps.front());
       open_steps.pop_front();
@@ -107,7 +107,7 @@ void Report::add_validation(std::int64_t step, const EvaluationResult& result, c
   }
   ordered_json& document = impl_->document;
   if (!set.empty()) document["validation_losses"][set] = training::loss_json(result);
-  // Of several sets the first.
+  // The curve is that of the first of several sets.
   if (set.empty() || document["validation_losses"].begin().key() == set) {
     document["validation_loss"] = training::loss_json(result);
   }

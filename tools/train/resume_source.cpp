@@ -28,7 +28,7 @@ bool lies_in(const std::string& path, const std::string& folder) {
   return inner == outer || inner.parent_path() == outer;
 }
 
-/// Refuses to begin anew in a folder that holds what a run of its own would not have left there.
+/// Refuses to start in a folder with contents that an earlier run would not have left there.
 void require_no_strangers(detail::FileSystem& files, const std::string& folder, const Options& options) {
   const std::vector<std::string> strangers = checkpoint::strangers_in(
       files, folder,
@@ -86,7 +86,7 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
     resume_source.changes.insert(resume_source.changes.end(), more.begin(), more.end());
     return;
   }
-  // Weights that were imported have no data of their own, and no length that they were trained at.
+  // Imported weights have no data and no training sequence length.
   if (!saved.data.empty() && saved.sequence != present.sequence) {
     resume_source.notes.push_back(fmt::format(
         "{} was trained on sequences of {} tokens, this run has {}: its losses are those of another "
@@ -102,10 +102,10 @@ void hold_against(const RunIdentity& present, const models::ModelRegistry& model
 
 namespace {
 
-/// Bytes, and a few marks such as the end of a text.
+/// Bytes, and a few markers such as the end of a text.
 constexpr std::int64_t most_byte_tokens = 260;
 
-/// Refuses bytes for weights that know other tokens.
+/// Refuses bytes if the weights use other tokens.
 void require_tokens(const Options& options, const RunIdentity& present, const ResumeSource& source) {
   const bool bytes = present.tokenizer.kind == Tokenizer::Kind::bytes;
   if (!bytes || options.data_format != "auto" || !source.tokenizer ||
@@ -113,7 +113,7 @@ void require_tokens(const Options& options, const RunIdentity& present, const Re
     return;
   }
   const std::string beside = std::filesystem::path(options.model).parent_path().string();
-  std::string folder;  // with the tokenizer
+  std::string folder;  // folder with the tokenizer
   for (const std::string& place :
        {source.folder, options.model.ends_with(".json") ? beside : std::string()}) {
     if (folder.empty() && !place.empty() && training::has_tokenizer(place)) folder = place;
@@ -146,7 +146,7 @@ std::int64_t sequence_of_source(detail::FileSystem& files, const Options& option
   open_at(files, path, source, user);
   if (!RunIdentity::wrote(user)) return 0;
   const RunIdentity saved = RunIdentity::from_json(user, source.folder, options.models);
-  return saved.data.empty() ? 0 : saved.sequence;  // weights that were imported were not trained here
+  return saved.data.empty() ? 0 : saved.sequence;  // imported weights were not trained here
 }
 
 ResumeSource find_resume_source(detail::FileSystem& files, const Options& options,

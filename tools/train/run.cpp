@@ -24,7 +24,7 @@ namespace tranche::tools {
 
 namespace {
 
-/// Has the next agree() compare the contents of files, of which each node may have its own.
+/// Makes the next agree() compare the contents of files, which may differ between nodes.
 void require_same(Launch& launch, const Settings& settings, const Data& data) {
   const auto require_keys = [&](std::string_view what, const std::string& text) {
     const nlohmann::json keys = nlohmann::json::parse(text).flatten();
@@ -79,9 +79,9 @@ int Run::take_sequence() {
     try {
       if (is_root()) saved = sequence_of_source(detail::posix_file_system(), options);
     } catch (const CheckpointError&) {
-      if (!resumes) throw;  // what is wrong with a checkpoint that is resumed is told where it is opened
+      if (!resumes) throw;  // a problem of the resumed checkpoint is reported when it is opened
     }
-    // The checkpoint is of another model than --model; that is refused once both are known.
+    // The checkpoint belongs to another model than --model; that is refused once both are known.
     const std::int64_t positions = options.models.resolve(options.model)->shape().positions;
     if (saved > positions || (resumes && saved == std::min(default_sequence, positions))) saved = 0;
   });
@@ -121,7 +121,7 @@ int Run::prepare() {
     identity = identity_of(options, settings, data).to_json();
     require_same(launch, settings, data);
   });
-  // Before anything is read there: what is found stays as it is from now on.
+  // The folder is checked before anything is read there; from now on other runs cannot change it.
   if (status == 0 && !options.checkpoint_dir.empty()) status = require_folder();
   if (status == 0) {
     status = launch.agree([this] {
@@ -373,7 +373,7 @@ std::string Run::advice_on(const std::exception_ptr& error, int ranks_per_node) 
     request.ranks = launch.size();
     request.ranks_per_node = ranks_per_node;
     request.device = options.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-    // Peers that wait meanwhile end the job themselves after a while, with their own status.
+    // Waiting peers end the job themselves after a while, with their own status.
     return what_would_have_fitted(request, launch.size() > 1 ? 1.5 : 30);
   } catch (...) {
     return {};
@@ -386,7 +386,8 @@ int Run::execute(const std::function<void()>& work) {
     start();
     work();
   } catch (...) {
-    // Before anything is unwound: an Engine waits for its collectives, and peers have to know first.
+    // The failure is reported before unwinding, because an Engine waits for its collectives and peers must be
+    // informed first.
     const std::exception_ptr error = std::current_exception();
     const std::string advice = advice_on(error, runtime ? runtime->all().local_size() : launch.size());
     return launch.fail(error, 2, advice, runtime.get());

@@ -24,14 +24,14 @@
 namespace tranche::tools {
 
 /// The streams of a command: results for people, from rank 0, and errors. The program's streams escape
-/// control characters (core/printable.h), so commands write names as they are in files.
+/// control characters (core/printable.h), so commands write names unchanged.
 struct Output {
   std::ostream& out;
   std::ostream& errors;
-  bool terminal = false;  ///< `out` is one
+  bool terminal = false;  ///< `out` is a terminal
 };
 
-/// The parts of a run; made by prepare() and start(), destroyed in the reverse order.
+/// The parts of a run, which prepare() and start() create; they are destroyed in the reverse order.
 struct Run {
   Options options;
   const Output& output;
@@ -42,7 +42,7 @@ struct Run {
   std::unique_ptr<Runtime> runtime;
   std::unique_ptr<MemoryProfile> profile;  ///< with --memory-profile
   std::vector<RanksOfNode> nodes;          ///< from start() on, on all ranks
-  Buffer withheld_memory;                  ///< held by --debug-out-of-memory
+  Buffer withheld_memory;                  ///< allocated by --debug-out-of-memory
   double peak_flops = 0;                   ///< of all ranks together
   std::unique_ptr<Engine> engine;
   std::unique_ptr<training::BatchFeeder> feeder;
@@ -50,44 +50,46 @@ struct Run {
   ResumeSource resume_source;           ///< on rank 0
   bool begins_from_checkpoint = false;  ///< on all ranks
   bool takes_weights_only = false;      ///< on all ranks
-  std::string identity;                 ///< the description of this run in its checkpoints
+  std::string identity;                 ///< this run's description in its checkpoints
 
   Run(const Options& run_options, const Output& run_output)
       : options(run_options), output(run_output), launch(run_output.errors, run_options.flags) {}
   bool is_root() const { return launch.rank() == 0; }
-  /// Prints a row of the table of the start, on rank 0.
+  /// Prints a row of the table at the start, on rank 0.
   void print_row(std::string_view name, std::string_view value) const;
 
   /// Collective. Reads configuration, model and data; returns the exit status.
   int prepare();
-  /// Collective. Runtime, matmul's speed, engine; prints the table of the start. Throws.
+  /// Collective. Creates the Runtime, measures matmul's speed, creates the engine, and prints the table at
+  /// the start. Throws.
   void start();
   void show_start();
-  /// Collective. Loads the checkpoint that the run resumes from into the engine; prints and reports what
-  /// differs from the run that saved it.
+  /// Collective. Loads the checkpoint that the run resumes from into the engine; prints and reports the
+  /// differences from the run that saved it.
   void load_resume_source();
-  /// --debug-out-of-memory: allocates what --device-memory leaves, on the rank and at the step that the flag
-  /// names.
+  /// --debug-out-of-memory: allocates the memory that --device-memory leaves, on the flag's rank and at its
+  /// step.
   void withhold_memory(std::int64_t step);
-  /// Collective. Loss on each held-out set now, reported; rank 0 shows its progress.
+  /// Collective. The present loss on each held-out set, reported; rank 0 shows its progress.
   std::vector<training::Evaluation> validate(std::int64_t step, Progress& progress);
-  /// n-gram cross-entropies of the held-out text, on rank 0.
+  /// The n-gram cross-entropies of the held-out text, on rank 0.
   NgramEntropies ngrams() const;
-  /// Collective. Keeps the settings that a resumed run was saved with where its configuration leaves out keys
-  /// that had another default in earlier versions. Returns the exit status.
+  /// Collective. If the configuration leaves out keys whose default has changed, keeps the values with which
+  /// a resumed run was saved. Returns the exit status.
   int keep_earlier_defaults();
-  /// Collective. `evaluate --from` without --sequence takes the one of the training. 0, or the exit status.
+  /// Collective. `evaluate --from` without --sequence uses the length from the training. Returns 0, or the
+  /// exit status.
   int take_sequence();
-  bool took_sequence = false;  ///< by take_sequence()
-  /// Collective. Takes the adapters of the checkpoint that the run begins from where the configuration gives
-  /// none; refuses others. Returns the exit status.
+  bool took_sequence = false;  ///< set by take_sequence()
+  /// Collective. Uses the adapters of the checkpoint from which the run starts if the configuration has none;
+  /// refuses different ones. Returns the exit status.
   int take_adapters();
   /// Collective. Checks that all ranks can write checkpoints to one folder, and that no other run does.
   /// Returns the exit status.
   int require_folder();
-  /// The advice below an error: of OutOfMemory, the configuration that would have fitted the budget.
+  /// The advice below an error: for OutOfMemory, a configuration that would have fitted the budget.
   std::string advice_on(const std::exception_ptr& error, int ranks_per_node) const;
-  /// Runs `work` after prepare() and start(), turning what is thrown into the end of the job.
+  /// Runs `work` after prepare() and start(); an exception ends the job.
   int execute(const std::function<void()>& work);
 };
 

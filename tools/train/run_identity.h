@@ -1,6 +1,6 @@
 #pragma once
-/// The description that `tranche train` writes of itself into every checkpoint: enough to use the weights
-/// without its flags, and to refuse to go on with another model or other tokens.
+/// The description that `tranche train` writes into every checkpoint: enough to use the weights without the
+/// run's flags, and to refuse to continue with another model or other tokens.
 
 #include <cstdint>
 #include <memory>
@@ -11,11 +11,11 @@
 
 namespace tranche::tools {
 
-/// How text became tokens.
+/// The encoding of text into tokens.
 struct Tokenizer {
   enum class Kind : std::uint8_t { bytes, tokens };
   Kind kind = Kind::bytes;
-  std::int64_t vocabulary = 256;  ///< of `tokens`: numbers below this, from elsewhere; bytes are 256
+  std::int64_t vocabulary = 256;  ///< for `tokens`: numbers below this, encoded elsewhere; bytes are 256
   friend bool operator==(const Tokenizer&, const Tokenizer&) = default;
 };
 /// "bytes", or "tokens below 50257".
@@ -31,19 +31,20 @@ struct RunIdentity {
   std::shared_ptr<const models::LanguageModel> model;
   std::int64_t sequence = 0;  ///< tokens of the training sequences
   Tokenizer tokenizer;
-  std::string data;  ///< as it was given; empty: none (an imported model)
-  /// Windows of the training and of the held-out tokens, on which the order of samples depends; 0: not known.
+  std::string data;  ///< as given; empty: none (an imported model)
+  /// The number of windows in the training and the held-out tokens, on which the order of samples depends; 0:
+  /// unknown.
   std::int64_t training_windows = 0, held_out_windows = 0;
-  /// TokenFile::digest() of both files; empty: not known, or no file of its own.
+  /// TokenFile::digest() of both files; empty: unknown, or not a separate file.
   std::string data_digest{}, validation_digest{};
 
   std::string to_json() const;
-  /// Strict but for keys that it does not know; `models` reads the model. Throws CheckpointError naming
-  /// `origin` (the checkpoint) and the key: text that another program wrote, a missing key, a wrong type, a
-  /// model that cannot be.
+  /// Strict, except that unknown keys are ignored; `models` reads the model. Throws CheckpointError naming
+  /// `origin` (the checkpoint) and the key for text from another program, a missing key, a wrong type, or an
+  /// invalid model.
   static RunIdentity from_json(std::string_view text, std::string_view origin,
                                const models::ModelRegistry& models);
-  /// True when the text says that this program wrote it; what from_json() then makes of it is another matter.
+  /// True when the text claims to be written by this program, whether or not from_json() can read it.
   static bool wrote(std::string_view text);
 
   friend bool operator==(const RunIdentity& a, const RunIdentity& b) { return a.to_json() == b.to_json(); }

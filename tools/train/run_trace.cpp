@@ -17,9 +17,9 @@ namespace tranche::tools {
 
 namespace {
 
-/// Messages there and back with each rank, of which the quickest counts.
+/// Round-trip messages with each rank; the fastest counts.
 constexpr int round_trips = 32;
-/// Bytes of a trace in one message.
+/// The bytes of a trace in one message.
 constexpr std::int64_t piece_bytes = std::int64_t{1} << 20;
 
 const OperationLabel label{"trace", "report", Traffic::control, Tier::host};
@@ -32,7 +32,7 @@ void receive(Communicator& ranks, void* values, std::int64_t count, DataType dty
   ranks.recv(values, count, dtype, peer, {}, label).wait();
 }
 
-/// The difference at a time between two comparisons; before and after them that of the nearer one.
+/// Interpolates the clock difference between two comparisons; outside of them it uses the nearer one.
 class Shift {
  public:
   Shift(const ClockDifference& first, const ClockDifference& last) : first_(first), last_(last) {}
@@ -52,7 +52,7 @@ std::string short_time(double seconds) {
   return seconds < 1e-3 ? fmt::format("{:.3g} us", seconds * 1e6) : fmt::format("{:.3g} ms", seconds * 1e3);
 }
 
-/// "rank 3 (pipeline 1, shard 1)", with the coordinate where there is one axis, too.
+/// "rank 3 (pipeline 1, shard 1)", with the coordinate even if there is only one axis.
 std::string name_of(const Mesh& mesh, int rank) {
   if (mesh.describe(rank).empty()) {
     for (int a = 0; a < mesh_axes; ++a) {
@@ -65,11 +65,12 @@ std::string name_of(const Mesh& mesh, int rank) {
   return mesh.name_of_rank(rank);
 }
 
-/// Stages of a data rank follow each other, and within a stage the ranks of the axis `tensor`.
+/// Stages of a data rank follow each other, and within a stage the ranks of the axes `context` and `tensor`.
 int position_of(const Mesh& mesh, int rank) {
   const int stage =
       mesh.data_rank(rank) * mesh.size(MeshAxis::pipeline) + mesh.coordinate(MeshAxis::pipeline, rank);
-  return stage * mesh.size(MeshAxis::tensor) + mesh.coordinate(MeshAxis::tensor, rank);
+  const int part = stage * mesh.size(MeshAxis::context) + mesh.coordinate(MeshAxis::context, rank);
+  return part * mesh.size(MeshAxis::tensor) + mesh.coordinate(MeshAxis::tensor, rank);
 }
 
 }  // namespace
@@ -124,7 +125,7 @@ std::string RunTrace::save(const std::string& path) {
     }
     return {};
   }
-  // Two ranks are no further apart than both of their errors.
+  // The clocks of two ranks differ by at most the sum of their errors.
   std::sort(errors.begin(), errors.end());
   const double error = errors[errors.size() - 1] + (world > 1 ? errors[errors.size() - 2] : 0);
   detail::OutputFile file(path);

@@ -10,27 +10,27 @@
 
 namespace tranche::tools {
 
-/// The seconds by which a rank's clock is ahead of rank 0's, measured by messages there and back. The true
+/// The seconds by which a rank's clock is ahead of rank 0's, measured by round-trip messages. The true
 /// difference lies within `error` of `ahead`. It was measured at the time `at` of the rank's own clock.
 struct ClockDifference {
   double at = 0, ahead = 0, error = 0;
 };
 
-/// Collective over `ranks`. Rank 0 exchanges messages with each of the others in turn and takes the shortest
-/// way there and back, of which half is the error. `clock`: of this rank, in seconds.
+/// Collective over `ranks`. Rank 0 exchanges messages with each of the others in turn and uses the shortest
+/// round trip, half of which is the error. `clock`: this rank's, in seconds.
 ClockDifference compare_clocks(Communicator& ranks, const std::function<double()>& clock);
 
-/// Brings the traces of all ranks together. Clocks are compared when it is made and when it is saved; between
-/// the two they are taken to run evenly.
+/// Merges the traces of all ranks. Clocks are compared at construction and at the save; between the two they
+/// are assumed to run evenly.
 class RunTrace {
  public:
-  /// Collective over `ranks`. All of them outlive it.
+  /// Collective over `ranks`. All arguments outlive it.
   RunTrace(const TraceRecorder& trace, Communicator& ranks, const Mesh& mesh,
            std::function<double()> clock = {});
 
-  /// Collective. Every rank sends its trace to rank 0, which writes one file of them as OutputFile does: a
-  /// process for each rank, named by its coordinates, stages of a pipeline one behind the other. Returns on
-  /// rank 0 a line about it, elsewhere an empty text. Rank 0 throws IoError.
+  /// Collective. Every rank sends its trace to rank 0, which writes one file as OutputFile does: a process
+  /// for each rank, named by its coordinates, with consecutive pipeline stages one after the other. Returns
+  /// on rank 0 a line about it, elsewhere an empty text. Rank 0 throws IoError.
   std::string save(const std::string& path);
 
  private:

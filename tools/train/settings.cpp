@@ -23,7 +23,8 @@ namespace tranche::tools {
 
 namespace {
 
-/// The text of a file as an object to look keys up in; empty where it is not JSON, as reading it will tell.
+/// The text of a file as an object in which keys can be looked up; empty if it is not JSON, which is reported
+/// when it is read.
 nlohmann::json keys_of(const std::string& text) {
   try {
     return detail::parse_json(detail::strict_json(text).text);
@@ -32,7 +33,7 @@ nlohmann::json keys_of(const std::string& text) {
   }
 }
 
-/// Sets the location of state. Older keys of the file would contradict the flags, so they give way.
+/// Sets the location of state. Older keys in the file that would contradict the flags are removed.
 void override_offload(const Options& options, const nlohmann::json& document,
                       std::vector<std::string>& overrides) {
   const auto uses = [&](const char* older) {
@@ -65,10 +66,10 @@ void override_offload(const Options& options, const nlohmann::json& document,
   }
 }
 
-/// Windows that a validation takes; 0: all.
+/// The number of windows of a validation; 0: all.
 std::int64_t held_out_windows(const Options& options, const Settings& settings) {
   if (options.eval_batches) return *options.eval_batches * settings.config.train_batch_size;
-  // The n-grams' figures are of the whole held-out text, and `evaluate` has nothing else to do.
+  // The n-grams' figures are for the whole held-out text, and `evaluate` has no other work.
   if (options.ngrams || options.command != Command::train) return 0;
   return std::max<std::int64_t>(1, default_validation_tokens / settings.sequence);
 }
@@ -108,12 +109,12 @@ std::vector<std::string> overrides_of(const Options& options, const std::string&
   size("tranche.nvme_space", options.nvme_space);
   const nlohmann::json document = keys_of(config_text);
   override_offload(options, document, overrides);
-  // The memory of saves is there from the start, so that the report's peak does not depend on whether one
-  // came.
+  // The buffer for saves is allocated at the start, so that the report's peak does not depend on whether one
+  // happened.
   if (!options.checkpoint_dir.empty()) overrides.emplace_back("tranche.save_buffer=true");
   if (options.dtype) {
     const DataType dtype = compute_dtype(*options.dtype);
-    // Two names of one key are refused, so the one that the file uses is replaced.
+    // Two names of one key are refused, so the flag replaces the name that the file uses.
     const bool older = document.is_object() && document.contains("bfloat16");
     overrides.push_back(
         fmt::format("{}.enabled={}", older ? "bfloat16" : "bf16", dtype == DataType::bfloat16));
@@ -128,7 +129,7 @@ std::string default_configuration(const Options& options) {
                          {"data_types", {{"grad_accum_dtype", "fp32"}}},
                          {"gradient_clipping", 1.0},
                          {"optimizer", {{"type", "AdamW"}}}};
-  // Not beside another name of that key, nor beside fp16.
+  // It is not added beside another name of that key, nor beside fp16.
   for (const std::string& set : options.set) {
     if (set.starts_with("bfloat16") || set == "fp16.enabled=true" || set.starts_with("fp16={"))
       json.erase("bf16");
@@ -138,14 +139,14 @@ std::string default_configuration(const Options& options) {
 
 Config read_config(const Options& options, int ranks) {
   const bool given = !options.config.empty();
-  // Read once: it may be a pipe.
+  // The file is read once, because it may be a pipe.
   const std::string text =
       given ? detail::read_text_file(options.config, "configuration file", detail::Pipes::allowed)
             : default_configuration(options);
   const std::string origin =
       given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
   const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
-  // In a file it may be a habit without effect; on the command line it was asked for.
+  // In a file it may be a habit without effect; on the command line it was requested.
   if (options.offload_parameters.value_or("none") != "none" && config.stage != 3) {
     throw ConfigurationError(fmt::format(
         "--offload-param {} needs zero_optimization.stage 3, where weights are sharded and come when "
@@ -210,22 +211,22 @@ Settings resolve_settings(const Options& options, int ranks) {
   const std::vector<std::string> idle = notes_on_flags(options, config);
   config.notes.insert(config.notes.end(), idle.begin(), idle.end());
   settings.batch = {config.micro_batch_size, config.accumulation_steps, config.data_ranks(ranks)};
-  // Made and let go: a device that is not there is told before anything else is started.
+  // The device is made and destroyed, so that a missing one is reported before anything else is started.
   if (options.device == "cuda") (void)make_device({DeviceKind::cuda, 0, 1});
   return settings;
 }
 
 namespace {
 
-/// One --data: files that are one after the other, and their share of a mixture.
+/// One --data flag: files that follow each other, and their weight in a mixture.
 struct DataSource {
   std::string text;
   std::vector<std::string> files;
   std::optional<double> weight;
 };
 
-/// Calls `read`. Where it finds no file, `other`, another reading of the flag's value, is named beside the
-/// error.
+/// Calls `read`. If it finds no file, the error also names `other`, another interpretation of the flag's
+/// value.
 template <typename Read>
 auto with_reading(const Read& read, std::string_view other) {
   try {
@@ -235,7 +236,7 @@ auto with_reading(const Read& read, std::string_view other) {
   }
 }
 
-/// True where a file has this name, or some file matches it as a pattern.
+/// True if a file has this name, or some file matches it as a pattern.
 bool names_a_file(const std::string& text) {
   std::error_code unknown;
   if (std::filesystem::exists(text, unknown)) return true;
@@ -243,7 +244,7 @@ bool names_a_file(const std::string& text) {
   return pattern && !training::files_of_pattern(text).empty();
 }
 
-/// The files of a flag's value as a path, where no part of it can be anything else.
+/// The files of a flag's value read as a path, if no part of it can be anything else.
 std::vector<std::string> existing_files(const std::string& path) {
   std::vector<std::string> files = training::expand_pattern(path);
   std::error_code unknown;
@@ -253,7 +254,7 @@ std::vector<std::string> existing_files(const std::string& path) {
   return files;
 }
 
-/// FILE or FILE:WEIGHT. A path that is there is one; `notes` tells where both are there.
+/// Parses FILE or FILE:WEIGHT. A path that exists is a FILE; `notes` report if both exist.
 DataSource parse_source(const std::string& text, std::vector<std::string>& notes) {
   DataSource source{text, {}, std::nullopt};
   const std::size_t colon = text.rfind(':');
@@ -264,7 +265,7 @@ DataSource parse_source(const std::string& text, std::vector<std::string>& notes
     const bool weighs = error == std::errc() && at == end, path = names_a_file(text);
     if (weighs && !path) source.weight = weight;
     if (weighs && path && names_a_file(text.substr(0, colon))) {
-      // The same number, as no file has it in its name.
+      // The number is printed so that it cannot be part of a file's name.
       const bool whole = text.find('.', colon) == std::string::npos;
       notes.push_back(
           fmt::format("--data '{}' is taken as a path; the file '{}' with the weight {} is meant by '{}{}'",
@@ -295,14 +296,14 @@ std::vector<DataSource> data_sources(const Options& options, std::vector<std::st
   return sources;
 }
 
-/// --validation-data: the name of a set, if it has one, and its files.
+/// One --validation-data flag: the name of a set, if it has one, and its files.
 struct HeldOut {
   std::string name;
   std::vector<std::string> files;
 };
 
-/// NAME=FILE, or a path, which may have an equals sign too: a path that is there is one. `notes` tells where
-/// both are there.
+/// Parses NAME=FILE, or a path, which may contain an equals sign too: an existing path is a path. `notes`
+/// report if both exist.
 HeldOut parse_held_out(const std::string& text, std::vector<std::string>& notes) {
   const std::size_t equals = text.find('=');
   if (equals == std::string::npos) return {"", training::expand_pattern(text)};
@@ -399,7 +400,7 @@ Data open_data(const Options& options, const Settings& settings) {
   const std::vector<HeldOut> held_out_by_name = held_out_sets(options, data.notes);
   const bool tails = held_out_by_name.empty();
   std::vector<training::TokenRange> training, ends_of_files;
-  std::vector<std::size_t> ends;  // of each source, among the files
+  std::vector<std::size_t> ends;  // end of each source, among the files
   for (const DataSource& source : sources) {
     for (const std::string& path : source.files) {
       const training::TokenFile& file = open(path, data.training_files);
@@ -485,7 +486,8 @@ std::string note_on_long_documents(const Data& data, std::int64_t sequence) {
       std::int64_t begin = 0;
       for (const std::int64_t end : file->document_ends()) {
         ++documents;
-        // The first token of a document is no target, so that one more than a sequence fits.
+        // The first token of a document is not a target, so a document may have one token more than a
+        // sequence.
         if (end - begin > sequence + 1) ++longer;
         longest = std::max(longest, end - begin);
         begin = end;

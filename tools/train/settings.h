@@ -16,16 +16,16 @@
 
 namespace tranche::tools {
 
-/// Flags as overrides of the configuration's keys, in the order in which they apply: flags, then --set.
-/// `config_text` is the file's (keys have older names that it may use).
+/// The flags as overrides of configuration keys, in the order in which they apply: flags, then --set.
+/// `config_text` is the file's (it may use older names of keys).
 std::vector<std::string> overrides_of(const Options& options, const std::string& config_text);
 
-/// Held-out tokens that a validation of `train` takes where nothing says how many (--eval-batches, --ngrams):
-/// all of them may take longer than the training.
+/// The held-out tokens of a validation in `train` if neither --eval-batches nor --ngrams is given: all of
+/// them may take longer than the training.
 inline constexpr std::int64_t default_validation_tokens = std::int64_t{1} << 17;
 
-/// The configuration where there is no --config: bf16, clipping at 1.0, AdamW. An empty file given with
-/// --config is fp32 without clipping, as in DeepSpeed.
+/// The configuration if there is no --config: bf16, clipping at 1.0, AdamW. An empty file given with --config
+/// is fp32 without clipping, as in DeepSpeed.
 std::string default_configuration(const Options& options);
 
 /// The configuration of --config with the overrides, for `ranks`. Throws ConfigurationError.
@@ -39,33 +39,33 @@ struct Settings {
   training::BatchShape batch;
 };
 
-/// Tokens of a sequence where nobody says how many; fewer where the model has not as many positions.
+/// The default sequence length; shorter if the model has fewer positions.
 inline constexpr std::int64_t default_sequence = 1024;
-/// The tokens of a sequence: `asked`, else the default, with a note where the model has positions for more.
-/// Throws ConfigurationError for more than there are.
+/// The sequence length: `asked`, else the default, with a note if the model has positions for more. Throws
+/// ConfigurationError for more than it has.
 std::int64_t sequence_of(std::optional<std::int64_t> asked, const models::LanguageModel& model,
                          std::vector<std::string>& notes);
 
-/// Throws ConfigurationError for whatever does not fit.
+/// Throws ConfigurationError for inconsistent settings.
 Settings resolve_settings(const Options& options, int ranks);
 
 /// Held-out windows that are evaluated together.
 struct ValidationSet {
   std::string name;  ///< empty: the only set, without a name
   std::unique_ptr<training::Windows> windows;
-  std::vector<std::int64_t> numbers;  ///< of those in use
-  /// Its name where it needs one: in checkpoints.
+  std::vector<std::int64_t> numbers;  ///< of the windows in use
+  /// The set's name as a key, which checkpoints need.
   std::string key() const { return name.empty() ? "validation" : name; }
 };
 
 /// Training and held-out windows.
 struct Data {
   std::vector<std::unique_ptr<training::TokenFile>> training_files,
-      validation_files;  ///< the second empty when the first files' tails are held out
+      validation_files;  ///< the second is empty if the tails of the first are held out
   std::unique_ptr<training::Windows> training;
-  std::vector<ValidationSet> validation;       ///< one at least
+  std::vector<ValidationSet> validation;       ///< at least one
   std::unique_ptr<training::Mixture> mixture;  ///< of the training windows
-  std::vector<std::string> notes;              ///< for the table of the start
+  std::vector<std::string> notes;              ///< for the table at the start
   bool has_documents() const {
     const auto some = [](const auto& files) {
       return std::any_of(files.begin(), files.end(),
@@ -89,12 +89,12 @@ struct Data {
   }
 };
 
-/// Opens and checks the data against the model: format, length, vocabulary, and that there is something to
-/// learn and to evaluate. Files of tokens of up to 1 GiB are looked through at once, of larger ones the first
-/// GiB (the rest as it is read). Throws ConfigurationError.
+/// Opens the data and checks it against the model: format, length, vocabulary, and that there is something to
+/// learn and to evaluate. Files of tokens of up to 1 GiB are checked at once; of larger ones the first GiB
+/// (the rest when it is read). Throws ConfigurationError.
 Data open_data(const Options& options, const Settings& settings);
 
-/// "3 of 51 documents are longer than a sequence ..."; empty where none is, or no file tells of documents.
+/// "3 of 51 documents are longer than a sequence ..."; empty if none is, or no file has document boundaries.
 std::string note_on_long_documents(const Data& data, std::int64_t sequence);
 
 /// The description of this run for its checkpoints.

@@ -17,11 +17,11 @@ namespace tranche::tools {
 
 namespace {
 
-/// Returns -1 with errno where the folder takes no file.
+/// Returns -1 with errno if no file can be created in the folder.
 int nameless_file(const std::string& folder) {
   const int file = ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file >= 0) return file;
-  // File systems that know only files with names.
+  // Some file systems support only files with names.
   std::string name = detail::join_path(folder, ".tranche-XXXXXX");
   const int named = ::mkostemp(name.data(), O_CLOEXEC);
   if (named >= 0) ::unlink(name.c_str());

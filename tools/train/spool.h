@@ -1,5 +1,5 @@
 #pragma once
-/// Text that waits in a file instead of in memory.
+/// Text that is stored in a file instead of in memory.
 
 #include <cstdio>
 #include <functional>
@@ -9,16 +9,16 @@
 
 namespace tranche::tools {
 
-/// A file without a name, which goes away with the process however that ends.
+/// A file without a name, which disappears with the process however that ends.
 class Spool {
  public:
-  /// The file lies beside `path`, where the text is to go in the end, or in the folder for temporary files
-  /// where `path` is no regular file or its folder takes none. Throws ConfigurationError.
+  /// The file is beside `path`, the text's final destination, or in the folder for temporary files if `path`
+  /// is not a regular file or its folder is not writable. Throws ConfigurationError.
   explicit Spool(const std::string& path);
-  /// A failure is told by read(): a run does not end for its report.
+  /// read() reports failures, so that a run does not end because of its report.
   void add(std::string_view text);
   bool empty() const noexcept { return empty_; }
-  /// Hands over all text in pieces. Throws IoError of what could not be read, or not be added before.
+  /// Passes all text on in pieces. Throws IoError if text could not be read, or could not be added earlier.
   void read(const std::function<void(std::string_view piece)>& take);
 
  private:
@@ -26,7 +26,7 @@ class Spool {
   std::string path_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
   bool empty_ = true;
-  int error_ = 0;  ///< errno of the first add() that failed
+  int error_ = 0;  ///< errno of the first failed add()
 };
 
 }  // namespace tranche::tools

@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 
 namespace tranche::tools {
 
 namespace {
 
-/// Steps that plan memory.
+/// The first steps plan memory.
 constexpr std::int64_t planning_steps = 2;
 
 bool waits_less(const StageTime& a, const StageTime& b) {
@@ -43,12 +44,16 @@ std::vector<StageTime> StageTimes::by_stage(Communicator& ranks, const Mesh& mes
 
 std::string idle_line(const std::vector<StageTime>& stages, const Mesh& mesh) {
   const auto [slowest, fastest] = std::minmax_element(stages.begin(), stages.end(), waits_less);
+  const bool context = mesh.size(MeshAxis::context) > 1, tensor = mesh.size(MeshAxis::tensor) > 1;
+  const std::string others = context && tensor ? " and of ranks of context and tensor"
+                             : context         ? " and of ranks of context"
+                             : tensor          ? " and of ranks of tensor"
+                                               : "";
   return fmt::format(
       "waiting for messages of other stages{}: {:.1f}% of a step on stage {}, the slowest, to {:.1f}% on "
-      "stage "
-      "{}, the fastest\n",
-      mesh.size(MeshAxis::tensor) > 1 ? " and of ranks of tensor" : "", 100 * slowest->idle_share(),
-      slowest - stages.begin(), 100 * fastest->idle_share(), fastest - stages.begin());
+      "stage {}, the fastest\n",
+      others, 100 * slowest->idle_share(), slowest - stages.begin(), 100 * fastest->idle_share(),
+      fastest - stages.begin());
 }
 
 }  // namespace tranche::tools

@@ -1,5 +1,5 @@
 #pragma once
-/// The part of a training's time in which the stages of a pipeline waited for each other's messages.
+/// The fraction of a training's time in which the stages of a pipeline waited for each other's messages.
 
 #include <cstdint>
 #include <string>
@@ -21,10 +21,10 @@ struct StageTime {
 
 class StageTimes {
  public:
-  /// A step of this rank.
+  /// Adds a step of this rank.
   void add(const StepResult& result);
-  /// Collective over `ranks`, which are those of the mesh. By stage: the steps but the first two, which plan
-  /// memory; all of them where there are no more. Empty without a pipeline.
+  /// Collective over `ranks`, which are those of the mesh. Returns times for each stage over all steps except
+  /// the first two, which plan memory; over all steps if there are no more. Empty without a pipeline.
   std::vector<StageTime> by_stage(Communicator& ranks, const Mesh& mesh) const;
 
  private:
@@ -33,8 +33,8 @@ class StageTimes {
 };
 
 /// "waiting for messages of other stages: 4.0% of a step on stage 2, the slowest, to 31.0% on stage 0, the
-/// fastest". The slowest stage waits least. Where the mesh has the axis `tensor`, the line says that a
-/// stage's own layers wait as well.
+/// fastest". The slowest stage waits least. If the mesh has the axis `context` or `tensor`, the line says
+/// that a stage's own layers wait as well.
 std::string idle_line(const std::vector<StageTime>& stages, const Mesh& mesh);
 
 }  // namespace tranche::tools

@@ -32,15 +32,15 @@ namespace tranche::tools {
 namespace {
 
 constexpr double sample_temperature = 0.8;
-/// Steps whose processor seconds are added up over the ranks together.
+/// The number of steps after which processor seconds are summed over the ranks.
 constexpr std::size_t steps_shared = 64;
 
-/// Processor time of all threads of this process so far, user and system.
+/// The processor time of all threads of this process so far, user and system.
 double processor_seconds_now() {
   return static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
 }
 
-/// The highest moment of each tier of rank 0, the verdict first.
+/// The peak of each tier on rank 0, with a summary first.
 std::string memory_at_peak(const Ledger& ledger) {
   std::string text;
   for (const Tier tier : all_tiers) {
@@ -58,7 +58,7 @@ std::string memory_at_peak(const Ledger& ledger) {
 
 class Training {
  public:
-  /// Collective. `signals`: null where nothing asks for a stop.
+  /// Collective. `signals` is null if nothing can request a stop.
   Training(Run& run, training::StopSignals* signals)
       : run_(run),
         signals_(signals),
@@ -75,7 +75,7 @@ class Training {
     }
   }
 
-  /// Collective. Trains, and returns true where a signal ended the run.
+  /// Collective. Trains; returns true if a signal ended the run.
   bool operator()() {
     const detail::Stopwatch clock;
     std::int64_t step = run_.engine->steps();
@@ -102,13 +102,13 @@ class Training {
       if (due(run_.options.digest_every, step)) {
         const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
         if (run_.is_root()) run_.report.add_step_digest(weights, state);
-        if (metrics_) {  // before the step is saved, so that what a resume loads can be compared
+        if (metrics_) {  // before the step is saved, so that a resumed run can be compared
           add_metrics(fmt::format(R"({{"step":{},"weights_digest":"{}","state_digest":"{}"}})", step,
                                   format_digest(weights), format_digest(state)));
         }
       }
       last_ = result;
-      if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // which says who has it
+      if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // throws with the name of the holder
       const bool evaluates = due(run_.options.eval_every, step) && step < run_.settings.steps;
       checkpoints_.after_step(result, evaluates && run_.options.keep_best);
       if (result.stop_requested) break;
@@ -167,11 +167,11 @@ class Training {
     }
     return options;
   }
-  /// " of code", of a set with a name.
+  /// " of code", for a set with a name.
   static std::string of_set(const training::Evaluation& evaluation) {
     return evaluation.set.empty() ? "" : " of " + evaluation.set;
   }
-  /// The names that checkpoints have for them.
+  /// Renames the sets to their names in checkpoints.
   std::vector<training::Evaluation> keyed(std::vector<training::Evaluation> evaluations) const {
     for (std::size_t i = 0; i < evaluations.size(); ++i) evaluations[i].set = run_.data.validation[i].key();
     return evaluations;
@@ -179,8 +179,8 @@ class Training {
   bool scales_loss() const { return run_.settings.config.precision.compute == DataType::float16; }
   static bool due(std::int64_t every, std::int64_t step) { return every > 0 && step % every == 0; }
 
-  /// A step. Before an error that all ranks have for their numbers, such as too many skipped steps, it saves
-  /// the state, so that a resume knows that the weights before it are in doubt.
+  /// Runs a step. If an error arises on all ranks from their numbers, such as too many skipped steps, it
+  /// saves the state before, so that a resume knows that the earlier weights are in doubt.
   StepResult train_or_save(std::int64_t step) {
     try {
       return train_step(step);
@@ -199,11 +199,11 @@ class Training {
   StepResult train_step(std::int64_t step) {
     const std::int64_t accumulation = run_.settings.batch.accumulation;
     models::train_step(*run_.settings.model, *run_.engine, [&](std::int64_t m) {
-      // In the middle of a step, where peers are waiting.
+      // The fault is injected in the middle of a step, where peers wait.
       if (m == accumulation - 1) inject(run_.runtime->rank(), step, m);
       return run_.feeder->training_batch(*run_.data.training, *run_.data.mixture, m);
     });
-    // Before the ranks agree on the step, so that all of them end with this one.
+    // The signal is read before the ranks agree on the step, so that all of them end with this one.
     if (signals_ != nullptr && signals_->poll() != 0) {
       run_.engine->request_stop();
       if (signals_->poll() == SIGINT && run_.is_root()) {
@@ -233,7 +233,7 @@ class Training {
     if (!problem.empty()) progress_.say("note: " + problem);
   }
 
-  /// To the metrics and curves of rank 0.
+  /// Adds them to the metrics and curves of rank 0.
   void add_validation(const std::vector<training::Evaluation>& evaluations) {
     std::vector<Scalar> scalars;
     for (const training::Evaluation& evaluation : evaluations) {
@@ -254,11 +254,11 @@ class Training {
     if (config.csv_monitor.enabled) curves_.push_back(make_csv_log(config.csv_monitor.folder(), samples));
   }
 
-  /// Over samples, as DeepSpeed has them.
+  /// The curves are over samples, as in DeepSpeed.
   void add_curves(const std::vector<Scalar>& scalars) {
     try {
       for (const auto& log : curves_) log->add(run_.engine->samples(), scalars);
-    } catch (const IoError& problem) {  // once, since training goes on without
+    } catch (const IoError& problem) {  // reported once, because training continues without
       curves_.clear();
       progress_.say(fmt::format("note: curves: {}; training goes on without", problem.message()));
     }
@@ -275,7 +275,7 @@ class Training {
     }
   }
 
-  /// Collective: ranks have clocks of their own, but end after the same step.
+  /// Collective, because ranks have different clocks but must end after the same step.
   bool time_is_up(double elapsed, std::int64_t step) {
     if (run_.options.max_seconds <= 0) return false;
     std::int64_t up = elapsed >= run_.options.max_seconds && step >= run_.options.min_steps ? 1 : 0;
@@ -285,7 +285,7 @@ class Training {
     return up != 0;
   }
 
-  /// Collective. Ends a run that was asked to before its last step: what counts is that its state is safe.
+  /// Collective. Ends a run before its last step because it was requested: first of all its state is saved.
   void stop(double seconds) {
     checkpoints_.finish();
     const kernels::Digest weights = run_.engine->weights_digest(), state = run_.engine->state_digest();
@@ -293,7 +293,7 @@ class Training {
     share_processor_seconds();
     share_node_bytes();
     share_stage_times();
-    if (run_.profile) run_.profile->end();  // the rest is not the training's
+    if (run_.profile) run_.profile->end();  // the rest is not part of the training
     save_trace();
     save_profile();
     if (!run_.is_root()) return;
@@ -310,7 +310,7 @@ class Training {
     write_report();
   }
 
-  /// Collective.
+  /// Collective. Writes the trace.
   void save_trace() {
     if (run_.options.trace.empty()) return;
     if (trace_) {
@@ -320,14 +320,14 @@ class Training {
     }
   }
 
-  /// Collective.
+  /// Collective. Writes the memory profile.
   void save_profile() {
     if (!run_.profile) return;
     const std::string table = write_profile(run_);
     run_.output.out << table << std::flush;
   }
 
-  /// Collective. What every rank's steps since the last call took of processors, added up.
+  /// Collective. Adds up the processor seconds of every rank's steps since the last call.
   void share_processor_seconds() {
     if (processor_seconds_.empty()) return;
     run_.runtime->all()
@@ -339,14 +339,14 @@ class Training {
     processor_seconds_.clear();
   }
 
-  /// Collective. The bytes that every node sent in the last step, for the report.
+  /// Collective. Adds the bytes that every node sent in the last step to the report.
   void share_node_bytes() {
     const auto sent = run_.engine->bytes_to_other_nodes();
     tools::share_node_bytes(run_.runtime->all(), sent ? std::optional(sent->rank) : std::nullopt, run_.nodes);
     if (run_.is_root()) run_.report.set_nodes(run_.nodes);
   }
 
-  /// Collective. The part of the steps that each stage of a pipeline waited, for the report.
+  /// Collective. Adds the fraction of the steps in which each pipeline stage waited to the report.
   std::vector<StageTime> share_stage_times() {
     const std::vector<StageTime> stages = stage_times_.by_stage(run_.runtime->all(), run_.runtime->mesh());
     if (run_.is_root()) run_.report.set_stages(stages);
@@ -370,7 +370,7 @@ class Training {
   }
 
   void finish(double seconds) {
-    checkpoints_.finish();  // first: a run that is ended while validating has the last checkpoint
+    checkpoints_.finish();  // first, so that a run killed during validation has the last checkpoint
     if (run_.is_root()) {
       std::size_t taken = 0;
       for (const ValidationSet& set : run_.data.validation) taken += set.numbers.size();
@@ -388,7 +388,7 @@ class Training {
     share_processor_seconds();
     share_node_bytes();
     const std::vector<StageTime> stages = share_stage_times();
-    if (run_.profile) run_.profile->end();  // the rest is not the training's
+    if (run_.profile) run_.profile->end();  // the rest is not part of the training
     std::string sample;
     if (run_.options.sample_bytes > 0) {
       sample = sample_text(*run_.engine, *run_.settings.model, "\n\n", run_.options.sample_bytes,
@@ -425,7 +425,7 @@ class Training {
           entropies.bigram, entropies.trigram, held_out.front().result.loss,
           held_out.front().result.loss - entropies.bigram);
     }
-    if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which says it all at its end
+    if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which reports everything at its end
     out << traffic_line(run_.engine->traffic_report());
     if (!stages.empty() && trained > 0) out << idle_line(stages, run_.runtime->mesh());
     if (run_.settings.config.offload.any()) out << offload_lines();
@@ -476,14 +476,14 @@ class Training {
   training::CheckpointSchedule checkpoints_;
   StepResult last_;
   double processor_before_ = processor_seconds_now();
-  std::vector<double> processor_seconds_;  ///< of each step since share_processor_seconds()
-  std::int64_t begin_ = 0;                 ///< steps that were done before
+  std::vector<double> processor_seconds_;  ///< for each step since share_processor_seconds()
+  std::int64_t begin_ = 0;                 ///< steps done earlier
 };
 
 }  // namespace
 
 int run_train(const Options& options, const Output& output) {
-  // Before Run starts the launcher's threads.
+  // The signals are handled before Run starts the launcher's threads.
   std::optional<training::StopSignals> signals;
   if (!options.checkpoint_dir.empty()) signals.emplace();
   Run run(options, output);
@@ -494,7 +494,7 @@ int run_train(const Options& options, const Output& output) {
       stopped = training();
     }
     if (!stopped) return;
-    // A launcher ends the other ranks once one ends with a status above 0: all have to be done by then.
+    // A launcher kills the other ranks once one exits with a status above 0, so all must be done by then.
     run.lease.reset();
     std::int64_t done = 1;
     run.runtime->all()

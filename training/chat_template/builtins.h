@@ -11,16 +11,16 @@
 
 namespace tranche::training::jinja {
 
-/// The arguments of a call. take() hands arguments out; finish() refuses what is left.
+/// The arguments of a call. take() consumes arguments; finish() refuses the remaining ones.
 class Arguments {
  public:
   Arguments(std::string what, std::vector<Value> positional, std::vector<std::pair<std::string, Value>> named)
       : what_(std::move(what)), positional_(std::move(positional)), named_(std::move(named)) {
-    positional_.reserve(positional_.size() + named_.size());  // what was handed out stays where it is
+    positional_.reserve(positional_.size() + named_.size());  // taken arguments must not move
   }
-  /// The argument of a name, or the next one without a name; null where there is none.
+  /// The argument with a name, or the next one without a name; null if there is none.
   const Value* take(std::string_view name);
-  /// The same, where there has to be one.
+  /// The same, but it throws if there is none.
   const Value& need(std::string_view name);
   std::string need_text(std::string_view name);
   bool take_flag(std::string_view name, bool otherwise);
@@ -29,7 +29,7 @@ class Arguments {
   void finish() const;
   const std::string& what() const { return what_; }
   const std::vector<std::pair<std::string, Value>>& named() const { return named_; }
-  /// The arguments that are left, for another call.
+  /// The remaining arguments, for another call.
   std::vector<Value> rest();
 
  private:
@@ -39,7 +39,7 @@ class Arguments {
   std::size_t at_ = 0;
 };
 
-/// Refuse a name that is not known, with the line where it stands.
+/// Refuses an unknown name, with its line.
 void require_filter(std::string_view name, int line);
 void require_test(std::string_view name, int line);
 void require_method(std::string_view name, int line);
@@ -48,10 +48,11 @@ bool is_function(std::string_view name);
 Value call_filter(std::string_view name, const Value& value, Arguments& arguments, Work& work);
 bool call_test(std::string_view name, const Value& value, Arguments& arguments, Work& work);
 Value call_method(std::string_view name, const Value& value, Arguments& arguments, Work& work);
-/// `date`: "2026-11-27", which strftime_now() writes; empty where none is given.
+/// `date`: "2026-11-27", the result of strftime_now(); empty if none is given.
 Value call_function(std::string_view name, Arguments& arguments, const std::string& date, Work& work);
 
-/// True for names of methods that Python finds before the keys of a dictionary, or of texts and lists.
+/// True for names of methods that Python finds before the keys of a dictionary, or attributes of texts and
+/// lists.
 bool has_method(const Value& value, std::string_view name);
 /// value.name and value[key], without methods.
 Value attribute_of(const Value& value, std::string_view name, Work& work);
@@ -63,7 +64,7 @@ Value arithmetic(std::string_view sign, const Value& a, const Value& b, Work& wo
 Value negative(std::string_view sign, const Value& a);
 /// a == b, a < b, a in b and the like.
 bool compare(std::string_view sign, const Value& a, const Value& b, Work& work);
-/// The methods of text, as far as filters share them.
+/// The methods of text that filters share.
 std::string cased(std::string_view text, std::string_view how);
 std::string_view stripped(std::string_view text, const Value* characters, bool front, bool behind,
                           Work& work);

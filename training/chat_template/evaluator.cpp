@@ -11,10 +11,10 @@ namespace tranche::training::jinja {
 
 namespace {
 
-/// Evaluations inside one another, so that macros that call themselves end before the stack does.
+/// The most nested evaluations, so that recursive macros end before the stack does.
 constexpr int most_open = 1000;
 
-/// The names that a block sees: its own before those around it.
+/// The names visible to a block: its own before those around it.
 struct Scope {
   explicit Scope(Scope* around) : parent(around) {}
   std::vector<std::pair<std::string, Value>> names;
@@ -60,7 +60,7 @@ class Evaluator {
   }
 
  private:
-  /// Counts evaluations that are open, and says of which line an error is.
+  /// Counts nested evaluations, and adds the line to errors.
   struct Deeper {
     Deeper(Evaluator& evaluator, int line) : own(evaluator), before(evaluator.line_) {
       own.line_ = line;
@@ -172,7 +172,7 @@ class Evaluator {
     if (names == nullptr)
       refuse(
           fmt::format("sets '{}' of '{}', which is no namespace", statement.attribute, statement.names[0]));
-    (void)Value::list({value});  // refuses what no container may have
+    (void)Value::list({value});  // refuses values that no container may hold
     work_.entries(names->items.size());
     for (auto& [name, item] : names->items) {
       if (name == statement.attribute) {
@@ -208,7 +208,7 @@ class Evaluator {
     }
   }
 
-  /// A round of a loop, which may be that of a message.
+  /// Runs one round of a loop, which may be that of a message.
   Flow turn(const Block& block, const Value& item, Scope& scope) {
     const auto message = item.map() == nullptr ? messages_.end() : messages_.find(item.map());
     if (message == messages_.end() || in_turn_ || captures_ > 0) return execute(block, scope);
@@ -236,7 +236,7 @@ class Evaluator {
     return value;
   }
 
-  /// None for a part that is left out.
+  /// The value of a part, or None if it is missing.
   Value part(const Expression& expression, std::size_t index, Scope& scope) {
     return expression.parts[index] == nullptr ? Value() : value_of(*expression.parts[index], scope);
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// Templates filled with values.
+/// Evaluates templates with values.
 
 #include <cstddef>
 #include <string>
@@ -21,19 +21,20 @@ struct Turn {
 };
 struct Rendering {
   std::string text;
-  std::vector<Range> generated;  ///< what the blocks {% generation %} wrote
+  std::vector<Range> generated;  ///< written by the blocks {% generation %}
   std::vector<Turn> turns;       ///< in the order of the text
-  /// Such a block wrote something inside of a macro or of a block {% set %}, whose text may stand anywhere.
+  /// A {% generation %} block wrote something inside a macro or a block {% set %}, whose text may be placed
+  /// anywhere.
   bool lost_marks = false;
 };
 
 struct Variables {
   std::vector<std::pair<std::string, Value>> values;  ///< "messages" is the list of the messages
   std::string date;                                   ///< see call_function()
-  std::size_t bytes = 0;                              ///< how large they are as a text, which bounds the work
+  std::size_t bytes = 0;                              ///< size as text, which limits the work
 };
 
-/// Fills a template of `bytes` bytes. A Refusal has the line of the template. Thread-safe.
+/// Evaluates a template of `bytes` bytes. A Refusal has the line of the template. Thread-safe.
 Rendering render(const Block& block, std::size_t bytes, const Variables& variables);
 
 }  // namespace tranche::training::jinja

@@ -56,7 +56,7 @@ void TokenReader::refuse_token(std::string_view what) const {
 }
 
 ExpressionParser::Deeper::Deeper(ExpressionParser& own) : parser(own) {
-  // An expression in brackets counts for itself, for `not` and for a sign.
+  // An expression in brackets counts once for itself, for `not` and for a sign.
   if (++parser.open_ > 3 * most_nested) {
     refuse(fmt::format("an expression is nested deeper than {}", most_nested), parser.tokens_.now().line);
   }
@@ -416,7 +416,7 @@ void ExpressionParser::arguments(Part& to) {
     for (const auto& [other, value] : to->keywords) {
       if (other == name) refuse(fmt::format("the argument '{}' is given twice", name), to->line);
     }
-    // The height is that of parts.
+    // add() computes the height, so the value is added as a part first.
     add(to, expression());
     to->keywords.emplace_back(std::move(name), std::move(to->parts.back()));
     to->parts.pop_back();

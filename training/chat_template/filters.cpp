@@ -16,7 +16,7 @@ namespace {
 
 using Filter = Value (*)(const Value& value, Arguments& arguments, Work& work);
 
-/// An entry by the name "a.b.0", as the filters with `attribute` take it.
+/// The entry with a path like "a.b.0", as used by the filters with `attribute`.
 Value by_path(const Value& value, const Value& path, Work& work) {
   if (path.integer()) return item_of(value, path, work);
   if (path.text() == nullptr) refuse(fmt::format("an attribute is a {}, not a text", path.type()));
@@ -59,7 +59,7 @@ Value to_integer(const Value& value, Arguments& arguments, Work& work) {
   std::int64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error == std::errc() && end == text.data() + text.size()) return Value::integer(number);
-  // Python takes more as a number: 1_000, 1e3, digits of other scripts.
+  // Python accepts more as a number: 1_000, 1e3, digits of other scripts.
   if (!text.empty() && (!is_ascii(text) || text.find_first_of("0123456789") != std::string_view::npos))
     refuse(fmt::format("the filter 'int' of the text '{}' is not supported", text.substr(0, 40)));
   return otherwise;
@@ -103,7 +103,7 @@ Value join(const Value& value, Arguments& arguments, Work& work) {
   return Value::text(std::move(result));
 }
 
-/// select, reject, selectattr and rejectattr.
+/// Implements select, reject, selectattr and rejectattr.
 Value chosen(const Value& value, Arguments& arguments, Work& work, bool attribute, bool wanted) {
   const Value path = attribute ? arguments.need("attribute") : Value();
   const Value* test = arguments.next();
@@ -145,7 +145,7 @@ Value mapped(const Value& value, Arguments& arguments, Work& work) {
   return Value::list(std::move(items), List::Kind::generator);
 }
 
-/// Pairs of a dictionary, in its order or sorted by key.
+/// The pairs of a dictionary, in its order or sorted by key.
 Value pairs(const Value& value, Work& work, bool sorted) {
   if (value.undefined() != nullptr && !sorted) return Value::list({}, List::Kind::generator);
   if (value.map() == nullptr)

@@ -1,4 +1,4 @@
-// Arguments, tests, and the functions that transformers gives to templates.
+// Arguments, tests, and the functions that transformers provides to templates.
 
 #include <fmt/format.h>
 
@@ -55,7 +55,7 @@ std::string strftime(const std::string& format, const std::string& date) {
   const int year = number(0, 4), month = number(5, 2), day = number(8, 2);
   const bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
   const int of_year = before[static_cast<std::size_t>(month - 1)] + day + (leap && month > 2 ? 1 : 0);
-  const int years = year - 1;  // that are over; 1 January of year 1 is a Monday
+  const int years = year - 1;  // years that are over; 1 January of year 1 is a Monday
   const int weekday = (years + years / 4 - years / 100 + years / 400 + of_year) % 7;
   std::string result;
   for (std::size_t i = 0; i < format.size(); ++i) {
@@ -130,7 +130,7 @@ Value range(Arguments& arguments, Work& work) {
 const Value* Arguments::take(std::string_view name) {
   for (auto each = named_.begin(); each != named_.end(); ++each) {
     if (each->first != name) continue;
-    // It is kept where nothing moves it.
+    // The argument is moved to the positional ones, whose storage does not move.
     positional_.insert(positional_.begin() + static_cast<std::ptrdiff_t>(at_), std::move(each->second));
     named_.erase(each);
     break;
@@ -245,7 +245,7 @@ Value call_function(std::string_view name, Arguments& arguments, const std::stri
         items.emplace_back(key, value);
       }
     }
-    // The check of what may be in a container.
+    // The construction checks what a container may hold.
     Value map = Value::map(items);
     if (name == "dict") return map;
     return Value(Value::Stored(std::make_shared<Namespace>(Namespace{std::move(items)})));

@@ -20,7 +20,8 @@ bool is_digit(char c) {
   return c >= '0' && c <= '9';
 }
 
-/// Line ends become \n, and one at the end of the text is dropped.
+/// Converts line ends to
+/// , and drops one at the end of the text.
 std::string with_plain_line_ends(std::string_view source) {
   std::string text;
   text.reserve(source.size());
@@ -60,7 +61,7 @@ class Lexer {
     while (const std::size_t bytes = blank_bytes(rest())) skip(bytes);
   }
 
-  /// Text up to the next tag, and the tag.
+  /// Reads the text up to the next tag, and the tag.
   void read_data() {
     std::size_t length = 0;
     for (;; ++length) {
@@ -96,7 +97,7 @@ class Lexer {
     }
   }
 
-  /// Text in front of a tag whose sign may take its blanks away.
+  /// Adds the text before a tag whose sign may strip blanks.
   void add_data(std::string_view text, char sign, bool block) {
     std::string_view kept = text;
     if (sign == '-') {
@@ -109,8 +110,7 @@ class Lexer {
     if (!kept.empty()) add(Kind::data, std::string(kept));
   }
 
-  /// Goes behind the end of a tag, which is next: "-%}" with the blanks behind it, "+%}", or "%}" with a line
-  /// end.
+  /// Skips the end of a tag, which is next: "-%}" with the following blanks, "+%}", or "%}" with a line end.
   void skip_end(char kind) {
     const char sign = source_[at_];
     skip(sign == '-' || sign == '+' ? 3 : 2);
@@ -127,7 +127,7 @@ class Lexer {
     skip_end('#');
   }
 
-  /// A block {% raw %} with its text; false where the tag is another one.
+  /// Reads a block {% raw %} with its text; returns false if the tag is another one.
   bool read_raw(std::size_t begin) {
     const auto word_at = [&](std::size_t at, std::string_view word) -> std::size_t {
       while (at < source_.size() && blank_bytes(std::string_view(source_).substr(at)) > 0)
@@ -166,7 +166,7 @@ class Lexer {
     return text.substr(sign ? 1 : 0).starts_with(close);
   }
 
-  /// Tokens up to the end of a tag.
+  /// Reads tokens up to the end of a tag.
   void read_expression(char kind) {
     const int line = line_;
     std::string open;  // brackets
@@ -206,7 +206,7 @@ class Lexer {
     };
     digits();
     bool whole = true;
-    // messages.0.content has no fraction.
+    // After a dot a number has no fraction, as in messages.0.content.
     const bool attribute =
         !tokens_.empty() && tokens_.back().text == "." && tokens_.back().kind == Kind::sign;
     if (!attribute && length + 1 < rest().size() && rest()[length] == '.' && is_digit(rest()[length + 1])) {
@@ -235,7 +235,7 @@ class Lexer {
     skip(end + 1);
   }
 
-  /// A text as Python's escapes say.
+  /// Applies Python's escape sequences.
   std::string unescaped(std::string_view text) const {
     std::string result;
     for (std::size_t i = 0; i < text.size(); ++i) {

@@ -1,5 +1,5 @@
 #pragma once
-/// A template's text as tokens, with the rules for blanks that transformers sets (trim_blocks,
+/// Divides a template's text into tokens, with transformers' settings for blanks (trim_blocks,
 /// lstrip_blocks).
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace tranche::training::jinja {
 
 struct Token {
   enum class Kind : std::uint8_t {
-    data,  ///< text that is written as it is
+    data,  ///< text that is written unchanged
     output_begin,
     output_end,
     block_begin,
@@ -28,7 +28,7 @@ struct Token {
   int line = 1;
 };
 
-/// Refuses what is no token, with its line. The last token is an `end`.
+/// Refuses invalid text, with its line. The last token is an `end`.
 std::vector<Token> tokens_of(std::string_view source);
 
 }  // namespace tranche::training::jinja

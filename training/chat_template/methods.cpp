@@ -16,7 +16,7 @@ constexpr std::array<std::string_view, 16> text_methods{
     "capitalize", "count",  "endswith", "find",  "join",       "lower", "lstrip", "replace",
     "rsplit",     "rstrip", "split",    "strip", "startswith", "title", "upper",  "isdigit"};
 constexpr std::array<std::string_view, 4> map_methods{"get", "items", "keys", "values"};
-/// Methods that change what they are called on, which transformers' environment refuses.
+/// Methods that modify their object, which transformers' environment refuses.
 constexpr std::array<std::string_view, 10> changing{"append", "extend", "insert", "pop",     "remove",
                                                     "update", "clear",  "sort",   "reverse", "setdefault"};
 
@@ -25,7 +25,7 @@ bool is_in(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// The pieces of a text between blanks, or between `separator`. The last of `most` + 1 pieces has the rest.
+/// Splits a text at blanks, or at `separator`. The last of `most` + 1 pieces contains the rest.
 std::vector<Value> pieces(std::string_view text, const Value* separator, std::int64_t most, Work& work) {
   std::vector<Value> result;
   const auto add = [&](std::string_view piece) {
@@ -88,7 +88,7 @@ std::int64_t whole(const Value* value, std::int64_t otherwise, const Arguments& 
   return *value->integer();
 }
 
-/// One of some texts, as startswith() takes them.
+/// True if `holds` is true for the text, or for one of several, as startswith() accepts them.
 bool any_text(const Value& wanted, const Arguments& arguments,
               const std::function<bool(std::string_view)>& holds) {
   if (const List* list = wanted.list(); list != nullptr && list->kind == List::Kind::tuple) {
@@ -205,7 +205,7 @@ std::string cased(std::string_view text, std::string_view how) {
   if (!is_ascii(text))
     refuse(fmt::format("'{}' of a text with other characters than ASCII's is not supported", how));
   std::string result(text);
-  bool inside = false;  // a word
+  bool inside = false;  // within a word
   for (char& c : result) {
     const bool small = c >= 'a' && c <= 'z', large = c >= 'A' && c <= 'Z';
     const bool up = how == "upper" || (how != "lower" && !inside);

@@ -1,4 +1,4 @@
-// Operators and subscripts with Python's meaning.
+// Operators and subscripts with Python's semantics.
 
 #include <fmt/format.h>
 
@@ -37,7 +37,7 @@ bool names(const Names& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-/// Python's limits of a slice of something of `size` entries, and where it ends.
+/// Python's rules for the limits of a slice of `size` entries.
 struct Limits {
   std::int64_t begin = 0, end = 0, step = 1;
 };
@@ -73,7 +73,7 @@ void each_of(const Limits& limits, const Take& take) {
   }
 }
 
-/// The byte at which each character of a text begins, and the text's end.
+/// The byte at which each character of a text begins, followed by the text's length.
 std::vector<std::size_t> beginnings(std::string_view text) {
   std::vector<std::size_t> at{0};
   while (at.back() < text.size()) at.push_back(at.back() + character_bytes(text.substr(at.back())));

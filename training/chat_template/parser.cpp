@@ -28,7 +28,7 @@ class Parser {
   }
 
  private:
-  /// Up to a block of one of these names, whose name is then next.
+  /// Parses up to a block with one of these names, which is then the next token.
   Block statements(std::initializer_list<std::string_view> ends) {
     Block block;
     if (++open_ > most_nested) {
@@ -67,9 +67,9 @@ class Parser {
     return block;
   }
 
-  /// The end of a block's tag.
+  /// Reads the end of a block's tag.
   void close() { tokens_.expect(Token::Kind::block_end, "'%}'"); }
-  /// Parses what stands between this tag and the next of these names.
+  /// Parses the text between this tag and the next one with one of these names.
   Block body(std::initializer_list<std::string_view> ends) {
     close();
     return statements(ends);
@@ -168,7 +168,7 @@ class Parser {
   }
 
   void macro(Statement& made) {
-    // Elsewhere Jinja would let it see the names of where it stands.
+    // In other places Jinja would let it see the names of its surroundings.
     if (loops_ > 0 || macros_open_ > 0) {
       refuse("a macro inside of a loop or of another macro is not supported", made.line);
     }
@@ -196,7 +196,7 @@ class Parser {
 
   TokenReader tokens_;
   ExpressionParser expressions_;
-  std::string end_;  ///< the name of the block that ended statements()
+  std::string end_;  ///< name of the block that ended statements()
   int open_ = 0, loops_ = 0, macros_open_ = 0;
   std::set<std::string> macros_;
 };

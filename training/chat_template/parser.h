@@ -1,5 +1,5 @@
 #pragma once
-/// The parts of the parser; parse() of syntax.h is what others call.
+/// The classes of the parser; its interface is parse() in syntax.h.
 
 #include <algorithm>
 #include <initializer_list>
@@ -25,9 +25,9 @@ class TokenReader {
   bool skip_name(std::string_view text);
   void expect_sign(std::string_view text);
   void expect(Token::Kind kind, std::string_view what);
-  /// A name, where one has to be: `what` says for which.
+  /// Reads a required name: `what` describes it in errors.
   std::string name(std::string_view what);
-  /// Says that `what` was expected in the place of the next token.
+  /// Throws that `what` was expected in place of the next token.
   [[noreturn]] void refuse_token(std::string_view what) const;
 
  private:
@@ -39,13 +39,13 @@ class ExpressionParser {
  public:
   explicit ExpressionParser(TokenReader& tokens) : tokens_(tokens) {}
   Part expression();
-  /// Without `if`, which stands for a condition of the statement.
+  /// Parses an expression without `if`, which would begin a condition of the statement.
   Part without_condition();
-  /// `name(`, with the line of it, for all calls of a name.
+  /// The names in `name(` with their lines, for all calls of a name.
   const std::vector<std::pair<std::string, int>>& called() const { return called_; }
 
  private:
-  /// Counts what is open at once.
+  /// Counts nested constructs.
   struct Deeper {
     explicit Deeper(ExpressionParser& parser);
     ~Deeper();

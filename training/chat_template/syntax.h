@@ -52,25 +52,25 @@ struct Statement {
   enum class Kind : std::uint8_t {
     text,        ///< `text` is written
     output,      ///< parts[0] is written
-    branches,    ///< blocks[i] where parts[i] is the first that holds; one block more is `else`
+    branches,    ///< blocks[i] if parts[i] is the first true one; an additional block is `else`
     loop,        ///< for names in parts[0] if parts[1], which may be null: blocks[0]; else: blocks[1]
     assignment,  ///< set names = parts[0]
-    capture,     ///< set names = what blocks[0] writes
+    capture,     ///< set names = output of blocks[0]
     macro,       ///< text (names, whose last ones have the defaults parts): blocks[0]
-    generation,  ///< blocks[0], which is what the assistant says
-    stop,        ///< of the innermost loop
-    next,        ///< round of the innermost loop
+    generation,  ///< blocks[0], whose output is the assistant's
+    stop,        ///< ends the innermost loop
+    next,        ///< continues with the innermost loop's next round
   };
   Kind kind = Kind::text;
   int line = 0;
   std::string text;
   std::vector<std::string> names;
-  std::string attribute;  ///< of an assignment: names[0] is a namespace, whose value of this name is set
+  std::string attribute;  ///< for an assignment to this attribute of the namespace names[0]
   std::vector<Part> parts;
   std::vector<Block> blocks;
 };
 
-/// Reads a template. Refuses what Jinja does not know, and what is not supported, each with its line.
+/// Parses a template. Refuses syntax that Jinja does not know, and unsupported syntax, each with its line.
 Block parse(std::string_view source);
 
 }  // namespace tranche::training::jinja

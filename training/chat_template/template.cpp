@@ -29,8 +29,8 @@ bool has_marks(const jinja::Block& block) {
   });
 }
 
-/// A message as transformers hands it to templates: without keys that are null, and with what an assistant
-/// thought under each name that templates know.
+/// The message in the form that transformers gives to templates: without null keys, and with an assistant's
+/// reasoning under each name that templates use.
 Json as_template_sees(const Json& message) {
   Json seen = Json::object();
   const Json* thought = nullptr;
@@ -58,15 +58,15 @@ bool is_assistant(const Json& message) {
   return role != nullptr && role->is_string() && *role == "assistant";
 }
 
-/// The end of the part of a turn that is learned, which begins behind `header` bytes. Blanks behind the mark
-/// that ends it are not; they are where the turn ends with its content, so that nothing else ends it.
+/// The end of the learned part of a turn, which begins after `header` bytes. Blanks after an end marker are
+/// excluded. If the turn ends with its content, they are included, because nothing else ends it.
 std::size_t end_of_turn(std::string_view turn, std::size_t header, const Json& message) {
   const std::size_t end = without_blanks(turn, false, true).size();
   const Json* content = member(message, "content");
   if (content == nullptr || !content->is_string() || end <= header) return end;
   const std::string_view said = without_blanks(content->get_ref<const std::string&>());
   const std::string_view answer = without_blanks(turn.substr(header, end - header));
-  // Content may be the mark itself: then there are two.
+  // The content may itself be the marker; then there are two.
   const bool marked = answer != said && (answer.starts_with(said) || !answer.ends_with(said));
   return marked ? end : turn.size();
 }
@@ -144,9 +144,9 @@ void JinjaTemplate::fail_untold(const char* why, std::string_view where) const {
        where);
 }
 
-/// The text that the template writes in front of an answer. A template tells it when it is asked for an
-/// answer: before the last one, or behind the conversation if nothing stands before that. A template that
-/// cannot be asked writes two answers alike up to their contents.
+/// The text that the template writes before an answer. A template reveals it when it is asked for an answer:
+/// before the last one, or after the conversation if nothing precedes that. If a template cannot be asked, it
+/// is the common beginning of two answers with different contents.
 std::string JinjaTemplate::header_of(const Json& conversation, const std::string& date,
                                      std::string_view where) const {
   Json before = conversation;
@@ -174,7 +174,7 @@ std::string JinjaTemplate::header_of(const Json& conversation, const std::string
   const auto differs =
       std::mismatch(turns[0].begin(), turns[0].end(), turns[1].begin(), turns[1].end()).first;
   header = turns[0].substr(0, static_cast<std::size_t>(differs - turns[0].begin()));
-  // A blank in front of an answer is a part of its first token.
+  // A blank before an answer belongs to its first token.
   return without_blanks(header).empty() ? "" : header;
 }
 
@@ -208,13 +208,13 @@ std::vector<Segment> JinjaTemplate::own_segments(const Json& conversation, const
       if (seen[message]) untold("writes a message of the assistant in two places");
       seen[message] = true;
       std::string_view turn = std::string_view(rendering.text).substr(range.begin, range.end - range.begin);
-      // The first round of a loop may write what begins the whole text, too.
+      // The first round of a loop may also write the beginning of the whole text.
       const std::size_t place = message == 0 ? turn.find(header) : 0;
       const std::size_t begin = range.begin + (place == std::string_view::npos ? 0 : place);
       turn.remove_prefix(begin - range.begin);
       const auto [differs, other] = std::mismatch(header.begin(), header.end(), turn.begin(), turn.end());
       std::string_view common = turn.substr(0, static_cast<std::size_t>(differs - header.begin()));
-      // It may ask for thoughts, or for none, in lines that earlier answers do not have.
+      // The request may contain lines about reasoning that earlier answers do not have.
       if (differs != header.end()) common = common.substr(0, common.rfind('\n') + 1);
       if (differs != header.end() && common.empty())
         untold("begins a message of the assistant otherwise than the answer that it asks for");

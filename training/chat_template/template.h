@@ -1,5 +1,5 @@
 #pragma once
-/// Conversations by a template in Jinja's language.
+/// Writes conversations with a template in Jinja's language.
 
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -18,18 +18,17 @@ class JinjaTemplate {
  public:
   JinjaTemplate(std::string_view text, std::string origin, std::string_view variables);
 
-  /// Fills the template from an object with "messages" and, if need be, "tools", "documents" and
+  /// Evaluates the template with an object that has "messages" and, optionally, "tools", "documents" and
   /// "chat_template_kwargs". Throws ConfigurationError: "WHERE: chat template ORIGIN, line 3: why".
   jinja::Rendering render(const nlohmann::ordered_json& conversation, bool prompt, const std::string& date,
                           std::string_view where) const;
-  /// The text, with the parts that are learned: what the blocks {% generation %} wrote where the template has
-  /// them. Elsewhere it is what was written in the rounds of the assistant's messages, without what the
-  /// template writes in front of an answer, and without blanks behind the mark that ends
-  /// it.
+  /// The text with its learned parts: the output of the blocks {% generation %} if the template has them.
+  /// Otherwise they are the text written in the rounds of the assistant's messages, without the text before
+  /// an answer and without blanks after the end marker.
   std::vector<Segment> segments(const nlohmann::ordered_json& conversation, const std::string& date,
                                 std::string_view where) const;
 
-  /// Takes the place of this one where a conversation has tools.
+  /// Sets a template that replaces this one if a conversation has tools.
   void set_with_tools(std::shared_ptr<const JinjaTemplate> other) { with_tools_ = std::move(other); }
   const std::string& text() const { return text_; }
   const std::string& origin() const { return origin_; }
@@ -49,7 +48,7 @@ class JinjaTemplate {
   std::shared_ptr<const JinjaTemplate> with_tools_;
 };
 
-/// The first place where two texts differ, with what follows it in each: for messages.
+/// The first position at which two texts differ, with the following text of each: for messages.
 std::string first_difference(std::string_view first, std::string_view second);
 
 }  // namespace tranche::training

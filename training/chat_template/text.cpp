@@ -10,13 +10,13 @@ namespace tranche::training {
 
 namespace {
 
-/// The character that a text begins with, and its bytes; below 0 where it is no UTF-8.
+/// The first character of a text, and its number of bytes; negative if it is not UTF-8.
 utf8proc_ssize_t first_character(std::string_view text, utf8proc_int32_t& character) {
   return utf8proc_iterate(reinterpret_cast<const utf8proc_uint8_t*>(text.data()),
                           static_cast<utf8proc_ssize_t>(text.size()), &character);
 }
 
-/// True for a character that Python's str.isprintable() takes.
+/// True for a character that is printable according to Python's str.isprintable().
 bool is_printable(utf8proc_int32_t character) {
   switch (utf8proc_get_property(character)->category) {
     case UTF8PROC_CATEGORY_CC:

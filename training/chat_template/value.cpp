@@ -29,12 +29,12 @@ int one_more(int nested) {
   return nested + 1;
 }
 
-/// "as Python writes it" is an address in memory for these.
+/// Python's text for these values contains a memory address.
 [[noreturn]] void refuse_text(const Value& value) {
   refuse(fmt::format("writes a {} as text, which is not supported", value.type()));
 }
 
-/// Appends a value as repr() writes it if it is `inner`, and as str() writes it otherwise.
+/// Appends a value as repr() writes it if it is `inner`, else as str() writes it.
 void append_text(std::string& result, const Value& value, bool inner, Work& work) {
   work.steps(1);
   if (const Text* text = value.text()) {

@@ -1,5 +1,5 @@
 #pragma once
-/// The values of a template's expressions: Python's, as far as templates have them.
+/// The values of a template's expressions: the subset of Python's that templates use.
 
 #include <cstdint>
 #include <memory>
@@ -20,17 +20,17 @@ struct Statement;
 
 struct Text {
   std::string bytes;
-  bool safe = false;  ///< of the filter `safe`: Python escapes what is added to it, which is refused here
+  bool safe = false;  ///< result of the filter `safe`: adding to it is refused here
 };
-/// Lists, and what Python goes through as through a list.
+/// Lists, and other objects that Python iterates like a list.
 struct List {
   enum class Kind : std::uint8_t { list, tuple, view, generator };
   std::vector<Value> items;
   Kind kind = Kind::list;
-  int nested = 1;               ///< containers inside one another, this one included
-  mutable bool passed = false;  ///< a generator that was gone through gives nothing a second time
+  int nested = 1;               ///< nesting depth of containers, including this one
+  mutable bool passed = false;  ///< a generator yields its entries only once
 };
-/// A dictionary whose keys are texts, in the order in which they were put in.
+/// A dictionary whose keys are texts, in insertion order.
 struct Map {
   std::vector<std::pair<std::string, Value>> items;
   int nested = 1;
@@ -40,7 +40,7 @@ struct Map {
 struct Namespace {
   std::vector<std::pair<std::string, Value>> items;
 };
-/// A function of the environment by its name, a macro, or a method with the value that it is of.
+/// A function of the environment, by name; a macro; or a method bound to its value.
 struct Callable {
   std::string name;
   const Statement* macro = nullptr;
@@ -53,7 +53,7 @@ struct Loop {
   int depth = 1;
 };
 struct None {};
-/// The value of a name or a key that is not there: false, empty, and refused by most operations.
+/// The value of a missing name or key: false, empty, and refused by most operations.
 struct Undefined {
   std::shared_ptr<const std::string> what;  ///< "'x' is undefined"
 };
@@ -75,7 +75,7 @@ class Value {
   static Value text(std::string bytes, bool safe = false) {
     return Value(Stored(std::make_shared<const Text>(Text{std::move(bytes), safe})));
   }
-  /// Refuse what cannot be in a container, and containers nested too deep.
+  /// Refuses values that a container may not hold, and containers that are nested too deep.
   static Value list(std::vector<Value> items, List::Kind kind = List::Kind::list);
   static Value map(std::vector<std::pair<std::string, Value>> items);
   /// Refuses integers beyond 64 bits.
@@ -103,7 +103,7 @@ class Value {
   std::optional<double> number() const;
 
   bool truth() const;
-  /// "str", "list", as Python names the type.
+  /// Python's name of the type: "str", "list".
   const char* type() const;
 
  private:
@@ -119,9 +119,9 @@ class Value {
 bool equal(const Value& a, const Value& b, Work& work);
 /// Compares numbers and texts as Python's < does.
 bool less(const Value& a, const Value& b, Work& work);
-/// The text that Python's str() makes.
+/// The result of Python's str().
 std::string to_text(const Value& value, Work& work);
-/// A number as Python's int and float write it.
+/// The result of Python's str() for an int or float.
 std::string number_text(double value);
 
 struct JsonStyle {
@@ -129,11 +129,11 @@ struct JsonStyle {
   int indent = -1;  ///< spaces; -1: all in one line
   std::string comma = ", ", colon = ": ";
 };
-/// The text that Python's json.dumps() makes.
+/// The result of Python's json.dumps().
 std::string to_json(const Value& value, const JsonStyle& style, Work& work);
 
-/// The entries that a loop goes through: those of lists, the keys of dictionaries, the characters of texts.
-/// A generator is used up.
+/// The entries that a loop visits: those of lists, the keys of dictionaries, the characters of texts. It
+/// consumes a generator.
 std::shared_ptr<const List> entries(const Value& value, Work& work);
 
 }  // namespace tranche::training::jinja

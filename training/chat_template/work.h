@@ -1,5 +1,5 @@
 #pragma once
-/// Limits of what a template may take, in proportion to what it was given.
+/// Limits on the work of a template, in proportion to its inputs.
 
 #include <cstddef>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tranche::training::jinja {
 
-/// A template that is refused, or that refuses its messages. `line` is 0 where the thrower does not know it.
+/// The refusal of a template, or a template's own refusal of its messages. `line` is 0 if it is unknown.
 struct Refusal {
   std::string what;
   int line = 0;
@@ -16,14 +16,14 @@ struct Refusal {
   throw Refusal{std::move(what), line};
 }
 
-/// Expressions, blocks and values inside one another.
+/// The deepest nesting of expressions, blocks and values.
 inline constexpr int most_nested = 64;
 
-/// Counts steps. Each expression that is evaluated is one step, and so are 32 bytes of a text that is made or
-/// 4 entries of a list that are visited, so that the steps bound time and memory.
+/// Counts steps. Each evaluated expression is one step, and so are 32 bytes of created text or 4 visited
+/// entries of a list, so the number of steps bounds time and memory.
 class Work {
  public:
-  /// `bytes`: of the template and of the values that it is given.
+  /// `bytes`: the size of the template and of its values.
   explicit Work(std::size_t bytes) : left_(100'000 + 32 * bytes), bytes_(bytes) {}
 
   void steps(std::size_t count) {

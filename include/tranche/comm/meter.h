@@ -1,5 +1,5 @@
 #pragma once
-/// Counts what a rank sends: calls, elements, bytes, by operation and kind of traffic.
+/// Counts the calls, elements and bytes that a rank sends, by operation and kind of traffic.
 
 #include <array>
 #include <atomic>
@@ -12,16 +12,17 @@
 
 namespace tranche {
 
-/// data: weights and gradients, the formula of docs/internals/design.md. control: norm, flags, loss, hashes.
+/// data: weights and gradients, by the traffic formula of docs/internals/design.md. control: norms, flags,
+/// losses, hashes.
 enum class Traffic : std::uint8_t { data, control };
 
 struct TrafficCount {
   std::int64_t calls = 0;
   std::int64_t elements = 0;  ///< elements this rank sent to peers
   std::int64_t bytes = 0;     ///< payload bytes this rank sent to peers
-  /// Bytes that this rank sends to ranks of other nodes, and those that all ranks of the group on its node
-  /// send together; counted by groups in host memory. Fewer than `bytes` where something crosses once for all
-  /// ranks of a node.
+  /// The bytes that this rank sends to ranks of other nodes, and the bytes that all ranks of the group on its
+  /// node send together. Groups in host memory count them. They are fewer than `bytes` where data crosses
+  /// once for all ranks of a node.
   std::int64_t to_other_nodes = 0, node_to_other_nodes = 0;
 };
 
@@ -29,7 +30,7 @@ struct TrafficCount {
 class ByteMeter {
  public:
   void add(std::string_view operation, Traffic traffic, const TrafficCount& call);
-  /// By operation name ("all_gather", "reduce_scatter", ...).
+  /// The counts for each operation name ("all_gather", "reduce_scatter", ...).
   std::map<std::string, TrafficCount> counts(Traffic traffic) const;
   /// Sum over operations.
   TrafficCount total(Traffic traffic) const;

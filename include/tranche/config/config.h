@@ -56,6 +56,12 @@ std::string_view name_of(PipelineCuts cuts);
 enum class TensorSums : std::uint8_t { rank_order, chain };
 std::string_view name_of(TensorSums sums);
 
+/// How ranks of a mesh's axis `context` see each other's part of a sequence in attention. gather: each
+/// gathers the keys and values of all. ulysses: parts of the sequence are exchanged for parts of the heads
+/// before attention, and back behind it.
+enum class ContextExchange : std::uint8_t { gather, ulysses };
+std::string_view name_of(ContextExchange exchange);
+
 /// How long stage 3 keeps a unit gathered. use: until its handles are released; the next use gathers it
 /// again. step: from its first use in a training step until the step's gradients are complete, so that a step
 /// gathers it once. Evaluation and inference gather for use.
@@ -147,8 +153,10 @@ struct Config {
   std::string pipeline_schedule = "1f1b";
   int pipeline_chunks = 0;  ///< `tranche.pipeline_chunks`, on a rank; 0: as many as the schedule has
   TensorSums tensor_sums = TensorSums::rank_order;
+  ContextExchange context_exchange = ContextExchange::gather;
   int pipeline_stages = 0;  ///< DeepSpeed's pipeline.stages, which the mesh must have; 0: it is not given
   int tensor_ranks = 0;     ///< the same of tensor_parallel.autotp_size
+  int context_ranks = 0;    ///< and of sequence_parallel_size
   /// The DeepSpeed key that says how many ranks share the parameters, and its number; empty: none does.
   std::string shard_size_key;
   int shard_size = 0;

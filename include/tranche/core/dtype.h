@@ -10,8 +10,9 @@
 
 namespace tranche {
 
-/// block8 is a format of optimizer states: 256 elements in a block of 256 codes and an fp32 scale; of the
-/// unsigned one no element is below 0. Tensors of it begin with a block; only the last may be of fewer.
+/// block8 is a format of optimizer states. A block of 256 elements holds 256 codes and an fp32 scale; the
+/// elements of block8_unsigned are not negative. A tensor begins at the start of a block, and only its last
+/// block may hold fewer elements.
 enum class DataType : std::uint8_t {
   float32,
   bfloat16,
@@ -29,15 +30,15 @@ inline constexpr std::int64_t block8_elements = 256, block8_bytes = 260;
 constexpr bool is_block(DataType dtype) {
   return dtype == DataType::block8 || dtype == DataType::block8_unsigned;
 }
-/// Elements that lie together: 1, or those of a block.
+/// The number of elements that are stored together: 256 for block formats, 1 for all others.
 constexpr std::int64_t block_elements_of(DataType dtype) {
   return is_block(dtype) ? block8_elements : 1;
 }
 
-/// LogicError: an element of a block has no size of its own.
+/// Throws LogicError, because an element of a block has no size of its own.
 [[noreturn]] void refuse_size_of(DataType dtype);
 
-/// Bytes of one element. LogicError for blocks.
+/// Bytes of one element. Throws LogicError for block formats.
 constexpr std::int64_t size_of(DataType dtype) {
   switch (dtype) {
     case DataType::float64:
@@ -59,16 +60,18 @@ constexpr std::int64_t size_of(DataType dtype) {
   refuse_size_of(dtype);
 }
 
-/// Bytes of so many elements, whole blocks; also where element `elements` begins, if a block begins there.
+/// Bytes of so many elements, rounded up to whole blocks. It is also the byte offset of element `elements`,
+/// if a block begins there.
 constexpr std::int64_t bytes_of(DataType dtype, std::int64_t elements) {
   if (is_block(dtype)) return (elements + block8_elements - 1) / block8_elements * block8_bytes;
   return elements * size_of(dtype);
 }
 
-/// "fp32", "bf16", "fp16", "fp64", "int32", "int64", "uint16", "uint8", "block8", "block8_unsigned".
+/// The name in configurations: "fp32", "bf16", "fp16", "fp64", "int32", "int64", "uint16", "uint8", "block8",
+/// "block8_unsigned".
 std::string_view name_of(DataType dtype);
-/// Inverse of name_of but for blocks; also accepts "float32", "bfloat16", "float16", "half", "float64".
-/// Throws ConfigurationError naming the accepted spellings.
+/// The inverse of name_of, except for block formats; it also accepts "float32", "bfloat16", "float16", "half"
+/// and "float64". Throws ConfigurationError naming the accepted spellings.
 DataType parse_data_type(std::string_view text);
 constexpr bool is_floating(DataType dtype) {
   return dtype == DataType::float32 || dtype == DataType::bfloat16 || dtype == DataType::float16 ||
@@ -95,12 +98,14 @@ constexpr float to_float(bfloat16 value) {
 constexpr float to_float(float16 value) {
   const std::uint32_t sign = (value.bits & 0x8000u) << 16;
   const std::uint32_t magnitude = (value.bits & 0x7fffu) << 13;
-  // Exponents are rebased from 15 to 127. A subnormal m * 2^-24 is read as 2^-14 + m * 2^-24, less 2^-14.
+  // The exponent is rebased from 15 to 127. A subnormal m * 2^-24 is read as 2^-14 + m * 2^-24, and 2^-14 is
+  // then subtracted.
   const float small = std::bit_cast<float>(magnitude + 0x38800000u) - 0x1p-14f;
   std::uint32_t bits = magnitude + 0x38000000u;
   if (magnitude >= 0x0f800000u) bits = magnitude + 0x70000000u;
   if (magnitude > 0x0f800000u) bits |= 0x00400000u;
-  // A mask from the difference's sign: compilers turn a comparison back into a branch around the subtraction.
+  // The mask is made from the difference's sign, because compilers turn a comparison back into a branch
+  // around the subtraction.
   const std::uint32_t is_small = 0u - ((magnitude - 0x00800000u) >> 31);
   bits = (std::bit_cast<std::uint32_t>(small) & is_small) | (bits & ~is_small);
   return std::bit_cast<float>(bits | sign);
@@ -112,14 +117,15 @@ constexpr bfloat16 to_bfloat16(float value) {
   if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((bits >> 16) | 0x0040u)};
   return {static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16)};
 }
-/// Rounds to nearest even, subnormals included; from 65520 (65504 + half a unit) on it is infinity.
+/// Rounds to nearest even, subnormals included. Magnitudes from 65520 (65504 + half a unit) become infinity.
 constexpr float16 to_float16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t magnitude = bits & 0x7fffffffu;
-  // Below 2^-14 the unit is 2^-24, which is the unit of fp32 numbers from 0.5 on: one addition rounds to it.
+  // Below 2^-14 the unit in the last place is 2^-24. It is also that of fp32 numbers from 0.5 on, so one
+  // addition rounds.
   const std::uint32_t is_small = 0u - ((magnitude - 0x38800000u) >> 31);
   const float small = std::bit_cast<float>(magnitude & is_small) + 0.5f;
-  // 65520 and all above it, infinity and NaN too, round to the pattern of infinity.
+  // Magnitudes from 65520 on, infinity and NaN included, round to the bit pattern of infinity.
   const std::uint32_t capped = magnitude < 0x477ff000u ? magnitude : 0x477ff000u;
   std::uint32_t half = (capped - 0x38000000u + 0x0fffu + ((capped >> 13) & 1u)) >> 13;
   half = ((std::bit_cast<std::uint32_t>(small) - 0x3f000000u) & is_small) | (half & ~is_small);

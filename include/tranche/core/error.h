@@ -1,6 +1,6 @@
 #pragma once
 /// Typed errors. Every error carries the source position that raised it, and the rank once a caller that
-/// knows the rank has attached it; `exit_status()` is what the `tranche` program ends with.
+/// knows the rank has attached it; `exit_status()` is the exit status of the `tranche` program.
 
 #include <exception>
 #include <source_location>
@@ -10,8 +10,8 @@
 
 namespace tranche {
 
-/// Exit statuses that the library's errors map to; part of the program's interface, which adds 7 (a study
-/// that is not complete) and 8 (storage that fails).
+/// Exit statuses that the library's errors map to. They are part of the program's interface, which adds 7 (a
+/// study is incomplete) and 8 (storage fails).
 enum class ExitStatus : int {
   success = 0,
   other = 1,
@@ -48,21 +48,21 @@ class Error : public std::runtime_error {
   int rank_ = -1;
 };
 
-/// An argument that no state makes valid (shape, dtype, range).
+/// An argument is invalid whatever the state of the object (shape, dtype, range).
 class InvalidArgument : public Error {
  public:
   explicit InvalidArgument(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::other, where) {}
 };
 
-/// Calls in an order the contract forbids (reduce twice, step inside a micro-batch ...).
+/// Calls came in an order that the contract forbids (reduce twice, step inside a micro-batch ...).
 class LogicError : public Error {
  public:
   explicit LogicError(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::other, where) {}
 };
 
-/// Configuration, flags, model or data files that cannot be honoured. Exit status 2.
+/// Configuration, flags, model or data files cannot be honoured. Exit status 2.
 class ConfigurationError : public Error {
  public:
   explicit ConfigurationError(std::string message,
@@ -70,7 +70,7 @@ class ConfigurationError : public Error {
       : Error(std::move(message), ExitStatus::configuration, where) {}
 };
 
-/// A backend that this build does not contain; names the CMake option that adds it. Exit status 2.
+/// This build does not contain a backend; the text names the CMake option that adds it. Exit status 2.
 class NotCompiled : public Error {
  public:
   explicit NotCompiled(const std::string& backend, const std::string& option,
@@ -79,12 +79,13 @@ class NotCompiled : public Error {
               ExitStatus::configuration, where) {}
 };
 
-/// A tier cannot hold what was asked for. Exit status 3.
+/// A tier cannot hold a requested allocation. Exit status 3.
 class OutOfMemory : public Error {
  public:
   explicit OutOfMemory(std::string message, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::out_of_memory, where) {}
-  /// With `of_budget`, a limit that was set refused although there may be memory, not the system or a device.
+  /// `of_budget` is true when a configured limit refused the request; false when the system or a device had
+  /// no memory.
   OutOfMemory(std::string message, bool of_budget,
               std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::out_of_memory, where), of_budget_(of_budget) {}
@@ -95,20 +96,21 @@ class OutOfMemory : public Error {
 };
 
 /// The operating system failed an operation on a file; the text names operation, file, byte range, reason and
-/// remedy. Exit status 1; a caller that knows what the file was for rethrows (a checkpoint's as
-/// CheckpointError).
+/// remedy. Exit status 1. A caller that knows the purpose of the file rethrows it (as CheckpointError for a
+/// checkpoint).
 class IoError : public Error {
  public:
   IoError(std::string message, int code, std::source_location where = std::source_location::current())
       : Error(std::move(message), ExitStatus::other, where), code_(code) {}
-  /// The system's error number (errno); 0 when the file just ended too early.
+  /// The system's error number (errno); 0 when the file ended too early.
   int code() const noexcept { return code_; }
 
  private:
   int code_;
 };
 
-/// A device failed: a call of its runtime, or work issued before. Names the call and what the runtime said.
+/// A call of a device's runtime failed, or work that was issued earlier. The text names the call and the
+/// runtime's error.
 class DeviceError : public Error {
  public:
   explicit DeviceError(std::string message, std::source_location where = std::source_location::current())
@@ -122,8 +124,8 @@ class CheckpointError : public Error {
       : Error(std::move(message), ExitStatus::checkpoint, where) {}
 };
 
-/// A collective failed or timed out: exit status 5. Or a peer reported a failure: exit status of that
-/// failure.
+/// A collective failed or timed out (exit status 5), or a peer reported a failure (the exit status of that
+/// failure).
 class CommunicationError : public Error {
  public:
   explicit CommunicationError(std::string message,
@@ -144,7 +146,8 @@ class NumericalError : public Error {
 
 /// Text of any exception, without rank and position.
 std::string message_of(const std::exception_ptr& error);
-/// Exit status of any exception: `out_of_memory` for std::bad_alloc, `other` for what is not of this library.
+/// Exit status of any exception: `out_of_memory` for std::bad_alloc, `other` for exceptions of other
+/// libraries.
 ExitStatus exit_status_of(const std::exception_ptr& error);
 
 }  // namespace tranche

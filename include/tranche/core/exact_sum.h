@@ -1,6 +1,6 @@
 #pragma once
-/// Sums without rounding, whose result depends on nothing but the set of summands: not on their order, and
-/// not on how they are spread over blocks, threads and ranks.
+/// Sums without rounding. The result depends only on the set of summands: neither on their order, nor on
+/// their distribution over blocks, threads and ranks.
 
 #include <bit>
 #include <cmath>
@@ -9,16 +9,16 @@
 
 namespace tranche {
 
-/// A fixed-point number: the sum over i of limbs[i] * 2^(lowest_exponent + 32 i). A limb takes 32 bits of
-/// each summand and has 64, so carries wait until normalize() (Kulisch's long accumulator; the carry-save
-/// limbs are those of R. M. Neal, Fast Exact Summation Using Small and Large Superaccumulators, 2015, section
-/// 3). At most 2^30 additions may pass between two calls of normalize(). Plain memory: kernels write the
-/// limbs, and ranks send them.
+/// A fixed-point number: the sum over i of limbs[i] * 2^(lowest_exponent + 32 i). A limb has 64 bits and
+/// receives 32 bits of each summand, so carries wait until normalize() (Kulisch's long accumulator; the
+/// carry-save limbs are those of R. M. Neal, Fast Exact Summation Using Small and Large Superaccumulators,
+/// 2015, section 3). At most 2^30 additions may pass between two calls of normalize(). It is plain memory:
+/// kernels write the limbs, and ranks send them.
 template <int lowest, int count>
 struct ExactSum {
   static constexpr int lowest_exponent = lowest;
   static constexpr int limb_count = count;
-  /// Of the highest limb, more than finite sums come to.
+  /// The highest limb of a finite sum stays below this value.
   static constexpr std::int64_t infinite = std::int64_t{1} << 40;
   std::int64_t limbs[count] = {};
 
@@ -35,7 +35,7 @@ struct ExactSum {
   /// Adds a finite number whose last bit is not below lowest_exponent.
   void add(double number) {
     int exponent = 0;
-    const double fraction = std::frexp(number, &exponent);  // of 53 bits, but fewer where it is subnormal
+    const double fraction = std::frexp(number, &exponent);  // 53 bits, or fewer where subnormal
     const int last = exponent - 53 < lowest_exponent ? lowest_exponent : exponent - 53;
     add(static_cast<std::int64_t>(std::ldexp(fraction, exponent - last)), last);
   }
@@ -47,14 +47,15 @@ struct ExactSum {
     const std::uint64_t mantissa = (bits & 0x7fffffu) | (bits < 0x800000u ? 0u : 0x800000u);
     add(static_cast<std::int64_t>(mantissa * mantissa), 2 * exponent - 300);
   }
-  /// Notes a summand that is not finite, whatever its sign: the sum's value is infinite from then on.
+  /// Records a summand that is not finite, whatever its sign: the sum's value is infinite from then on.
   constexpr void add_infinity() { limbs[limb_count - 1] += infinite; }
   constexpr ExactSum& operator+=(const ExactSum& other) {
     for (int i = 0; i < limb_count; ++i) limbs[i] += other.limbs[i];
     normalize();
     return *this;
   }
-  /// Carries: every limb but the last is in [0, 2^32) then, so that equal sums have equal limbs.
+  /// Propagates carries: afterwards every limb but the last is in [0, 2^32), so that equal sums have equal
+  /// limbs.
   constexpr void normalize() {
     for (int i = 0; i + 1 < limb_count; ++i) {
       limbs[i + 1] += limbs[i] >> 32;
@@ -73,7 +74,7 @@ struct ExactSum {
     }
     int top = limb_count - 1;
     while (top > 0 && sum.limbs[top] == 0) --top;
-    // 64 bits from the highest on; of those below them only counts that there are any.
+    // The 64 highest bits are used. One more bit records if any lower bit is set.
     const auto limb = [&sum](int i) { return i < 0 ? 0 : static_cast<std::uint64_t>(sum.limbs[i]); };
     std::uint64_t bits = limb(top) << 32 | limb(top - 1);
     const int shift = bits == 0 ? 0 : std::countl_zero(bits);
@@ -87,9 +88,10 @@ struct ExactSum {
   friend bool operator==(const ExactSum&, const ExactSum&) = default;
 };
 
-/// Squares of fp32 numbers are multiples of 2^-298 below 2^256; there is room for 2^64 of them.
+/// A sum of squares of fp32 numbers. Each is a multiple of 2^-298 below 2^256; there is room for 2^64 of
+/// them.
 using SquareSum = ExactSum<-352, 21>;
-/// Any finite fp64 numbers.
+/// A sum of any finite fp64 numbers.
 using LossSum = ExactSum<-1074, 69>;
 
 }  // namespace tranche

@@ -1,5 +1,6 @@
 #pragma once
-/// Logging for people (standard error by default) without global state: a Logger is handed to who needs it.
+/// Logging for people (standard error by default) without global state: a Logger is passed to each component
+/// that logs.
 
 #include <functional>
 #include <memory>
@@ -24,7 +25,7 @@ class Logger {
   void info(std::string_view message) const { log(LogLevel::info, message); }
   void warning(std::string_view message) const { log(LogLevel::warning, message); }
   void error(std::string_view message) const { log(LogLevel::error, message); }
-  /// Says a message once per Logger and key, however often it is called.
+  /// Logs a message once per Logger and key, however often it is called.
   void once(const std::string& key, LogLevel level, std::string_view message) const;
   int rank() const noexcept;
 

@@ -19,19 +19,19 @@ enum class RandomPurpose : std::uint32_t {
   rounding = 6
 };
 
-/// Key of a stream of numbers: 64-bit seed, purpose, and a 64-bit subject (tensor index, dropout site ...).
+/// Key of a stream of numbers: a 64-bit seed, a purpose, and a 64-bit subject (tensor index, dropout site
+/// ...).
 ///
-/// A draw is word `index % 4` of the Philox block with key = seed and the 128-bit counter
-/// subject << 64 | purpose << 56 | index / 4. Nothing is hashed or truncated, so streams of different keys
-/// never meet. The price is a bound: 2^58 draws in a stream; the functions below throw InvalidArgument beyond
-/// it.
+/// A draw is word `index % 4` of the Philox block with key = seed and the 128-bit counter subject << 64 |
+/// purpose << 56 | index / 4. Nothing is hashed or truncated, so streams of different keys never meet. The
+/// price is a bound: a stream has 2^58 draws, and the functions below throw InvalidArgument beyond it.
 struct RandomKey {
   std::uint64_t seed = 0;
   RandomPurpose purpose = RandomPurpose::test;
   std::uint64_t subject = 0;
 };
 
-/// Draws in one stream.
+/// The number of draws in one stream.
 inline constexpr std::uint64_t random_stream_length = std::uint64_t{1} << 58;
 
 /// The raw Philox4x32-10 block function; known-answer tested against the published vectors.
@@ -44,10 +44,10 @@ std::uint32_t random_bits(const RandomKey& key, std::uint64_t index);
 std::array<std::uint32_t, 4> random_block(const RandomKey& key, std::uint64_t block);
 /// Uniform in [0, 1), a multiple of 2^-24.
 float random_uniform(const RandomKey& key, std::uint64_t index);
-/// Standard normal, computed in double and rounded to fp32: elements 2i and 2i + 1 are the two numbers that
-/// Box-Muller makes of draws 2i and 2i + 1. No magnitude exceeds 6.67 = sqrt(2 ln 2^32).
+/// A standard normal number, computed in double and rounded to fp32: elements 2i and 2i + 1 are the two
+/// numbers that Box-Muller computes from draws 2i and 2i + 1. No magnitude exceeds 6.67 = sqrt(2 ln 2^32).
 float random_normal(const RandomKey& key, std::uint64_t index);
-/// Elements 4*block .. 4*block+3 of random_normal, at about a quarter of their price; for filling loops.
+/// Elements 4*block .. 4*block+3 of random_normal, at about a quarter of its cost; for filling loops.
 std::array<float, 4> random_normal_block(const RandomKey& key, std::uint64_t block);
 
 }  // namespace tranche

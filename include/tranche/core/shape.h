@@ -45,7 +45,7 @@ std::int64_t checked_multiply(std::int64_t a, std::int64_t b);
 /// a + b; throws InvalidArgument on overflow.
 std::int64_t checked_add(std::int64_t a, std::int64_t b);
 
-/// Converts between integer types; throws InvalidArgument when the value does not survive.
+/// Converts between integer types; throws InvalidArgument when the target type cannot hold the value.
 template <typename To, typename From>
 To narrow(From value, std::source_location where = std::source_location::current()) {
   static_assert(std::is_integral_v<To> && std::is_integral_v<From>);

@@ -1,5 +1,5 @@
 #pragma once
-/// A device: its memory, its compute stream, and the making of further streams.
+/// A device: its memory, its compute stream, and the creation of further streams.
 
 #include <cstdint>
 #include <memory>
@@ -22,50 +22,51 @@ struct DeviceOptions {
   std::shared_ptr<detail::WorkRecorder> recorder = nullptr;
 };
 
-/// Calls that the host made of a device since it was made; for tests.
+/// Counters of a device since its creation, for tests.
 struct DeviceCounters {
-  /// Times the host thread stopped until the device had reached a point (synchronize, Event::wait on a point
-  /// not yet passed, a copy that could not be asynchronous). cpu and meta: 0.
+  /// The number of times that the host thread blocked until the device had reached a point (synchronize,
+  /// Event::wait on a pending point, a copy that could not be asynchronous). cpu and meta: 0.
   std::int64_t host_waits = 0;
   std::int64_t replays = 0;  ///< runs of a Replay that launched a captured graph
 };
 
-/// Memory of Tier::device as the device's driver sees it; all 0 on cpu and meta. With every rank that shares
-/// the GPU taken together, total - free - sum(mapped) is what libraries, contexts and other programs hold.
+/// Memory of Tier::device as the device's driver reports it; all 0 on cpu and meta. Over all ranks that share
+/// the GPU, total - free - sum(mapped) is held by libraries, contexts and other programs.
 struct MemoryInfo {
   std::int64_t total = 0;    ///< of the whole GPU
-  std::int64_t free = 0;     ///< of the whole GPU, whoever holds the rest
+  std::int64_t free = 0;     ///< of the whole GPU, shared with all its users
   std::int64_t mapped = 0;   ///< physical bytes that this Device's resource holds
-  std::int64_t placed = 0;   ///< of these, given out (in multiples of memory_alignment); the rest is rounding
+  std::int64_t placed = 0;   ///< the allocated part of `mapped` (in multiples of memory_alignment)
   std::int64_t pinned = 0;   ///< host bytes registered by this Device, its own staging included
-  std::int64_t staging = 0;  ///< of these, what the Device keeps for copies and flags of its own
+  std::int64_t staging = 0;  ///< the part of `pinned` that the Device keeps for its own copies and flags
 };
 
-/// Outlives its streams and everything allocated from it. One per rank.
+/// A device of one rank. It outlives its streams and everything allocated from it.
 class Device {
  public:
   virtual ~Device() = default;
   virtual DeviceKind kind() const = 0;
   virtual int index() const = 0;
   virtual int threads() const = 0;
-  /// Changes the host threads of the compute stream's kernels; before work is issued (the ranks of a node
-  /// share its cores, and their number is known only after the device was made).
+  /// Changes the number of host threads for the compute stream's kernels. Call it before work is issued. It
+  /// exists because the ranks of a node share its cores, and their number is known only after the device was
+  /// made.
   virtual void set_threads(int threads) = 0;
   /// "cpu (16 threads)", "NVIDIA H200 (compute capability 9.0, 132 multiprocessors)", "meta".
   virtual std::string description() const = 0;
   /// cpu: enqueue() runs work on the calling thread and returns when it is done; cuda: an asynchronous CUDA
   /// stream; meta: drops work.
   virtual Stream& compute_stream() = 0;
-  /// A further stream; cpu: with a worker thread of its own; cuda: another CUDA stream; meta: drops work,
-  /// events already passed.
+  /// Creates a further stream; cpu: with its own worker thread; cuda: another CUDA stream; meta: drops work,
+  /// and events have already passed.
   virtual std::unique_ptr<Stream> create_stream(std::string name) = 0;
-  /// A stream for kernels that a communication thread calls; cpu: runs work on whichever thread calls, with
-  /// `threads`; cuda: as create_stream, with high priority.
+  /// Creates a stream for kernels that a communication thread calls; cpu: runs work on the calling thread,
+  /// with `threads`; cuda: as create_stream, with high priority.
   virtual std::unique_ptr<Stream> create_inline_stream(std::string name, int threads) = 0;
-  /// A stream for work on host memory, whatever the device: kernels given to it run on the host, on a worker
-  /// thread of its own that may use `threads`; meta: drops work.
+  /// Creates a stream for work on host memory, on any device: its kernels run on the host, on its own worker
+  /// thread with up to `threads` threads; meta: drops work.
   virtual std::unique_ptr<Stream> create_host_stream(std::string name, int threads) = 0;
-  /// The undecorated resource of a tier; nvme belongs to offload/ and throws InvalidArgument here.
+  /// The undecorated resource of a tier. Throws InvalidArgument for nvme, which belongs to offload/.
   virtual MemoryResource& memory(Tier tier) = 0;
   /// True when host code may touch memory of Tier::device (cpu).
   virtual bool host_accessible() const = 0;
@@ -77,15 +78,15 @@ class Device {
   virtual void copy_from_host(Stream& stream, void* device, const void* host, std::int64_t bytes) = 0;
   /// Sets `bytes` bytes of device memory to `value`, ordered on `stream`.
   virtual void fill_bytes(Stream& stream, void* device, unsigned char value, std::int64_t bytes) = 0;
-  /// A piece of work that is issued the same way again and again (see replay.h).
+  /// Creates a replay for work that is issued the same way again and again (see replay.h).
   virtual std::unique_ptr<Replay> create_replay(std::string name) = 0;
   virtual DeviceCounters counters() const { return {}; }
   virtual MemoryInfo memory_info() const { return {}; }
-  /// Shows the phase that begins ("forward" of a unit, "step") to the device's profiler, until the next one.
-  /// cuda: NVTX ranges; cpu and meta: nothing. Called by the thread that issues work.
+  /// Announces the phase that begins ("forward" of a unit, "step") to the device's profiler. cuda: NVTX
+  /// ranges; cpu and meta: nothing. Called by the thread that issues work.
   virtual void mark_phase(std::string_view /*phase*/, std::string_view /*unit*/) {}
-  /// Gives physical memory that nothing occupies back to the driver. At changes of phase: a resource keeps
-  /// what was freed until it grows or is told so here. No-op on cpu and meta.
+  /// Returns unoccupied physical memory to the driver. It is called at changes of phase, because a resource
+  /// otherwise keeps freed memory until it grows. No-op on cpu and meta.
   virtual void release_unused() {}
 };
 
@@ -94,8 +95,8 @@ class Device {
 std::unique_ptr<Device> make_device(const DeviceOptions& options);
 /// Cores that this process may run on (its affinity mask).
 int usable_cores();
-/// Devices of a kind that a process may choose among by DeviceOptions::index (GPUs); 0 for kinds of which
-/// every process has one of its own, whatever the index. Throws as make_device does when there is none.
+/// The number of devices of a kind that DeviceOptions::index selects from (GPUs); 0 for kinds of which every
+/// process has its own, whatever the index. Throws as make_device does when there is none.
 int numbered_devices(DeviceKind kind);
 
 }  // namespace tranche

@@ -1,5 +1,5 @@
 #pragma once
-/// Events: points in the order of work. The only things that order streams, collectives and memory reuse.
+/// Events: points in the order of work. They alone order streams, collectives and memory reuse.
 
 #include <chrono>
 #include <cstdint>
@@ -17,13 +17,15 @@ class EventState {
   virtual ~EventState() = default;
   /// True when the point has been passed (also when it failed). Never blocks.
   virtual bool query() = 0;
-  /// Blocks the calling thread until passed or `seconds` elapsed (negative: no limit); returns whether it
-  /// was passed. Rethrows the failure when the work before the event failed.
+  /// Blocks the calling thread until the point is passed or `seconds` elapsed (negative: no limit); returns
+  /// whether it was passed. Rethrows the failure when the work before the event failed.
   virtual bool wait(double seconds) = 0;
-  /// When the point was passed, in seconds of std::chrono::steady_clock; NaN while it is not, or unknown.
+  /// The time at which the point was passed, in seconds of std::chrono::steady_clock; NaN while it is pending
+  /// or when the time is unknown.
   virtual double passed_at() { return std::numeric_limits<double>::quiet_NaN(); }
-  /// The device's own event that this state stands in front of (a collective's done event adds a time-out and
-  /// the names of those who failed): what a stream of that device waits for. Null: this state itself.
+  /// The device's own event behind this state, on which a stream of that device waits; null: this state
+  /// itself. A collective's done event, for example, adds a time-out and the names of failed ranks to a
+  /// device event.
   virtual std::shared_ptr<EventState> underlying() { return nullptr; }
 };
 
@@ -34,11 +36,11 @@ class Event {
   explicit Event(std::shared_ptr<EventState> state) : state_(std::move(state)) {}
 
   bool query() const { return !state_ || state_->query(); }
-  /// Blocks the host. Throws what made the work fail (CommunicationError, InvalidArgument ...).
+  /// Blocks the host. Throws the error with which the work failed (CommunicationError, InvalidArgument ...).
   void wait() const {
     if (state_) state_->wait(-1.0);
   }
-  /// Blocks the host at most `seconds`; returns whether the event was passed.
+  /// Blocks the host for at most `seconds`; returns whether the event was passed.
   bool wait_for(double seconds) const { return !state_ || state_->wait(seconds); }
   /// See EventState; NaN for a default-constructed event.
   double passed_at() const { return state_ ? state_->passed_at() : std::numeric_limits<double>::quiet_NaN(); }
@@ -48,7 +50,7 @@ class Event {
   std::shared_ptr<EventState> state_;
 };
 
-/// Wakes a thread that waits and moves the work itself: whatever brings it something to move notifies it.
+/// Wakes a thread that waits and makes progress itself: every source of new work notifies it.
 class WakeEvent {
  public:
   virtual ~WakeEvent() = default;
@@ -70,10 +72,10 @@ class HostEvent : public EventState {
   void complete();
   /// Marks the point failed; waiters rethrow `error`.
   void fail(std::exception_ptr error);
-  /// A function that moves the work forward when a waiter has nothing else to do (progress of communication);
-  /// returns after one attempt whether anything moved. `attend` is called when a thread begins to wait; the
-  /// object that it returns is destroyed when that wait ends. With a wake event a waiter pauses on it, and
-  /// completion from another thread has to notify it. Set before the event is shared.
+  /// Sets a function that makes progress (of communication) while a waiter has nothing else to do; it returns
+  /// after one attempt, true if anything moved. `attend` is called when a thread begins to wait, and the
+  /// object that it returns is destroyed when that wait ends. With a wake event, a waiter sleeps on it, and a
+  /// completion from another thread must notify it. Call this before the event is shared.
   void set_progress(std::function<bool()> progress, std::function<std::shared_ptr<void>()> attend = {},
                     std::shared_ptr<WakeEvent> wake_event = nullptr);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Memory resources, decorated over an upstream, and the buffers that own memory.
+/// Memory resources, which decorate an upstream resource, and the buffers that own memory.
 
 #include <array>
 #include <cstdint>
@@ -9,10 +9,10 @@
 
 namespace tranche {
 
-/// The memory in which bytes live. device: the accelerator's (RAM on the CPU device); host: pinned RAM on
-/// cuda, RAM elsewhere; nvme: the rank's swap file.
+/// The place of memory. device: the accelerator's memory (RAM on the CPU device); host: pinned RAM on cuda,
+/// RAM elsewhere; nvme: the rank's swap file.
 enum class Tier : std::uint8_t { device, host, nvme };
-/// The purpose of bytes. For every tier and instant, the categories add up to the total.
+/// The purpose of memory. For every tier and instant, the categories add up to the total.
 enum class Category : std::uint8_t {
   parameters,     ///< weights between gathers
   gathered,       ///< full weights of units after an all-gather
@@ -34,22 +34,22 @@ std::string_view name_of(Category category);
 
 /// Every allocation starts at a multiple of this many bytes and is sized in multiples of it.
 inline constexpr std::int64_t memory_alignment = 256;
-/// The bytes that a request of `bytes` takes: the next multiple of memory_alignment. Ledgers, limits and
-/// packing count this.
+/// The bytes that a request of `bytes` occupies: the next multiple of memory_alignment. Ledgers, limits and
+/// packing count these.
 constexpr std::int64_t aligned_bytes(std::int64_t bytes) {
   return (bytes + memory_alignment - 1) / memory_alignment * memory_alignment;
 }
 
-/// One request: bytes (>= 0; zero is legal and yields a distinct non-null address), category, and a tag
-/// that names the owner ("h.3 exp_avg") in tables and errors.
+/// One request: bytes (>= 0; zero is legal and yields a distinct non-null address), category, and a tag that
+/// names the owner ("h.3 exp_avg") in tables and errors.
 struct AllocationRequest {
   std::int64_t bytes = 0;
   Category category = Category::other;
   std::string_view tag;
 };
 
-/// Thread-safe. allocate throws OutOfMemory naming tag, bytes and what is held; deallocate takes the same
-/// request values that allocate was given and never throws.
+/// A thread-safe source of memory. allocate throws OutOfMemory naming the tag, the bytes and the memory held;
+/// deallocate takes the same request that allocate was given and never throws.
 class MemoryResource {
  public:
   virtual ~MemoryResource() = default;
@@ -77,7 +77,7 @@ class Buffer {
   std::int64_t bytes() const noexcept { return bytes_; }
   Category category() const noexcept { return category_; }
   explicit operator bool() const noexcept { return resource_ != nullptr; }
-  /// Frees now. The caller has made sure that no work still uses the memory.
+  /// Frees the memory now. The caller ensures that no work still uses it.
   void reset() noexcept;
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// The resources themselves: upstreams (host, meta) and decorators (limit, track, statistics, log, poison).
+/// The memory resources: upstreams (host, meta) and decorators (limit, track, statistics, log, poison).
 
 #include <atomic>
 #include <functional>
@@ -15,19 +15,18 @@ class Device;
 
 /// Process memory from the operating system, page-aligned for large requests.
 std::unique_ptr<MemoryResource> make_host_resource(Tier tier);
-/// Hands out addresses that must never be touched; never fails. For planning.
+/// Returns addresses that must never be accessed; never fails. For planning.
 std::unique_ptr<MemoryResource> make_meta_resource(Tier tier);
 
-/// Refuses before asking upstream once `limit_bytes` would be exceeded. The OutOfMemory text holds what the
-/// ledger says the rank is doing (phase and unit), the tag, the bytes asked, the limit, and the ledger's
-/// table.
+/// Refuses a request that would exceed `limit_bytes` before asking upstream. The OutOfMemory text names the
+/// rank's phase and unit, the tag, the bytes asked, the limit, and the ledger's table.
 class LimitResource : public MemoryResource {
  public:
   LimitResource(MemoryResource& upstream, std::int64_t limit_bytes, const Ledger* ledger);
   Tier tier() const override { return upstream_.tier(); }
   void* allocate(const AllocationRequest& request) override;
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
-  /// Counts bytes against the limit that were taken another way, for good. Never refuses.
+  /// Counts bytes that were allocated elsewhere against the limit, permanently. Never refuses.
   void hold(std::int64_t bytes) noexcept { held_.fetch_add(bytes); }
 
  private:
@@ -38,9 +37,9 @@ class LimitResource : public MemoryResource {
 };
 
 /// Tracks every allocation in a Ledger and keeps the table of live ones. A free that does not match is
-/// counted and reported through `complain`: unknown addresses go no further, wrong sizes or categories are
-/// corrected from the table. Allocations still live at destruction are reported too. Records after upstream
-/// allocated, erases before upstream frees.
+/// counted and reported through `complain`: a free of an unknown address is dropped, a wrong size or category
+/// is corrected from the table. Allocations still live at destruction are reported too. An allocation is
+/// recorded after upstream made it, and erased before upstream frees it.
 class TrackingResource : public MemoryResource {
  public:
   TrackingResource(MemoryResource& upstream, Ledger& ledger,
@@ -49,25 +48,26 @@ class TrackingResource : public MemoryResource {
   Tier tier() const override { return upstream_.tier(); }
   void* allocate(const AllocationRequest& request) override;
   void deallocate(void* pointer, const AllocationRequest& request) noexcept override;
-  /// Frees what allocate() gave, by its address alone, for allocators of other libraries, which are not told
-  /// sizes. From any thread. No-op for nullptr; an address that is not live is counted and reported as above.
+  /// Frees an allocation by its address alone, for allocators of other libraries, which do not pass sizes.
+  /// From any thread. No-op for nullptr; an address that is not live is counted and reported as above.
   void free(void* pointer) noexcept;
   /// Number of live allocations.
   std::int64_t live() const;
-  /// Calls made so far (allocate + deallocate); a step that makes none leaves it unchanged.
+  /// The number of calls so far (allocate + deallocate); a step that makes none leaves it unchanged.
   std::int64_t calls() const;
   /// Frees that did not match an allocation.
   std::int64_t mismatches() const;
 
  private:
   struct Impl;
-  /// Frees what lies there; `claimed` is what the caller says it is, null: nothing.
+  /// Frees the allocation at `pointer`; `claimed` is the request that the caller passed (null: none).
   void take(void* pointer, const AllocationRequest* claimed) noexcept;
   MemoryResource& upstream_;
   std::unique_ptr<Impl> impl_;
 };
 
-/// Counts bytes and calls, current, peak and total, in nested scopes whose peak folds into the parent.
+/// Counts bytes and calls (current, peak and total) in nested scopes; a scope's peak is folded into its
+/// parent.
 class StatisticsResource : public MemoryResource {
  public:
   struct Counter {
@@ -90,7 +90,7 @@ class StatisticsResource : public MemoryResource {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Writes one CSV line per call: seconds,action,tier,category,tag,bytes,address; failures too.
+/// Writes one CSV line per call, failed ones included: seconds,action,tier,category,tag,bytes,address.
 class LoggingResource : public MemoryResource {
  public:
   LoggingResource(MemoryResource& upstream, std::function<void(const std::string& line)> sink);
@@ -103,19 +103,19 @@ class LoggingResource : public MemoryResource {
   std::function<void(const std::string&)> sink_;
 };
 
-/// Fills memory with poison_byte; returns when it is done, and no error leaves it.
+/// Fills memory with poison_byte and returns when that is done. It throws nothing.
 using PoisonFill = std::function<void(void* pointer, std::int64_t bytes)>;
-/// The byte that poison consists of: every floating-point format reads it as NaN.
+/// The byte of the poison pattern: every floating-point format reads it as NaN.
 inline constexpr unsigned char poison_byte = 0xff;
-/// The fill for memory of Tier::device: by the host where it may touch it, else by `device` on a stream of
-/// its own, which the host waits for. Thread-safe. It goes before the device does.
+/// The fill for memory of Tier::device: by the host where it may access that memory, else by `device` on a
+/// separate stream, for which the host waits. Thread-safe. Destroy it before the device.
 PoisonFill make_poison_fill(Device& device);
 
-/// Fills memory with NaN patterns (0xff bytes) when handed out and when freed, so that a read of stale or
-/// uninitialised memory changes results. For tests (`tranche.debug.poison_memory`).
+/// Fills memory with NaN patterns (0xff bytes) when it is allocated and when it is freed, so that a read of
+/// stale or uninitialised memory changes results. For tests (`tranche.debug.poison_memory`).
 class PoisonResource : public MemoryResource {
  public:
-  /// For memory that the host may touch.
+  /// For memory that the host may access.
   explicit PoisonResource(MemoryResource& upstream);
   PoisonResource(MemoryResource& upstream, PoisonFill fill);
   Tier tier() const override { return upstream_.tier(); }

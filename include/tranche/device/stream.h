@@ -24,8 +24,8 @@ class WorkRecorder;
 enum class DeviceKind : std::uint8_t { cpu, cuda, meta };
 std::string_view name_of(DeviceKind kind);
 
-/// Work asked of a stream since its creation: the same counts on every device kind, from the kernels' own
-/// cost functions (kernels/meta).
+/// Work issued to a stream since its creation. The kernels' cost functions (kernels/meta) count it, so it is
+/// the same on every device kind.
 struct WorkCount {
   std::int64_t kernels = 0;
   double floating_point_operations = 0;
@@ -34,8 +34,8 @@ struct WorkCount {
   friend bool operator==(const WorkCount&, const WorkCount&) = default;
 };
 
-/// Not copyable, not movable; owned by who created it through Device. Calls come from one thread at a time
-/// (the issuing thread); the work may run elsewhere.
+/// Not copyable, not movable; owned by the caller that created it through Device. Calls come from one thread
+/// at a time (the issuing thread); the work may run elsewhere.
 class Stream {
  public:
   Stream() = default;
@@ -49,9 +49,9 @@ class Stream {
   virtual int threads() const = 0;
   /// Runs `work` on the host after everything issued before. cpu: inline for the compute stream, on the
   /// stream's own thread otherwise; meta: dropped; cuda: a host function in stream order (it may block, and
-  /// must neither call CUDA nor touch device memory; kernels launch on native_handle() instead).
-  /// `name` labels the span in a trace. A failure surfaces at the next wait on a later event, and later
-  /// work of the stream is skipped; an inline stream throws it right here instead.
+  /// must neither call CUDA nor access device memory; kernels launch on native_handle() instead). `name`
+  /// labels the span in a trace. A failure is reported at the next wait on a later event, and later work of
+  /// the stream is skipped; an inline stream throws it directly.
   virtual void enqueue(std::string_view name, std::function<void()> work) = 0;
   /// Later work on this stream starts after `event`. On an inline stream this blocks the caller, and
   /// rethrows the event's failure.
@@ -60,7 +60,7 @@ class Stream {
   virtual Event record() = 0;
   /// Blocks the host until everything issued so far is done; rethrows its failure.
   virtual void synchronize() = 0;
-  /// cudaStream_t on cuda; nullptr elsewhere.
+  /// The cudaStream_t on cuda; nullptr elsewhere.
   virtual void* native_handle() const { return nullptr; }
 
   /// Adds one kernel's cost to the stream's count. Called by kernels' dispatchers.
@@ -79,8 +79,8 @@ class Stream {
   }
   const WorkCount& work() const noexcept { return work_; }
   /// State that a library keeps between calls on one stream (a handle and the algorithms it chose): the
-  /// stream's only T, default-constructed when first asked for and destroyed with the stream. Each using
-  /// source has a type of its own for it. For the issuing thread.
+  /// stream's only T, default-constructed at the first call and destroyed with the stream. Each source that
+  /// uses it has its own type. For the issuing thread.
   template <class T>
   T& attachment() {
     for (const auto& [type, object] : attachments_) {
@@ -90,28 +90,28 @@ class Stream {
     attachments_.emplace_back(typeid(T), made);
     return *made;
   }
-  /// Spans of enqueued work are recorded here when set (not owned; may be nullptr). On cuda those of work on
-  /// the device are known only afterwards, and are recorded by synchronize().
+  /// Sets the recorder for spans of enqueued work (not owned; may be nullptr). On cuda, spans of device work
+  /// are known only afterwards; synchronize() records them.
   void set_trace(TraceRecorder* trace) { trace_ = trace; }
   bool tracing() const noexcept { return trace_ != nullptr; }
-  /// Records the stream's work beside doing it (on meta: in place of doing it) as row `lane` of the
-  /// recorder's graph, one row a stream; not owned, nullptr for none.
+  /// Records the stream's work beside executing it (on meta: instead) as row `lane` of the recorder's graph,
+  /// one row per stream; not owned, nullptr for none.
   void set_recorder(detail::WorkRecorder* recorder, int lane) {
     recorder_ = recorder;
     lane_ = lane;
   }
   detail::WorkRecorder* recorder() const noexcept { return recorder_; }
   int lane() const noexcept { return lane_; }
-  /// True when spans go anywhere: to the trace, or to a profiler of the device.
+  /// True when spans are recorded, by the trace or by a profiler of the device.
   bool spans_wanted() const noexcept { return trace_ != nullptr || profiled_; }
-  /// Brackets work that goes to the stream without enqueue (kernels); use StreamSpan. No-ops where spans are
-  /// not wanted, and on devices whose kernels run inside enqueue.
+  /// Begin and end a span for work that goes to the stream without enqueue (kernels); use StreamSpan. No-ops
+  /// where spans are not wanted, and on devices whose kernels run inside enqueue.
   virtual void begin_span(std::string_view) {}
   virtual void end_span() noexcept {}
 
  protected:
   TraceRecorder* trace() const noexcept { return trace_; }
-  /// Called once by streams whose begin_span() serves a profiler too.
+  /// Called once by streams whose begin_span() also serves a profiler.
   void set_profiled(bool profiled) noexcept { profiled_ = profiled; }
 
  private:
@@ -123,8 +123,8 @@ class Stream {
   int lane_ = 0;
 };
 
-/// A span of the trace, and a range of the device's profiler, around what is issued to the stream in this
-/// scope. Costs one test while neither is there.
+/// A span of the trace, and a range of the device's profiler, around the work issued to the stream in this
+/// scope. Costs one test when neither is active.
 class StreamSpan {
  public:
   StreamSpan(Stream& stream, std::string_view name) : stream_(stream.spans_wanted() ? &stream : nullptr) {

@@ -18,7 +18,9 @@
 #include "tranche/engine/model_spec.h"
 #include "tranche/engine/runtime.h"
 #include "tranche/engine/saved_state.h"
+#include "tranche/engine/stage_uses.h"
 #include "tranche/engine/state_bytes.h"
+#include "tranche/engine/step_bytes.h"
 #include "tranche/engine/step_result.h"
 #include "tranche/engine/training_rule.h"
 #include "tranche/kernels/reduction.h"
@@ -28,7 +30,8 @@ namespace tranche {
 
 namespace pipeline {
 struct PipelineSchedule;
-}
+struct RankSchedule;
+}  // namespace pipeline
 
 /// Calls of a rank, those of handles included, are made one at a time, each ordered before the next, by
 /// whichever thread (docs/internals/design.md, "Threads of a program"); request_stop() at any time. Calls
@@ -143,26 +146,15 @@ class Engine {
   // Without loss and token count: InferenceScope (handles.h).
 
   // --- Pipelines ---------------------------------------------------------------------------------------
-  /// Consecutive uses [begin, end) of ModelSpec::forward that one stage computes: chunk `number` of `chunks`
-  /// of the whole model.
-  struct Chunk {
-    int number = 0, chunks = 1;
-    int begin = 0, end = 0;
-    bool first() const { return number == 0; }
-    bool last() const { return number + 1 == chunks; }
-  };
-  /// The part of a model that this rank computes, as stage `stage` of `stages`. Without a pipeline there is
-  /// one stage, with one chunk of all uses.
-  struct StageUses {
-    int stage = 0, stages = 1;
-    std::vector<Chunk> chunks;  ///< ascending; one, or several (Config::pipeline_chunks)
-    int last_stage = 0;         ///< holds the last chunk, and computes loss and logits
-    bool first() const { return chunks.front().first(); }
-    bool last() const { return chunks.back().last(); }
-  };
+  using Chunk = StageChunk;
+  using StageUses = tranche::StageUses;
+  /// The part of the model that this rank computes.
   StageUses stage() const;
   /// The actions of all stages in a step, as Config::pipeline_schedule says. LogicError without a pipeline.
   const pipeline::PipelineSchedule& pipeline_schedule() const;
+  /// The same as this rank runs it, or (`training` false) one forward pass. Found at the first call and kept;
+  /// set_batch() ends that of a step.
+  const pipeline::RankSchedule& rank_schedule(bool training) const;
   /// Has the compute stream wait for a message of another stage, in a training step. The time that this costs
   /// is in StepResult::exposed_message_seconds. Throws what made the message fail.
   void wait_for_message(const Event& received);
@@ -241,8 +233,7 @@ class Engine {
   /// Weights and optimizer state.
   kernels::Digest state_digest();
 
-  // --- Checkpoints; docs/guides/checkpoints.md
-  // ------------------------------------------------------------------
+  // --- Checkpoints; docs/guides/checkpoints.md ---------------------------------------------------------
   /// Collective; between steps. Saves weights, optimizer state and all that a run needs to go on as a new
   /// checkpoint in `directory`, and returns the path it will have. No byte of state is written by two ranks.
   /// 1. The call blocks while this rank's shard is copied to host memory, which is kept and reused
@@ -281,23 +272,14 @@ class Engine {
   /// ranks).
   std::string memory_report();
   std::string traffic_report() const;
-  /// Bytes of the last step's data that went to other nodes: from this rank, and from all ranks of its node,
-  /// which are taken to send alike.
-  struct CrossingBytes {
-    std::int64_t rank = 0, node = 0;
-  };
+  using CrossingBytes = tranche::CrossingBytes;
   /// Not collective. Nothing where the communicators do not count them.
   std::optional<CrossingBytes> bytes_to_other_nodes() const;
   std::string model_report() const;
   using StateBytes = tranche::StateBytes;
   /// Bytes of this rank.
   StateBytes state_bytes() const;
-  /// The packed memory of a step, all 0 until it has been recorded (two steps).
-  struct StepMemory {
-    std::int64_t block = 0;      ///< bytes of the block that all its buffers lie in
-    std::int64_t live_peak = 0;  ///< most bytes of a training step's buffers that are held at once
-    std::int64_t packings = 0;   ///< plans made or widened so far, of all kinds of passes
-  };
+  using StepMemory = tranche::StepMemory;
   StepMemory step_memory() const;
   /// Data elements per rank and step by the formula of docs/internals/design.md, from layouts and policy;
   /// stage 3 from the recorded schedule (0 before the first step has ended).

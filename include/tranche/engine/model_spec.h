@@ -16,6 +16,7 @@
 namespace tranche {
 
 struct Config;
+class Mesh;
 
 /// How a tensor's fp32 master weights are born: pure functions of (seed, tensor, element), or the caller's.
 struct Initializer {
@@ -136,6 +137,8 @@ class ModelSpec {
   /// The unit of that name; throws InvalidArgument naming the closest match.
   UnitId find_unit(std::string_view name) const;
   std::int64_t parameters() const;
+  /// All that the model says but its units, which a model that is made of this one adds again.
+  ModelSpec without_units() const;
 
   std::string name = {};  ///< for messages: "GPT2LMHeadModel"; not part of hash()
   /// Tokens (or whatever the loss is averaged over) in one sample; with train_batch_size it gives the nominal
@@ -151,16 +154,26 @@ class ModelSpec {
   /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone, and those of
   /// heads that several ranks share on the first of these.
   bool chain_sums = false;
+  /// True when the model computes a rank's part of every sequence on a mesh with the axis `context`, and
+  /// gives the loss sum and the number of tokens of that part.
+  bool sequence_parts = false;
   /// The messages of uses [begin, end) of `forward` under a configuration, for the formula of traffic;
   /// `frozen` says of a tensor, by name, whether it is frozen. Empty: it is not known.
   std::function<TensorMessages(const Config& config, int begin, int end,
                                const std::function<bool(std::string_view)>& frozen)>
       tensor_messages;
+  /// Elements of the compute dtype that a rank of the axis `context` sends the others in a micro-batch of
+  /// training for uses [begin, end) of `forward`, on ranks of a mesh. Empty: it is not known.
+  std::function<std::int64_t(const Config& config, const Mesh& mesh, int begin, int end)> context_elements;
   /// Operations for forward and backward of one token, for reports; 0 when unknown.
   double flops_per_token = 0;
   /// How often a micro-batch of training under a configuration gathers each unit when parameters are sharded,
   /// for tables that are wanted before the first step has shown it. Empty: not known.
   std::function<std::vector<int>(const Config& config)> gathers_per_micro_batch;
+  /// The same on a pipeline whose chunks begin with these uses of `forward`, for a model whose gathers depend
+  /// on that. Empty: they do not.
+  std::function<std::vector<int>(const Config& config, const std::vector<int>& begins)> gathers_with_chunks =
+      {};
   /// The uses of units in forward order, between which a pipeline can be cut. Empty: the model cannot be cut.
   std::vector<UnitUse> forward;
   /// Uses [begin, end) of `forward` in words: "embedding to h.2", "h.3 to the last use of embedding", "h.4".

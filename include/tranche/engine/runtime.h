@@ -80,24 +80,28 @@ class Runtime {
   void check(const Config& config) const;
 
   const Mesh& mesh() const;
-  /// Groups of ranks: all of them, those of this rank's `shard` axis, which partition state, and those of its
-  /// `replicate` axis, which hold the same part of it (null where there is one copy).
+  /// Groups of ranks: all of them, those of this rank's axes `shard` and `context`, which partition state,
+  /// and those of its `replicate` axis, which hold the same part of it (null where there is one copy).
   Communicator& all() const;
   Communicator& shard() const;
   Communicator* replicas() const;
   /// The stages of this rank's data rank, in order; null without a pipeline.
   Communicator* pipeline() const;
+  /// The ranks that see the other parts of this rank's sequences, by coordinate on the axis `context`; null
+  /// where that is 1. Messages of a model's computation go through it.
+  Communicator* context() const;
   /// The ranks that hold the other parts of this rank's tensors and see the same samples, by coordinate on
   /// the axis `tensor`; null where that is 1. Messages of a model's computation go through it.
   Communicator* tensor() const;
-  /// The ranks that hold equal values of tensors that `tensor` does not cut: tensor x shard, by data rank and
-  /// then by coordinate on `tensor`; null where that is 1. Gradients of such tensors are summed over it.
+  /// The ranks that hold equal values of tensors that `tensor` does not cut: shard x context x tensor, by
+  /// Mesh::state_rank() and then by coordinate on `tensor`; null where `tensor` is 1. Gradients of such
+  /// tensors are summed over it.
   Communicator* tensor_and_shard() const;
-  /// The ranks that compute the same part of the model as this one, for different samples: replicate x shard;
-  /// all() where these are all ranks, and shard() where there is one replica.
+  /// The ranks that compute the same part of the model as this one, for different tokens: replicate x shard x
+  /// context; all() where these are all ranks, and shard() where there is one replica.
   Communicator& of_stage() const;
-  /// The ranks of the first and the last stage that share tensors which both read, by data rank and then by
-  /// stage; null without a pipeline, and on the stages between.
+  /// The ranks of the first and the last stage that share tensors which both read, by Mesh::state_rank() and
+  /// then by stage; null without a pipeline, and on the stages between.
   Communicator* pipeline_ends() const;
   int rank() const;
   int size() const;

@@ -43,20 +43,19 @@ void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias);
 void bias_gradient(Stream& stream, const ConstTensorView& gradient, const TensorView& bias_gradient,
                    const Workspace& workspace = {});
 
-/// y = gelu(x), the tanh form (Hendrycks and Gimpel, 2016, section 2, as GPT-2 uses it), within 3
-/// units in the last place of fp32 for x >= -1 and to a relative 2e-5 left of it. -infinity gives NaN.
+/// y = gelu(x), the tanh form (Hendrycks and Gimpel, 2016, section 2, as GPT-2 uses it), within 3 units in
+/// the last place of fp32 for x >= -1 and within a relative 2e-5 below that. -infinity gives NaN.
 void gelu_forward(Stream& stream, const ConstTensorView& x, const TensorView& y);
 /// dx = dy * gelu'(x); in place on dy is allowed.
 void gelu_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy, const TensorView& dx);
 /// y = gelu(x) and dx = dy * gelu'(x), the bits of the two above: for a backward that recomputes y instead of
-/// saving it. One pass with one exponential an element on the CPU; on cuda the two launches. dx in place on
-/// dy is allowed.
+/// saving it. The CPU takes one pass with one exponential per element; cuda makes the two launches. dx in
+/// place on dy is allowed.
 void gelu_forward_backward(Stream& stream, const ConstTensorView& x, const ConstTensorView& dy,
                            const TensorView& y, const TensorView& dx);
 
-/// The source of a dropout mask: element e of global sample s at `site` in `step` is dropped by a draw
-/// keyed by (seed, step, site, s, e), so masks are the same for every number of ranks and under
-/// recomputation.
+/// The source of a dropout mask: element e of global sample s at `site` in `step` is dropped by a draw keyed
+/// by (seed, step, site, s, e), so masks are the same for every number of ranks and under recomputation.
 struct DropoutOptions {
   float probability = 0;  ///< in [0, 1); kept elements are scaled by 1 / (1 - probability)
   std::uint64_t seed = 0;
@@ -64,20 +63,23 @@ struct DropoutOptions {
   std::uint32_t site = 0;
   std::span<const std::int64_t> samples;  ///< global sample index of each row block; host memory
   /// For a part of the samples (a rank's rows of a micro-batch): x[0] is element first_element of all the
-  /// samples' elements, sample_elements each, one sample behind the other. The part may begin and end inside
-  /// a sample. Attention takes no part.
+  /// samples' elements, sample_elements each, one sample after the other. The part may begin and end inside a
+  /// sample. Attention does not support parts.
   std::int64_t first_element = 0;
   std::int64_t sample_elements = 0;  ///< 0: x holds all elements of the samples
+  /// For the same run of every sample (a rank's tokens of each sequence): the part of a sample in x begins
+  /// with its element sample_offset.
+  std::int64_t sample_offset = 0;
   /// For a part of the columns (a rank's part of a layer's inputs): x is [rows, columns], and its columns are
   /// column_blocks equal runs. Run k is at first_column of the k-th of as many equal blocks of a row of
-  /// row_elements. Rows are whole samples: first_element and sample_elements are 0 then.
+  /// row_elements. Rows are whole samples: first_element and sample_elements must be 0.
   std::int64_t row_elements = 0;  ///< 0: x holds all columns
   std::int64_t first_column = 0;
   std::int64_t column_blocks = 1;
 };
 /// y[b, :] = dropout(x[b, :]) where x has samples.size() * elements_per_sample elements, or the part of them
-/// that the options name, with the masks of the whole; elements of y behind the last sample become 0. In
-/// place is allowed. Backward is the same call on the gradient.
+/// that the options name, with the masks of the whole; elements of y after the last sample become 0. In place
+/// is allowed. Backward is the same call on the gradient.
 void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y);
 
 }  // namespace tranche::kernels

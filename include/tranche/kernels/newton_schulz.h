@@ -1,6 +1,6 @@
 #pragma once
-/// The orthogonal factor of a matrix by Newton-Schulz iterations, for update rules that take whole matrices
-/// (Muon). matmul.h says how calls run and how long operands stay valid.
+/// The orthogonal factor of a matrix by Newton-Schulz iterations, for update rules on whole matrices (Muon).
+/// matmul.h describes how calls run and how long operands stay valid.
 
 #include <array>
 #include <cstdint>
@@ -17,7 +17,8 @@ namespace tranche::kernels {
 using NewtonSchulzStep = std::array<double, 3>;
 /// Jordan's (2024), the same in every iteration.
 inline constexpr NewtonSchulzStep keller_step = {3.4445, -4.7750, 2.0315};
-/// The Polar Express (Amsel et al., 2025) for singular values from 1e-3 on; after the fifth the last repeats.
+/// The Polar Express (Amsel et al., 2025) for singular values from 1e-3 on; after the fifth step the last
+/// repeats.
 inline constexpr NewtonSchulzStep polar_express_steps[] = {
     {8.156554524902461, -22.48329292557795, 15.878769915207462},
     {4.042929935166739, -2.808917465908714, 0.5000178451051316},
@@ -32,20 +33,21 @@ struct MatrixBlock {
 
 struct NewtonSchulzOptions {
   std::span<const NewtonSchulzStep> steps;
-  double norm_factor = 1;    ///< the block is divided by this times its Frobenius norm before the first
-  double least_norm = 1e-7;  ///< of the divisor
-  double scale = 1;          ///< of the result
+  double norm_factor = 1;    ///< the block is first divided by this times its Frobenius norm
+  double least_norm = 1e-7;  ///< the least value of that divisor
+  double scale = 1;          ///< factor of the result
 };
 
 /// The block of `matrix` (two dimensions, any floating dtype) becomes scale * p(block / (norm_factor *
-/// |block|)), where p are the steps: products and sums in fp32 from fp32 values, rounded once at the end, or
-/// in fp64 where the smaller extent is at most 4. At most 100 steps. The norm is summed in fp64, in rows,
-/// then over rows in order. `scratch` has newton_schulz_scratch() bytes, and is aligned to 64. The bits are
-/// the same for every number of threads. Throws InvalidArgument on shapes or a scratch that is too small.
+/// |block|)), where p applies the steps. GEMMs and sums are in fp32 from fp32 values, rounded once at the
+/// end, or in fp64 where the smaller extent is at most 4. At most 100 steps. The norm is summed in fp64,
+/// first within rows, then over rows in order. `scratch` has newton_schulz_scratch() bytes, and is aligned to
+/// 64. The bits are the same for every number of threads. Throws InvalidArgument on shapes or a scratch that
+/// is too small.
 void newton_schulz(Stream& stream, const NewtonSchulzOptions& options, const TensorView& matrix,
                    const MatrixBlock& block, const Workspace& scratch);
 std::int64_t newton_schulz_scratch(std::int64_t rows, std::int64_t columns);
-/// Floating-point operations of its products.
+/// The floating-point operations of its GEMMs.
 double newton_schulz_operations(std::int64_t rows, std::int64_t columns, int steps);
 
 }  // namespace tranche::kernels

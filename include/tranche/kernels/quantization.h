@@ -1,6 +1,6 @@
 #pragma once
-/// int8 blocks: the form in which gradients and weights travel where the configuration asks for it. matmul.h
-/// says how calls run and how long operands stay valid.
+/// int8 blocks: the form in which gradients and weights are sent when the configuration asks for it. matmul.h
+/// describes how calls run and how long operands stay valid.
 
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 
 namespace tranche::kernels {
 
-/// A block is 256 consecutive elements. It is stored as their codes, one signed byte each, with the fp32
-/// scale behind them: an element is code * scale, where scale is the greatest magnitude of the block over 127
-/// and codes are rounded to nearest, ties to even. So an element is off by at most the greatest magnitude
-/// over 254 (and the rounding of fp32). A block without magnitudes of 2^-119 or more is stored as zeros. A
-/// block that holds an infinity or NaN has the scale NaN: such an element is read as NaN, the others as zero.
+/// A block is 256 consecutive elements. It is stored as their codes, one signed byte each, followed by the
+/// fp32 scale: an element is code * scale, where scale is the greatest magnitude of the block over 127 and
+/// codes are rounded to nearest, ties to even. So an element is off by at most the greatest magnitude over
+/// 254 (and the rounding of fp32). A block without magnitudes of 2^-119 or more is stored as zeros. A block
+/// that holds an infinity or NaN has the scale NaN: such an element is decoded as NaN, the others as zero.
 inline constexpr std::int64_t quantized_block = 256;
 inline constexpr std::int64_t quantized_block_bytes = quantized_block + 4;
-/// Bytes of so many elements, a multiple of quantized_block.
+/// The bytes of so many elements, which must be a multiple of quantized_block.
 constexpr std::int64_t quantized_bytes(std::int64_t elements) {
   return elements / quantized_block * quantized_block_bytes;
 }
@@ -28,8 +28,8 @@ void quantize(Stream& stream, const ConstTensorView& values, void* blocks);
 /// values = the elements of `blocks`, rounded once to the dtype of `values`.
 void dequantize(Stream& stream, const void* blocks, const TensorView& values);
 
-/// The sum over ranks of reduction.h, of values in blocks: those of the first rank lie at `pieces`, those of
-/// the next behind them, and so on for `ranks`. `group_size` and `accumulate` are as for ordered_sum.
+/// The sum over ranks of reduction.h, for values in blocks: those of the first rank lie at `pieces`, followed
+/// by those of the next, and so on for `ranks`. `group_size` and `accumulate` are as for ordered_sum.
 void quantized_sum(Stream& stream, const void* pieces, int ranks, int group_size, bool accumulate,
                    const TensorView& out);
 

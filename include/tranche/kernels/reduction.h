@@ -1,6 +1,6 @@
 #pragma once
 /// Sums whose order is part of the contract: deterministic (fixed-order) sums over ranks, norms, digests.
-/// matmul.h says how calls run and how long operands stay valid.
+/// matmul.h describes how calls run and how long operands stay valid.
 
 #include <cstdint>
 #include <span>
@@ -11,38 +11,39 @@
 
 namespace tranche::kernels {
 
-/// How a CPU writes a sum. caches: ordinary stores, for a sum that is read again soon; memory: non-temporal
-/// stores, for one that is not, which leave the caches to other data. GPUs ignore it; the bits are the same.
+/// The way in which a CPU writes a sum. caches: ordinary stores, for a sum that is read soon; memory:
+/// non-temporal stores, for one that is not, which leave the caches to other data. GPUs ignore it; the bits
+/// are the same.
 enum class SumTarget { caches, memory };
 
-/// The sum over ranks of docs/internals/design.md: pieces[r] holds rank r's elements in `piece_dtype`;
-/// they are summed in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the
-/// groups in order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out =
-/// out + sum (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias a piece of
-/// the same dtype. A group_size of 0 folds: with accumulate the pieces are added to out one by one,
-/// ((out + p0) + p1) + p2, so that several calls have the bits of one call with all of their pieces. A
-/// negative group_size -g folds sums of g consecutive ranks: (out + (p0 + p1)) + (p2 + p3) for -2.
+/// The sum over ranks of docs/internals/design.md: pieces[r] holds rank r's elements in `piece_dtype`. They
+/// are summed in fp32 in rank order inside groups of `group_size` consecutive ranks, then over the groups in
+/// order: ((p0 + p1) + p2) + (p3 + p4) for five ranks and groups of three. With accumulate, out = out + sum
+/// (one addition), else out = sum; out is fp32 or 16-bit (rounded once) and may alias one of `pieces` if it
+/// has the same dtype. A group_size of 0 folds: with accumulate, ranks are added to out one by one, ((out +
+/// p0) + p1) + p2, so that several calls have the bits of one call with all ranks. A negative group_size -g
+/// folds sums of g consecutive ranks: (out + (p0 + p1)) + (p2 + p3) for -2.
 void ordered_sum(Stream& stream, std::span<const void* const> pieces, DataType piece_dtype, int group_size,
                  bool accumulate, const TensorView& out, SumTarget target = SumTarget::caches);
 
-/// Does the work of a reduce-scatter of one rank, in one pass and without memory between: rounds source to
+/// Does the work of a reduce-scatter of one rank, in one pass without intermediate memory: rounds source to
 /// the dtype `communication`, then writes it to out (with accumulate: adds it). source is fp32 and may be
 /// out; out is fp32 or 16-bit (rounded once). The CPU uses non-temporal stores.
 void rounded_sum(Stream& stream, const ConstTensorView& source, DataType communication, bool accumulate,
                  const TensorView& out);
 
-/// One shard's share of norm and finite check; lives in device memory, 176 bytes.
+/// One shard's part of the norm and of the finite check; it lives in device memory and takes 176 bytes.
 struct GradientStatistics {
-  SquareSum squares;                   ///< without rounding; meaningful where all elements are finite
-  std::int64_t first_non_finite = -1;  ///< lowest index with an infinity or NaN, -1 if none
+  SquareSum squares;                   ///< without rounding; meaningful if all elements are finite
+  std::int64_t first_non_finite = -1;  ///< lowest index of an infinity or NaN; -1 if none
 };
 /// Writes *statistics from gradient (any floating dtype). Each square is exact and is added without rounding:
-/// neither the position of an element nor the cut in shards and buffers changes a bit. The limbs of `squares`
-/// are normalized.
+/// neither the position of an element nor the division into shards and buffers changes a bit. The limbs of
+/// `squares` are normalized.
 void gradient_statistics(Stream& stream, const ConstTensorView& gradient, GradientStatistics* statistics);
 
-/// Two 64-bit lanes, each the wrapping sum over elements of a mix of (tensor index, element index, bits of
-/// the value as fp32). Sums over any split of the elements, in any order, are equal.
+/// Two 64-bit words, each the wrapping sum over elements of a mix of (tensor index, element index, bits of
+/// the value as fp32). The sum does not depend on how the elements are divided or ordered.
 struct Digest {
   std::uint64_t lanes[2] = {0, 0};
   constexpr Digest& operator+=(const Digest& other) {
@@ -52,8 +53,8 @@ struct Digest {
   }
   friend bool operator==(const Digest&, const Digest&) = default;
 };
-/// *digest += the digest of values (any floating dtype, widened to fp32), which are elements first_element
-/// ... of tensor `tensor`. NaNs of any payload count as one value.
+/// *digest += the digest of values (any floating dtype, widened to fp32), which are elements from
+/// first_element on of tensor `tensor`. All NaNs count as one value.
 void add_digest(Stream& stream, const ConstTensorView& values, std::uint64_t tensor,
                 std::int64_t first_element, Digest* digest);
 

@@ -27,7 +27,7 @@
 ///     static float initial_value(const RuleValues&, int slot);  // of a state, where it is not 0
 ///     static constexpr bool whole_matrices = true;           // Muon's alone: an Optimizer runs it
 /// @endcode
-/// and, in place of element(), what rules with a trust ratio have (LARS, LAMB):
+/// and, in place of element(), the members of rules with a trust ratio (LARS, LAMB):
 /// @code
 ///     static constexpr bool states_first = ...;
 ///     template <unsigned kept>  // states_first alone: the states' new values
@@ -64,7 +64,7 @@
 
 namespace tranche {
 
-/// The values from `least` up to, but without, `below`; the text ends "it must be ...".
+/// The values in [least, below); the text follows "it must be ...".
 struct RuleRange {
   double least, below;
   std::string_view text;
@@ -79,10 +79,10 @@ struct RuleOption {
   enum class Kind : std::uint8_t { number, pair, flag, choice };
   std::string_view name;
   Kind kind = Kind::number;
-  double first = 0, second = 0;  ///< the default; infinite: it is off unless it is given
+  double first = 0, second = 0;  ///< the default; infinite: off unless given
   RuleRange range = any_finite;
   std::string_view meaning;
-  std::span<const std::string_view> choices = {};  ///< texts, of which the value is the number of one
+  std::span<const std::string_view> choices = {};  ///< texts; the value is an index into them
 };
 constexpr RuleOption number_option(std::string_view name, double default_value, RuleRange range,
                                    std::string_view meaning) {
@@ -105,15 +105,15 @@ constexpr RuleOption choice_option(std::string_view name, std::span<const std::s
 /// A state tensor that a rule may keep.
 struct RuleState {
   std::string_view name;
-  bool reducible = true;  ///< kept in bf16 or block8 where tranche.moments asks for it; false: fp32 always
-  bool not_negative = false;  ///< no element is ever below 0: block8 spends no code on signs
+  bool reducible = true;      ///< stored as tranche.moments asks (bf16, block8); false: always fp32
+  bool not_negative = false;  ///< no element is ever negative, so block8 needs no codes for signs
 };
 
-/// A step as a rule sees it, for the tensors of one parameter group.
+/// The facts of a step that a rule may use, for the tensors of one parameter group.
 struct UpdateFacts {
   std::int64_t step = 1;     ///< 1 for the first applied update
   double learning_rate = 0;  ///< the group's
-  double momentum = -1;      ///< of a schedule that cycles it; negative: the rule's own
+  double momentum = -1;      ///< from a schedule that cycles it; negative: the rule's own
   float gradient_scale = 1;  ///< multiplies every gradient
   bool apply = true;         ///< false: nothing may change
 };
@@ -123,13 +123,13 @@ struct UpdateRule;
 /// A rule's options with their values.
 class RuleValues {
  public:
-  /// All defaults. `type` is one of the rule's and outlives this.
+  /// Starts with all defaults. `type` is one of the rule's and outlives this.
   RuleValues(const UpdateRule& rule, std::string_view type);
-  /// Throws InvalidArgument for a name that the rule does not have and values out of its range.
+  /// Throws InvalidArgument for an unknown name and values out of its range.
   void set(std::string_view name, double first, double second = 0);
   bool has(std::string_view name) const;
   std::string_view type() const { return type_; }
-  /// LogicError for a name that the rule does not have.
+  /// Throws LogicError for a name that the rule does not have.
   double number(std::string_view name) const { return values_[index_of(name)].first; }
   double second(std::string_view name) const { return values_[index_of(name)].second; }
   bool flag(std::string_view name) const { return number(name) != 0; }
@@ -144,16 +144,16 @@ class RuleValues {
   std::vector<std::pair<double, double>> values_;
 };
 
-/// A template, since Clang has no constant expression of it and refuses a constexpr function without any.
+/// A template, because Clang refuses a constexpr function that is never constant, as it takes this to be.
 template <int = 0>
 constexpr float square_root(float x) {
   return __builtin_sqrtf(x);
 }
-/// b where either is a NaN.
+/// The greater of a and b; b if either is a NaN.
 constexpr float larger(float a, float b) {
   return a > b ? a : b;
 }
-/// 1, -1, or 0 for zeros and NaNs.
+/// The sign: 1 or -1; 0 for zeros and NaNs.
 constexpr float sign_of(float x) {
   return x > 0 ? 1.0f : (x < 0 ? -1.0f : 0.0f);
 }
@@ -162,21 +162,21 @@ namespace kernels {
 
 inline constexpr int most_rule_states = 4;
 
-/// The part of an update that runs: all of it, or of a rule with a trust ratio what comes before the sums and
-/// what comes behind.
+/// The part of an update that runs: all of it, or for a rule with a trust ratio the part before the sums
+/// (advance) or after them (finish).
 enum class RulePhase : std::uint8_t { update, advance, finish };
 
-/// A few hundred elements near the core, in fp32 but for the gradient, which may be bf16. Of the states those
-/// that are kept.
+/// A few hundred elements in the core's caches, in fp32 except for the gradient, which may be bf16. It holds
+/// only the states that are kept.
 struct RuleBlock {
   std::int64_t count = 0;
   const void* gradient = nullptr;
   DataType gradient_type = DataType::float32;
   float* master = nullptr;
   float* state[most_rule_states] = {};
-  float* direction = nullptr;  ///< direct() writes it from the stored states, or advance() where it is given
+  float* direction = nullptr;  ///< written by direct() from the stored states, or by advance() if not null
   float ratio = 1;
-  std::int64_t ahead = 0;  ///< bytes of prefetch
+  std::int64_t ahead = 0;  ///< prefetch distance in bytes
 };
 
 struct UpdateSegment;
@@ -211,9 +211,9 @@ struct UpdateRule {
   float (*ratio)(const void* arguments, double weight_norm, double direction_norm);
   /// Computes a block; `slots` is one of this->slots.
   void (*block)(const void* arguments, unsigned slots, kernels::RulePhase, const kernels::RuleBlock&);
-  /// The same for `direction` alone, of a rule with a trust ratio.
+  /// Computes only `direction`, for a rule with a trust ratio.
   void (*direct)(const void* arguments, unsigned slots, const kernels::RuleBlock&);
-  /// On a GPU; null where the rule was built without.
+  /// The GPU's version; null in builds without CUDA.
   RuleLaunch launch;
 };
 

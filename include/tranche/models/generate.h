@@ -47,11 +47,11 @@ struct Generation {
 };
 
 /// Collective over the engine's ranks, between steps; all give the same prompts and options, but for
-/// on_token. Prompts of different lengths are worked on together, options.max_batch a data rank: prompt i of
-/// a round of max_batch * data ranks is worked on by data rank i % data ranks (Mesh::data_rank()). With each
-/// round `finished` is called for its prompts in order, on every rank. The tokens do not depend on the mesh,
-/// on max_batch and on what other prompts there are, on a CPU not by a bit (cuBLASLt's sums depend on the
-/// size of a batch).
+/// on_token. Prompts of different lengths are worked on together. They are not cut: with n =
+/// Mesh::token_ranks(), prompt i of a round of max_batch * n is worked on by token rank i % n, so that ranks
+/// of the axis `context` take other prompts. With each round `finished` is called for its prompts in order,
+/// on every rank. The tokens do not depend on the mesh, on max_batch and on what other prompts there are, on
+/// a CPU not by a bit (cuBLASLt's sums depend on the size of a batch).
 ///
 /// On a mesh with a pipeline the stages of a data rank compute a token one after the other. The last stage
 /// draws it. Two broadcasts over the stages then tell all of them the tokens and which texts on_token has

@@ -28,6 +28,7 @@ class Gpt final : public LanguageModel {
   double skipped_operations() const override;
 
   bool chain_sums() const override { return true; }
+  bool sequence_parts() const override { return true; }
   std::vector<std::string> tensor_dimensions() const override { return {"heads", "inner", "vocabulary"}; }
   std::vector<std::string> whole_dimensions() const override { return {"inner", "vocabulary"}; }
   UnitSpec embedding_unit() const override;

@@ -77,9 +77,27 @@ struct CachePlace {
 
 /// A block's attention: kernels::attention_forward, and, where the pass has a cache, new keys and values are
 /// added to it and those before are seen. A model that overrides LanguageModel::cache_heads() attends through
-/// here. `log_sum_exp` is written without a cache only.
+/// here. `log_sum_exp` is written without a cache only. On the axis `context` the tensors are of this rank's
+/// tokens but for AttentionOptions::document_begin, the keys and values of the others come from their ranks,
+/// and the call is collective over the axis. With tranche.context_exchange ulysses `kept` is
+/// attention_memory(), which backward reads in place of the queries, keys and values, and log_sum_exp is of
+/// other heads than this rank's rows have.
 void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
             const kernels::ConstHeads& query, const kernels::ConstHeads& key,
-            const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp);
+            const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp,
+            const TensorView& kept = {});
+
+/// Elements that attend() keeps for attend_backward(); none but with tranche.context_exchange ulysses. The
+/// widths are those of this rank's heads of queries, and of keys.
+TensorRequest attention_memory(const Pass& pass, std::int64_t query_width, std::int64_t key_width);
+
+/// attend() for kernels::attention_backward, with the operands of attend() and its results. Collective over
+/// the axis `context`.
+void attend_backward(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                     const ConstTensorView& d_out, const kernels::ConstHeads& query,
+                     const kernels::ConstHeads& key, const kernels::ConstHeads& value,
+                     const ConstTensorView& out, const ConstTensorView& log_sum_exp,
+                     const kernels::Heads& d_query, const kernels::Heads& d_key,
+                     const kernels::Heads& d_value, const ConstTensorView& kept = {});
 
 }  // namespace tranche::models

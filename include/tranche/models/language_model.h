@@ -67,15 +67,17 @@ struct DimensionPart {
   std::int64_t first = 0, count = 0;
 };
 
-/// A micro-batch while it is computed.
+/// A micro-batch while it is computed: the tokens of all samples, or those that this rank of the mesh's axis
+/// `context` has of them, which count as twice as many sequences (context_rows.h).
 struct Pass {
   Engine& engine;
   ModelShape shape;
   std::int64_t batch = 0;
   std::int64_t time = 0;
-  std::span<const std::int64_t> samples;  ///< global sample indices
+  std::span<const std::int64_t> samples;  ///< global sample indices, batch / runs() of them
   bool training = false;                  ///< dropout on
-  std::optional<ConstTensorView> document_begin = {}, positions = {};
+  std::optional<ConstTensorView> document_begin = {};  ///< [samples, tokens of a sequence]
+  std::optional<ConstTensorView> positions = {};       ///< [batch, time]
   StepTensors tables = {};  ///< LanguageModel::acquire_tables()
   /// In a pass that generates, keys and values of tokens before (models::attend()). `positions` are given
   /// then.
@@ -83,8 +85,18 @@ struct Pass {
   /// The ranks of the mesh's axis `tensor`, which share out rows of the residual and layers' dimensions
   /// (tensor_rows.h); null: this rank has all.
   Communicator* tensor = nullptr;
+  /// The ranks of the axis `context`, which share out the tokens of each sequence; null: this rank has all.
+  Communicator* context = nullptr;
 
   std::int64_t rows() const { return batch * time; }
+  /// Ranks of the axis `context`, and which of them this is.
+  int context_ranks() const;
+  int context_rank() const;
+  /// True where ranks of the axis send each other heads (Config::context_exchange ulysses).
+  bool exchanges_heads() const;
+  /// Runs of `time` neighbouring tokens that this rank has of each sequence, and the first token of one.
+  int runs() const { return context == nullptr ? 1 : 2; }
+  std::int64_t first_of_run(int run) const;
   /// Ranks of the axis `tensor`, and which of them this is.
   int tensor_ranks() const;
   int tensor_rank() const;
@@ -110,10 +122,10 @@ struct Pass {
   /// positions or documents.
   Pass of_layers(std::string_view dimension) const;
   DataType dtype() const;  ///< of activations and of gathered weights
-  /// Dropout at a site, which keys its random numbers; probability 0 when not training.
+  /// Dropout at a site, which keys its random numbers; probability 0 when not training. Rows of the residual
+  /// take dropout_rows() (context_rows.h).
   kernels::DropoutOptions dropout(float probability, std::uint32_t site) const;
-  /// The same for this rank's rows of the residual, or of their gradient; padding becomes zero.
-  kernels::DropoutOptions row_dropout(float probability, std::uint32_t site) const;
+  bool drops(float probability) const { return training && probability > 0; }
 };
 
 /// The stages of a pipeline that get logits. The last stage computes them. With every_stage it broadcasts
@@ -211,6 +223,9 @@ class LanguageModel {
   /// Names of dimensions (TensorSpec::dimensions) that the axis `tensor` may cut: those whose parts the
   /// passes below compute by Pass::part_of(). None: the model cannot be cut by it.
   virtual std::vector<std::string> tensor_dimensions() const { return {}; }
+  /// True when the passes below compute a rank's part of the tokens on the axis `context`: positions by
+  /// Pass::first_of_run(), dropout by dropout_rows(), attention by attend() and attend_backward().
+  virtual bool sequence_parts() const { return false; }
   /// True when the passes below compute with Config::tensor_sums chain (ModelSpec::chain_sums).
   virtual bool chain_sums() const { return false; }
   /// Names among them that Config::layout may leave whole: "vocabulary", whose parts a rank then takes out of
@@ -229,15 +244,18 @@ class LanguageModel {
   /// The keys and values that a block keeps of a token, for models whose block_forward attends through
   /// models::attend() and whose embedding and tables honour Pass::positions; nothing: there is no cache.
   virtual std::optional<CacheHeads> cache_heads() const;
-  /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch.
+  /// Checks a batch against model and engine. Its tables are acquired inside the micro-batch. On the axis
+  /// `context` the pass is of this rank's tokens, which LocalBatch (context_rows.h) takes out of the batch.
   Pass pass_of(Engine& engine, const TokenBatch& batch, bool training) const;
+  /// The same for all tokens of the batch on this rank, whatever the mesh.
+  Pass whole_pass_of(Engine& engine, const TokenBatch& batch, bool training) const;
   /// Tables that all blocks of a micro-batch read (rotary positions, say), filled.
   virtual StepTensors acquire_tables(const Pass& /*pass*/) const { return {}; }
 
   // A residual, its gradient and rows of the final norm are of Pass::local_rows() rows: all of the
-  // micro-batch unless the axis `tensor` shares them out.
+  // micro-batch unless the axes `context` and `tensor` share them out.
 
-  /// out[rows, width]; tokens [batch, time].
+  /// out[rows, width]; tokens [batch, time] of the pass.
   virtual void embedding_forward(const Pass& pass, const GatheredUnit& unit, const ConstTensorView& tokens,
                                  const TensorView& out) const = 0;
   /// Adds to the unit's gradients; needs no weights. `gradient` [rows, width] may be overwritten.

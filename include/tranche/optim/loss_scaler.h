@@ -11,10 +11,10 @@ struct LossScalerOptions {
   std::int64_t window = 1000;    ///< clean steps after which the scale doubles
   int hysteresis = 2;  ///< the scale halves at the hysteresis-th overflow and each later one until refilled
   bool consecutive_hysteresis = false;  ///< refill hysteresis at every clean step
-  double minimum_scale = 1;             ///< 0: as small as fp32 allows (2^-80)
+  double minimum_scale = 1;             ///< 0: as low as fp32 allows (2^-80)
 };
 
-/// Everything that must be saved to go on.
+/// The state that must be saved to continue.
 struct LossScalerState {
   double scale = 1;
   std::int64_t clean_steps = 0;
@@ -24,13 +24,13 @@ struct LossScalerState {
 
 class LossScaler {
  public:
-  /// Throws InvalidArgument on scales, windows or hysteresis that cannot be.
+  /// Throws InvalidArgument on invalid scales, windows or hysteresis.
   explicit LossScaler(const LossScalerOptions& options);
   double scale() const noexcept { return state_.scale; }
-  /// Tells the outcome of a step. Throws NumericalError when an overflow meets the minimum scale.
+  /// Records the outcome of a step. Throws NumericalError when an overflow occurs at the minimum scale.
   void update(bool overflow);
   const LossScalerState& state() const noexcept { return state_; }
-  /// Goes on from a saved state; its counts are clamped to the present window and hysteresis, and a fixed
+  /// Continues from a saved state; its counts are clamped to the present window and hysteresis, and a fixed
   /// scale replaces the saved one. Throws InvalidArgument.
   void restore(const LossScalerState& state);
   const LossScalerOptions& options() const noexcept { return options_; }

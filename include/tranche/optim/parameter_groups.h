@@ -1,6 +1,6 @@
 #pragma once
-/// Parameter groups: the values that tensors have of their own in the update (decay, learning rate ...), and
-/// frozen tensors, by name pattern.
+/// Parameter groups, by name pattern: tensors with their own values in the update (decay, learning rate ...),
+/// and frozen tensors.
 
 #include <array>
 #include <optional>
@@ -12,31 +12,32 @@
 
 namespace tranche {
 
-/// Shell-style match of the whole name: '*' any run of characters, '?' one.
+/// Shell-style match of the whole name: '*' matches any run of characters, '?' one.
 bool matches_pattern(std::string_view name, std::string_view pattern);
 
-/// A field that is not set is left to earlier rules, and in the end to the defaults.
+/// A field that is not set keeps the value of earlier rules, or finally the default.
 struct ParameterGroupRule {
   std::string pattern;
   std::optional<double> learning_rate_factor;
   std::optional<bool> decay;
-  std::optional<double> learning_rate = {};  ///< in place of the schedule's, in every step
-  std::optional<double> weight_decay = {};   ///< the tensors decay by so much, whatever their dimensions
+  std::optional<double> learning_rate = {};  ///< replaces the schedule's, in every step
+  std::optional<double> weight_decay = {};   ///< the decay of the tensors, whatever their dimensions
   std::optional<std::array<double, 2>> betas = {};
   std::optional<double> epsilon = {};
   friend bool operator==(const ParameterGroupRule&, const ParameterGroupRule&) = default;
 };
 
-/// Later rules win. The default rule: factor 1, and tensors of rank < 2 (biases, norms) do not decay.
+/// Later rules take precedence. The default rule: factor 1, and tensors of rank < 2 (biases, norms) do not
+/// decay.
 class ParameterGroups {
  public:
   ParameterGroups() = default;
-  /// Throws InvalidArgument on an empty pattern, and on values that cannot be: betas outside [0, 1), others
-  /// that are negative or not finite, a weight decay beside decay = false.
+  /// Throws InvalidArgument on an empty pattern, and on invalid values: betas outside [0, 1), others that are
+  /// negative or not finite, a weight decay together with decay = false.
   ParameterGroups(std::vector<ParameterGroupRule> rules, std::vector<std::string> frozen_patterns);
   GroupOptions resolve(std::string_view tensor, int tensor_rank) const;
   bool frozen(std::string_view tensor) const;
-  /// Patterns that match none of `tensors`; callers make that an error.
+  /// The patterns that match none of `tensors`; callers report them as an error.
   std::vector<std::string> unmatched(const std::vector<std::string>& tensors) const;
 
  private:

@@ -1,5 +1,6 @@
 #pragma once
-/// The optimizers that have a file (tranche/kernels/update_rule.h): the library's and the program's own.
+/// The optimizers that are defined by a rule file (tranche/kernels/update_rule.h): the library's and the
+/// program's own.
 
 #include <array>
 #include <map>
@@ -14,9 +15,9 @@
 
 namespace tranche {
 
-/// A value of optimizer.params: a number, two of them, true (1) and false (0), or the number of a choice.
+/// A value of optimizer.params: a number, a pair, true (1) and false (0), or the index of a choice.
 struct RuleValue {
-  // Configurations assign numbers and pairs.
+  // The constructors are implicit, so that configurations can assign numbers and pairs.
   RuleValue(double number = 0) : first(number) {}  // NOLINT(google-explicit-constructor)
   RuleValue(std::array<double, 2> both)            // NOLINT(google-explicit-constructor)
       : first(both[0]), second(both[1]), pair(true) {}
@@ -26,26 +27,25 @@ struct RuleValue {
 };
 using RuleParameters = std::map<std::string, RuleValue, std::less<>>;
 
-/// A name for optimizer.type and the rule that it stands for.
+/// A name for optimizer.type and its rule.
 struct RuleType {
   std::string_view name;
   const UpdateRule* rule;
 };
-/// AdamW first, then the others in the order of their names; the program's own come last. A program's rule
-/// with a name that is taken already is not in it.
+/// AdamW first, then the others in alphabetical order; the program's own come last. A program's rule whose
+/// name is already taken is left out.
 const std::vector<RuleType>& rule_types();
-/// In any case of letters; nullptr when there is none.
+/// Finds a rule in any case of letters; nullptr when there is none.
 const RuleType* find_rule(std::string_view type);
 
-/// The nearest of what there is, for an optimizer that is known but not part of the library: "Adafactor:
-/// ...". Empty for one that is not known.
+/// The closest available rule to an optimizer that is known but not part of the library: "Adafactor: ...".
+/// Empty for an unknown one.
 std::string nearest_to_missing(std::string_view type);
 
 /// Parameters that are not given have the rule's defaults. `moments`: fp32, bf16 or block8 (tranche.moments).
-/// `learning_rate`: optimizer.params.lr, of which rates for some tensors alone (Muon's adam_lr) are multiples
-/// whatever the schedule makes of it; without it the rule's default. Throws InvalidArgument for a type that
-/// there is not, a parameter that it does not have or that is out of range, and moments that it does not keep
-/// in that dtype.
+/// `learning_rate` is optimizer.params.lr, by default the rule's; rates for some tensors alone (Muon's
+/// adam_lr) keep their ratio to it under any schedule. Throws InvalidArgument for an unknown type, an unknown
+/// parameter or one out of range, and moments that the rule cannot keep in that dtype.
 std::unique_ptr<Optimizer> make_rule_optimizer(std::string_view type, const RuleParameters& parameters,
                                                DataType moments = DataType::float32,
                                                std::optional<double> learning_rate = std::nullopt);

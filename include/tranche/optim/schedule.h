@@ -18,7 +18,7 @@ class Schedule {
   virtual ~Schedule() = default;
   /// Learning rate of update number `step` (1 is the first).
   virtual double learning_rate(std::int64_t step) const = 0;
-  /// Momentum (beta1) for schedules that cycle it; negative: leave the optimizer's.
+  /// The momentum (beta1) for schedules that cycle it; negative: the optimizer's own applies.
   virtual double momentum(std::int64_t) const { return -1; }
   /// Name and parameters as JSON text.
   virtual std::string describe() const = 0;
@@ -26,7 +26,7 @@ class Schedule {
 
 std::unique_ptr<Schedule> make_constant_schedule(double learning_rate);
 
-/// Shape of the rise: `logarithmic` follows log(iteration + 1) / log(steps), `linear` iteration / steps.
+/// The shape of the rise: `logarithmic` follows log(iteration + 1) / log(steps), `linear` iteration / steps.
 enum class WarmupType : std::uint8_t { logarithmic, linear };
 
 /// Rises from the minimum to the maximum over warmup_num_steps updates, then stays. Fewer than 2 steps count
@@ -48,7 +48,7 @@ struct WarmupDecayOptions {
 };
 std::unique_ptr<Schedule> make_warmup_decay_schedule(const WarmupDecayOptions& options);
 
-/// Ratios of `learning_rate`: a rise from warmup_min_ratio to 1, then half a cosine down to cos_min_ratio,
+/// Multiples of `learning_rate`: a rise from warmup_min_ratio to 1, then half a cosine down to cos_min_ratio,
 /// where it stays after total_num_steps.
 struct WarmupCosineOptions {
   double learning_rate = 0.001;
@@ -60,9 +60,9 @@ struct WarmupCosineOptions {
 };
 std::unique_ptr<Schedule> make_warmup_cosine_schedule(const WarmupCosineOptions& options);
 
-/// One cycle (Smith, 2018): the rate rises over the first part and falls over the second, momentum the other
-/// way round. After the cycle the rate is divided by 1 + decay_lr_rate * k and momentum multiplied by
-/// 1 + decay_mom_rate * k, with k the updates since then over decay_step_size. A stair count above 0 cuts a
+/// One cycle (Smith, 2018): the rate rises over the first part and falls over the second, while momentum does
+/// the opposite. After the cycle the rate is divided by 1 + decay_lr_rate * k and momentum multiplied by 1 +
+/// decay_mom_rate * k, with k the updates since then over decay_step_size. A stair count above 0 divides a
 /// part of the cycle into that many equal steps.
 struct OneCycleOptions {
   double cycle_min_lr = 0;
@@ -72,7 +72,7 @@ struct OneCycleOptions {
   std::optional<std::int64_t> cycle_second_step_size;  ///< the first's when not set
   std::int64_t cycle_first_stair_count = 0;
   std::optional<std::int64_t> cycle_second_stair_count;  ///< the first's when not set
-  std::int64_t decay_step_size = 0;                      ///< updates an interval; 0: no decay
+  std::int64_t decay_step_size = 0;                      ///< updates per interval; 0: no decay
   bool cycle_momentum = true;
   double cycle_min_mom = 0.8;
   double cycle_max_mom = 0.9;
@@ -81,8 +81,8 @@ struct OneCycleOptions {
 std::unique_ptr<Schedule> make_one_cycle_schedule(const OneCycleOptions& options);
 
 /// DeepSpeed's LRRangeTest: the rate grows by step_rate times min_lr over every step_size updates, evenly or,
-/// with `staircase`, at the end of each interval. Run once, it shows from which rate on the loss falls and
-/// from which it rises.
+/// with `staircase`, at the end of each interval. One run shows the rates at which the loss falls and those
+/// at which it rises.
 struct RangeTestOptions {
   double min_lr = 0.001;
   std::int64_t step_size = 2000;

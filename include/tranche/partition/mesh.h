@@ -24,11 +24,8 @@ class Mesh {
   /// "replicate=2, shard=*": axes with their sizes, slowest first: ranks that differ in the last one alone
   /// are neighbours. One size may be `*`, which takes what the others leave; an axis that is not named has
   /// size 1. Empty text is "shard=*". Throws ConfigurationError for an unknown axis (with the closest), an
-  /// axis named twice, a second `*`, a size below 1, sizes whose product is not `ranks`, and a size above 1
-  /// of the axis `context`, which no parallelism uses yet.
+  /// axis named twice, a second `*`, a size below 1, and sizes whose product is not `ranks`.
   static Mesh parse(std::string_view text, int ranks);
-  /// The same with any axis above 1.
-  static Mesh parse_axes(std::string_view text, int ranks);
 
   int ranks() const { return ranks_; }
   int size(MeshAxis axis) const { return sizes_[index(axis)]; }
@@ -44,6 +41,17 @@ class Mesh {
   /// Number of `rank` among the data ranks: its position in the ascending ranks that differ from it in
   /// replicate and shard alone. Ranks that see the same samples have the same number.
   int data_rank(int rank) const;
+  /// Ranks that compute different tokens: replicate x shard x context. Prompts of a generation, which are not
+  /// cut, are shared out over these.
+  int token_ranks() const { return size(MeshAxis::replicate) * state_ranks(); }
+  /// Number of `rank` among them, by its position as data_rank() has it.
+  int token_rank(int rank) const;
+  /// Ranks over which state is sharded and gradients are added up: shard x context, whose ranks see different
+  /// tokens and compute the same part of the model.
+  int state_ranks() const { return size(MeshAxis::shard) * size(MeshAxis::context); }
+  /// Number of `rank` among them: its position in the ascending ranks that differ from it in shard and
+  /// context alone.
+  int state_rank(int rank) const;
   /// "replicate=2, shard=4": axes above 1 in their order; "shard=1" for one rank.
   std::string to_string() const;
   /// "replicate 1, shard 3": the coordinates of a rank on the axes above 1; empty where there is one such

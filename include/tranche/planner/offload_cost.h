@@ -23,6 +23,8 @@ struct CostModel {
   double nvme = 5e9;                      ///< bytes read and written
   double host_update = core_update_rate;  ///< parameters updated in host memory
   std::string machine = {};               ///< whose rates these are; empty: those of flags, or the defaults
+  /// Bytes sent along other axes of a mesh than `shard`; 0: as `network`.
+  double over_replicate = 0, over_context = 0, over_tensor = 0, over_pipeline = 0;
 };
 
 /// A unit as offloading sees it, on one rank.

@@ -61,6 +61,10 @@ StepCost projected_cost(const ProjectionRequest& request);
 /// machine: operations from the simulated step of the request, the network from its collectives of the
 /// request's group of shards, the others from its file. Throws as project() does.
 CostModel machine_rates(const ProjectionRequest& request);
+/// Bytes a second that a rank of the request's mesh sends to its group of an axis of several ranks, in
+/// gathers and reductions of large blocks; along `pipeline` in messages from the first stage to the second,
+/// along `shard` over `context` too. The request's configuration is complete (validate_config()).
+double axis_rate(const ProjectionRequest& request, MeshAxis axis);
 
 /// Seconds of a collective over `ranks` ranks, `ranks_per_node` of them on a node, of so many bytes of all
 /// ranks' parts together: inside a node by the machine's tables, between nodes each node sends and receives

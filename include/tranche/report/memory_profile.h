@@ -1,6 +1,6 @@
 #pragma once
-/// The memory profile of a run: what a program held over time and at its peak, as tables, timelines, a trace
-/// and plots. docs/guides/memory.md tells how to read it.
+/// The memory profile of a run: the memory that a program held over time and at its peak, as tables,
+/// timelines, a trace and plots. docs/guides/memory.md explains how to read it.
 
 #include <array>
 #include <cstdint>
@@ -19,13 +19,13 @@ struct MemoryFigures {
   std::array<CategoryBytes, tier_count> at_peak;  ///< adds up to `peak`
   std::array<CategoryBytes, tier_count> highest;  ///< each category's own
   static MemoryFigures of(const Ledger& ledger);
-  /// By tier, as planner::PlanResult::tiers has them.
+  /// The figures of each tier, in the form of planner::PlanResult::tiers.
   static MemoryFigures of(const std::array<TierAccount, tier_count>& tiers);
 };
 
-/// Construct it after the Runtime and before the Engine, so that it sees all that an Engine takes; destroy it
-/// before the Runtime. It takes no tracked memory, waits for nothing and changes no bits. A Runtime with
-/// RuntimeOptions::trace gives it spans of compute and communication beside the counters.
+/// Construct it after the Runtime and before the Engine, so that it records all allocations of the Engine;
+/// destroy it before the Runtime. It takes no tracked memory, waits for nothing and changes no bits. A
+/// Runtime with RuntimeOptions::trace adds spans of compute and communication beside the counters.
 ///
 ///     Runtime runtime(options, ...);
 ///     MemoryProfile profile(runtime);
@@ -42,19 +42,19 @@ class MemoryProfile {
 
   /// Marks the end of a step and samples the process's memory. Not collective.
   void end_step(std::int64_t step);
-  /// Takes the measurement that write() writes; write() does so itself if this was not called. Steps that end
-  /// later are not in it. Not collective.
+  /// Ends the measurement that write() writes; otherwise write() does so itself. Steps that end later are not
+  /// included. Not collective.
   void end();
   const MemoryTimeline& timeline() const;
 
-  /// Collective over runtime.all(). Makes `directory` and writes into it: from every rank `rank<r>/` with the
-  /// timeline (CSV, JSON), peaks by phase, the allocations alive at the peak, a trace for Perfetto and plots
-  /// of a step and of the run; from rank 0 summary.txt, summary.json, and plots of all ranks and of predicted
-  /// against measured. Returns the summary, on rank 0 (elsewhere empty). IoError on all ranks when a file
-  /// cannot be written, naming it.
+  /// Collective over runtime.all(). Creates `directory` and writes into it: for every rank `rank<r>/` with
+  /// the timeline (CSV, JSON), peaks by phase, the allocations alive at the peak, a trace for Perfetto and
+  /// plots of a step and of the run; from rank 0 summary.txt, summary.json, and plots of all ranks and of
+  /// predicted against measured. Returns the summary, on rank 0 (elsewhere empty). Throws IoError on all
+  /// ranks when a file cannot be written, naming it.
   std::string write(const std::string& directory, const MemoryFigures* predicted = nullptr);
-  /// Throws ConfigurationError unless write() could put this rank's files there: told before the training,
-  /// not after. Makes the directories.
+  /// Throws ConfigurationError unless write() could put this rank's files there, so that this is reported
+  /// before the training, not after. Creates the directories.
   static void require_directory(const std::string& directory, int rank);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// Curves of a run for other programs' viewers: TensorBoard's event files, and CSV.
+/// Curves of a run for viewers: TensorBoard's event files, and CSV.
 
 #include <cstdint>
 #include <memory>
@@ -14,23 +14,23 @@ struct Scalar {
   double value = 0;
 };
 
-/// Files that one process writes, on rank 0 as a rule. What add() was given is in the file when it returns.
+/// Log files that one process writes, usually rank 0. The points of add() are in the file when it returns.
 class ScalarLog {
  public:
   virtual ~ScalarLog() = default;
-  /// Points at `step`, which may be any count that grows: steps, samples or tokens. Throws IoError.
+  /// Adds points at `step`, any increasing count: steps, samples or tokens. Throws IoError.
   virtual void add(std::int64_t step, std::span<const Scalar> scalars) = 0;
 };
 
-/// TensorBoard's event file in `folder`, which is made. A run in the folder of another one, or that goes on
-/// from `last_step`, adds a file, by which TensorBoard drops the earlier files' points behind that step.
-/// Values are fp32. Format: records of TensorFlow's TFRecord with Event messages. Throws IoError.
+/// TensorBoard's event file in `folder`, which is created. A run in another run's folder, or one that
+/// continues from `last_step`, adds a file, after which TensorBoard drops the earlier files' points beyond
+/// that step. Values are fp32. Format: records of TensorFlow's TFRecord with Event messages. Throws IoError.
 std::unique_ptr<ScalarLog> make_tensorboard_log(const std::string& folder, std::int64_t last_step = 0);
 
-/// A file a tag in `folder`, which is made, named as DeepSpeed's csv_monitor names it: '/' and blanks become
-/// '_'. Its first row is "step" and what follows the tag's last '/'. A run that goes on from `last_step` in
-/// the same folder adds to the files, and rows behind that step go. Throws IoError, and ConfigurationError
-/// when a run that begins finds CSV files in the folder.
+/// One file per tag in `folder`, which is created, with the names of DeepSpeed's csv_monitor: '/' and blanks
+/// become '_'. Its first row is "step" and the part of the tag after the last '/'. A run that continues from
+/// `last_step` in the same folder appends to the files, and rows beyond that step are removed. Throws
+/// IoError, and ConfigurationError when a new run finds CSV files in the folder.
 std::unique_ptr<ScalarLog> make_csv_log(const std::string& folder, std::int64_t last_step = 0);
 
 }  // namespace tranche

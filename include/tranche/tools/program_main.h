@@ -1,14 +1,14 @@
 #pragma once
-/// The program `tranche`, for programs with models of their own. Link tranche::tools.
+/// The program `tranche`, for programs with their own models. Link tranche::tools.
 
 #include "tranche/models/model_registry.h"
 
 namespace tranche::tools {
 
-/// All of `tranche` (train, evaluate, plan, checkpoint, generate ...), with the models of a registry. Returns
-/// the exit status. Called once, first in main() with its arguments, since for commands that compute it
-/// starts the program again in the same process: with GOMP_SPINCOUNT set, unless that or OMP_WAIT_POLICY is
-/// set already (docs/reference/troubleshooting.md, "It is slow").
+/// Runs all commands of `tranche` (train, evaluate, plan, checkpoint, generate ...), with the models of a
+/// registry. Returns the exit status. Call it once, first in main() with its arguments, because for commands
+/// that compute it starts the program again in the same process: with GOMP_SPINCOUNT set, unless that or
+/// OMP_WAIT_POLICY is already set (docs/reference/troubleshooting.md, "It is slow").
 ///
 ///     int main(int argc, char** argv) {
 ///       auto models = tranche::models::ModelRegistry::with_builtin();

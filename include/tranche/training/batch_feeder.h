@@ -13,28 +13,28 @@
 
 namespace tranche::training {
 
-/// Device memory for the micro-batches of one rank, and its filling from token files. The engine must outlive
+/// Owns one rank's device memory for micro-batches, and fills it from token files. The engine must outlive
 /// it.
 class BatchFeeder {
  public:
-  /// Takes device memory for `shape.micro_batch` rows of `sequence` tokens and as many targets, 4 bytes each;
-  /// with `documents` as much again, for batches that tell where the documents of a row begin. On a mesh with
-  /// a pipeline, where several micro-batches are open at once, it takes that for each micro-batch of a step.
-  /// Where host code cannot reach the device it also takes host memory for the micro-batches of a step and
-  /// one more.
-  /// `vocabulary` is the model's; tokens beyond it are refused as they are read. Throws OutOfMemory.
+  /// Allocates device memory for `shape.micro_batch` rows of `sequence` tokens and as many targets, 4 bytes
+  /// each; with `documents` twice as much, for batches with the document starts of each row. On a mesh with a
+  /// pipeline, where several micro-batches are open at once, it allocates this for each micro-batch of a
+  /// step. If host code cannot access the device it also allocates host memory for the micro-batches of a
+  /// step and one more. `vocabulary` is the model's; larger tokens are refused when they are read. Throws
+  /// OutOfMemory.
   BatchFeeder(Engine& engine, std::int64_t vocabulary, const training::BatchShape& shape,
               std::int64_t sequence, bool documents = false);
 
-  /// This rank's micro-batch `number` (from 0) of the step that the engine takes next: the samples behind
-  /// those that were seen (Engine::samples()), from the windows that `mixture` gives them. Not collective.
-  /// The batch is filled by work on the compute stream, and valid until the next call; on a mesh with a
-  /// pipeline, for as many calls as a step has micro-batches. Throws
-  /// ConfigurationError, naming the file, where it cannot be read or holds a token beyond the vocabulary.
+  /// This rank's micro-batch `number` (from 0) of the engine's next step: the samples after those already
+  /// seen (Engine::samples()), from the windows that `mixture` assigns to them. Not collective. The batch is
+  /// filled by work on the compute stream, and valid until the next call; on a mesh with a pipeline, for as
+  /// many calls as a step has micro-batches. Throws ConfigurationError, naming the file, if it cannot be read
+  /// or holds a token beyond the vocabulary.
   models::TokenBatch training_batch(const training::Windows& windows, const training::Mixture& mixture,
                                     std::int64_t number);
-  /// The same of the windows `numbers` (-1: a row without targets), of which there are at most
-  /// `shape.micro_batch`; `samples` are their global numbers, which key dropout.
+  /// The same for the windows `numbers` (-1: a row without targets), at most `shape.micro_batch` of them;
+  /// `samples` are their global numbers, which key dropout.
   models::TokenBatch fill(const training::Windows& windows, const std::vector<std::int64_t>& numbers,
                           std::vector<std::int64_t> samples);
 
@@ -52,13 +52,13 @@ class BatchFeeder {
     std::vector<std::int64_t> samples;
   };
   void take(Place& place, std::int64_t bytes);
-  std::vector<Place> places_;  ///< taken in turn
+  std::vector<Place> places_;  ///< used in turn
   std::size_t next_ = 0;
   bool documents_wanted_;
-  /// Used if host code cannot reach the device: memory that is copied from behind the host's back, one place
-  /// for each micro-batch of a step and one more, so that no step waits for a place.
+  /// Used if host code cannot access the device: the source of asynchronous copies. It has one place for each
+  /// micro-batch of a step and one more, so that no step waits for a place.
   Buffer staging_;
-  std::vector<Event> staged_;  ///< by place: its last copy is done
+  std::vector<Event> staged_;  ///< by place: the end of its last copy
   std::size_t place_ = 0;
   std::vector<std::int32_t> tokens_, targets_;
   training::RowDocuments documents_;

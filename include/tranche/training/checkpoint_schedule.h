@@ -1,5 +1,5 @@
 #pragma once
-/// Checkpoints while a program trains.
+/// Saves checkpoints while a program trains.
 
 #include <cstdint>
 #include <functional>
@@ -12,16 +12,16 @@
 namespace tranche::training {
 
 struct CheckpointScheduleOptions {
-  std::string folder;           ///< of the run's checkpoints, one that all ranks share; empty: none are saved
+  std::string folder;           ///< of the run's checkpoints, shared by all ranks; empty: none are saved
   std::int64_t every = 0;       ///< steps between checkpoints; 0: only when save() is called
-  std::string user = "{}";      ///< as SaveOptions has it
-  int keep_last = 0;            ///< as SaveOptions has it
-  std::int64_t keep_every = 0;  ///< as SaveOptions has it
-  /// A held-out set: the checkpoint of the lowest loss on it is saved and stays, whatever else goes; empty:
-  /// none.
+  std::string user = "{}";      ///< as in SaveOptions
+  int keep_last = 0;            ///< as in SaveOptions
+  std::int64_t keep_every = 0;  ///< as in SaveOptions
+  /// A held-out set: the checkpoint with the lowest loss on it is saved and kept, whichever others are
+  /// removed; empty: none.
   std::string keep_best;
-  /// Takes a line for people where a save is put off or what it saves is in doubt; on every rank that has
-  /// one.
+  /// Receives a line for people when a save is postponed, or saves weights in doubt; called on every rank
+  /// that sets it.
   std::function<void(const std::string&)> say;
 };
 
@@ -35,9 +35,9 @@ struct Evaluation {
 struct CompletedCheckpoint {
   std::int64_t step = 0;
   std::string path;
-  double pause_seconds = 0;  ///< training waited
-  double seconds = 0;        ///< from the request to when it was found complete
-  bool best = false;         ///< CheckpointScheduleOptions::keep_best: of the lowest loss so far
+  double pause_seconds = 0;  ///< time for which training waited
+  double seconds = 0;        ///< from the request until it was seen to be complete
+  bool best = false;         ///< CheckpointScheduleOptions::keep_best: it has the lowest loss so far
 };
 
 /// The checkpoint of the lowest loss on a held-out set.
@@ -48,67 +48,70 @@ struct BestCheckpoint {
   double loss = 0;
 };
 
-/// The best of the complete checkpoints in a folder by their losses on `set` (of equal ones the first
-/// step), of those that CheckpointSchedule saved after evaluated(). Without a set it is the one by which
-/// the newest of them keeps the best. None where no checkpoint has such a loss, or the folder is not there.
+/// The best of the complete checkpoints in a folder by their losses on `set` (the earliest step if equal),
+/// among those that CheckpointSchedule saved after evaluated(). Without a set, the set is the one for which
+/// the newest of them keeps the best. nullopt if no checkpoint has such a loss, or the folder does not exist.
 /// Not collective. Throws CheckpointError for a folder that cannot be read.
 std::optional<BestCheckpoint> best_checkpoint(const std::string& folder, std::string set = {});
 
-/// Saves every so many steps and when it is told to, one checkpoint at a time, in the background; older
-/// ones go as the options say. A save that is due behind a skipped step, or while the weights are in doubt
-/// (Engine::in_doubt()), waits for the next step that is taken; save() waits for nothing. Without a folder it
-/// does nothing. A save that failed is a CheckpointError of
-/// the call that follows it, here or of the engine; earlier checkpoints are as before then. The engine must
-/// outlive it.
+/// Saves every so many steps and when save() is called, one checkpoint at a time, in the background; older
+/// ones are removed according to the options. A save that is due after a skipped step, or while the weights
+/// are in doubt (Engine::in_doubt()), is postponed to the next step that is applied; save() is not. Without a
+/// folder it does nothing. A failed save throws CheckpointError from the next call, here or of the engine;
+/// earlier checkpoints are unchanged then. The engine must outlive it.
+///
+///     due --step applied, weights sound--> in progress --finish() or a later call--> complete
+///     due --step skipped, or weights in doubt--> owed --next applied step--> in progress
+///     in progress --failure--> the next call throws
 class CheckpointSchedule {
  public:
   using Completed = std::function<void(const CompletedCheckpoint&)>;
-  /// Collective over all ranks with `keep_best`, which looks for the best checkpoint in the folder: a run
-  /// that goes on goes on from there. The engine's present step counts as saved: it is the one that was
-  /// loaded, or the first. `completed` is called on the rank that has one, from the calls below. Throws
-  /// CheckpointError for a folder that cannot be read, and InvalidArgument where `user` is no JSON object.
+  /// Collective over all ranks with `keep_best`, which finds the best checkpoint in the folder, so that a
+  /// resumed run continues from that record. The engine's present step counts as saved: it was loaded, or is
+  /// the first. The calls below call `completed` on the rank that has one. Throws CheckpointError for a
+  /// folder that cannot be read, and InvalidArgument if `user` is not a JSON object.
   CheckpointSchedule(Engine& engine, CheckpointScheduleOptions options, Completed completed = {});
 
-  /// Collective over all ranks, between steps. Tells of evaluations of the present step, whose losses its
-  /// checkpoint then has in `user`, as "evaluations": {SET: {"loss", "tokens"}}. With `keep_best`, which
-  /// must be among them (else InvalidArgument), a loss that is lower than every one before begins a save of
-  /// the step, again where it was saved without its losses.
+  /// Collective over all ranks, between steps. Records evaluations of the present step; its checkpoint then
+  /// has their losses in `user`, as "evaluations": {SET: {"loss", "tokens"}}. With `keep_best`, which must be
+  /// among them (else InvalidArgument), a loss lower than all earlier ones starts a save of the step, even if
+  /// it was already saved without its losses.
   void evaluated(std::vector<Evaluation> evaluations);
-  /// Collective over all ranks, after each step, with its result. `evaluation_follows`: a save that is due
-  /// is left to evaluated(), so that the checkpoint has the losses.
+  /// Collective over all ranks, after each step, with its result. `evaluation_follows`: a due save is left to
+  /// evaluated(), so that the checkpoint has the losses.
   void after_step(const StepResult& result, bool evaluation_follows = false);
-  /// Collective over all ranks, between steps. Begins to save the present step, unless that has been done.
+  /// Collective over all ranks, between steps. Starts to save the present step, unless that was done already.
   void save();
-  /// Collective over all ranks. Waits until what was begun is complete.
+  /// Collective over all ranks. Waits until a started save is complete.
   void finish();
 
-  /// Path of the newest checkpoint that became complete; empty: none since this was made.
+  /// The path of the newest checkpoint that became complete; empty: none since this object was made.
   const std::string& newest() const noexcept { return newest_; }
   /// With `keep_best`: the best complete checkpoint so far. Equal on all ranks.
   const std::optional<BestCheckpoint>& best() const noexcept { return best_; }
 
  private:
   bool is_due() const { return owed_ || (options_.every > 0 && engine_.steps() % options_.every == 0); }
-  /// Saves what is due, unless it has to wait for a step that is taken.
+  /// Saves if a save is due, unless it must wait for an applied step.
   void save_if_sound();
   void save_now();
   void save_best();
   void complete(const std::string& path);
   void find_best();
   std::string user() const;
-  /// The loss that the present step is the best by; none: it was not evaluated.
+  /// The loss with which the present step is the best; nullopt: it was not evaluated.
   std::optional<double> present_loss() const;
 
   Engine& engine_;
   CheckpointScheduleOptions options_;
   Completed completed_;
-  std::int64_t last_step_;  ///< the step that was saved last, or that the run begins with
+  std::int64_t last_step_;  ///< the step that was saved last, or the run's first
   CompletedCheckpoint pending_;
-  std::optional<double> pending_loss_;  ///< of the save in progress, or of one that failed
+  std::optional<double> pending_loss_;  ///< of the save in progress, or of a failed one
   double begun_ = 0;
-  bool owed_ = false;            ///< a save that was due waits for a step that is taken
-  bool saved_here_ = false;      ///< a save was begun since this was made
-  bool saved_in_doubt_ = false;  ///< the step that was saved last
+  bool owed_ = false;            ///< a due save waits for an applied step
+  bool saved_here_ = false;      ///< a save was started since this object was made
+  bool saved_in_doubt_ = false;  ///< for the step that was saved last
   std::string newest_;
   std::vector<Evaluation> evaluations_;
   std::int64_t evaluated_step_ = -1;

@@ -1,7 +1,7 @@
 #pragma once
-/// Signals as requests: SIGUSR1, SIGUSR2 and SIGTERM to save and end, the way batch systems send them before
-/// they take a node away; SIGHUP, which comes when the terminal closes; and SIGINT, the way people do. SIGINT
-/// and SIGTERM ask a study to end its run and to tell what is there.
+/// Signals as requests to save and end: SIGUSR1, SIGUSR2 and SIGTERM, which batch systems send before they
+/// take a node away; SIGHUP, which arrives when the terminal closes; and SIGINT, which people send. SIGINT
+/// and SIGTERM ask a study to end its run and to report the results so far.
 
 #include <signal.h>
 
@@ -11,26 +11,26 @@
 
 namespace tranche::training {
 
-/// While it lives its signals end nothing: they wait until poll() asks for them. There is one at a time,
-/// made on the process's main thread, as early as can be: threads that start later inherit that the signals
-/// are not for them, and those that libraries had started before pass them on to the main thread.
+/// During its lifetime its signals end nothing: they are pending until poll() reads them. There is one object
+/// at a time, made on the process's main thread as early as possible: threads that start later inherit the
+/// blocked signals, and threads that libraries started before pass them on to the main thread.
 class StopSignals {
  public:
   static constexpr std::array<int, 4> signals{SIGUSR1, SIGUSR2, SIGTERM, SIGHUP};
 
-  /// Takes `signals`; and SIGINT, of which only the first is a request: a second one ends the process at
-  /// once, whatever it does, as people expect. A SIGHUP that is ignored (nohup) stays ignored, and so does a
-  /// SIGINT (a script's background job). Throws LogicError on another thread than the process's first.
+  /// Handles `signals`; and SIGINT, whose first arrival is a request, while a second one ends the process at
+  /// once, as people expect. An ignored SIGHUP (nohup) stays ignored, and so does an ignored SIGINT (a
+  /// script's background job). Throws LogicError on a thread other than the process's first.
   StopSignals();
   /// None of the signals `which` ends the process from now on.
   explicit StopSignals(std::vector<int> which);
-  /// Forgets signals that have come and were not asked for; then signals do what they did before.
+  /// Discards pending signals; afterwards signals have their former actions.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// Number of the first of the signals that has come so far, 0 for none; stays once it is set. Further ones
-  /// ask for the same and change nothing. From the thread that made this.
+  /// The number of the first signal that has arrived, 0 for none; it does not change once set. Later signals
+  /// have no further effect. Call it on the thread that made this object.
   int poll();
 
  private:

@@ -1,8 +1,10 @@
-#include "pipeline/run_order.h"
+#include "pipeline/schedule/run_order.h"
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "tranche/core/error.h"
 
@@ -140,6 +142,24 @@ void find_taken(RunOrder& order, const PipelineSchedule& schedule, int rank) {
   }
 }
 
+void find_early_weights(RunOrder& order, const PipelineSchedule& schedule, int rank) {
+  std::vector<int> chunks;  // of the rank, ascending
+  for (int chunk = 0; chunk < schedule.chunks(); ++chunk) {
+    if (rank_of(schedule, chunk) == rank) chunks.push_back(chunk);
+  }
+  std::set<std::pair<int, std::int64_t>> done;
+  std::set<std::pair<int, int>> found;
+  for (const Action& action : actions_of(schedule, rank)) {
+    if (action.kind != ActionKind::backward && action.kind != ActionKind::weight_gradient) continue;
+    done.emplace(action.chunk, action.micro_batch);
+    for (auto later = std::upper_bound(chunks.begin(), chunks.end(), action.chunk); later != chunks.end();
+         ++later) {
+      if (done.contains({*later, action.micro_batch})) continue;
+      if (found.emplace(action.chunk, *later).second) order.early_weights.push_back({action, *later});
+    }
+  }
+}
+
 }  // namespace
 
 int peer_of(const PipelineSchedule& schedule, const Action& message) {
@@ -153,11 +173,13 @@ RunOrder run_order(const PipelineSchedule& schedule, int rank) {
   order.incoming.resize(schedule.ranks.size());
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
     for (const Action& action : schedule.ranks[r]) {
-      if (sends(action.kind) && peer_of(schedule, action) == rank) order.incoming[r].push_back(partner(action));
+      if (sends(action.kind) && peer_of(schedule, action) == rank)
+        order.incoming[r].push_back(partner(action));
     }
   }
   find_ends(order, schedule, rank);
   if (!frees_at_once(schedule)) find_taken(order, schedule, rank);
+  find_early_weights(order, schedule, rank);
   return order;
 }
 

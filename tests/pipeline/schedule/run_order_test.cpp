@@ -1,4 +1,4 @@
-#include "pipeline/run_order.h"
+#include "pipeline/schedule/run_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -73,6 +73,26 @@ TEST(RunOrder, ListsMessagesAsTheirSenderSendsThem) {
   EXPECT_THAT(order.incoming[1], ElementsAre(Action{ActionKind::receive_gradient, 0, 0},
                                              Action{ActionKind::receive_gradient, 0, 1}));
   EXPECT_TRUE(order.incoming[0].empty());
+}
+
+TEST(RunOrder, ListsWeightGradientsThatComeBeforeThoseOfALaterChunk) {
+  using enum ActionKind;
+  const PipelineSchedule schedule{.ranks = {{{forward, 0, 0},
+                                             {forward, 0, 1},
+                                             {forward, 1, 0},
+                                             {forward, 1, 1},
+                                             {backward, 1, 0},
+                                             {input_gradient, 1, 1},
+                                             {backward, 0, 0},
+                                             {backward, 0, 1},
+                                             {weight_gradient, 1, 1}}},
+                                  .rank_of_chunk = {0, 0},
+                                  .micro_batches = 2};
+  const RunOrder order = run_order(schedule, 0);
+  ASSERT_EQ(order.early_weights.size(), 1u);
+  EXPECT_EQ(order.early_weights[0].action, (Action{backward, 0, 1}));
+  EXPECT_EQ(order.early_weights[0].later_chunk, 1);
+  EXPECT_TRUE(run_order(with_messages(generate("interleaved", 2, 4)), 0).early_weights.empty());
 }
 
 }  // namespace

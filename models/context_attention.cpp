@@ -1,0 +1,292 @@
+#include "models/context_attention.h"
+
+#include <fmt/core.h>
+
+#include <array>
+#include <initializer_list>
+#include <string>
+
+#include "models/pass_messages.h"
+#include "tranche/comm/communicator.h"
+#include "tranche/engine/engine.h"
+#include "tranche/kernels/copy_columns.h"
+#include "tranche/kernels/elementwise.h"
+#include "tranche/models/context_rows.h"
+#include "tranche/models/step_tensors.h"
+
+namespace tranche::models {
+
+namespace {
+
+/// The elements of queries, and of keys, that a token has.
+struct Widths {
+  std::int64_t query, key;
+  Widths(const kernels::AttentionOptions& options, const Shape& out)
+      : query(out[out.rank() - 1]),
+        key(query / options.heads * (options.key_value_heads == 0 ? options.heads : options.key_value_heads)) {
+  }
+};
+
+/// A message over the axis in which `width` elements belong to a token. Its tensors lie rank by rank, each
+/// with the rows that the rank has, and are turned into sequences and back.
+struct Exchange {
+  const Pass& pass;
+  std::int64_t width;
+
+  std::int64_t samples() const { return pass.batch / pass.runs(); }
+  std::int64_t tokens() const { return 2 * pass.context_ranks() * pass.time; }
+  std::int64_t elements() const { return pass.rows() * width; }
+  Stream& stream() const { return pass.engine.compute_stream(); }
+  /// All tokens of all samples, [samples, tokens, width].
+  TensorRequest sequences() const { return {pass.dtype(), {samples(), tokens(), width}}; }
+  TensorRequest by_rank() const { return {pass.dtype(), {pass.context_ranks(), pass.rows(), width}}; }
+  TensorView rows_of(const TensorView& of_ranks, int rank) const {
+    return of_ranks.slice(rank * elements(), elements()).reshaped({pass.rows(), width});
+  }
+
+  /// Calls copy(run, first, whole, count): a run of all samples, [samples, count], is columns
+  /// [first, first + count) of `whole`, which has a row for each sample.
+  template <typename Whole, typename Copy>
+  void for_runs(const TensorView& of_ranks, const Whole& all, const Copy& copy) const {
+    const std::int64_t count = pass.time * width;
+    const Whole whole = all.reshaped({samples(), tokens() * width});
+    for (int rank = 0; rank < pass.context_ranks(); ++rank) {
+      for (int run = 0; run < 2; ++run) {
+        const TensorView rows = rows_of_run(pass, rows_of(of_ranks, rank), run);
+        copy(rows.reshaped({samples(), count}), run_of_rank(run, rank, pass.context_ranks()) * count, whole,
+             count);
+      }
+    }
+  }
+  void to_sequences(const TensorView& of_ranks, const TensorView& all) const {
+    for_runs(of_ranks, all,
+             [&](const TensorView& run, std::int64_t first, const TensorView& whole, std::int64_t count) {
+               kernels::copy_columns(stream(), run, 0, whole, first, count);
+             });
+  }
+  void to_ranks(const ConstTensorView& all, const TensorView& of_ranks) const {
+    for_runs(of_ranks, all,
+             [&](const TensorView& run, std::int64_t first, const ConstTensorView& whole,
+                 std::int64_t count) { kernels::copy_columns(stream(), whole, first, run, 0, count); });
+  }
+};
+
+template <typename View>
+View by_token(const View& x) {
+  const std::int64_t columns = x.shape[x.shape.rank() - 1];
+  return x.reshaped({x.elements() / columns, columns});
+}
+
+/// Copies `width` columns of each token's row.
+void copy_heads(Stream& stream, const kernels::ConstHeads& from, const kernels::Heads& to,
+                std::int64_t width) {
+  kernels::copy_columns(stream, by_token(from.rows), from.first_column, by_token(to.rows), to.first_column,
+                        width);
+}
+
+std::string keys_of(std::int64_t block) {
+  return fmt::format("keys and values of block {}", block);
+}
+std::string heads_of(std::int64_t block) {
+  return fmt::format("heads of block {}", block);
+}
+
+/// The keys and values of all ranks beside each other, as `exchange` has them.
+StepTensors gather_keys(const Exchange& exchange, std::int64_t block, const AttentionInputs& inputs) {
+  const Pass& pass = exchange.pass;
+  Stream& stream = exchange.stream();
+  const std::int64_t width = exchange.width / 2;
+  StepTensors all(pass.engine, Category::activations, "gathered keys and values", {exchange.sequences()});
+  const StepTensors sent(pass.engine, Category::activations, "keys and values of ranks",
+                         {exchange.by_rank()});
+  const TensorView own = exchange.rows_of(sent[0], pass.context_rank());
+  copy_heads(stream, inputs.key, {own}, width);
+  copy_heads(stream, inputs.value, {own, width}, width);
+  const PassLabel label(pass, keys_of(block));
+  const std::array<Event, 1> ready{stream.record()};
+  wait_for(pass, pass.context->all_gather(own.data, sent[0].data, own.elements(), own.dtype, 0, ready,
+                                          label.label()));
+  exchange.to_sequences(sent[0], all[0]);
+  return all;
+}
+
+kernels::AttentionOptions of_run(const Pass& pass, const kernels::AttentionOptions& options, int run) {
+  kernels::AttentionOptions made = options;
+  made.first_query = pass.first_of_run(run);
+  return made;
+}
+
+/// The options of this rank's heads, where the ranks of the axis share them out.
+kernels::AttentionOptions of_own_heads(const Pass& pass, const kernels::AttentionOptions& options) {
+  kernels::AttentionOptions made = options;
+  made.heads /= pass.context_ranks();
+  made.key_value_heads /= pass.context_ranks();
+  made.first_head += pass.context_rank() * made.heads;
+  return made;
+}
+
+/// Parts of a token's row, each of as many columns of the heads' rows.
+struct Part {
+  kernels::ConstHeads heads;
+  std::int64_t width;  ///< of all heads
+};
+
+/// Sends each rank its heads of `parts` and writes what the others send, all tokens of this rank's heads, to
+/// `all` [samples, tokens, columns]: the parts side by side.
+void send_heads(const Pass& pass, std::int64_t block, std::initializer_list<Part> parts,
+                const TensorView& all) {
+  const int ranks = pass.context_ranks();
+  const Exchange exchange{pass, all.elements() / (pass.rows() * ranks)};
+  const StepTensors memory(pass.engine, Category::activations, "heads of ranks",
+                           {exchange.by_rank(), exchange.by_rank()});
+  for (int rank = 0; rank < ranks; ++rank) {
+    const TensorView to = exchange.rows_of(memory[0], rank);
+    std::int64_t column = 0;
+    for (const Part& part : parts) {
+      const std::int64_t width = part.width / ranks;
+      copy_heads(exchange.stream(), {part.heads.rows, part.heads.first_column + rank * width}, {to, column},
+                 width);
+      column += width;
+    }
+  }
+  const PassLabel label(pass, heads_of(block));
+  const std::array<Event, 1> ready{exchange.stream().record()};
+  wait_for(pass, pass.context->all_to_all(memory[0].data, memory[1].data, exchange.elements(), all.dtype,
+                                          ready, label.label()));
+  exchange.to_sequences(memory[1], all);
+}
+
+/// A part of a token's row to write.
+struct PartTarget {
+  kernels::Heads heads;
+  std::int64_t width;  ///< of all heads
+};
+
+/// The opposite of send_heads(): each rank gets its tokens of all heads.
+void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& all,
+                 std::initializer_list<PartTarget> parts) {
+  const int ranks = pass.context_ranks();
+  const Exchange exchange{pass, all.elements() / (pass.rows() * ranks)};
+  const StepTensors memory(pass.engine, Category::activations, "tokens of ranks",
+                           {exchange.by_rank(), exchange.by_rank()});
+  exchange.to_ranks(all, memory[0]);
+  const PassLabel label(pass, heads_of(block));
+  const std::array<Event, 1> ready{exchange.stream().record()};
+  wait_for(pass, pass.context->all_to_all(memory[0].data, memory[1].data, exchange.elements(), all.dtype,
+                                          ready, label.label()));
+  for (int rank = 0; rank < ranks; ++rank) {
+    const TensorView from = exchange.rows_of(memory[1], rank);
+    std::int64_t column = 0;
+    for (const PartTarget& part : parts) {
+      const std::int64_t width = part.width / ranks;
+      copy_heads(exchange.stream(), {from, column}, {part.heads.rows, part.heads.first_column + rank * width},
+                 width);
+      column += width;
+    }
+  }
+}
+
+/// What exchanged_attention() keeps: queries, keys and values side by side, and the output, of all tokens and
+/// this rank's heads.
+template <typename View>
+struct Kept {
+  View inputs, out;
+  std::int64_t key_column, value_column;
+  Kept(const Pass& pass, const Widths& widths, const View& kept) {
+    const int ranks = pass.context_ranks();
+    const std::int64_t queries = widths.query / ranks, keys = widths.key / ranks,
+                       columns = queries + 2 * keys, rows = pass.rows() * ranks;
+    if (kept.shape.rank() == 0 || kept.elements() < rows * (columns + queries)) {
+      throw LogicError("attention over ranks of the axis context was given no memory for what it keeps");
+    }
+    const std::int64_t samples = pass.batch / 2;
+    inputs = kept.slice(0, rows * columns).reshaped({samples, rows / samples, columns});
+    out = kept.slice(rows * columns, rows * queries).reshaped({samples, rows / samples, queries});
+    key_column = queries;
+    value_column = queries + keys;
+  }
+};
+
+/// The statistics of this rank's heads and all tokens, in the place of those of all heads and its tokens.
+template <typename View>
+View of_own_heads(const Pass& pass, const View& log_sum_exp) {
+  const std::int64_t ranks = pass.context_ranks();
+  return log_sum_exp.reshaped({pass.batch / 2, log_sum_exp.shape[1] / ranks, 2 * ranks * pass.time});
+}
+
+}  // namespace
+
+void gathered_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                        const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp) {
+  const std::int64_t width = Widths(options, out.shape).key;
+  const Exchange exchange{pass, 2 * width};
+  const StepTensors all = gather_keys(exchange, block, inputs);
+  for (int run = 0; run < pass.runs(); ++run) {
+    kernels::attention_forward(exchange.stream(), of_run(pass, options, run),
+                               {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column},
+                               {all[0]}, {all[0], width}, rows_of_run(pass, out, run),
+                               rows_of_run(pass, log_sum_exp, run), pass.engine.workspace());
+  }
+}
+
+void gathered_attention_backward(const Pass& pass, std::int64_t block,
+                                 const kernels::AttentionOptions& options, const ConstTensorView& d_out,
+                                 const AttentionInputs& inputs, const ConstTensorView& out,
+                                 const ConstTensorView& log_sum_exp, const AttentionGradients& gradients) {
+  const std::int64_t width = Widths(options, out.shape).key;
+  const Exchange exchange{pass, 2 * width};
+  Stream& stream = exchange.stream();
+  const StepTensors all = gather_keys(exchange, block, inputs);
+  const StepTensors d_all(pass.engine, Category::activations, "gradients of keys and values",
+                          {exchange.sequences(), exchange.sequences()});
+  for (int run = 0; run < pass.runs(); ++run) {
+    kernels::attention_backward(
+        stream, of_run(pass, options, run), rows_of_run(pass, d_out, run),
+        {rows_of_run(pass, inputs.query.rows, run), inputs.query.first_column}, {all[0]}, {all[0], width},
+        rows_of_run(pass, out, run), rows_of_run(pass, log_sum_exp, run),
+        {rows_of_run(pass, gradients.query.rows, run), gradients.query.first_column}, {d_all[run]},
+        {d_all[run], width}, pass.engine.workspace());
+  }
+  kernels::add(stream, d_all[0], d_all[1], d_all[0]);
+  const TensorView sent = d_all[1].reshaped(exchange.by_rank().shape),
+                   own = exchange.rows_of(sent, pass.context_rank());
+  exchange.to_ranks(d_all[0], sent);
+  const PassLabel label(pass, keys_of(block));
+  const std::array<Event, 1> ready{stream.record()};
+  wait_for(pass, pass.context->reduce_scatter(sent.data, sent.dtype, own.data, own.dtype, own.elements(), {},
+                                              ready, label.label()));
+  copy_heads(stream, {own}, gradients.key, width);
+  copy_heads(stream, {own, width}, gradients.value, width);
+}
+
+void exchanged_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
+                         const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp,
+                         const TensorView& kept) {
+  const Widths widths(options, out.shape);
+  const Kept<TensorView> all(pass, widths, kept);
+  send_heads(pass, block,
+             {{inputs.query, widths.query}, {inputs.key, widths.key}, {inputs.value, widths.key}}, all.inputs);
+  kernels::attention_forward(pass.engine.compute_stream(), of_own_heads(pass, options), {all.inputs},
+                             {all.inputs, all.key_column}, {all.inputs, all.value_column}, all.out,
+                             of_own_heads(pass, log_sum_exp), pass.engine.workspace());
+  send_tokens(pass, block, all.out, {{{out}, widths.query}});
+}
+
+void exchanged_attention_backward(const Pass& pass, std::int64_t block,
+                                  const kernels::AttentionOptions& options, const ConstTensorView& d_out,
+                                  const ConstTensorView& log_sum_exp, const ConstTensorView& kept,
+                                  const AttentionGradients& gradients) {
+  const Widths widths(options, d_out.shape);
+  const Kept<ConstTensorView> all(pass, widths, kept);
+  const StepTensors d_all(pass.engine, Category::activations, "gradients of heads",
+                          {{pass.dtype(), all.out.shape}, {pass.dtype(), all.inputs.shape}});
+  send_heads(pass, block, {{{d_out}, widths.query}}, d_all[0]);
+  kernels::attention_backward(pass.engine.compute_stream(), of_own_heads(pass, options), d_all[0],
+                              {all.inputs}, {all.inputs, all.key_column}, {all.inputs, all.value_column},
+                              all.out, of_own_heads(pass, log_sum_exp), {d_all[1]}, {d_all[1], all.key_column},
+                              {d_all[1], all.value_column}, pass.engine.workspace());
+  send_tokens(pass, block, d_all[1],
+              {{gradients.query, widths.query}, {gradients.key, widths.key}, {gradients.value, widths.key}});
+}
+
+}  // namespace tranche::models

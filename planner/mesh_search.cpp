@@ -1,0 +1,933 @@
+#include "tranche/planner/mesh_search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <functional>
+#include <limits>
+#include <map>
+#include <queue>
+#include <set>
+#include <tuple>
+#include <utility>
+
+#include "engine/pipeline_order.h"
+#include "pipeline/schedule/generators.h"
+#include "pipeline/schedule/simulate.h"
+#include "planner/levers.h"
+#include "planner/mesh_cost.h"
+#include "planner/planned_run.h"
+#include "planner/step_cost.h"
+#include "tranche/core/error.h"
+#include "tranche/partition/mesh.h"
+
+namespace tranche::planner {
+
+namespace {
+
+/// Where a machine decides, so many of the best by formula are simulated at most.
+constexpr std::size_t most_projected = 32;
+/// Plans that look for the next best, and for the one that lacks least where nothing fits.
+constexpr int most_alternatives = 64, most_failures = 400;
+
+constexpr std::array searched{MeshAxis::replicate, MeshAxis::pipeline, MeshAxis::shard, MeshAxis::context,
+                              MeshAxis::tensor};
+
+/// A mesh under a schedule, with what does not depend on the other settings.
+struct MeshCase {
+  std::string mesh;
+  Mesh axes{1};
+  std::string schedule;         ///< empty: there is no pipeline
+  Config base;                  ///< complete, with the smallest micro-batch
+  std::string refused;          ///< why no run can have the mesh; empty: runs can
+  std::vector<int> ranks;       ///< one of each class of equal plans: the first and the last stage lead
+  std::vector<HeldState> held;  ///< by these
+  StageShares shares;           ///< of a pipeline
+  PlanRequest alone;            ///< a stage's ranks without the pipeline
+  Sizes sizes;                  ///< on its mesh
+  CostModel rates;
+  std::vector<Levers> levers;               ///< simplest first
+  std::vector<std::vector<int>> dearer;     ///< by lever: those that are tried once it does not fit
+  std::vector<std::int64_t> micro_batches;  ///< ascending
+  int stages() const { return axes.size(MeshAxis::pipeline); }
+};
+
+struct Candidate {
+  double seconds = 0;  ///< by formula; not `exact`: no schedule takes less
+  bool exact = false;
+  int place = 0, lever = 0;
+  std::int64_t micro_batch = 1;
+  /// In the order of trial: of equal seconds the simplest, with its largest micro-batch.
+  auto key() const { return std::tuple(seconds, exact, place, lever, -micro_batch); }
+  friend bool operator>(const Candidate& a, const Candidate& b) { return a.key() > b.key(); }
+};
+
+/// The peaks of a configuration, of the rank that is furthest beyond the budgets or has most device memory.
+struct PlannedPeaks {
+  std::int64_t device = 0, host = 0, nvme = 0;
+  int rank = 0;
+  bool all_ranks = false;  ///< false: ranks behind the first that does not fit were not planned
+};
+
+/// A configuration that does not fit.
+struct Failure {
+  Candidate candidate;
+  std::int64_t missing = 0;
+  bool resolved = false;  ///< planned on all ranks
+};
+
+enum class Verdict { fits, by_state, by_activations, by_micro_batch, refused, too_large };
+
+std::int64_t bytes_beyond(std::int64_t bytes, std::int64_t budget) {
+  return budget == 0 ? 0 : std::max<std::int64_t>(0, bytes - budget);
+}
+
+class MeshSearch {
+ public:
+  explicit MeshSearch(const MeshSearchRequest& request)
+      : request_(request), fit_(request.fit), room_(request.fit.budget), spec_(planned_spec(fit_.plan)) {
+    Config given = fit_.plan.config;
+    validate_config(given, fit_.plan.ranks);
+    samples_ = given.train_batch_size;
+    given_micro_batch_ = given.micro_batch_size;
+    for (const std::string& mesh : all_meshes(fit_.plan.ranks, request.axes)) {
+      result_.meshes.push_back({mesh, {}, {}});
+      for (const std::string& schedule : schedules_of(mesh)) cases_.push_back(case_of(mesh, schedule));
+    }
+  }
+
+  MeshSearchResult run() {
+    for (int number = 0; number < static_cast<int>(cases_.size()); ++number) add_roots(number);
+    std::vector<MeshTrial> fitting = request_.exhaustive ? all_that_fit() : first_that_fit();
+    const SearchCounts counts = result_.counts;
+    choose(fitting);
+    if (result_.fits) {
+      find_less_time();
+      find_less_memory(fitting);
+    } else {
+      find_least_missing();
+    }
+    result_.counts = counts;
+    SearchCounts& all = result_.counts;
+    all.by_time =
+        all.all - all.by_state - all.by_activations - all.by_micro_batch - all.refused - all.planned;
+    judge_meshes();
+    return std::move(result_);
+  }
+
+ private:
+  std::vector<std::string> schedules_of(const std::string& mesh) const {
+    const Config& config = fit_.plan.config;
+    if (Mesh::parse(mesh, fit_.plan.ranks).size(MeshAxis::pipeline) == 1) return {""};
+    if (config.pipeline_schedule != "1f1b" || config.pipeline_chunks > 0) return {config.pipeline_schedule};
+    std::vector<std::string> names;
+    for (const pipeline::NamedSchedule& named : pipeline::named_schedules()) names.emplace_back(named.name);
+    // The default leads, so that it is the simplest of equals.
+    std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name == "1f1b"; });
+    return names;
+  }
+
+  MeshCase case_of(const std::string& mesh, const std::string& schedule) const {
+    MeshCase one;
+    one.mesh = mesh;
+    one.schedule = schedule;
+    one.base = fit_.plan.config;
+    one.base.mesh = mesh;
+    if (!schedule.empty()) one.base.pipeline_schedule = schedule;
+    try {
+      one.axes = one.base.mesh_of(fit_.plan.ranks);
+      require_sequence_parts(one.axes.size(MeshAxis::context));
+      take_batch(one);
+      one.levers = all_levers(fit_, one.base);
+      if (one.stages() > 1) {
+        // Each micro-batch would bring a stage's weights anew, and several are open at once.
+        std::erase_if(one.levers, [&](const Levers& levers) {
+          return levers.activations || (levers.parameters != OffloadTier::none && !fit_.keep_parameters_tier);
+        });
+      }
+      if (one.levers.empty()) throw ConfigurationError("no tier that is given goes with a pipeline");
+      one.micro_batches = all_micro_batches(fit_, one.base);
+      take_ranks(one);
+      PlanRequest whole = fit_.plan;
+      whole.config = one.base;
+      one.alone = without_pipeline(whole);
+      one.sizes = sizes_of(spec_, fit_.plan.model.covers_activations(), one.alone.config, one.alone.ranks);
+      one.rates = fit_.rates;
+      if (request_.machine) take_links(one, whole);
+    } catch (const ConfigurationError& error) {
+      one.refused = error.message();
+    } catch (const InvalidArgument& error) {
+      one.refused = error.message();
+    }
+    return one;
+  }
+
+  /// Throws what each rank of a run would refuse at its start.
+  void require_sequence_parts(int ranks) const {
+    if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample % (2 * ranks) == 0)) return;
+    throw ConfigurationError(spec_.sequence_parts
+                                 ? fmt::format("sequences of {} tokens cannot be cut into {} equal parts",
+                                               spec_.tokens_per_sample, 2 * ranks)
+                                 : fmt::format("{} computes no parts of sequences",
+                                               spec_.name.empty() ? "the model" : spec_.name));
+  }
+
+  /// The samples of a step in the smallest micro-batches.
+  void take_batch(MeshCase& one) const {
+    one.base.train_batch_size = samples_;
+    one.base.micro_batch_size = given_micro_batch_;
+    one.base.accumulation_steps = 0;
+    if (one.base.world_size_invariant) return validate_config(one.base, fit_.plan.ranks);
+    const std::int64_t data_ranks = one.axes.data_ranks();
+    const std::int64_t micro = fit_.keep_micro_batch ? given_micro_batch_ : 1;
+    if (samples_ % (data_ranks * micro) != 0) {
+      throw ConfigurationError(
+          fmt::format("the {} samples of a step cannot be shared by {} data ranks{}", samples_, data_ranks,
+                      micro > 1 ? fmt::format(" in micro-batches of {}", micro) : std::string()));
+    }
+    one.base.micro_batch_size = micro;
+    one.base.accumulation_steps = samples_ / data_ranks / micro;
+  }
+
+  void take_ranks(MeshCase& one) const {
+    PlanRequest request = fit_.plan;
+    request.config = with_levers(one.base, one.levers.front(), one.micro_batches.front());
+    std::vector<int> stage_ranks = one.axes.group({MeshAxis::pipeline}, 0);
+    if (stage_ranks.size() > 2) std::swap(stage_ranks[1], stage_ranks.back());
+    std::vector<int> first;  // of each stage
+    for (const int rank : stage_ranks) {
+      const std::vector<int> parts = one.axes.group({MeshAxis::tensor}, rank);
+      first.push_back(static_cast<int>(one.ranks.size()));
+      for (const std::vector<int>& alike : equal_ranks(request, parts)) {
+        one.ranks.push_back(parts[static_cast<std::size_t>(alike.front())]);
+      }
+    }
+    one.held = held_by(spec_, request.config, fit_.plan.ranks, one.ranks);
+    if (one.stages() == 1) return;
+    std::vector<double> elements;
+    for (const int index : first) elements.push_back(one.held[static_cast<std::size_t>(index)].whole);
+    one.shares = stage_shares(spec_, request.config, one.stages(), elements);
+  }
+
+  void take_links(MeshCase& one, const PlanRequest& whole) const {
+    ProjectionRequest at = *request_.machine;
+    at.plan = whole;
+    for (const auto& [axis, rate] : {std::pair(MeshAxis::shard, &one.rates.network),
+                                     std::pair(MeshAxis::replicate, &one.rates.over_replicate),
+                                     std::pair(MeshAxis::context, &one.rates.over_context),
+                                     std::pair(MeshAxis::tensor, &one.rates.over_tensor),
+                                     std::pair(MeshAxis::pipeline, &one.rates.over_pipeline)}) {
+      const bool several = axis == MeshAxis::shard ? one.axes.state_ranks() > 1 : one.axes.size(axis) > 1;
+      if (several) *rate = axis_rate(at, axis);
+    }
+  }
+
+  const MeshCase& case_at(const Candidate& one) const { return cases_[static_cast<std::size_t>(one.place)]; }
+  const Levers& levers_at(const Candidate& one) const {
+    return case_at(one).levers[static_cast<std::size_t>(one.lever)];
+  }
+  Config config_of(const Candidate& one) const {
+    return with_levers(case_at(one).base, levers_at(one), one.micro_batch);
+  }
+
+  /// Bytes that a rank of the case, by its index, holds at least.
+  std::int64_t state_bound(const MeshCase& one, const Config& config, std::size_t rank) const {
+    return least_state_bytes(config, fit_.plan.ranks, one.held[rank]);
+  }
+
+  /// Counts the configurations of a case, and queues the simplest of those whose state fits.
+  void add_roots(int number) {
+    MeshCase& one = cases_[static_cast<std::size_t>(number)];
+    const auto micro_batches = static_cast<std::int64_t>(one.micro_batches.size());
+    if (!one.refused.empty()) {
+      if (first_refusal_.empty()) first_refusal_ = one.mesh + ": " + one.refused;
+      return;
+    }
+    result_.counts.all += micro_batches * static_cast<std::int64_t>(one.levers.size());
+    using State = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier>;
+    std::map<State, int> first_of;  // lever of the state; -1: it does not fit
+    std::map<std::pair<int, ReductionPolicy>, int> resident;
+    one.dearer.resize(one.levers.size());
+    for (int lever = 0; lever < static_cast<int>(one.levers.size()); ++lever) {
+      const Levers& levers = one.levers[static_cast<std::size_t>(lever)];
+      const State state(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
+      const auto [found, added] = first_of.try_emplace(state, lever);
+      if (added && !request_.exhaustive) {
+        const std::int64_t bound = most_state(one, levers);
+        if (bound > room_) {
+          found->second = -1;
+          for (const int of_state : std::set<int>{lever, smallest_of(one, lever)}) {
+            failures_.push_back(
+                {{0, false, number, of_state, one.micro_batches.front()}, bound - room_, false});
+          }
+        }
+      }
+      if (found->second < 0) {
+        result_.counts.by_state += micro_batches;
+        continue;
+      }
+      // Less memory costs time, so that it waits until what is simpler does not fit.
+      const bool all_on_device = levers.optimizer == one.levers.front().optimizer &&
+                                 levers.parameters == one.levers.front().parameters;
+      const std::pair kind(levers.stage, levers.reduction);
+      if (added && all_on_device) resident[kind] = lever;
+      const auto simplest = resident.find(kind);
+      const int before = simplest != resident.end() ? simplest->second : found->second;
+      if (before != lever && !request_.exhaustive) {
+        one.dearer[static_cast<std::size_t>(before)].push_back(lever);
+      } else {
+        push_all(number, lever);
+      }
+    }
+  }
+
+  std::int64_t most_state(const MeshCase& one, const Levers& levers) const {
+    const Config config = with_levers(one.base, levers, one.micro_batches.front());
+    std::int64_t most = 0;
+    for (std::size_t rank = 0; rank < one.held.size(); ++rank) {
+      most = std::max(most, state_bound(one, config, rank));
+    }
+    return most;
+  }
+
+  /// The lever with the state of another that should take least memory: all inputs kept, the head in chunks.
+  static int smallest_of(const MeshCase& one, int lever) {
+    const Levers& given = one.levers[static_cast<std::size_t>(lever)];
+    int best = lever;
+    for (int other = lever; other < static_cast<int>(one.levers.size()); ++other) {
+      const Levers& levers = one.levers[static_cast<std::size_t>(other)];
+      if (std::tie(levers.stage, levers.reduction, levers.optimizer, levers.parameters) !=
+              std::tie(given.stage, given.reduction, given.optimizer, given.parameters) ||
+          levers.activations) {
+        continue;
+      }
+      if (levers.checkpoint_every <= 1) best = other;
+    }
+    return best;
+  }
+
+  /// Queues a lever with each micro-batch that was not refused for `before`, which is simpler.
+  void push_all(int number, int lever, int before = -1) {
+    for (const std::int64_t micro_batch : cases_[static_cast<std::size_t>(number)].micro_batches) {
+      if (before >= 0 && refused_.count({number, before, micro_batch}) > 0) continue;
+      Candidate one{0, false, number, lever, micro_batch};
+      const MeshCase& place = case_at(one);
+      const StepCost alone = alone_cost(one);
+      one.exact = place.stages() == 1;
+      one.seconds = one.exact ? alone.total() : least_pipelined(alone, place.shares);
+      queue_.push(one);
+    }
+  }
+
+  /// Where whole chunks are gathered, their weights come once in a step.
+  Config alone_config(const Candidate& one) const {
+    Config config = config_of(one);
+    config.mesh = case_at(one).alone.config.mesh;
+    config.pipeline_stages = case_at(one).alone.config.pipeline_stages;
+    const bool gathers_once = case_at(one).schedule == "breadth-first" && config.stage == 3;
+    if (case_at(one).stages() > 1) {
+      config.pipeline_schedule = "1f1b";
+      config.pipeline_chunks = 0;
+    }
+    if (gathers_once) config.gather_for = GatherFor::step;
+    return config;
+  }
+  StepCost alone_cost(const Candidate& one) const {
+    const MeshCase& place = case_at(one);
+    return cost_of(place.alone, alone_config(one), spec_, place.sizes, place.rates);
+  }
+
+  /// The step of a stage's ranks, `alone`, under the case's schedule. Throws ConfigurationError for a number
+  /// of micro-batches that the schedule does not allow.
+  StepCost with_schedule(const Candidate& one, const StepCost& alone) {
+    const MeshCase& place = case_at(one);
+    if (place.stages() == 1) return alone;
+    const Config config = config_of(one);
+    const double message = message_seconds(
+        spec_, config, place.axes.size(MeshAxis::context) * place.axes.size(MeshAxis::tensor), place.rates);
+    return pipelined(alone, place.shares, schedule_of(place, config.accumulation_steps), message);
+  }
+  StepCost formula_cost(const Candidate& one) { return with_schedule(one, alone_cost(one)); }
+
+  const pipeline::PipelineSchedule& schedule_of(const MeshCase& place, std::int64_t micro_batches) {
+    const std::tuple key(place.schedule, place.stages(), micro_batches);
+    const auto found = schedules_.find(key);
+    if (found != schedules_.end()) return found->second;
+    Config config = place.base;
+    config.stage = 0;
+    config.accumulation_steps = micro_batches;
+    return schedules_.emplace(key, detail::schedule_of(config, place.stages())).first->second;
+  }
+
+  /// Micro-batches of a trial: so few that it is quick, and so many that as many are open at once as in the
+  /// whole step.
+  std::int64_t trial_of(const MeshCase& place, std::int64_t micro_batches) {
+    const std::int64_t few = place.stages() == 1 ? trial_micro_batches : 2 * place.stages();
+    if (micro_batches <= few || place.stages() == 1) return std::min(micro_batches, few);
+    try {
+      const bool alike = pipeline::peak_activations(schedule_of(place, few)) ==
+                         pipeline::peak_activations(schedule_of(place, micro_batches));
+      return alike ? few : micro_batches;
+    } catch (const ConfigurationError&) {
+      return micro_batches;  // the whole step tells whether it is refused
+    }
+  }
+
+  std::int64_t excess(const PlannedPeaks& peaks, std::int64_t room) const {
+    return bytes_beyond(peaks.device, room) + bytes_beyond(peaks.host, fit_.plan.host_memory.bytes) +
+           bytes_beyond(peaks.nvme, fit_.nvme_budget);
+  }
+
+  // Activations, which depend on neither the stage of ZeRO nor on where state lives.
+  using Work = std::tuple<int, int, int, std::string, std::size_t, int, std::int64_t, bool, std::int64_t>;
+  Work work_of(const Candidate& one) const {
+    const MeshCase& place = case_at(one);
+    const Levers& levers = levers_at(one);
+    return {place.stages(),
+            place.axes.size(MeshAxis::context),
+            place.axes.size(MeshAxis::tensor),
+            place.schedule,
+            place.ranks.size(),
+            levers.checkpoint_every,
+            levers.vocabulary_chunk,
+            levers.activations,
+            one.micro_batch};
+  }
+
+  /// Bytes that no plan of the configuration is below: state, and activations as far as they are known.
+  std::int64_t bound_of(const Candidate& one, const Config& config) const {
+    const MeshCase& place = case_at(one);
+    const auto known = activations_.find(work_of(one));
+    std::int64_t most = 0;
+    for (std::size_t rank = 0; rank < place.ranks.size(); ++rank) {
+      most = std::max(
+          most, state_bound(place, config, rank) + (known == activations_.end() ? 0 : known->second[rank]));
+    }
+    return most;
+  }
+
+  /// Plans the ranks of a configuration. `whole`: all of its micro-batches. Stops at the first rank that is
+  /// beyond the room where `stop` is given. `plan` gets the plan of the rank that it is about.
+  PlannedPeaks plan_ranks(const Candidate& one, const Config& config, bool whole, bool stop,
+                          PlanResult* plan = nullptr) {
+    const MeshCase& place = case_at(one);
+    PlanRequest request = fit_.plan;
+    request.rates = fit_.rates;
+    request.config = config;
+    const std::int64_t micro_batches =
+        whole ? config.accumulation_steps : trial_of(place, config.accumulation_steps);
+    if (micro_batches < config.accumulation_steps && !config.world_size_invariant) {
+      request.config.accumulation_steps = micro_batches;
+      request.config.train_batch_size = config.micro_batch_size * micro_batches * place.axes.data_ranks();
+    }
+    std::vector<std::int64_t>& activations = activations_[work_of(one)];
+    activations.resize(place.ranks.size(), 0);
+    PlannedPeaks most;
+    for (std::size_t rank = 0; rank < place.ranks.size(); ++rank) {
+      if (fit_.give_up && fit_.give_up()) throw Error("the search was given up");
+      request.rank = place.ranks[rank];
+      PlanResult result = plan_run(request);
+      activations[rank] =
+          std::max(activations[rank], result.tier(Tier::device).category_peak[Category::activations]);
+      const PlannedPeaks peaks{result.tier(Tier::device).peak, result.tier(Tier::host).peak,
+                               result.tier(Tier::nvme).peak, request.rank, false};
+      const auto key = [&](const PlannedPeaks& of) { return std::pair(excess(of, room_), of.device); };
+      if (rank == 0 || key(most) < key(peaks)) {
+        most = peaks;
+        if (plan != nullptr) *plan = std::move(result);
+      }
+      most.all_ranks = rank + 1 == place.ranks.size();
+      if (stop && excess(most, room_) > 0) break;
+    }
+    return most;
+  }
+
+  static auto key_of(const Candidate& one) { return std::tuple(one.place, one.lever, one.micro_batch); }
+
+  /// The peaks of a trial, planned at most once. Throws what a run would refuse.
+  PlannedPeaks trial_peaks(const Candidate& one, bool all_ranks) {
+    const auto found = peaks_.find(key_of(one));
+    if (found != peaks_.end() &&
+        (found->second.all_ranks || (!all_ranks && excess(found->second, room_) > 0))) {
+      return found->second;
+    }
+    const Config config = config_of(one);
+    const bool first = found == peaks_.end();
+    const std::int64_t bound = first ? bound_of(one, config) : 0;
+    const PlannedPeaks peaks = plan_ranks(one, config, false, !all_ranks);
+    peaks_[key_of(one)] = peaks;
+    if (first) {
+      ++result_.counts.planned;
+      MeshTrial trial = trial_of_peaks(one, peaks);
+      trial.bound = bound;
+      result_.planned.push_back(std::move(trial));
+    }
+    return peaks;
+  }
+
+  Verdict judge(const Candidate& one) {
+    Config config = config_of(one);
+    try {
+      validate_config(config, fit_.plan.ranks);
+    } catch (const ConfigurationError& error) {
+      refuse(one, error.message());
+      return Verdict::refused;
+    }
+    // A candidate may have been planned already, for the sake of a larger micro-batch.
+    if (!request_.exhaustive && peaks_.count(key_of(one)) == 0) {
+      if (lacks_beside_.count(beside_of(one)) > 0) return Verdict::by_state;
+      if (bound_of(one, config) > room_) {
+        failures_.push_back({one, bound_of(one, config) - room_, false});
+        return Verdict::by_activations;
+      }
+      // Memory grows with the micro-batch.
+      const std::int64_t smallest = case_at(one).micro_batches.front();
+      if (one.micro_batch != smallest) {
+        Candidate least = one;
+        least.micro_batch = smallest;
+        const auto [found, added] = least_fits_.try_emplace({one.place, one.lever, room_}, true);
+        if (added) found->second = smallest_fits(least);
+        if (!found->second) return Verdict::by_micro_batch;
+      }
+    }
+    try {
+      const PlannedPeaks peaks = trial_peaks(one, request_.exhaustive);
+      if (excess(peaks, room_) == 0) return Verdict::fits;
+      failures_.push_back({one, excess(peaks, room_), peaks.all_ranks});
+      note_memory_beside(one, peaks);
+      return Verdict::too_large;
+    } catch (const ConfigurationError& error) {
+      refuse(one, error.message());
+      return Verdict::refused;
+    }
+  }
+
+  // State that lives beside the device takes as much with any micro-batch, checkpointing and head, on every
+  // mesh whose ranks hold as much.
+  using Beside = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier, bool, int, double, double>;
+  Beside beside_of(const Candidate& one) const {
+    const MeshCase& place = case_at(one);
+    const Levers& levers = levers_at(one);
+    const Config config = config_of(one);
+    const int owners = owners_of(config, fit_.plan.ranks) / shards_of(config, fit_.plan.ranks);
+    double shard = 0, trained = 0;
+    for (const HeldState& held : place.held) {
+      shard = std::max(shard, held.shard);
+      trained = std::max(trained, held.trained_shard);
+    }
+    return {levers.stage,
+            levers.reduction,
+            levers.optimizer,
+            levers.parameters,
+            config.accumulation_steps == 1,
+            owners,
+            shard,
+            trained};
+  }
+  void note_memory_beside(const Candidate& one, const PlannedPeaks& peaks) {
+    if (levers_at(one).activations || excess({0, peaks.host, peaks.nvme}, room_) == 0) return;
+    lacks_beside_.insert(beside_of(one));
+  }
+
+  /// Counts a candidate as refused, and with it everything that takes less memory than it.
+  void refuse(const Candidate& one, const std::string& reason) {
+    if (first_refusal_.empty()) first_refusal_ = case_at(one).mesh + ": " + reason;
+    result_.counts.refused += 1 + static_cast<std::int64_t>(dearer_than(one).size());
+    if (!dearer_than(one).empty()) refused_.insert(key_of(one));
+  }
+  std::vector<int>& dearer_than(const Candidate& one) {
+    return cases_[static_cast<std::size_t>(one.place)].dearer[static_cast<std::size_t>(one.lever)];
+  }
+
+  /// False where the smallest micro-batch does not fit, so that no larger one does. What is refused with it
+  /// may be allowed with a larger one.
+  bool smallest_fits(const Candidate& least) {
+    Config config = config_of(least);
+    try {
+      validate_config(config, fit_.plan.ranks);
+      if (lacks_beside_.count(beside_of(least)) > 0 || bound_of(least, config) > room_) return false;
+      const PlannedPeaks peaks = trial_peaks(least, false);
+      note_memory_beside(least, peaks);
+      return excess(peaks, room_) == 0;
+    } catch (const ConfigurationError&) {
+      return true;
+    }
+  }
+
+  MeshTrial trial_of_peaks(const Candidate& one, const PlannedPeaks& peaks) {
+    const Levers& levers = levers_at(one);
+    const Config config = config_of(one);
+    MeshTrial made;
+    made.mesh = case_at(one).mesh;
+    made.schedule = case_at(one).schedule;
+    FitTrial& trial = made.trial;
+    trial.stage = levers.stage;
+    trial.reduction = levers.reduction;
+    trial.checkpoint_every = levers.checkpoint_every;
+    trial.vocabulary_chunk = levers.vocabulary_chunk;
+    trial.optimizer = levers.optimizer;
+    trial.parameters = levers.parameters;
+    trial.activations = levers.activations;
+    trial.micro_batch = one.micro_batch;
+    trial.accumulation = config.accumulation_steps;
+    trial.peak = peaks.device;
+    trial.host = peaks.host;
+    trial.nvme = peaks.nvme;
+    made.missing = excess(peaks, fit_.budget);
+    trial.fits = made.missing == 0;
+    trial.cost = formula_cost(one);
+    made.seconds = trial.cost.total();
+    made.planned = true;
+    return made;
+  }
+
+  void count(Verdict verdict) {
+    SearchCounts& counts = result_.counts;
+    if (verdict == Verdict::by_state) ++counts.by_state;
+    if (verdict == Verdict::by_activations) ++counts.by_activations;
+    if (verdict == Verdict::by_micro_batch) ++counts.by_micro_batch;
+  }
+
+  /// The next candidate whose seconds are exact, in ascending order. False: there is none below `limit`.
+  bool next(Candidate& one, double limit) {
+    while (!queue_.empty()) {
+      one = queue_.top();
+      if (one.seconds >= limit) return false;
+      queue_.pop();
+      if (one.exact) return true;
+      try {
+        one.seconds = formula_cost(one).total();
+        one.exact = true;
+        queue_.push(one);
+      } catch (const ConfigurationError& error) {
+        refuse(one, error.message());
+      }
+    }
+    return false;
+  }
+
+  /// Queues what takes less memory and more time than a lever with any micro-batch, once.
+  void expand(const Candidate& one) {
+    const std::vector<int> levers = std::exchange(dearer_than(one), {});
+    for (const int lever : levers) push_all(one.place, lever, one.lever);
+  }
+
+  std::vector<MeshTrial> first_that_fit() {
+    std::vector<MeshTrial> fitting;
+    std::set<std::tuple<int, int>> found;  // case and stage of ZeRO
+    double limit = std::numeric_limits<double>::infinity();
+    for (Candidate one; next(one, limit);) {
+      if (found.count({one.place, levers_at(one).stage}) > 0) continue;
+      const Verdict verdict = judge(one);
+      count(verdict);
+      if (verdict == Verdict::refused) continue;
+      if (verdict != Verdict::fits) {
+        expand(one);
+        continue;
+      }
+      if (!request_.machine && !whole_step_fits(one)) {
+        expand(one);
+        continue;
+      }
+      fitting.push_back(trial_of_peaks(one, peaks_.at(key_of(one))));
+      candidates_.push_back(one);
+      found.insert({one.place, levers_at(one).stage});
+      if (fitting.size() == 1) limit = request_.machine ? too_dear * one.seconds : one.seconds;
+      if (!request_.machine || fitting.size() == most_projected) break;
+    }
+    return fitting;
+  }
+
+  /// Every configuration is planned, and those are returned that the pruned search finds if its bounds do not
+  /// err.
+  std::vector<MeshTrial> all_that_fit() {
+    std::vector<Candidate> all;
+    for (Candidate one; next(one, std::numeric_limits<double>::infinity());) {
+      const Verdict verdict = judge(one);
+      count(verdict);
+      if (verdict == Verdict::fits) all.push_back(one);
+    }
+    std::vector<MeshTrial> fitting;
+    std::set<std::tuple<int, int>> found;
+    for (const Candidate& one : all) {
+      if (request_.machine && !fitting.empty() && one.seconds >= too_dear * fitting.front().seconds) break;
+      if (!found.insert({one.place, levers_at(one).stage}).second) continue;
+      if (!request_.machine && !whole_step_fits(one)) continue;
+      fitting.push_back(trial_of_peaks(one, peaks_.at(key_of(one))));
+      candidates_.push_back(one);
+      if (!request_.machine || fitting.size() == most_projected) break;
+    }
+    return fitting;
+  }
+
+  /// Whole steps have the last word, since more micro-batches than a trial has may pack a little worse.
+  bool whole_step_fits(const Candidate& one) {
+    const PlannedPeaks peaks = plan_ranks(one, config_of(one), true, false, &result_.plan);
+    if (excess(peaks, room_) > 0) failures_.push_back({one, excess(peaks, room_), true});
+    peaks_[key_of(one)] = peaks;
+    result_.rank = peaks.rank;
+    return excess(peaks, room_) == 0;
+  }
+
+  /// Seconds by the machine's simulation, in the parts of a StepCost.
+  StepCost projected(const Candidate& one) {
+    ProjectionRequest at = *request_.machine;
+    at.plan = case_at(one).alone;
+    at.plan.config = alone_config(one);
+    // The ranks of all stages share a node.
+    if (at.sharing == 0) {
+      at.sharing = fit_.plan.ranks_per_node > 0 ? std::min(fit_.plan.ranks_per_node, fit_.plan.ranks)
+                                                : fit_.plan.ranks;
+    }
+    return with_schedule(one, projected_cost(at));
+  }
+
+  /// Takes the fastest, by the machine where there is one.
+  void choose(std::vector<MeshTrial>& fitting) {
+    if (request_.machine) {
+      for (std::size_t i = 0; i < fitting.size(); ++i) fitting[i].seconds = projected(candidates_[i]).total();
+      result_.counts.projected = static_cast<std::int64_t>(fitting.size());
+    }
+    std::vector<std::size_t> order(fitting.size());
+    for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t a, std::size_t b) { return fitting[a].seconds < fitting[b].seconds; });
+    for (const std::size_t i : order) {
+      if (request_.machine && !whole_step_fits(candidates_[i])) continue;
+      take_choice(candidates_[i], fitting[i].seconds);
+      result_.fits = true;
+      break;
+    }
+  }
+
+  void take_choice(const Candidate& one, double seconds) {
+    chosen_ = one;
+    result_.chosen = trial_of_peaks(one, peaks_.at(key_of(one)));
+    result_.chosen.seconds = seconds;
+    result_.config = config_of(one);
+    validate_config(result_.config, fit_.plan.ranks);
+  }
+
+  void find_less_memory(const std::vector<MeshTrial>& fitting) {
+    room_ = result_.chosen.trial.peak / 10 * 9;
+    const auto take = [&](MeshTrial trial) {
+      std::optional<MeshTrial>& best = result_.less_memory;
+      if (trial.trial.peak <= room_ && (!best || trial.seconds < best->seconds)) best = std::move(trial);
+    };
+    for (const MeshTrial& trial : fitting) take(trial);
+    const std::int64_t before = result_.counts.planned;
+    for (Candidate one; !result_.less_memory && next(one, std::numeric_limits<double>::infinity());) {
+      if (result_.counts.planned - before >= most_alternatives) break;
+      const Verdict verdict = judge(one);
+      if (verdict == Verdict::refused) continue;
+      if (verdict != Verdict::fits) {
+        expand(one);
+        continue;
+      }
+      MeshTrial trial = trial_of_peaks(one, peaks_.at(key_of(one)));
+      if (request_.machine) trial.seconds = projected(one).total();
+      take(std::move(trial));
+    }
+    room_ = fit_.budget;
+  }
+
+  /// The failure that lacks least of those that `wanted` takes, planned on all ranks.
+  template <typename Wanted>
+  std::optional<MeshTrial> least_missing(const Wanted& wanted, int plans) {
+    const auto more = [](const Failure& a, const Failure& b) {
+      return std::tuple(a.missing, !a.resolved, a.candidate.key()) >
+             std::tuple(b.missing, !b.resolved, b.candidate.key());
+    };
+    std::priority_queue<Failure, std::vector<Failure>, decltype(more)> nearest(more);
+    for (const Failure& one : failures_) nearest.push(one);
+    std::optional<Failure> best;
+    for (int planned = 0; !nearest.empty() && planned < plans; nearest.pop()) {
+      Failure one = nearest.top();
+      if (best && one.missing >= best->missing) break;
+      try {
+        if (!one.candidate.exact) one.candidate.seconds = formula_cost(one.candidate).total();
+        one.candidate.exact = true;
+        if (!wanted(one.candidate)) continue;
+        if (!one.resolved) {
+          Config config = config_of(one.candidate);
+          validate_config(config, fit_.plan.ranks);
+          one.missing = excess(trial_peaks(one.candidate, true), fit_.budget);
+          ++planned;
+        }
+      } catch (const ConfigurationError&) {
+        continue;  // it is refused
+      }
+      if (one.missing > 0 && (!best || one.missing < best->missing)) best = one;
+    }
+    if (!best) return std::nullopt;
+    chosen_ = best->candidate;
+    MeshTrial trial = trial_of_peaks(best->candidate, peaks_.at(key_of(best->candidate)));
+    trial.missing = best->missing;
+    return trial;
+  }
+
+  void find_less_time() {
+    const double limit = result_.chosen.trial.cost.total();
+    const Candidate chosen = chosen_;
+    result_.less_time =
+        least_missing([&](const Candidate& one) { return one.seconds < limit; }, most_alternatives);
+    chosen_ = chosen;
+  }
+
+  void find_least_missing() {
+    const std::optional<MeshTrial> least =
+        least_missing([](const Candidate&) { return true; }, most_failures);
+    if (!least) {
+      throw ConfigurationError("--mesh search: no mesh of " + std::to_string(fit_.plan.ranks) +
+                               " ranks can be used; " + first_refusal_);
+    }
+    whole_step_fits(chosen_);
+    take_choice(chosen_, least->seconds);
+  }
+
+  void judge_meshes() {
+    for (SearchedMesh& mesh : result_.meshes) {
+      mesh.verdict = "slower";
+      bool any = false;
+      for (const MeshCase& one : cases_) {
+        if (one.mesh != mesh.mesh) continue;
+        if (!one.refused.empty() && !any) mesh.verdict = one.refused;
+        if (one.refused.empty() && !std::exchange(any, true)) mesh.verdict = "slower";
+      }
+      if (!any) continue;
+      const auto of_mesh = [&](const Failure& one) { return case_at(one.candidate).mesh == mesh.mesh; };
+      const bool waits = request_.exhaustive || result_.fits;
+      if (!waits || std::any_of(failures_.begin(), failures_.end(), of_mesh)) mesh.verdict = "does not fit";
+      for (const MeshTrial& trial : result_.planned) {
+        if (trial.mesh != mesh.mesh || !trial.trial.fits) continue;
+        mesh.verdict = "fits";
+        if (!mesh.best || trial.seconds < mesh.best->seconds) mesh.best = trial;
+      }
+      if (result_.fits && mesh.mesh == result_.chosen.mesh) mesh.verdict = "chosen";
+    }
+  }
+
+  const MeshSearchRequest& request_;
+  const FitRequest& fit_;
+  std::int64_t room_ = 0;  ///< bytes of device memory
+  ModelSpec spec_;
+  std::int64_t samples_ = 0, given_micro_batch_ = 1;
+  std::vector<MeshCase> cases_;
+  std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue_;
+  std::map<std::tuple<std::string, int, std::int64_t>, pipeline::PipelineSchedule> schedules_;
+  std::map<Work, std::vector<std::int64_t>> activations_;  ///< bytes, by index of the case's ranks
+  std::map<std::tuple<int, int, std::int64_t>, PlannedPeaks> peaks_;
+  std::map<std::tuple<int, int, std::int64_t>, bool> least_fits_;  ///< by case, lever and room
+  std::set<std::tuple<int, int, std::int64_t>> refused_;
+  std::set<Beside> lacks_beside_;  ///< whose host memory or nvme is beyond the budget
+  std::vector<Failure> failures_;
+  std::vector<Candidate> candidates_;  ///< that fit
+  Candidate chosen_;
+  std::string first_refusal_;
+  MeshSearchResult result_;
+};
+
+std::string_view trimmed_word(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+/// The parts between commas, without spaces around them.
+std::vector<std::string> parts_of(std::string_view text) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0, comma = 0; comma != std::string_view::npos; begin = comma + 1) {
+    comma = text.find(',', begin);
+    parts.emplace_back(
+        trimmed_word(text.substr(begin, comma == std::string_view::npos ? comma : comma - begin)));
+  }
+  return parts;
+}
+
+}  // namespace
+
+std::optional<std::string> searched_axes(std::string_view mesh) {
+  std::vector<std::string> parts = parts_of(mesh);
+  if (parts.front() != "search") return std::nullopt;
+  std::string axes;
+  for (std::size_t i = 1; i < parts.size(); ++i) axes += (i > 1 ? ", " : "") + parts[i];
+  return axes;
+}
+
+std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
+  std::array<bool, mesh_axes> given{};
+  std::string sizes;  // without those that are searched
+  if (!trimmed_word(axes).empty()) {
+    for (const std::string& part : parts_of(axes)) {
+      const std::size_t equals = part.find('=');
+      const bool open = equals != std::string::npos && trimmed_word(part.substr(equals + 1)) == "*";
+      if (!open) sizes += (sizes.empty() ? "" : ", ") + part;
+      for (int axis = 0; axis < mesh_axes && !open; ++axis) {
+        if (trimmed_word(part.substr(0, equals)) == name_of(static_cast<MeshAxis>(axis))) {
+          given[static_cast<std::size_t>(axis)] = true;
+        }
+      }
+    }
+  }
+  const auto free = std::find_if(searched.begin(), searched.end(),
+                                 [&](MeshAxis axis) { return !given[static_cast<std::size_t>(axis)]; });
+  std::string whole = sizes;
+  if (free != searched.end()) whole += (sizes.empty() ? "" : ", ") + std::string(name_of(*free)) + "=*";
+  const Mesh fixed = Mesh::parse(whole, ranks);
+  std::array<int, mesh_axes> size{};
+  int rest = ranks;
+  for (int axis = 0; axis < mesh_axes; ++axis) {
+    const auto index = static_cast<std::size_t>(axis);
+    size[index] = given[index] ? fixed.size(static_cast<MeshAxis>(axis)) : 1;
+    rest /= size[index];
+  }
+  std::vector<std::array<int, mesh_axes>> found;
+  const std::function<void(std::size_t, int)> choose = [&](std::size_t next, int left) {
+    if (next == searched.size()) {
+      if (left == 1) found.push_back(size);
+      return;
+    }
+    const auto axis = static_cast<std::size_t>(searched[next]);
+    if (given[axis]) return choose(next + 1, left);
+    for (int one = 1; one <= left; ++one) {
+      if (left % one != 0) continue;
+      size[axis] = one;
+      choose(next + 1, left / one);
+    }
+    size[axis] = 1;
+  };
+  choose(0, rest);
+  const auto at = [](const std::array<int, mesh_axes>& one, MeshAxis axis) {
+    return one[static_cast<std::size_t>(axis)];
+  };
+  std::stable_sort(found.begin(), found.end(), [&](const auto& a, const auto& b) {
+    const auto key = [&](const auto& one) {
+      return std::tuple(at(one, MeshAxis::pipeline) * at(one, MeshAxis::context) * at(one, MeshAxis::tensor),
+                        at(one, MeshAxis::tensor), at(one, MeshAxis::context), at(one, MeshAxis::replicate));
+    };
+    return key(a) < key(b);
+  });
+  std::vector<std::string> meshes;
+  for (const auto& one : found) {
+    std::string text;
+    for (int axis = 0; axis < mesh_axes; ++axis) {
+      const int ranks_of_axis = one[static_cast<std::size_t>(axis)];
+      if (ranks_of_axis == 1) continue;
+      text += (text.empty() ? "" : ", ") + std::string(name_of(static_cast<MeshAxis>(axis))) + "=" +
+              std::to_string(ranks_of_axis);
+    }
+    meshes.push_back(text.empty() ? "shard=1" : text);
+  }
+  return meshes;
+}
+
+MeshSearchResult search_meshes(const MeshSearchRequest& request) {
+  if (request.fit.budget < 1) {
+    throw InvalidArgument("a budget of " + std::to_string(request.fit.budget) + " bytes");
+  }
+  return MeshSearch(request).run();
+}
+
+}  // namespace tranche::planner

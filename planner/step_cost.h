@@ -1,0 +1,50 @@
+#pragma once
+/// The formulas behind step_cost() and the memory that a step takes at least, for searches that have a
+/// model's facts at hand. Private to planner/.
+
+#include <cstdint>
+#include <vector>
+
+#include "engine/state_layout.h"
+#include "tranche/planner/planner.h"
+
+namespace tranche::planner {
+
+/// The sizes of a model that the formulas use.
+struct Sizes {
+  double padded = 0;           ///< elements of all flat buffers
+  double shard = 0;            ///< of this rank's shards
+  double gathered_a_pass = 0;  ///< stage 3, without recomputation
+  double block = 0;            ///< of a language model's first block
+};
+
+/// Ranks that share one copy of the state.
+int shards_of(const Config& config, int ranks);
+/// Ranks that share the gradients and the optimizer's state.
+int owners_of(const Config& config, int ranks);
+int tensor_ranks_of(const PlanRequest& request, const Config& config);
+
+/// `spec` has its adapters; `language`: it is a language model's.
+Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int ranks);
+/// step_cost() of a configuration that is complete, on a mesh without a pipeline. `spec` and `sizes` are
+/// those of the request.
+StepCost cost_of(const PlanRequest& request, const Config& config, const ModelSpec& spec, const Sizes& sizes,
+                 const CostModel& rates);
+
+/// Bytes of an element in all states of a class, without master weights.
+double state_bytes_of(const detail::StateClass& one);
+
+/// Sizes of the flat buffers that a rank holds.
+struct HeldState {
+  double whole = 0, shard = 0;                  ///< elements of all buffers, and of the rank's shards of them
+  double trained_whole = 0, trained_shard = 0;  ///< the same without frozen tensors
+  double state_whole = 0, state_shard = 0;      ///< bytes of their optimizer states
+};
+/// The sizes for each rank of `which`, in their order. Throws ConfigurationError for a model that the mesh
+/// cannot divide.
+std::vector<HeldState> held_by(const ModelSpec& spec, const Config& config, int ranks,
+                               const std::vector<int>& which);
+/// Bytes of device memory that a rank holds whatever a step does: a bound that no plan is below.
+std::int64_t least_state_bytes(const Config& config, int ranks, const HeldState& held);
+
+}  // namespace tranche::planner
