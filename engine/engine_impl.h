@@ -22,7 +22,6 @@
 #include "engine/frozen_base.h"
 #include "engine/gradient_reducer.h"
 #include "engine/parameter_gatherer.h"
-#include "engine/piece_statistics.h"
 #include "engine/run_progress.h"
 #include "engine/run_record.h"
 #include "engine/stages.h"
@@ -116,7 +115,6 @@ struct Engine::Impl {
   detail::FlatUpdater updater;
   detail::WholeMatrices matrices;
   detail::ParameterGatherer gatherer;
-  detail::PieceStatistics pieces;
   detail::GradientReducer reducer;
   detail::TrafficFormulas traffic;
   detail::StepBoundary boundary;

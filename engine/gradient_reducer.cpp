@@ -11,13 +11,13 @@
 namespace tranche::detail {
 
 GradientReducer::GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
-                                 const StepScalars& scalars, const PieceStatistics& pieces, bool overlap)
+                                 const StepScalars& scalars, Communicator* tensor, bool overlap)
     : store_(store),
       arena_(arena),
       compute_(compute),
       ledger_(ledger),
       scalars_(scalars),
-      pieces_(pieces),
+      pieces_(scalars, tensor, arena, compute),
       overlap_(overlap) {
   for (std::vector<Target>& direct : direct_) direct.resize(store.trainable().size());
   begin_step();

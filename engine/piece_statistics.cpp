@@ -10,7 +10,8 @@ std::int64_t PieceStatistics::sent_elements(const FlatBuffer& flat) {
   return flat.layout.padded_elements() / flat.sharers * (flat.sharers - 1);
 }
 
-void PieceStatistics::take(const FlatBuffer& flat, const ConstTensorView& gradient, std::int64_t piece) const {
+void PieceStatistics::take(const FlatBuffer& flat, const ConstTensorView& gradient,
+                           std::int64_t piece) const {
   if (!scalars_.has_pieces()) return;
   kernels::GradientStatistics* const statistics = scalars_.of_piece(piece) + flat.trainable_index;
   if (flat.sharers == 1) return kernels::gradient_statistics(compute_, gradient, statistics);

@@ -16,9 +16,9 @@ namespace tranche::detail {
 
 /// Takes them where a buffer's gradients are reduced, and adds them up at the step's end.
 ///
-/// The ranks of the axis `tensor` have a part of a data rank's gradient each. Their parts of tensors that the
-/// axis cuts are other elements, whose squares add up. Of a tensor that several of them hold whole each has an
-/// addend, so these ranks add it up first, a share of its elements each.
+/// Each rank of the axis `tensor` has a part of its data rank's gradient. The parts of a tensor that the axis
+/// cuts are different elements, whose squares add up. A tensor that several ranks hold whole gets an addend
+/// from each of them, so that they add it up first, each a share of its elements.
 class PieceStatistics {
  public:
   /// `tensor`: the ranks of the axis; null where that is 1. All arguments outlive it.

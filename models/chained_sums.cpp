@@ -119,8 +119,8 @@ StepTensors gather_columns(const Pass& pass, std::string_view unit, const ConstT
   for (int i = 0; i < ranks.count; ++i) {
     const std::int64_t rank = ranks.first + i * ranks.step;
     kernels::copy_columns(pass.engine.compute_stream(),
-                 all[0].slice(rank * own.elements(), own.elements()).reshaped(own.shape), 0, side_by_side[0],
-                 i * columns, columns);
+                          all[0].slice(rank * own.elements(), own.elements()).reshaped(own.shape), 0,
+                          side_by_side[0], i * columns, columns);
   }
   return side_by_side;
 }
@@ -144,8 +144,8 @@ void head_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGr
   const std::string& name = unit.spec().name;
   const StepTensors all_d_y = gather_columns(pass, name, d_y, distinct),
                     all_x = gather_columns(pass, name, x, distinct),
-                    all_rstd = gather_columns(
-                        pass, name, rstd.reshaped({rows, rstd.elements() / rows}), distinct);
+                    all_rstd =
+                        gather_columns(pass, name, rstd.reshaped({rows, rstd.elements() / rows}), distinct);
   const StepTensors scratch(engine, Category::activations, "head norm backward",
                             {{DataType::float32, {head_width}}, {x.dtype, all_x[0].shape}});
   kernels::fill_zero(stream, scratch[0]);

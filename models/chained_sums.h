@@ -73,9 +73,9 @@ void head_norm_backward(const Pass& pass, const GatheredUnit& unit, const UnitGr
 struct HeadTensors {
   TensorView query, key, value;
 };
-/// attend_backward() in a chain where several ranks share a key and value head. The first of them computes all
-/// query heads of it, as one rank does, and has the whole gradients of key and value; those of the others are
-/// no part of any sum.
+/// attend_backward() in a chain where several ranks share a key and value head. The first of them computes
+/// all query heads of it, as one rank does, and has the whole gradients of key and value; those of the others
+/// are no part of any sum.
 void shared_attention_backward(const Pass& pass, const GatheredUnit& unit,
                                const kernels::AttentionOptions& options, int sharers,
                                const ConstTensorView& d_out, const HeadTensors& inputs,

@@ -132,8 +132,7 @@ void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients
   kernels::fill_zero(stream, scratch[1]);
   for (int run = 0; run < pass.runs(); ++run) {
     kernels::embedding_backward(stream, rows_of_run(pass, scratch[0], run), rows_of_run(pass, d_out, run),
-                                scratch[1],
-                                positions_of_run(pass, gradients.tensor(position_table), run), 0);
+                                scratch[1], positions_of_run(pass, gradients.tensor(position_table), run), 0);
   }
 }
 

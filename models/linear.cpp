@@ -185,8 +185,7 @@ void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& uni
                                        const Linear& linear, const ConstTensorView& x,
                                        const ConstTensorView& d_out) {
   Engine& engine = pass.engine;
-  const auto low_rank =
-      pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
+  const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
   const bool has_outputs = d_out.shape[1] > 0;
   if (!low_rank) {
     if (has_outputs) linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
@@ -216,8 +215,7 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
   if (pass.tensor == nullptr) return linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
   const Linear without_bias{.weight = linear.weight, .layout = linear.layout};
   const UnitGradients& gradients = weights.unit();
-  const auto low_rank =
-      pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
+  const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
   if (low_rank) {
     add_own_gradients(engine, weights, without_bias, x, d_out);
     const Shape narrow_rows{x.shape[0], low_rank->rank()};

@@ -318,8 +318,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   const int sharers = step.sizes.sharers;
   if (pass.chained() && sharers > 1) {
     shared_attention_backward(pass, unit, step.attention(block), sharers, d_attended,
-                              {rotated.query, rotated.key, saved[value]}, saved[attended],
-                              saved[log_sum_exp], {d.query, d.key, d_value});
+                              {rotated.query, rotated.key, saved[value]}, saved[attended], saved[log_sum_exp],
+                              {d.query, d.key, d_value});
   } else {
     attend_backward(pass, block, step.attention(block), step.by_sequence(d_attended),
                     {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},

@@ -52,7 +52,8 @@ void drop(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter, c
   kernels::DropoutOptions options = dropout_of(engine, unit, adapter, columns);
   const Communicator* const context = engine.runtime().context();
   const int runs = context == nullptr ? 1 : 2;
-  const std::int64_t rows = x.shape[0] / runs, time = rows / static_cast<std::int64_t>(options.samples.size());
+  const std::int64_t rows = x.shape[0] / runs,
+                     time = rows / static_cast<std::int64_t>(options.samples.size());
   const std::int64_t row_elements = options.row_elements == 0 ? columns : options.row_elements;
   for (int run = 0; run < runs; ++run) {
     if (context != nullptr) {

@@ -32,8 +32,8 @@ class LowRank {
   void forward(const ConstTensorView& x, const TensorView& out, bool by_rows = false) const;
   /// d_inner[rows, rank] = scale * d_out B, the gradient of dropout(x) A^T.
   void inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const;
-  /// The same of a column layer in a chain: d_out and B are this rank's outputs, in `blocks` blocks, and every
-  /// rank gets the whole.
+  /// The same of a column layer in a chain: d_out and B are this rank's outputs, in `blocks` blocks, and
+  /// every rank gets the whole.
   void chained_inner_gradient(const Pass& pass, const ConstTensorView& d_out, int blocks,
                               const TensorView& d_inner) const;
   /// out += inner B^T.

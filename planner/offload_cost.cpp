@@ -221,8 +221,7 @@ OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, 
   }
   if (config.offload.activations && schedule.kept_inputs > 0) {
     // Grows with the tokens as compute does: hidden at any number of them, or at none.
-    const auto rows =
-        static_cast<std::int64_t>(std::ceil(tokens / static_cast<double>(schedule.row_ranks)));
+    const auto rows = static_cast<std::int64_t>(std::ceil(tokens / static_cast<double>(schedule.row_ranks)));
     const std::int64_t input = schedule.input_bytes * rows;
     const std::int64_t moved =
         schedule.kept_inputs * round_up(input, step_memory_rounding) * config.accumulation_steps;

@@ -209,7 +209,8 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       of.gathered += whole;
     }
   }
-  // A unit counts as one that moves when any of its buffers does; it keeps what moves, then, beside what stays.
+  // A unit counts as one that moves when any of its buffers does; it keeps what moves, then, beside what
+  // stays.
   const std::vector<bool> moves = detail::units_that_move(trainable, config.offload.ratio);
   for (std::size_t b = 0; b < trainable.size(); ++b) {
     if (!moves[b] || config.offload.optimizer == OffloadTier::none) continue;

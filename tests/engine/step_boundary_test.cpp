@@ -21,7 +21,7 @@ using detail::StepRecord;
 
 /// One micro-batch in which every trainable gradient of rank r is r + 1, but for `poison` of rank 1's a.b.
 void reduce_all(RankState& rank, float poison = 0) {
-  GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, rank.pieces);
+  GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
   rank.arena.begin("train", false);
   reducer.begin_micro_batch(0);
   for (int unit = 0; unit < 2; ++unit) {
@@ -141,7 +141,7 @@ Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
                           rank.scalars, rank.pieces);
     boundary.allocate(rank.memory);
     const kernels::Digest before = rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
-    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, rank.pieces);
+    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
     rank.arena.begin("train", false);
     reducer.begin_micro_batch(0);
     for (const int unit : {0, 1, 1}) {
@@ -204,7 +204,7 @@ TEST(StepBoundary, TakesARankWithoutTrainableTensors) {
     StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh, *rank.device,
                           rank.scalars, rank.pieces);
     boundary.allocate(rank.memory);
-    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, rank.pieces);
+    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
     rank.arena.begin("train", false);
     reducer.begin_micro_batch(0);
     for (int use = 0; use < 2 && number == 1; ++use) {

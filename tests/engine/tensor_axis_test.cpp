@@ -765,13 +765,14 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
     return text_of({2, "tensor=2"}, adjust);
   };
   // Ranks of tensor see the same samples, so that one data rank has as many gradients as one rank.
-  EXPECT_THAT(with([](Config& c) {
-                c.gradient_noise_scale = true;
-                c.reduction = ReductionPolicy::boundary;
-              }),
-              HasSubstr("tranche.gradient_noise_scale: needs at least two gradients a step, but one rank adds "
-                        "its 4 micro-batches up before they are reduced; write tranche.reduction "
-                        "micro_batch"));
+  EXPECT_THAT(
+      with([](Config& c) {
+        c.gradient_noise_scale = true;
+        c.reduction = ReductionPolicy::boundary;
+      }),
+      HasSubstr("tranche.gradient_noise_scale: needs at least two gradients a step, but one rank adds "
+                "its 4 micro-batches up before they are reduced; write tranche.reduction "
+                "micro_batch"));
   EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.gradient_noise_scale = true; }),
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": a "
                         "stage has a part of each gradient alone; leave it out"));

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -131,9 +131,10 @@ void expect_near_in_bf16(const LanguageModel& model, std::initializer_list<int> 
   for (const auto& [ranks, largest] : furthest) {
     EXPECT_LE(largest, of_bf16) << model.describe() << " tensor=" << ranks.first
                                 << ", shard=" << ranks.second;
-    std::printf("measured: %s, bf16, tensor=%d, shard=%d: losses within %.1e of one rank's, which are within "
-                "%.1e of fp32's\n",
-                model.describe().c_str(), ranks.first, ranks.second, largest, of_bf16);
+    std::printf(
+        "measured: %s, bf16, tensor=%d, shard=%d: losses within %.1e of one rank's, which are within "
+        "%.1e of fp32's\n",
+        model.describe().c_str(), ranks.first, ranks.second, largest, of_bf16);
   }
 }
 

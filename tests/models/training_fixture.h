@@ -260,8 +260,8 @@ inline GptRun train_model(int ranks, const LanguageModel& model, const Config& c
         const auto digest = engine.weights_digest();
         if (rank != 0) return;
         const std::lock_guard lock(mutex);
-        run = {std::move(losses), std::move(norms), std::move(weights), std::move(gradients), digest,
-               std::move(noise)};
+        run = {std::move(losses),    std::move(norms), std::move(weights),
+               std::move(gradients), digest,           std::move(noise)};
       },
       device);
   return run;

@@ -52,8 +52,8 @@ struct OffloadSchedule {
   /// Inputs of blocks that go to the host in forward and come back in backward, and bytes a token of each.
   std::int64_t kept_inputs = 0, input_bytes = 0;
   std::int64_t row_ranks = 1;  ///< of the axis `tensor`, that have a share of each input's tokens
-  double state_bytes = 12;  ///< of an element, master and optimizer state
-  std::int64_t passes = 1;  ///< how often a step reads and writes them on the nvme tier
+  double state_bytes = 12;     ///< of an element, master and optimizer state
+  std::int64_t passes = 1;     ///< how often a step reads and writes them on the nvme tier
 };
 
 /// Seconds of a step and rank.
