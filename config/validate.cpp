@@ -279,7 +279,7 @@ void check_layout(Config& config, const Mesh& mesh, Problems& problems) {
   }
 }
 
-/// Refuses what the axis `tensor` does not have yet.
+/// Refuses what the axis `tensor` does not have.
 void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   const bool chain = config.tensor_sums == TensorSums::chain;
   if (mesh.size(MeshAxis::tensor) == 1) {
@@ -293,25 +293,10 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
         "tranche.lora.dropout: tranche.layout leaves inner whole, so that adapters of the MLP get a rank's "
         "own rows alone, whose masks would be others; set it to 0, or leave inner out of the layout");
   }
-  const auto refuse = [&](bool asked, std::string_view key, std::string_view reason) {
-    if (!asked) return;
-    problems.add(fmt::format("{}: tranche.mesh \"{}\" with tensor={} cannot be used with it yet: {}", key,
-                             config.mesh, mesh.size(MeshAxis::tensor), reason));
-  };
-  refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
-         "a rank of tensor has a part of each gradient alone; leave it out");
-  const auto whole = std::find_if(config.layout.begin(), config.layout.end(),
-                                  [](const auto& dimension) { return dimension.second == "whole"; });
-  if (chain && whole != config.layout.end()) {
+  if (chain && config.leaves_whole("inner")) {
     problems.add(
-        fmt::format("tranche.tensor_sums: chain with tranche.layout: layers and tables whose {} is whole on "
-                    "every rank are not computed in chains; write rank_order, or leave it out of the layout",
-                    whole->first));
-  }
-  if (chain && config.lora.any()) {
-    problems.add(
-        "tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not computed in "
-        "chains; write rank_order");
+        "tranche.tensor_sums: chain with tranche.layout: layers whose inner is whole on every rank add their "
+        "gradients up over rows, not in chains; write rank_order, or leave inner out of the layout");
   }
 }
 

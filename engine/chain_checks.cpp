@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "tranche/core/error.h"
 #include "tranche/kernels/matmul.h"
@@ -18,17 +20,10 @@ namespace {
   throw ConfigurationError("tranche.tensor_sums: chain: " + reason);
 }
 
-/// Throws where a rank's part of the tensor does not begin at a multiple of `step` elements, or several ranks
-/// share a part.
+/// Throws where a rank's part of the tensor does not begin at a multiple of `step` elements.
 void check_chained_cut(const TensorSpec& tensor, const TensorCut& cut, int ranks, std::int64_t step,
                        std::string_view path) {
   const std::int64_t grains = grains_of(tensor.shape, cut);
-  if (grains < ranks) {
-    refuse_chain(
-        fmt::format("{} ranks of the axis tensor share the {} heads of {}, whose gradients are then sums "
-                    "that no chain has; write rank_order, or at most tensor={}",
-                    ranks, grains, tensor.name, grains));
-  }
   // Layers also end at a multiple: their transposed products are on that path only then.
   const int ends = tensor.matrices > 0 ? ranks : ranks - 1;
   for (int rank = 1; rank <= ends; ++rank) {
@@ -59,10 +54,28 @@ void check_chains(const ModelSpec& model, const Config& config, std::span<const 
                     "that no chain has the bits of one rank; write rank_order",
                     name_of(dtype), path));
   }
+  const std::vector<std::string>& names = model.tensor_dimensions;
+  const auto computes_parts = [&](const std::string& name) {
+    return config.leaves_whole(name) && std::find(names.begin(), names.end(), name) != names.end();
+  };
   std::size_t number = 0;
   for (const UnitSpec& unit : model.units()) {
+    for (const LowRankAdapter& adapter : unit.adapters) {
+      const TensorSpec& tensor = unit.tensors[static_cast<std::size_t>(adapter.weight)];
+      if (!tensor.dimensions.empty() && tensor.dimensions.front().name == "vocabulary") {
+        refuse_chain(
+            fmt::format("the adapter of {}, whose outputs are the vocabulary, is not computed in blocks of a "
+                        "chain; write rank_order, or leave it out of tranche.lora.targets",
+                        tensor.name));
+      }
+    }
     for (const TensorSpec& tensor : unit.tensors) {
-      const TensorCut& cut = cuts[number++];
+      TensorCut cut = cuts[number++];
+      // A table that the layout leaves whole is computed in the same parts.
+      for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
+        const Dimension& one = tensor.dimensions[d];
+        if (computes_parts(one.name)) cut = {static_cast<int>(d), one.blocks, one.grain};
+      }
       if (!cut.whole()) check_chained_cut(tensor, cut, ranks, order.step, path);
     }
   }

@@ -11,8 +11,14 @@
 namespace tranche::detail {
 
 GradientReducer::GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
-                                 const StepScalars& scalars, bool overlap)
-    : store_(store), arena_(arena), compute_(compute), ledger_(ledger), scalars_(scalars), overlap_(overlap) {
+                                 const StepScalars& scalars, Communicator* tensor, bool overlap)
+    : store_(store),
+      arena_(arena),
+      compute_(compute),
+      ledger_(ledger),
+      scalars_(scalars),
+      pieces_(scalars, tensor, arena, compute),
+      overlap_(overlap) {
   for (std::vector<Target>& direct : direct_) direct.resize(store.trainable().size());
   begin_step();
 }
@@ -325,10 +331,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
     source = {target.slot.data(), DataType::float32, elements};
   }
 
-  if (scalars_.has_pieces()) {
-    kernels::gradient_statistics(compute_, source,
-                                 scalars_.of_piece(reduce_once ? 0 : micro_batch) + flat.trainable_index);
-  }
+  pieces_.take(flat, source, reduce_once ? 0 : micro_batch);
 
   // Rounded once, unless it is a sum of what was rounded.
   GradientExchange& exchange = *flat.gradients_over;

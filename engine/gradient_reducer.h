@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "engine/piece_statistics.h"
 #include "engine/state_store.h"
 #include "engine/step_scalars.h"
 #include "tranche/device/ledger.h"
@@ -21,10 +22,13 @@ namespace tranche::detail {
 /// group: all ranks of it submit units in the same order.
 class GradientReducer {
  public:
-  /// All arguments outlive it. Statistics of gradients that leave the device go to `scalars`. Without
-  /// `overlap` a reduction is waited for where it is launched.
+  /// All arguments outlive it. Statistics of gradients that leave the device, and of what is reduced apart,
+  /// go to `scalars`. `tensor`: the ranks of that axis; null where it is 1. Without `overlap` a reduction is
+  /// waited for where it is launched.
   GradientReducer(StateStore& store, StepArena& arena, Stream& compute, Ledger& ledger,
-                  const StepScalars& scalars, bool overlap = true);
+                  const StepScalars& scalars, Communicator* tensor, bool overlap = true);
+
+  const PieceStatistics& pieces() const { return pieces_; }
 
   /// Ranks whose gradients are added first, in their order, before such sums are added to each other; 0: each
   /// is added to the main gradient in turn.
@@ -120,6 +124,7 @@ class GradientReducer {
   Stream& compute_;
   Ledger& ledger_;
   const StepScalars& scalars_;
+  PieceStatistics pieces_;
   const bool overlap_;
   int reduction_group_ = 1;
   std::map<std::int64_t, MicroBatch> open_;

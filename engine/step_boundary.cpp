@@ -13,7 +13,7 @@ namespace tranche::detail {
 
 StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater,
                            WholeMatrices& matrices, Communicator& ranks, const Mesh& mesh, Device& device,
-                           const StepScalars& scalars)
+                           const StepScalars& scalars, const PieceStatistics& pieces)
     : store_(store),
       config_(config),
       updater_(updater),
@@ -23,6 +23,7 @@ StepBoundary::StepBoundary(StateStore& store, const Config& config, FlatUpdater&
       device_(device),
       compute_(device.compute_stream()),
       scalars_(scalars),
+      pieces_(pieces),
       replays_(store.trainable().size()) {}
 
 void StepBoundary::allocate(MemoryResource& memory) {
@@ -166,34 +167,25 @@ std::string StepBoundary::place_of(const StepRecord& bad, int rank) const {
 
 void StepBoundary::measure_pieces(std::span<const std::int64_t> tokens, Agreement& all) {
   const std::vector<FlatBuffer*>& trainable = store_.trainable();
-  const std::size_t count = trainable.size();
   const bool at_once = store_.residency().policy(*trainable.front()) == ReductionPolicy::boundary;
   std::vector<std::int64_t> of_piece(tokens.begin(), tokens.end());
   if (at_once) of_piece = {std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0})};
-  std::vector<kernels::GradientStatistics> statistics(of_piece.size() * count);
-  device_.copy_to_host(compute_, statistics.data(), scalars_.of_piece(0),
-                       static_cast<std::int64_t>(statistics.size() * sizeof(kernels::GradientStatistics)));
-  compute_.synchronize();
+  const std::vector<SquareSum> squares =
+      pieces_.sums(device_, trainable, static_cast<std::int64_t>(of_piece.size()));
   struct Pieces {
     LossTotal squares;  // over tokens
     std::int64_t count = 0;
   } mine;
-  for (std::size_t p = 0; p < of_piece.size(); ++p) {
+  // The ranks of the axis `tensor` have equal sums, of which the first counts its own.
+  const bool counts = ranks_.simulated() || mesh_.coordinate(MeshAxis::tensor, ranks_.rank()) == 0;
+  for (std::size_t p = 0; counts && p < of_piece.size(); ++p) {
     if (of_piece[p] <= 0) continue;
-    SquareSum squares;
-    bool finite = true;
-    for (std::size_t i = 0; i < count; ++i) {
-      if (trainable[i]->empty()) continue;  // never reduced
-      squares += statistics[p * count + i].squares;
-      finite = finite && statistics[p * count + i].first_non_finite < 0;
-    }
-    mine.squares.add(finite ? squares.value() / static_cast<double>(of_piece[p])
-                            : std::numeric_limits<double>::infinity());
+    mine.squares.add(squares[p].value() / static_cast<double>(of_piece[p]));
     ++mine.count;
   }
-  // Without peers that answer (a plan) every rank is taken to say what this one says.
-  const auto rank_count = static_cast<std::size_t>(ranks_.size());
-  std::vector<Pieces> pieces(rank_count, mine), received(ranks_.simulated() ? 1 : rank_count, mine);
+  // Without peers that answer (a plan) every data rank is taken to say what this one says.
+  std::vector<Pieces> pieces(static_cast<std::size_t>(mesh_.data_ranks()), mine);
+  std::vector<Pieces> received(ranks_.simulated() ? 1 : static_cast<std::size_t>(ranks_.size()));
   ranks_
       .all_gather(&mine, received.data(), sizeof(Pieces), DataType::uint8, 0, {},
                   OperationLabel{"step", "noise", Traffic::control, Tier::host})

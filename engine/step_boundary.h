@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/flat_updater.h"
+#include "engine/piece_statistics.h"
 #include "engine/state_store.h"
 #include "engine/step_record.h"
 #include "engine/step_scalars.h"
@@ -22,7 +23,8 @@ class StepBoundary {
  public:
   /// All arguments outlive it. `ranks` are those whose gradients make the step.
   StepBoundary(StateStore& store, const Config& config, FlatUpdater& updater, WholeMatrices& matrices,
-               Communicator& ranks, const Mesh& mesh, Device& device, const StepScalars& scalars);
+               Communicator& ranks, const Mesh& mesh, Device& device, const StepScalars& scalars,
+               const PieceStatistics& pieces);
 
   /// Takes the updater's memory; once the store has its own.
   void allocate(MemoryResource& memory);
@@ -77,6 +79,7 @@ class StepBoundary {
   Device& device_;
   Stream& compute_;
   const StepScalars& scalars_;
+  const PieceStatistics& pieces_;
   std::vector<std::unique_ptr<Replay>> replays_;  ///< by trainable buffer; null: issued anew in every step
 };
 

@@ -73,6 +73,18 @@ TrafficCount TrafficFormulas::of_rows() const {
   return sent;
 }
 
+TrafficCount TrafficFormulas::of_noise() const {
+  TrafficCount sent;
+  for (const FlatBuffer* flat : store_.trainable()) {
+    if (!config_.gradient_noise_scale || flat->empty()) continue;
+    const std::int64_t elements = reductions(*flat) * PieceStatistics::sent_elements(*flat);
+    const bool boundary = store_.residency().policy(*flat) == ReductionPolicy::boundary;
+    sent.elements += elements;
+    sent.bytes += elements * size_of(boundary ? config_.precision.accumulation : DataType::float32);
+  }
+  return sent;
+}
+
 TrafficCount TrafficFormulas::of_sequences() const {
   TrafficCount sent;
   const Mesh& mesh = runtime_.mesh();
@@ -90,6 +102,9 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   if (axis == MeshAxis::context) return of_sequences();
   if (axis != MeshAxis::tensor) return in_groups(axis, 0);
   TrafficCount sent = of_rows();
+  const TrafficCount noise = of_noise();
+  sent.elements += noise.elements;
+  sent.bytes += noise.bytes;
   const TrafficCount of_matrices = matrices_.sent(axis);
   sent.elements += of_matrices.elements;
   sent.bytes += of_matrices.bytes;

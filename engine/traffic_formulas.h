@@ -40,6 +40,8 @@ class TrafficFormulas {
   TrafficCount all() const;
   /// The messages of rows between the ranks of the axis `tensor`, by what the model says of them.
   TrafficCount of_rows() const;
+  /// Parts of gradients that ranks of the axis `tensor` add up to measure the noise of a step's gradient.
+  TrafficCount of_noise() const;
   /// The messages of attention between the ranks of the axis `context`, likewise.
   TrafficCount of_sequences() const;
   /// JSON text of the report's `traffic` object: the last step's by its meters, beside the formula.

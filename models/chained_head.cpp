@@ -53,7 +53,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
   const CutBlocks blocks{pass.shape.vocabulary, pass.tensor_ranks()};
   const std::int64_t first_own = pass.part_of(pass.shape.vocabulary).first, most = blocks.columns(0);
   const ConstTensorView labels = targets.reshaped({rows});
-  const ConstTensorView table = unit.tensor(pass.shape.head_weight);
+  const ConstTensorView table = pass.own_tokens(unit.tensor(pass.shape.head_weight));
   const std::string_view name = unit.spec().name;
   const auto rows_of_piece = [&](const auto& of, const Piece& piece) {
     return of.slice((piece.first - first_own) * width, piece.count * width).reshaped({piece.count, width});
@@ -103,7 +103,8 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
   PartialRows d_normed(pass, scratch[0]);
   const TensorView summed = several ? scratch[1] : d_normed.view();
   const bool wanted = gradients->wanted(pass.shape.head_weight);
-  const GradientTarget d_table = wanted ? gradients->target(pass.shape.head_weight) : GradientTarget{};
+  const GradientTarget d_table =
+      wanted ? target_of_own(pass, *gradients, pass.shape.head_weight) : GradientTarget{};
   for (std::int64_t block = blocks.count() - 1; block >= 0; --block) {
     const Piece piece = blocks.piece(block, pass.tensor_rank());
     const TensorView d_logits = matrix(scratch[2], rows, piece.count);

@@ -122,7 +122,8 @@ void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients
                                 const ConstTensorView& tokens, const ConstTensorView& rows) {
   Stream& stream = pass.engine.compute_stream();
   const ConstTensorView d_out = rows.reshaped({pass.batch, pass.time, pass.shape.width});
-  kernels::embedding_backward(stream, tokens, d_out, gradients.tensor(token_table), {}, pass.first_token());
+  kernels::embedding_backward(stream, tokens, d_out, pass.own_tokens(gradients.tensor(token_table)), {},
+                              pass.first_token());
   const StepTensors scratch(pass.engine, Category::activations, "position gradients",
                             {{DataType::int32, tokens.shape}, {DataType::float32, {1, pass.shape.width}}});
   if (pass.tensor_rank() != 0) return;

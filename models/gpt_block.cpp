@@ -207,7 +207,7 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
   const auto column_backward = [&](const Pass& layer, const Linear& linear, const ConstTensorView& local_x,
                                    const ConstTensorView& d_out, const TensorView& d_x) {
     GatheredRows x(layer, name, local_x);
-    linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
+    column_linear_parameter_gradients(layer, unit, weights, linear, x.view(), d_out);
     weights.keep(x.take());
     PartialRows partial(layer, d_x);
     column_linear_input_gradient(layer, unit, linear, d_out, partial);

@@ -94,16 +94,14 @@ std::optional<LowRank> head_adapter(const Pass& pass, const GatheredUnit& unit) 
   return low_rank;
 }
 
-/// The gradient of this rank's rows of a tensor of the vocabulary. Where every rank has the whole tensor, the
-/// other rows get nothing from this rank.
+}  // namespace
+
 GradientTarget target_of_own(const Pass& pass, const UnitGradients& gradients, int tensor) {
   if (pass.tensor == nullptr || !pass.engine.config().leaves_whole("vocabulary")) {
     return gradients.target(tensor);
   }
   return {pass.own_tokens(gradients.tensor(tensor)), true};
 }
-
-}  // namespace
 
 void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                    const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,

@@ -1,6 +1,7 @@
 #pragma once
 /// Head and loss of a language model, its vocabulary in blocks of columns.
 
+#include "tranche/engine/handles.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::models {
@@ -22,6 +23,10 @@ inline constexpr std::int64_t head_block_columns = 4096;
 void language_head(const LanguageModel& model, const Pass& pass, const GatheredUnit& unit,
                    const UnitGradients* gradients, const ConstTensorView& x, const ConstTensorView& targets,
                    const TensorView& loss_sum, const TensorView& token_count, const TensorView* d_x);
+
+/// The gradient of this rank's rows of a tensor of the vocabulary. Where every rank has the whole tensor, the
+/// other rows get nothing from this rank.
+GradientTarget target_of_own(const Pass& pass, const UnitGradients& gradients, int tensor);
 
 /// logits [count, vocabulary] fp32 of rows [first, first + count) of x, which has all rows; of this rank's
 /// columns where the axis `tensor` shares out the vocabulary.

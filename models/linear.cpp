@@ -1,15 +1,13 @@
 #include "tranche/models/linear.h"
 
 #include <cstddef>
-#include <initializer_list>
+#include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "models/chained_sums.h"
 #include "models/low_rank.h"
 #include "tranche/engine/engine.h"
-#include "tranche/kernels/copy_columns.h"
 #include "tranche/kernels/elementwise.h"
 #include "tranche/kernels/matmul.h"
 #include "tranche/kernels/matmul_rows.h"
@@ -34,6 +32,21 @@ void own_gradients(Engine& engine, const UnitGradients& gradients, const Linear&
   if (linear.bias >= 0 && gradients.wanted(linear.bias)) {
     kernels::bias_gradient(stream, d_out, gradients.tensor(linear.bias), engine.workspace());
   }
+}
+
+/// The same, now or later.
+void add_own_gradients(Engine& engine, WeightGradients& weights, const Linear& linear,
+                       const ConstTensorView& x, const ConstTensorView& d_out) {
+  const UnitGradients& gradients = weights.unit();
+  if (!gradients.wanted(linear.weight) && (linear.bias < 0 || !gradients.wanted(linear.bias))) return;
+  weights.add(
+      [&engine, &gradients, linear, x, d_out] { own_gradients(engine, gradients, linear, x, d_out); });
+}
+
+/// Blocks into which the outputs of a layer fall, each cut by itself.
+int output_blocks(const GatheredUnit& unit, const Linear& linear) {
+  const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
+  return dimensions[linear.layout == Linear::Layout::in_out ? 1 : 0].blocks;
 }
 
 }  // namespace
@@ -87,10 +100,7 @@ void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, Weight
                                 const Linear& linear, const ConstTensorView& x,
                                 const ConstTensorView& d_out) {
   const UnitGradients& gradients = weights.unit();
-  if (gradients.wanted(linear.weight) || (linear.bias >= 0 && gradients.wanted(linear.bias))) {
-    weights.add(
-        [&engine, &gradients, linear, x, d_out] { own_gradients(engine, gradients, linear, x, d_out); });
-  }
+  add_own_gradients(engine, weights, linear, x, d_out);
   const std::optional<LowRank> low_rank = LowRank::of(engine, unit, linear.weight);
   if (!low_rank) return;
   // The narrow products need the unit's weights, so that they are not left for later with the others.
@@ -131,6 +141,17 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
     const ChainedPart part{x, unit.tensor(linear.weight)};
     chained_product(pass, name, {&part, 1}, linear.layout == Linear::Layout::out_in, false, partial.view());
     partial.mark_complete();
+    if (const auto low_rank = LowRank::of(pass.engine, unit, linear.weight)) {
+      // One rank's outputs have the bias when the adapter's are added.
+      if (linear.bias >= 0) {
+        kernels::add_bias(pass.engine.compute_stream(), partial.view(), unit.tensor(linear.bias));
+      }
+      const StepTensors memory(pass.engine, Category::activations, "adapter",
+                               {{low_rank->dtype(), {x.shape[0], low_rank->rank()}}});
+      low_rank->chained_inner(pass, x, memory[0]);
+      low_rank->add_outputs(memory[0], partial.view());
+      return partial.scatter(name);
+    }
   } else {
     linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
   }
@@ -146,31 +167,45 @@ void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, co
   }
   d_x.mark_complete();
   const bool in_out = linear.layout == Linear::Layout::in_out;
-  const ConstTensorView weight = unit.tensor(linear.weight);
-  const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
-  const int blocks = dimensions[in_out ? 1 : 0].blocks;
-  const std::int64_t rows = d_out.shape[0], columns = d_out.shape[1] / blocks,
-                     in = weight.shape[in_out ? 0 : 1];
-  std::vector<ChainedPart> parts;
-  std::vector<StepTensors> memory;
-  for (int block = 0; block < blocks; ++block) {
-    if (blocks == 1) {
-      parts.push_back({d_out, weight});
-      continue;
-    }
-    // One rank goes through a block of all ranks before it comes to the next block.
-    memory.emplace_back(engine, Category::activations, "blocks of a fused layer",
-                        std::initializer_list<TensorRequest>{{d_out.dtype, {rows, columns}},
-                                                             {weight.dtype, {in_out ? in : 0, columns}}});
-    const StepTensors& own = memory.back();
-    Stream& stream = engine.compute_stream();
-    kernels::copy_columns(stream, d_out, block * columns, own[0], 0, columns);
-    if (in_out) kernels::copy_columns(stream, weight, block * columns, own[1], 0, columns);
-    parts.push_back({own[0], in_out
-                                 ? ConstTensorView(own[1])
-                                 : weight.slice(block * columns * in, columns * in).reshaped({columns, in})});
+  const std::string& name = unit.spec().name;
+  const int blocks = output_blocks(unit, linear);
+  {
+    const BlocksOfColumns parts(engine, d_out, unit.tensor(linear.weight), in_out, blocks);
+    chained_product(pass, name, parts.list(), in_out, accumulate, d_x.view());
   }
-  chained_product(pass, unit.spec().name, parts, in_out, accumulate, d_x.view());
+  const auto low_rank = LowRank::of(engine, unit, linear.weight);
+  if (!low_rank) return;
+  const StepTensors memory(engine, Category::activations, "adapter backward",
+                           {{low_rank->dtype(), {d_out.shape[0], low_rank->rank()}}});
+  low_rank->chained_inner_gradient(pass, d_out, blocks, memory[0]);
+  low_rank->input_gradient(memory[0], d_x.view());
+}
+
+void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
+                                       const Linear& linear, const ConstTensorView& x,
+                                       const ConstTensorView& d_out) {
+  Engine& engine = pass.engine;
+  const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
+  const bool has_outputs = d_out.shape[1] > 0;
+  if (!low_rank) {
+    if (has_outputs) linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
+    return;
+  }
+  if (has_outputs) add_own_gradients(engine, weights, linear, x, d_out);
+  const Shape narrow_rows{x.shape[0], low_rank->rank()};
+  StepTensors memory(engine, Category::activations, "adapter backward",
+                     {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
+  const TensorView inner = memory[0], d_inner = memory[1];
+  low_rank->inner(x, inner);
+  low_rank->chained_inner_gradient(pass, d_out, output_blocks(unit, linear), d_inner);
+  // A is whole on every rank, and its gradient one rank's.
+  const bool first = pass.tensor_rank() == 0;
+  weights.add([&engine, &gradients = weights.unit(), adapter = low_rank->adapter(), x, d_out, inner, d_inner,
+               has_outputs, first] {
+    if (has_outputs) add_b_gradient(engine, gradients, adapter, inner, d_out);
+    if (first) add_a_gradient(engine, gradients, adapter, x, d_inner);
+  });
+  weights.keep(std::move(memory));
 }
 
 void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
@@ -178,9 +213,27 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
                                     const ConstTensorView& d_out, const ConstTensorView& local_d_out) {
   Engine& engine = pass.engine;
   if (pass.tensor == nullptr) return linear_parameter_gradients(engine, unit, weights, linear, x, d_out);
-  linear_parameter_gradients(engine, unit, weights, {.weight = linear.weight, .layout = linear.layout}, x,
-                             d_out);
+  const Linear without_bias{.weight = linear.weight, .layout = linear.layout};
   const UnitGradients& gradients = weights.unit();
+  const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
+  if (low_rank) {
+    add_own_gradients(engine, weights, without_bias, x, d_out);
+    const Shape narrow_rows{x.shape[0], low_rank->rank()};
+    StepTensors memory(engine, Category::activations, "adapter backward",
+                       {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
+    const TensorView inner = memory[0], d_inner = memory[1];
+    low_rank->chained_inner(pass, x, inner);
+    low_rank->inner_gradient(d_out, d_inner);
+    // B is whole on every rank, and its gradient one rank's.
+    const bool first = pass.tensor_rank() == 0;
+    weights.add([&engine, &gradients, adapter = low_rank->adapter(), x, d_out, inner, d_inner, first] {
+      if (first) add_b_gradient(engine, gradients, adapter, inner, d_out);
+      add_a_gradient(engine, gradients, adapter, x, d_inner);
+    });
+    weights.keep(std::move(memory));
+  } else {
+    linear_parameter_gradients(engine, unit, weights, without_bias, x, d_out);
+  }
   if (linear.bias < 0 || !gradients.wanted(linear.bias)) return;
   if (pass.chained()) {  // one rank's sum over all rows, which the axis's first rank gives alone
     if (pass.tensor_rank() != 0) return;

@@ -114,12 +114,14 @@ struct LlamaOperands {
 struct LlamaSizes {
   DimensionPart heads, key_value_heads;
   std::int64_t queries, keys, inner;
+  int sharers;  ///< ranks of the axis `tensor` that share a head of keys and values
   LlamaSizes(const Pass& pass, const LlamaConfig& config)
       : heads(pass.part_of(config.heads)),
         key_value_heads(pass.part_of(config.key_value_heads)),
         queries(heads.count * config.head_dim),
         keys(key_value_heads.count * config.head_dim),
-        inner(pass.of_layers("inner").part_of(config.inner).count) {}
+        inner(pass.of_layers("inner").part_of(config.inner).count),
+        sharers(std::max(1, pass.tensor_ranks() / narrow<int>(config.key_value_heads))) {}
 };
 
 /// A step of a block: the sizes, and the kernels that forward and backward call alike.
@@ -291,7 +293,7 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     PartialRows partial(of_layers, d_x);
     bool accumulate = false;
     for (const auto& [linear, d_out] : layers) {
-      linear_parameter_gradients(engine, unit, weights, linear, x.view(), d_out);
+      column_linear_parameter_gradients(of_layers, unit, weights, linear, x.view(), d_out);
       column_linear_input_gradient(of_layers, unit, linear, d_out, partial, accumulate);
       accumulate = true;
     }
@@ -337,28 +339,33 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   StepTensors again = step.acquire_rotated();
   const Rotated before{saved[query], saved[key]};
   const Rotated rotated = config_.query_key_norm() ? step.norm_and_rotate(before, again) : before;
-  attend_backward(pass, block, step.attention(block), step.by_sequence(d_attended),
-                  {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
-                  {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]), saved[log_sum_exp],
-                  {step.by_sequence(d.query)}, {step.by_sequence(d.key)}, {step.by_sequence(d_value)},
-                  saved[kept]);
+  const int sharers = step.sizes.sharers;
+  if (pass.chained() && sharers > 1) {
+    shared_attention_backward(pass, unit, step.attention(block), sharers, d_attended,
+                              {rotated.query, rotated.key, saved[value]}, saved[attended], saved[log_sum_exp],
+                              {d.query, d.key, d_value});
+  } else {
+    attend_backward(pass, block, step.attention(block), step.by_sequence(d_attended),
+                    {step.by_sequence(rotated.query)}, {step.by_sequence(rotated.key)},
+                    {step.by_sequence(saved[value])}, step.by_sequence(saved[attended]), saved[log_sum_exp],
+                    {step.by_sequence(d.query)}, {step.by_sequence(d.key)}, {step.by_sequence(d_value)},
+                    saved[kept]);
+  }
   step.rotate(true, d);
   if (config_.query_key_norm()) {
-    const auto head_norm_backward = [&](const TensorView& d_normed_heads, const TensorView& x,
-                                        std::int64_t heads, int norm, const TensorView& rstd,
-                                        const TensorView& d_x) {
-      kernels::rms_norm_backward(stream, step.by_head(d_normed_heads, heads), step.by_head(x, heads),
-                                 unit.tensor(norm), rstd, false, step.by_head(d_x, heads),
-                                 gradients.tensor(norm), engine.workspace());
-    };
-    head_norm_backward(d.query, saved[query], step.sizes.heads.count, at.query_norm, saved[query_rstd],
+    head_norm_backward(pass, unit, gradients, at.query_norm, d.query, saved[query], saved[query_rstd], 1,
                        rotated.query);
-    head_norm_backward(d.key, saved[key], step.sizes.key_value_heads.count, at.key_norm, saved[key_rstd],
+    head_norm_backward(pass, unit, gradients, at.key_norm, d.key, saved[key], saved[key_rstd], sharers,
                        rotated.key);
     d = rotated;
   }
+  // In a chain the first of the ranks that share a head has the whole of its gradients.
+  const auto once = [&](const ConstTensorView& shared) {
+    const bool whole = !pass.chained() || pass.tensor_rank() % sharers == 0;
+    return whole ? shared : ConstTensorView(shared.data, shared.dtype, {rows, 0});
+  };
   column_backward(pass, saved[normed_1], d_normed,
-                  {{at.query, d.query}, {at.key, d.key}, {at.value, d_value}});
+                  {{at.query, d.query}, {at.key, once(d.key)}, {at.value, once(d_value)}});
   norm_backward(pass, unit, gradients, {at.norm_1}, d_normed, input, {}, saved[rstd_1], true, gradient);
   weights.keep(std::move(scratch));
   weights.keep(std::move(again));

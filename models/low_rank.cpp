@@ -1,5 +1,6 @@
 #include "models/low_rank.h"
 
+#include "models/chained_sums.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/core/error.h"
 #include "tranche/engine/engine.h"
@@ -113,8 +114,19 @@ void LowRank::forward(const ConstTensorView& x, const TensorView& out, bool by_r
   if (by_rows) return forward_by_rows(x, out);
   const StepTensors memory(*engine_, Category::activations, "adapter", {{dtype(), {x.shape[0], rank()}}});
   inner(x, memory[0]);
-  kernels::matmul(engine_->compute_stream(), {.transpose_b = true, .accumulate = true}, memory[0], b_, out,
+  add_outputs(memory[0], out);
+}
+
+void LowRank::add_outputs(const ConstTensorView& inner, const TensorView& out) const {
+  kernels::matmul(engine_->compute_stream(), {.transpose_b = true, .accumulate = true}, inner, b_, out,
                   engine_->workspace());
+}
+
+void LowRank::chained_inner(const Pass& pass, const ConstTensorView& x, const TensorView& inner) const {
+  const Dropped dropped(*engine_, *unit_, *adapter_, x);
+  const ChainedPart part{dropped.view(), a_};
+  chained_product(pass, unit_->name, {&part, 1}, true, false, inner);
+  multiply_by(*engine_, adapter_->scale, inner);
 }
 
 void LowRank::forward_by_rows(const ConstTensorView& x, const TensorView& out) const {
@@ -129,6 +141,13 @@ void LowRank::forward_by_rows(const ConstTensorView& x, const TensorView& out) c
 
 void LowRank::inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const {
   kernels::matmul(engine_->compute_stream(), {}, d_out, b_, d_inner, engine_->workspace());
+  multiply_by(*engine_, adapter_->scale, d_inner);
+}
+
+void LowRank::chained_inner_gradient(const Pass& pass, const ConstTensorView& d_out, int blocks,
+                                     const TensorView& d_inner) const {
+  const BlocksOfColumns parts(*engine_, d_out, b_, false, blocks);
+  chained_product(pass, unit_->name, parts.list(), false, false, d_inner);
   multiply_by(*engine_, adapter_->scale, d_inner);
 }
 

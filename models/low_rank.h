@@ -5,6 +5,7 @@
 
 #include "tranche/engine/handles.h"
 #include "tranche/kernels/elementwise.h"
+#include "tranche/models/language_model.h"
 #include "tranche/models/step_tensors.h"
 
 namespace tranche::models {
@@ -25,10 +26,18 @@ class LowRank {
 
   /// inner[rows, rank] = scale * dropout(x) A^T.
   void inner(const ConstTensorView& x, const TensorView& inner) const;
+  /// The same of a row layer in a chain: x and A are this rank's columns, and every rank gets the whole.
+  void chained_inner(const Pass& pass, const ConstTensorView& x, const TensorView& inner) const;
   /// out += inner(x) B^T; with `by_rows`, for generation, by kernels::matmul_rows and without dropout.
   void forward(const ConstTensorView& x, const TensorView& out, bool by_rows = false) const;
   /// d_inner[rows, rank] = scale * d_out B, the gradient of dropout(x) A^T.
   void inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const;
+  /// The same of a column layer in a chain: d_out and B are this rank's outputs, in `blocks` blocks, and
+  /// every rank gets the whole.
+  void chained_inner_gradient(const Pass& pass, const ConstTensorView& d_out, int blocks,
+                              const TensorView& d_inner) const;
+  /// out += inner B^T.
+  void add_outputs(const ConstTensorView& inner, const TensorView& out) const;
   /// d_x += dropout(d_inner A).
   void input_gradient(const ConstTensorView& d_inner, const TensorView& d_x) const;
 

@@ -76,6 +76,7 @@ class Walk {
       if (unit.moves) {
         bytes.to_host += unit.kept * size_of(config_.precision.accumulation);
         bytes.from_host += (unit.kept - away(unit)) * weight;
+        bytes.to_host += unit.stays * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
           const std::int64_t tiles =
               schedule_.passes * std::llround(static_cast<double>(unit.kept) * schedule_.state_bytes);
@@ -85,7 +86,7 @@ class Walk {
       } else {
         bytes.to_host += away(unit) * weight;
       }
-      if (parameters() == OffloadTier::nvme) bytes.nvme_written += away(unit) * weight;
+      if (parameters() == OffloadTier::nvme) bytes.nvme_written += (away(unit) + unit.stays) * weight;
     }
     if (parameters() == OffloadTier::none) return bytes;
     for (const UnitVisit& visit : schedule_.visits) {
@@ -164,6 +165,12 @@ class Walk {
           arrived = std::max(arrived, disk);
         }
       }
+      const double sent = static_cast<double>(unit.stays) * weight_;
+      if (sent > 0) {
+        weights_out_ += sent / rates_.host_link;
+        if (parameters() == OffloadTier::nvme) disk += sent / rates_.nvme;
+        arrived = std::max({arrived, weights_out_, parameters() == OffloadTier::nvme ? disk : 0.0});
+      }
       arrival_.push_back(arrived);
     }
     if (config_.overlap || arrival_.empty()) return;
@@ -214,7 +221,8 @@ OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, 
   }
   if (config.offload.activations && schedule.kept_inputs > 0) {
     // Grows with the tokens as compute does: hidden at any number of them, or at none.
-    const auto input = static_cast<std::int64_t>(static_cast<double>(schedule.input_bytes) * tokens);
+    const auto rows = static_cast<std::int64_t>(std::ceil(tokens / static_cast<double>(schedule.row_ranks)));
+    const std::int64_t input = schedule.input_bytes * rows;
     const std::int64_t moved =
         schedule.kept_inputs * round_up(input, step_memory_rounding) * config.accumulation_steps;
     cost.bytes.to_host += moved;

@@ -209,7 +209,8 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       of.gathered += whole;
     }
   }
-  // A unit counts as one that moves when any of its buffers does; it keeps what moves, then.
+  // A unit counts as one that moves when any of its buffers does; it keeps what moves, then, beside what
+  // stays.
   const std::vector<bool> moves = detail::units_that_move(trainable, config.offload.ratio);
   for (std::size_t b = 0; b < trainable.size(); ++b) {
     if (!moves[b] || config.offload.optimizer == OffloadTier::none) continue;
@@ -218,9 +219,14 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     schedule.units[unit_of[b]].whole += on_device[b];
   }
   for (std::size_t b = 0; b < trainable.size(); ++b) {
-    if (schedule.units[unit_of[b]].moves) continue;
-    schedule.units[unit_of[b]].kept += kept[b];
-    schedule.units[unit_of[b]].whole += on_device[b];
+    if (moves[b] && config.offload.optimizer != OffloadTier::none) continue;
+    OffloadUnit& unit = schedule.units[unit_of[b]];
+    if (unit.moves) {
+      if (config.offload.parameters != OffloadTier::none) unit.stays += kept[b] - on_device[b];
+      continue;
+    }
+    unit.kept += kept[b];
+    unit.whole += on_device[b];
   }
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   schedule.state_bytes = (config.precision.master == MasterFormat::none ? 2.0 : 4.0) +
@@ -238,6 +244,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     const models::ModelShape shape = request.model.language->shape();
     schedule.kept_inputs = divide_round_up(shape.layers, std::max(1, config.checkpoint_every));
     schedule.input_bytes = shape.width * size_of(config.precision.compute);
+    schedule.row_ranks = tensor_ranks_of(request, config);
   }
   const auto tokens = static_cast<double>(tokens_of_rank(request, config, spec));
   return offload_cost(schedule, config, tokens, rates);

@@ -60,11 +60,11 @@ TEST_P(BufferGroups, ReduceGatherAndUpdateByTheirOwnGroups) {
       regroup(layout.units[1].buffers[1], *pair, copies.get());
     });
     {
-      GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
+      GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
       ParameterGatherer gatherer(rank.store, detail::GatherOptions(rank.config), rank.arena, rank.compute,
                                  rank.exposed);
       StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh,
-                            *rank.device, rank.scalars);
+                            *rank.device, rank.scalars, rank.pieces);
       boundary.allocate(rank.memory);
       const std::vector<float> a = rank.weight("a.w"), b = rank.weight("b.w"),
                                frozen = rank.weight("b.frozen");
@@ -198,7 +198,7 @@ TEST(BufferCopies, AnErrorOfTheSumOverReplicasLeavesTheEventOfTheGroups) {
     while (!failed()) std::this_thread::yield();
     rank.arena.begin("train", false);
     {
-      GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
+      GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
       reducer.begin_micro_batch(0);
       reducer.open(0, 0);
       EXPECT_THROW(reducer.submit(0, 0, true), CommunicationError);

@@ -15,7 +15,7 @@ namespace {
 using detail::GradientReducer;
 
 GradientReducer reducer_of(RankState& rank) {
-  return {rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars};
+  return {rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr};
 }
 
 /// Runs `body` on `ranks` ranks with an open pass of the arena.

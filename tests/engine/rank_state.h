@@ -12,6 +12,7 @@
 #include "engine/flat_updater.h"
 #include "engine/initial_weights.h"
 #include "engine/offloaded_state.h"
+#include "engine/piece_statistics.h"
 #include "engine/state_store.h"
 #include "engine/step_scalars.h"
 #include "engine/tensor_access.h"
@@ -89,6 +90,7 @@ struct RankState {
               detail::with_exchanges(layout(regroup, staged), config, *device, arena, nullptr),
               {*device, memory, host}),
         scalars(memory, config.accumulation_steps, store.trainable().size()),
+        pieces(scalars, nullptr, arena, compute),
         workspace(memory, config.workspace_bytes, Category::workspace, "workspace"),
         updater(*optimizer, store.tensors(), config.precision, config.seed),
         matrices(
@@ -149,6 +151,7 @@ struct RankState {
   detail::ExposedTime exposed;
   detail::StateStore store;
   detail::StepScalars scalars;
+  detail::PieceStatistics pieces;
   Buffer workspace;
   detail::FlatUpdater updater;
   detail::WholeMatrices matrices;

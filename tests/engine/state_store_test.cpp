@@ -208,7 +208,7 @@ TEST(StateStore, TwoStoresOverDifferentGroups) {
       EXPECT_EQ(all.weight(tensor), two.weight(tensor)) << tensor;
     }
     for (RankState* rank : {&all, &two}) {
-      GradientReducer reducer(rank->store, rank->arena, rank->compute, rank->ledger, rank->scalars);
+      GradientReducer reducer(rank->store, rank->arena, rank->compute, rank->ledger, rank->scalars, nullptr);
       rank->arena.begin("train", false);
       reducer.begin_micro_batch(0);
       reducer.open(0, 0);

@@ -21,7 +21,7 @@ using detail::StepRecord;
 
 /// One micro-batch in which every trainable gradient of rank r is r + 1, but for `poison` of rank 1's a.b.
 void reduce_all(RankState& rank, float poison = 0) {
-  GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
+  GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
   rank.arena.begin("train", false);
   reducer.begin_micro_batch(0);
   for (int unit = 0; unit < 2; ++unit) {
@@ -60,7 +60,7 @@ TEST_P(StepBoundaryStages, AgreesAndUpdates) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(config, *group, detail::posix_file_system(), folder.path());
     StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *group, rank.mesh,
-                          *rank.device, rank.scalars);
+                          *rank.device, rank.scalars, rank.pieces);
     boundary.allocate(rank.memory);
     const std::vector<float> before = rank.weight("b.w"), frozen = rank.weight("b.frozen");
     for (const bool applied : {false, true}) {
@@ -100,7 +100,7 @@ TEST(StepBoundary, NamesTheFirstElementThatIsNotFinite) {
     const std::unique_ptr<Communicator> group = factory({});
     RankState rank(plain_config(2), *group);
     StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *group, rank.mesh,
-                          *rank.device, rank.scalars);
+                          *rank.device, rank.scalars, rank.pieces);
     boundary.allocate(rank.memory);
     reduce_all(rank, std::numeric_limits<float>::infinity());
     EXPECT_EQ(boundary.agree({}, 1, 1).non_finite, "a.b at element 0");
@@ -138,10 +138,10 @@ Outcome lamb_step(int ranks, bool staged, int stage, float poison) {
         }};
     RankState rank(config, *all, detail::posix_file_system(), {}, {}, staged ? &stages : nullptr);
     StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh, *rank.device,
-                          rank.scalars);
+                          rank.scalars, rank.pieces);
     boundary.allocate(rank.memory);
     const kernels::Digest before = rank.access().digest(detail::TensorAccess::Digested::weights_and_state);
-    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
+    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
     rank.arena.begin("train", false);
     reducer.begin_micro_batch(0);
     for (const int unit : {0, 1, 1}) {
@@ -202,9 +202,9 @@ TEST(StepBoundary, TakesARankWithoutTrainableTensors) {
         }};
     RankState rank(config, *all, detail::posix_file_system(), {}, {}, &stages);
     StepBoundary boundary(rank.store, rank.config, rank.updater, rank.matrices, *all, rank.mesh, *rank.device,
-                          rank.scalars);
+                          rank.scalars, rank.pieces);
     boundary.allocate(rank.memory);
-    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars);
+    GradientReducer reducer(rank.store, rank.arena, rank.compute, rank.ledger, rank.scalars, nullptr);
     rank.arena.begin("train", false);
     reducer.begin_micro_batch(0);
     for (int use = 0; use < 2 && number == 1; ++use) {

@@ -277,11 +277,77 @@ TEST(TensorAxis, WrittenTensorsAreReadBackWhole) {
   });
 }
 
+/// The noise that three steps report.
+std::vector<GradientNoise> noise_of(const CutRun& run, ReductionPolicy policy) {
+  std::vector<GradientNoise> noise;
+  std::mutex mutex;
+  on_cut_ranks(
+      run,
+      [&](Engine& engine, Runtime& runtime) {
+        std::vector<GradientNoise> mine;
+        for (int step = 0; step < 3; ++step) {
+          cut_step(engine, runtime, step);
+          mine.push_back(engine.step().noise);
+        }
+        const std::lock_guard lock(mutex);
+        if (noise.empty()) noise = mine;
+        for (std::size_t step = 0; step < mine.size(); ++step) {
+          EXPECT_EQ(mine[step].scale, noise[step].scale) << "rank " << runtime.rank();
+        }
+      },
+      [&](Config& config) {
+        config.reduction = policy;
+        config.gradient_noise_scale = true;
+        config.gradient_noise_smoothing = 0.5;
+      });
+  return noise;
+}
+
+/// Pipelines and the axis `context` refuse it.
+bool may_measure_noise(const std::string& mesh) {
+  return mesh.find("pipeline") == std::string::npos && mesh.find("context") == std::string::npos;
+}
+
+TEST(TensorAxis, TheNoiseOfGradientsHasTheBitsOfAMeshWithoutTheAxis) {
+  for (const ReductionPolicy policy : {ReductionPolicy::micro_batch, ReductionPolicy::boundary}) {
+    for (const auto& [ranks, mesh] : meshes) {
+      if (!may_measure_noise(mesh)) continue;
+      // Micro-batches are equal however many data ranks share them out; the sums of ranks are not.
+      const int data_ranks = ranks / (mesh == "tensor=4" ? 4 : 2);
+      if (policy == ReductionPolicy::boundary && data_ranks == 1) continue;
+      CutRun without;
+      if (policy == ReductionPolicy::boundary) without.ranks = data_ranks;
+      const std::vector<GradientNoise> wanted = noise_of(without, policy);
+      for (int stage = 0; stage <= 3; ++stage) {
+        for (const bool whole : {false, true}) {
+          CutRun run{ranks, mesh, stage};
+          if (whole) run.whole = {"vocabulary", "inner"};
+          const std::vector<GradientNoise> noise = noise_of(run, policy);
+          const std::string where = mesh + " at stage " + std::to_string(stage) + (whole ? ", whole" : "");
+          for (std::size_t step = 0; step < wanted.size(); ++step) {
+            EXPECT_TRUE(noise[step].measured) << where;
+            EXPECT_EQ(noise[step].variance, wanted[step].variance) << where;
+            EXPECT_EQ(noise[step].squares, wanted[step].squares) << where;
+            EXPECT_EQ(noise[step].scale, wanted[step].scale) << where;
+          }
+        }
+      }
+    }
+  }
+}
+
 void expect_traffic_by_formula(const std::string& optimizer) {
   for (const auto& [ranks, mesh] : meshes) {
     for (int stage = 0; stage <= 3; ++stage) {
-      on_cut_ranks({ranks, mesh, stage, optimizer}, [&, &ranks = ranks, &mesh = mesh](Engine& engine,
-                                                                                      Runtime& runtime) {
+      const auto measures = [&, &mesh = mesh](Config& config) {
+        config.gradient_noise_scale = may_measure_noise(mesh) && stage != 1;
+        // One data rank has several gradients then.
+        const bool each = stage != 2 || mesh == "tensor=2" || mesh == "tensor=4";
+        if (config.gradient_noise_scale) {
+          config.reduction = each ? ReductionPolicy::micro_batch : ReductionPolicy::boundary;
+        }
+      };
+      const auto check = [&, &ranks = ranks, &mesh = mesh](Engine& engine, Runtime& runtime) {
         for (int step = 0; step < 2; ++step) {
           cut_step(engine, runtime, step);
           (void)engine.step();
@@ -294,7 +360,8 @@ void expect_traffic_by_formula(const std::string& optimizer) {
           found = found || each["axis"] == "tensor";
         }
         EXPECT_EQ(found, runtime.tensor() != nullptr) << mesh << " of " << ranks;
-      });
+      };
+      on_cut_ranks({ranks, mesh, stage, optimizer}, check, measures);
     }
   }
 }
@@ -697,27 +764,26 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   const auto with = [&](const std::function<void(Config&)>& adjust) {
     return text_of({2, "tensor=2"}, adjust);
   };
+  // Ranks of tensor see the same samples, so that one data rank has as many gradients as one rank.
   EXPECT_THAT(
-      with([](Config& c) { c.gradient_noise_scale = true; }),
-      HasSubstr(
-          "tranche.gradient_noise_scale: tranche.mesh \"tensor=2\" with tensor=2 cannot be used with it "
-          "yet: a rank of tensor has a part of each gradient alone; leave it out"));
+      with([](Config& c) {
+        c.gradient_noise_scale = true;
+        c.reduction = ReductionPolicy::boundary;
+      }),
+      HasSubstr("tranche.gradient_noise_scale: needs at least two gradients a step, but one rank adds "
+                "its 4 micro-batches up before they are reduced; write tranche.reduction "
+                "micro_batch"));
+  EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.gradient_noise_scale = true; }),
+              HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": a "
+                        "stage has a part of each gradient alone; leave it out"));
   EXPECT_THAT(
       with([](Config& c) {
         c.tensor_sums = TensorSums::chain;
-        c.lora.rank = 2;
-        c.lora.targets = {"qkv"};
+        c.layout["inner"] = "whole";
       }),
-      HasSubstr("tranche.tensor_sums: chain with tranche.lora: the narrow products of adapters are not "
-                "computed in chains; write rank_order"));
-  EXPECT_THAT(
-      with([](Config& c) {
-        c.tensor_sums = TensorSums::chain;
-        c.layout["vocabulary"] = "whole";
-      }),
-      HasSubstr("tranche.tensor_sums: chain with tranche.layout: layers and tables whose vocabulary is "
-                "whole on every rank are not computed in chains; write rank_order, or leave it out of the "
-                "layout"));
+      HasSubstr("tranche.tensor_sums: chain with tranche.layout: layers whose inner is whole on every rank "
+                "add their gradients up over rows, not in chains; write rank_order, or leave inner out of "
+                "the layout"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -118,7 +119,8 @@ std::vector<DataType> ascending_types() {
 }
 
 /// One rank's bits on 2 and more ranks of the axis, alone and beside data ranks.
-void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<int> sizes, int steps) {
+void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<int> sizes, int steps,
+                             bool whole_vocabulary = false, const LoraConfig& lora = {}) {
   const std::vector<DataType> types = ascending_types();
   if (types.empty()) {
     GTEST_SKIP() << "products run by " << kernels::matmul_path(DeviceKind::cpu, DataType::bfloat16) << " and "
@@ -129,6 +131,8 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
     if (test::sanitized && dtype != types.front()) continue;
     Config alone = config_of(1);
     alone.precision.compute = alone.precision.communication = dtype;
+    alone.lora = lora;
+    if (lora.any()) alone.optimizer.learning_rate = 1e-2;
     const Bits one = trained(1, model, alone, steps);
     EXPECT_NE(one.losses.back(), one.losses.front());
     for (const int tensor : sizes) {
@@ -137,7 +141,10 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
         SCOPED_TRACE(model.describe() + ", " + std::string(name_of(dtype)) +
                      ", tensor=" + std::to_string(tensor) + ", stage " + std::to_string(stage));
         Config cut = chained(config_of(tensor, 1, stage), dtype);
+        cut.lora = lora;
+        cut.optimizer.learning_rate = alone.optimizer.learning_rate;
         cut.activation_checkpointing = stage == 3;
+        if (whole_vocabulary) cut.layout["vocabulary"] = "whole";
         expect_same(trained(tensor, model, cut, steps), one);
       }
     }
@@ -166,6 +173,40 @@ TEST(TensorChain, LlamaHasTheBitsOfOneRank) {
     expect_bits_of_one_rank(Llama(model), {2, 4}, test::fewer(5));
     if (IsSkipped()) return;
   }
+}
+
+TEST(TensorChain, HeadsThatRanksShareAndTheirNormsHaveTheBitsOfOneRank) {
+  for (const LlamaKind kind : {LlamaKind::qwen3, LlamaKind::llama, LlamaKind::qwen2}) {
+    LlamaConfig model = eight_heads(kind);  // with two heads of keys and values
+    model.inner = 48;
+    model.vocabulary = 64;
+    expect_bits_of_one_rank(Llama(model), {4, 8, 2}, test::fewer(3));
+    if (IsSkipped()) return;
+  }
+}
+
+TEST(TensorChain, TablesThatStayWholeHaveTheBitsOfOneRank) {
+  LlamaConfig untied = eight_heads(LlamaKind::llama);
+  untied.inner = 40;
+  untied.vocabulary = 61;
+  for (const bool is_gpt : {true, false}) {
+    if (is_gpt) {
+      expect_bits_of_one_rank(Gpt(even_gpt(4)), {2}, test::fewer(3), true);
+    } else {
+      expect_bits_of_one_rank(Llama(untied), {2}, test::fewer(3), true);
+    }
+    if (IsSkipped()) return;
+  }
+}
+
+TEST(TensorChain, AdaptersHaveTheBitsOfOneRank) {
+  const LoraConfig lora{.rank = 3, .alpha = 7, .dropout = 0.1, .targets = {"all-linear"}};
+  LlamaConfig shared = eight_heads(LlamaKind::llama);  // with biases, and two heads of keys and values
+  shared.inner = 40;
+  shared.vocabulary = 64;
+  expect_bits_of_one_rank(Gpt(even_gpt(6)), {2, 3}, test::fewer(4), false, lora);
+  if (IsSkipped()) return;
+  expect_bits_of_one_rank(Llama(shared), {2, 4}, test::fewer(4), false, lora);
 }
 
 TEST(TensorChain, DataRanksMicroBatchesAndPipelinesDoNotMatter) {
@@ -197,7 +238,8 @@ TEST(TensorChain, DataRanksMicroBatchesAndPipelinesDoNotMatter) {
 TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
   const std::vector<DataType> types = ascending_types();
   if (types.empty()) GTEST_SKIP() << "no products here add up in ascending order";
-  for (const auto& [ranks, stage] : {std::pair(2, 0), std::pair(4, 3)}) {
+  for (const auto& [ranks, stage, shared] :
+       {std::tuple(2, 0, false), std::tuple(4, 3, false), std::tuple(4, 1, true)}) {
     MemoryCase made{.model = even_gpt(4), .sequence = time_steps, .ranks = ranks, .config = {}};
     made.config.mesh = "tensor=" + std::to_string(ranks);
     made.config.tensor_sums = TensorSums::chain;
@@ -206,9 +248,9 @@ TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
     made.config.accumulation_steps = 2;
     made.config.stage = stage;
     made.config.activation_checkpointing = stage == 3;
-    if (stage == 3) {
-      made.llama = eight_heads(LlamaKind::llama);
-      made.llama->key_value_heads = 4;
+    if (stage > 0) {
+      made.llama = eight_heads(shared ? LlamaKind::qwen3 : LlamaKind::llama);
+      if (!shared) made.llama->key_value_heads = 4;
       made.llama->inner = 40;
       made.llama->vocabulary = 64;
     }
@@ -303,19 +345,16 @@ TEST(TensorChainRefusals, SayWhy) {
                   "\" here, which does not add up in ascending order, so that no chain has the bits of one "
                   "rank; write rank_order");
   }
-  EXPECT_EQ(refusal(2, Llama(eight_heads(LlamaKind::qwen3)), chained(config_of(2))),
-            "tranche.tensor_sums: chain: Qwen3ForCausalLM does not compute in chains "
-            "(ModelSpec::chain_sums); write rank_order");
   const kernels::SumOrder order = kernels::matmul_sum_order(DeviceKind::cpu, bf16);
-  if (!order.ascending) return;
-  LlamaConfig shared = eight_heads(LlamaKind::llama);
-  shared.inner = 40;
-  shared.vocabulary = 64;
-  EXPECT_EQ(refusal(4, Llama(shared), chained(config_of(4), bf16)),
-            "tranche.tensor_sums: chain: 4 ranks of the axis tensor share the 2 heads of "
-            "model.layers.0.self_attn.k_proj.weight, whose gradients are then sums that no chain has; write "
-            "rank_order, or at most tensor=2");
-  if (order.step == 1) return;
+  if (order.ascending) {
+    Config head = chained(config_of(2), bf16);
+    head.lora = {.rank = 2, .alpha = 2, .targets = {"lm_head"}};
+    EXPECT_EQ(refusal(2, Gpt(even_gpt(4)), head),
+              "tranche.tensor_sums: chain: the adapter of transformer.wte.weight, whose outputs are the "
+              "vocabulary, is not computed in blocks of a chain; write rank_order, or leave it out of "
+              "tranche.lora.targets");
+  }
+  if (!order.ascending || order.step == 1) return;
   GptConfig odd = even_gpt(4);
   odd.inner = 50;
   EXPECT_EQ(

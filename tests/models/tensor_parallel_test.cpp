@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <barrier>
 #include <cmath>
+#include <cstdio>
+#include <initializer_list>
 #include <mutex>
 #include <numeric>
 #include <string>
@@ -15,6 +17,7 @@
 #include "memory_checks.h"
 #include "own_schedule.h"
 #include "tensor_models.h"
+#include "tests/core/rounds.h"
 #include "tranche/comm/communicator.h"
 #include "tranche/models/key_value_cache.h"
 #include "tranche/models/llama.h"
@@ -30,6 +33,47 @@ TEST(TensorParallelGpt, TwentyStepsHaveTheLossesOfOneRank) {
     SCOPED_TRACE(tensor);
     expect_equal_runs(train_model(tensor, model, config_of(tensor), 20, time_steps, true), one);
   }
+}
+
+/// Four micro-batches of three samples a step, on one or two data ranks.
+GptRun noisy_run(const LanguageModel& model, int shards, int tensor) {
+  Config config = config_of(1);
+  config.train_batch_size = 12;
+  config.micro_batch_size = 3;
+  config.accumulation_steps = 4 / shards;
+  config.mesh = "shard=" + std::to_string(shards) + ", tensor=" + std::to_string(tensor);
+  config.reduction = ReductionPolicy::micro_batch;
+  config.stage = tensor % 4;
+  config.gradient_noise_scale = true;
+  config.gradient_noise_smoothing = 0.9;
+  return train_model(shards * tensor, model, config, test::fewer(20), time_steps, true);
+}
+
+TEST(TensorParallelNoise, IsThatOfOneRank) {
+  const auto compare = [](const LanguageModel& model, std::initializer_list<int> sizes) {
+    const GptRun one = noisy_run(model, 1, 1);
+    ASSERT_EQ(one.noise.size(), one.losses.size());
+    double furthest = 0;
+    for (const int shards : {1, 2}) {
+      for (const int tensor : sizes) {
+        const GptRun cut = noisy_run(model, shards, tensor);
+        ASSERT_EQ(cut.noise.size(), one.noise.size());
+        for (std::size_t step = 0; step < one.noise.size(); ++step) {
+          const GradientNoise &found = cut.noise[step], &wanted = one.noise[step];
+          // Both are differences of two sums, which are of this size.
+          const double sum = one.norms[step] * one.norms[step];
+          const double samples = 12;
+          furthest = std::max({furthest, std::abs(found.variance - wanted.variance) / samples / sum,
+                               std::abs(found.squares - wanted.squares) / sum});
+          EXPECT_GT(wanted.variance / samples, 0.01 * sum) << "the noise is not next to nothing";
+        }
+      }
+    }
+    EXPECT_LE(furthest, 1e-5) << model.describe();
+    std::printf("measured: %s: noise within %.1e of one rank's\n", model.describe().c_str(), furthest);
+  };
+  compare(Gpt(with_dropout(six_heads())), {2, 3});
+  compare(Llama(eight_heads(LlamaKind::qwen3)), {2, 4});  // four ranks share two heads of keys and values
 }
 
 TEST(TensorParallelGpt, GradientsAreThoseOfOneRank) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <map>
 #include <string>
@@ -24,6 +25,7 @@ struct Point {
   int tensor = 1, shards = 1, stage = 0;
   ReductionPolicy policy = ReductionPolicy::boundary;
   bool lora = false;
+  std::uint64_t seed = 1234;  ///< of initial weights and masks
   std::string text() const {
     return "tensor=" + std::to_string(tensor) + ", shard=" + std::to_string(shards) + ", stage " +
            std::to_string(stage) + ", " + std::string(name_of(policy)) + (lora ? ", adapters" : "");
@@ -37,6 +39,7 @@ Config config_at(const Point& point, DataType dtype) {
   config.micro_batch_size = 3;
   config.accumulation_steps = 4 / point.shards;
   config.stage = point.stage;
+  config.seed = point.seed;
   config.reduction = point.policy;
   config.mesh = "shard=" + std::to_string(point.shards) + ",tensor=" + std::to_string(point.tensor);
   config.precision.compute = config.precision.communication = dtype;
@@ -101,21 +104,38 @@ Gpt gpt() {
   return Gpt(with_dropout(six_heads()));
 }
 
-/// bf16 on the axis differs from one rank's bf16 by at most what that differs from its fp32.
-void expect_near_in_bf16(const LanguageModel& model, std::initializer_list<int> sizes) {
-  const GptRun wide = run_at(model, {}, DataType::float32), one = run_at(model, {}, DataType::bfloat16);
-  const double of_bf16 = largest_relative_difference(one.losses, wide.losses);
-  double furthest = 0;
-  for (const int tensor : sizes) {
-    for (const int shards : {1, 2}) {
-      const GptRun cut = run_at(model, {.tensor = tensor, .shards = shards}, DataType::bfloat16);
-      const double difference = largest_relative_difference(cut.losses, one.losses);
-      EXPECT_LE(difference, of_bf16) << model.describe() << " tensor=" << tensor << ", shard=" << shards;
-      furthest = std::max(furthest, difference);
+/// bf16 on the axis differs from one rank's bf16 by at most what that differs from its fp32: the largest
+/// differences over some starts, as those of one start are a draw of twenty rounding errors.
+void expect_near_in_bf16(const LanguageModel& model, std::initializer_list<int> sizes, int starts) {
+  double of_bf16 = 0;
+  std::map<std::pair<int, int>, double> furthest;  // by ranks of tensor and shards
+  for (int start = 0; start < starts; ++start) {
+    const std::uint64_t seed = 1234 + static_cast<std::uint64_t>(start);
+    const GptRun wide = run_at(model, {.seed = seed}, DataType::float32),
+                 one = run_at(model, {.seed = seed}, DataType::bfloat16);
+    const double here = largest_relative_difference(one.losses, wide.losses);
+    of_bf16 = std::max(of_bf16, here);
+    std::printf("start %d: bf16 within %.1e of fp32;", start, here);
+    for (const int tensor : sizes) {
+      for (const int shards : {1, 2}) {
+        const Point point{.tensor = tensor, .shards = shards, .seed = seed};
+        const double difference =
+            largest_relative_difference(run_at(model, point, DataType::bfloat16).losses, one.losses);
+        double& largest = furthest[{tensor, shards}];
+        largest = std::max(largest, difference);
+        std::printf(" tensor=%d, shard=%d within %.1e of it;", tensor, shards, difference);
+      }
     }
+    std::printf("\n");
   }
-  std::printf("measured: %s, bf16: losses within %.1e of one rank's, which are within %.1e of fp32's\n",
-              model.describe().c_str(), furthest, of_bf16);
+  for (const auto& [ranks, largest] : furthest) {
+    EXPECT_LE(largest, of_bf16) << model.describe() << " tensor=" << ranks.first
+                                << ", shard=" << ranks.second;
+    std::printf(
+        "measured: %s, bf16, tensor=%d, shard=%d: losses within %.1e of one rank's, which are within "
+        "%.1e of fp32's\n",
+        model.describe().c_str(), ranks.first, ranks.second, largest, of_bf16);
+  }
 }
 
 TEST(TensorSweep, LossesAndNormsAreThoseOfOneRank) {
@@ -176,7 +196,7 @@ TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
 }
 
 TEST(TensorSweep, Bf16IsAsNearAsBf16ToFp32) {
-  expect_near_in_bf16(gpt(), {3});
+  expect_near_in_bf16(gpt(), {3}, 1);
 }
 
 TEST(TensorSweepSlow, EveryLayoutHasTheLossesAndNormsOfOneRank) {
@@ -190,8 +210,8 @@ TEST(TensorSweepSlow, EveryLayoutWithAdaptersToo) {
 }
 
 TEST(TensorSweepSlow, Bf16IsAsNearAsBf16ToFp32) {
-  expect_near_in_bf16(gpt(), {2, 3});
-  for (const LlamaKind kind : all_kinds) expect_near_in_bf16(Llama(eight_heads(kind)), {2, 4, 8});
+  expect_near_in_bf16(gpt(), {2, 3}, 4);
+  for (const LlamaKind kind : all_kinds) expect_near_in_bf16(Llama(eight_heads(kind)), {2, 4, 8}, 4);
 }
 
 }  // namespace

@@ -215,6 +215,7 @@ struct GptRun {
   reference_training::Tensors weights;
   reference_training::Tensors gradients;  ///< of the last step, when asked for
   kernels::Digest digest;
+  std::vector<GradientNoise> noise;  ///< of each step, where it was measured
 };
 
 /// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
@@ -236,6 +237,7 @@ inline GptRun train_model(int ranks, const LanguageModel& model, const Config& c
         TokenData data(time, model.shape().vocabulary, ignore_some);
         DeviceBatch device_batch(engine);
         std::vector<double> losses, norms;
+        std::vector<GradientNoise> noise;
         reference_training::Tensors gradients;
         if (start != nullptr) {
           for (const auto& [name, values] : *start) {
@@ -252,12 +254,14 @@ inline GptRun train_model(int ranks, const LanguageModel& model, const Config& c
           const StepResult result = engine.step();
           losses.push_back(result.loss);
           norms.push_back(result.gradient_norm);
+          if (result.noise.measured) noise.push_back(result.noise);
         }
         auto weights = read_all(engine);
         const auto digest = engine.weights_digest();
         if (rank != 0) return;
         const std::lock_guard lock(mutex);
-        run = {std::move(losses), std::move(norms), std::move(weights), std::move(gradients), digest};
+        run = {std::move(losses),    std::move(norms), std::move(weights),
+               std::move(gradients), digest,           std::move(noise)};
       },
       device);
   return run;

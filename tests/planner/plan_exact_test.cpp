@@ -249,9 +249,8 @@ void expect_plan_is_measured(std::uint64_t number, const PlanRequest& request, c
   EXPECT_EQ(plan.offload_bytes.nvme_written, run.offload.nvme_written) << line;
   // A plan's seconds are of the same bytes; the disk's are rounded up, tensor by tensor and tile by
   // tile.
-  // They are of the whole sequence, and leave messages of matrices out; on the axis tensor they are an
-  // estimate where tensors are frozen.
-  if (request.lengths.empty() && !whole && mesh.size(MeshAxis::tensor) == 1) {
+  // They are of the whole sequence, and leave messages of matrices out.
+  if (request.lengths.empty() && !whole) {
     EXPECT_EQ(plan.offload.bytes.to_host, run.offload.to_host) << line;
     EXPECT_EQ(plan.offload.bytes.from_host, run.offload.from_host) << line;
   }
@@ -410,6 +409,11 @@ PlanRequest draw_parts(std::uint64_t number, std::int64_t positions = 9) {
     config.quantized_gradients = pick(4) == 0;
     config.quantized_weights = pick(4) == 0;
   }
+  // The noise needs gradients that are told apart.
+  config.gradient_noise_scale =
+      stages == 1 && pick(2) == 0 &&
+      (shards * replicas > 1 ||
+       (config.accumulation_steps > 1 && config.effective_reduction(1) == ReductionPolicy::micro_batch));
   return request;
 }
 
@@ -488,6 +492,7 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsLayers) {
     axes.meet("parameters", request.config.offload.parameters);
     axes.meet("frozen", !request.config.frozen.empty());
     axes.meet("adapters", request.config.lora.any());
+    axes.meet("noise", request.config.gradient_noise_scale);
   }
   axes.expect("parts", {2, 3, 4, 6, 8});
   axes.expect("stages", {1, 2});
@@ -497,6 +502,7 @@ TEST(PlanIsMeasured, EveryRankOfAMeshThatCutsLayers) {
   axes.expect("parameters", {OffloadTier::none, OffloadTier::cpu, OffloadTier::nvme});
   axes.expect("frozen", {false, true});
   axes.expect("adapters", {false, true});
+  axes.expect("noise", {false, true});
   for (const std::uint64_t number : tranche::test::rounds(cases)) {
     PlanRequest request = draw_parts(number);
     const std::vector<Measured> runs = measure(request);

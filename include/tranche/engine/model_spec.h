@@ -151,7 +151,8 @@ class ModelSpec {
   /// the sum of the ranks' gradients is still the whole gradient.
   std::vector<std::string> whole_dimensions = {};
   /// True when the model computes with Config::tensor_sums chain, by the functions of models/ that take sums
-  /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone.
+  /// over the axis, and gives the gradients of whole tensors on the axis's first rank alone, and those of
+  /// heads that several ranks share on the first of these.
   bool chain_sums = false;
   /// True when the model computes a rank's part of every sequence on a mesh with the axis `context`, and
   /// gives the loss sum and the number of tokens of that part.

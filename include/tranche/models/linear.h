@@ -57,7 +57,7 @@ void linear_backward(Engine& engine, const GatheredUnit& unit, WeightGradients& 
 /// A row layer, whose inputs the axis `tensor` cuts: out[R, columns] = this rank's rows of the sum over the
 /// ranks of x[rows, inner] W[inner, columns], plus b; linear_forward() without the axis. The bias is whole on
 /// every rank. Collective over the axis. A column layer, whose outputs are cut, is linear_forward() of
-/// GatheredRows; its backward is linear_parameter_gradients() of the same rows, gathered again, and
+/// GatheredRows; its backward is column_linear_parameter_gradients() of the same rows, gathered again, and
 /// column_linear_input_gradient() into PartialRows, which are then scattered (tensor_rows.h).
 void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
                         const ConstTensorView& x, const TensorView& out);
@@ -65,6 +65,11 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
 /// rank's addends, which are then scattered. In a chain (Pass::chained()) collective over the axis.
 void column_linear_input_gradient(const Pass& pass, const GatheredUnit& unit, const Linear& linear,
                                   const ConstTensorView& d_out, PartialRows& d_x, bool accumulate = false);
+/// Adds the gradients of a column layer, as linear_parameter_gradients() does. In a chain collective over the
+/// axis, for an adapter's sake; d_out has no columns then on a rank whose outputs another one gives.
+void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
+                                       const Linear& linear, const ConstTensorView& x,
+                                       const ConstTensorView& d_out);
 /// Adds the gradients of a row layer: of weight and adapter from x and the gathered rows of d_out, of the
 /// bias from this rank's own rows `local_d_out`, so that the sum over the ranks is whole.
 void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,

@@ -26,7 +26,7 @@ class Llama final : public LanguageModel {
   double skipped_operations() const override;
 
   /// The gradients of query and key norms are sums over heads, which are taken by rank.
-  bool chain_sums() const override { return !config_.query_key_norm(); }
+  bool chain_sums() const override { return true; }
   bool sequence_parts() const override { return true; }
   std::vector<std::string> tensor_dimensions() const override {
     return {"heads", "key_value_heads", "inner", "vocabulary"};

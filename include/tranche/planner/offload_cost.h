@@ -34,6 +34,8 @@ struct OffloadUnit {
   std::int64_t gathered = 0;  ///< elements of the whole unit
   bool moves = false;         ///< the optimizer state is not on the device
   std::int64_t whole = 0;  ///< elements of `kept` whose weights are whole on the device, wherever others live
+  std::int64_t stays = 0;  ///< of a unit that moves, in other buffers: elements that the device updates and
+                           ///< whose weights live elsewhere
 };
 
 /// The part of a micro-batch that computes with one unit's weights.
@@ -49,8 +51,9 @@ struct OffloadSchedule {
   std::vector<UnitVisit> visits;   ///< of a micro-batch, in order
   /// Inputs of blocks that go to the host in forward and come back in backward, and bytes a token of each.
   std::int64_t kept_inputs = 0, input_bytes = 0;
-  double state_bytes = 12;  ///< of an element, master and optimizer state
-  std::int64_t passes = 1;  ///< how often a step reads and writes them on the nvme tier
+  std::int64_t row_ranks = 1;  ///< of the axis `tensor`, that have a share of each input's tokens
+  double state_bytes = 12;     ///< of an element, master and optimizer state
+  std::int64_t passes = 1;     ///< how often a step reads and writes them on the nvme tier
 };
 
 /// Seconds of a step and rank.
