@@ -185,7 +185,7 @@ TEST(TensorSweep, MuonHasTheWeightsOfOneRank) {
         if (!test::swept(number++, 3)) continue;
         const Point point{tensor, 1 + stage % 2, stage};
         const double difference = furthest_weight(run(point), one);
-        EXPECT_LE(difference, 1e-5) << model->describe() << " " << point.text();
+        EXPECT_LE(difference, std::max(1e-5, 3 * of_shards)) << model->describe() << " " << point.text();
         furthest = std::max(furthest, difference);
       }
     }
