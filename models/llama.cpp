@@ -104,8 +104,9 @@ StepTensors Llama::acquire_tables(const Pass& pass) const {
       kernels::rope_frequencies(config_.head_dim, config_.rope_theta, config_.rope);
   for (int run = 0; run < pass.runs(); ++run) {
     const TensorView rows = rows_of_run(pass, tables[0], run);
-    const ConstTensorView positions =
-        pass.positions ? rows_of_run(pass, *pass.positions, run).reshaped({rows.shape[0]}) : ConstTensorView{};
+    const ConstTensorView positions = pass.positions
+                                          ? rows_of_run(pass, *pass.positions, run).reshaped({rows.shape[0]})
+                                          : ConstTensorView{};
     kernels::rope_table(pass.engine.compute_stream(), frequencies, positions, pass.time, rows,
                         pass.first_of_run(run));
   }

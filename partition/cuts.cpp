@@ -68,15 +68,15 @@ std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages, 
   for (const int begin : begins) list += (list.empty() ? "" : ", ") + std::to_string(begin);
   const auto refuse = [&](const std::string& reason) { throw InvalidArgument("[" + list + "]: " + reason); };
   if (static_cast<int>(begins.size()) != stages - 1) {
-    refuse("it has " + std::to_string(begins.size()) + " numbers; " + std::to_string(stages) +
-           " " + std::string(part) + "s have " + std::to_string(stages - 1) + " cuts");
+    refuse("it has " + std::to_string(begins.size()) + " numbers; " + std::to_string(stages) + " " +
+           std::string(part) + "s have " + std::to_string(stages - 1) + " cuts");
   }
   std::vector<int> cuts{0};
   for (const int begin : begins) {
     if (begin <= cuts.back() || begin >= uses) {
-      refuse(std::to_string(begin) + " leaves a " + std::string(part) + " without a unit; it has to be above " +
-             std::to_string(cuts.back()) + " and below " + std::to_string(uses) +
-             ", the number of the model's units");
+      refuse(std::to_string(begin) + " leaves a " + std::string(part) +
+             " without a unit; it has to be above " + std::to_string(cuts.back()) + " and below " +
+             std::to_string(uses) + ", the number of the model's units");
     }
     cuts.push_back(begin);
   }

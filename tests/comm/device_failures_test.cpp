@@ -90,10 +90,8 @@ TEST_P(DeviceFailures, ARankThatHangsEndsAllWithinTheTimeOutAndIsNamed) {
       EXPECT_THAT(text, HasSubstr("] reduce_scatter of unit h.3 in backward: not done after " + after));
       continue;
     }
-    EXPECT_THAT(
-        text,
-        HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after " + after +
-                  " (rank 1 has not entered the operation, or hangs)"));
+    EXPECT_THAT(text, HasSubstr("reduce_scatter of unit h.3 in backward: no data from rank 1 after " + after +
+                                " (rank 1 has not entered the operation, or hangs)"));
   }
   EXPECT_LT(watch.seconds(), test::sanitized ? 60 : 10);
 }

@@ -64,8 +64,8 @@ class EveryRow : public Combinations {
 /// The rows of at most four ranks. Ranks that are threads share a GPU's launch queues, which suffice for no
 /// more, so a row of pipeline stages and of cut layers keeps its layers whole.
 std::vector<CoveringRow> rows_for_one_gpu(const std::vector<CombinationAxis>& axes) {
-  const auto tensor = static_cast<std::size_t>(
-      std::ranges::find(axes, "tensor", &CombinationAxis::name) - axes.begin());
+  const auto tensor =
+      static_cast<std::size_t>(std::ranges::find(axes, "tensor", &CombinationAxis::name) - axes.begin());
   std::vector<CoveringRow> rows = rows_of(axes);
   for (CoveringRow& row : rows) {
     if (combination_of(axes, row).ranks > 4) row.at(tensor) = 0;

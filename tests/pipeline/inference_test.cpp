@@ -192,8 +192,7 @@ TEST(PipelineInference, ACacheHoldsTheBlocksOfItsStage) {
         (void)cache.values(1, 0, 3);
         ADD_FAILURE() << "block 1 is on the next stage";
       } catch (const InvalidArgument& error) {
-        EXPECT_EQ(error.message(),
-                  "block 1 is not in the key-value cache of this rank, which has blocks 0");
+        EXPECT_EQ(error.message(), "block 1 is not in the key-value cache of this rank, which has blocks 0");
       }
     }
     return cache.bytes();

@@ -52,7 +52,8 @@ class Copy : public StagedChunk {
   void weight_gradients() override {
     seen_.most_kept = std::max(seen_.most_kept, seen_.kept);
     for (int use = chunk_.end - 1; use >= chunk_.begin; --use) {
-      UnitGradients gradients = engine_.gradients(engine_.model().forward[static_cast<std::size_t>(use)].unit);
+      UnitGradients gradients =
+          engine_.gradients(engine_.model().forward[static_cast<std::size_t>(use)].unit);
       std::move(gradients).reduce();
     }
     done_ = true;
@@ -160,9 +161,10 @@ TEST(StagedModel, RefusesGradientsOfAnEarlierUseBeforeThoseOfTheLater) {
       });
     });
   };
-  EXPECT_THAT(text_of("0F0,3F0,3I0,0I0,0W0,3W0"),
-              testing::HasSubstr("0W0 of rank 0 stands before the weight gradients of chunk 3, which uses unit "
-                                 "table too: gradients of its later use have to come first"));
+  EXPECT_THAT(
+      text_of("0F0,3F0,3I0,0I0,0W0,3W0"),
+      testing::HasSubstr("0W0 of rank 0 stands before the weight gradients of chunk 3, which uses unit "
+                         "table too: gradients of its later use have to come first"));
   EXPECT_EQ(text_of("0F0,3F0,3I0,0I0,3W0,0W0"), test::nothing_thrown);
   std::filesystem::remove(file);
 }

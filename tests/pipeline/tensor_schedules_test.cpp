@@ -78,8 +78,7 @@ TEST(SchedulesOfCutLayers, HaveTheLossesOfOneRankAndOneDigest) {
   for (std::size_t s = 0; s < schedules.size(); ++s) {
     for (const int stages : {2, 4}) {
       const std::string mesh = "pipeline=" + std::to_string(stages) + ",tensor=2";
-      const Seen cut =
-          trained(*model, 2 * stages, config_under(mesh, schedules[s], static_cast<int>(s) % 4));
+      const Seen cut = trained(*model, 2 * stages, config_under(mesh, schedules[s], static_cast<int>(s) % 4));
       EXPECT_LE(largest_relative_difference(cut.losses, one), 1e-5) << mesh << ", " << schedules[s];
       EXPECT_TRUE(cut.digest == digest) << mesh << ", " << schedules[s];
     }

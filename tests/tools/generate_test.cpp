@@ -349,9 +349,8 @@ TEST_F(Generate, LogitsThatAreNotFiniteAreAnError) {
   const ProgramResult imported = test::run({"checkpoint", "import", hf, "--to", folder_.path("back")});
   EXPECT_EQ(imported.status, 0);
   EXPECT_THAT(imported.out, HasSubstr("note: 1 of "));
-  EXPECT_THAT(
-      imported.out,
-      HasSubstr("weights is not finite, the first one element 3839 of transformer.wte.weight (inf)"));
+  EXPECT_THAT(imported.out,
+              HasSubstr("weights is not finite, the first one element 3839 of transformer.wte.weight (inf)"));
   for (const std::string& from : {hf, folder_.path("back")}) {
     const ProgramResult result =
         generate({"--from", from, "--prompt", "a", "--prompt", "b", "--tokens", "3"});

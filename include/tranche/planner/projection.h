@@ -67,8 +67,8 @@ StepCost projected_cost(const ProjectionRequest& request);
 /// request's group of shards, the others from its file. Throws as project() does.
 CostModel machine_rates(const ProjectionRequest& request);
 /// Bytes a second that a rank of the request's mesh sends to its group of an axis of several ranks, in
-/// gathers and reductions of large blocks; along `pipeline` in messages between the stages that are furthest apart,
-/// along `shard` over `context` too. The request's configuration is complete (validate_config()).
+/// gathers and reductions of large blocks; along `pipeline` in messages between the stages that are furthest
+/// apart, along `shard` over `context` too. The request's configuration is complete (validate_config()).
 double axis_rate(const ProjectionRequest& request, MeshAxis axis);
 
 /// Seconds of a collective over `ranks` ranks, `ranks_per_node` of them on a node, of so many bytes of all
