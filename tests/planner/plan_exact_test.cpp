@@ -432,6 +432,7 @@ PlanRequest draw_sequences(std::uint64_t number) {
   };
   while (ranks_of() > 8) request = draw_parts(++other, 24);
   Config& config = request.config;
+  config.gradient_noise_scale = false;  // refused: a rank has a part of each sample's gradient alone
   const std::string tensor = "tensor=" + std::to_string(config.mesh_of(request.ranks).size(MeshAxis::tensor));
   request.ranks = ranks_of();
   if (!cut) config.mesh.replace(config.mesh.find(tensor), tensor.size(), "tensor=1");
