@@ -308,7 +308,8 @@ Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
   if (micro_batches > run) {
     const Simulated fewer = simulate_step(with(request, run - stages, request.plan.ranks), nullptr);
     const StepBreakdown round = sum(simulated.step, fewer.step, -1);
-    const auto more = static_cast<double>((micro_batches - run) / stages);
+    const std::int64_t rounds = (micro_batches - run) / stages;
+    const auto more = static_cast<double>(rounds);
     simulated.step = sum(simulated.step, round, more);
     simulated.node_bytes += more * (simulated.node_bytes - fewer.node_bytes);
     simulated.notes.push_back(
