@@ -146,7 +146,7 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
   {
-    // Where attention keeps its operands itself, they are not saved as well.
+    // If attention keeps its operands itself, they are not saved a second time.
     StepTensors own;
     if (pass.exchanges_heads()) {
       own = StepTensors(engine, Category::activations, "queries, keys and values",

@@ -10,7 +10,7 @@ namespace tranche::planner {
 
 /// Micro-batches of a step that a trial runs: the first, one between, the last. The choice is run whole.
 inline constexpr std::int64_t trial_micro_batches = 3;
-/// Where a machine's seconds decide, the formula is trusted with what it has for so many times as dear.
+/// If a machine's simulation decides, the formula leaves out what it takes for this many times as slow.
 inline constexpr double too_dear = 1.5;
 
 /// Everything that is searched on a mesh but the micro-batch.

@@ -27,7 +27,7 @@ namespace tranche::planner {
 
 namespace {
 
-/// Where a machine decides, so many of the best by formula are simulated at most.
+/// If a machine's simulation decides, at most this many of the best by formula are simulated.
 constexpr std::size_t most_projected = 32;
 /// Plans that look for the next best, and for the one that lacks least where nothing fits.
 constexpr int most_alternatives = 64, most_failures = 400;
@@ -324,7 +324,7 @@ class MeshSearch {
     }
   }
 
-  /// Where whole chunks are gathered, their weights come once in a step.
+  /// Breadth-first at stage 3 gathers whole chunks, so that their weights come once in a step.
   Config alone_config(const Candidate& one) const {
     Config config = config_of(one);
     config.mesh = case_at(one).alone.config.mesh;
