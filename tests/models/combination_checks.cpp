@@ -42,6 +42,26 @@ std::vector<test::CoveringRow> rows_of(const std::vector<CombinationAxis>& axes)
       .rows();
 }
 
+std::vector<test::CoveringRow> rows_of_few_ranks(const std::vector<CombinationAxis>& axes, int most_ranks) {
+  std::vector<test::CoveringRow> open = rows_of(axes), rows;
+  std::set<test::CoveringRow> met;
+  for (std::size_t next = 0; next < open.size(); ++next) {
+    const test::CoveringRow row = open[next];
+    if (!met.insert(row).second) continue;
+    if (combination_of(axes, row).ranks <= most_ranks) {
+      rows.push_back(row);
+      continue;
+    }
+    for (std::size_t axis = 0; axis < axes.size(); ++axis) {
+      const std::string& name = axes[axis].name;
+      if (row[axis] == 0 || (name != "pipeline" && name != "context" && name != "tensor")) continue;
+      open.push_back(row);
+      open.back()[axis] = 0;
+    }
+  }
+  return rows;
+}
+
 std::vector<test::CoveringRow> rows_of_every_value(std::vector<test::CoveringRow> rows) {
   std::vector<test::CoveringRow> few;
   std::set<std::pair<std::size_t, int>> met;

@@ -11,6 +11,11 @@ namespace tranche::models {
 /// Rows in which every two values meet that can.
 std::vector<test::CoveringRow> rows_of(const std::vector<CombinationAxis>& axes);
 
+/// The rows with at most `most_ranks` ranks each. A row of more is replaced by one for each of the axes
+/// pipeline, context and tensor that it has, in which that axis has one rank, so that every pair still meets
+/// which fits in so many ranks.
+std::vector<test::CoveringRow> rows_of_few_ranks(const std::vector<CombinationAxis>& axes, int most_ranks);
+
 /// Few of them, in which each value of each axis still is.
 std::vector<test::CoveringRow> rows_of_every_value(std::vector<test::CoveringRow> rows);
 

@@ -7,7 +7,6 @@
 #include <gtest/gtest.h>
 
 #include <unistd.h>
-#include <algorithm>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -61,17 +60,8 @@ class EveryRow : public Combinations {
 };
 
 #if defined(TRANCHE_COMBINATIONS_ON_GPU)
-/// The rows of at most four ranks. Ranks that are threads share a GPU's launch queues, which suffice for no
-/// more, so a row of pipeline stages and of cut layers keeps its layers whole.
-std::vector<CoveringRow> rows_for_one_gpu(const std::vector<CombinationAxis>& axes) {
-  const auto tensor =
-      static_cast<std::size_t>(std::ranges::find(axes, "tensor", &CombinationAxis::name) - axes.begin());
-  std::vector<CoveringRow> rows = rows_of(axes);
-  for (CoveringRow& row : rows) {
-    if (combination_of(axes, row).ranks > 4) row.at(tensor) = 0;
-  }
-  return rows;
-}
+/// Ranks that are threads share a GPU's launch queues, which suffice for no more.
+constexpr int most_ranks_on_a_gpu = 4;
 
 class CombinationsOnAGpu : public EveryRow {
  protected:
@@ -83,7 +73,7 @@ class CombinationsOnAGpu : public EveryRow {
 
 TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
   const std::vector<CombinationAxis> axes = combination_axes();
-  const std::vector<CoveringRow> rows = rows_of_every_value(rows_for_one_gpu(axes));
+  const std::vector<CoveringRow> rows = rows_of_every_value(rows_of_few_ranks(axes, most_ranks_on_a_gpu));
   expect_pairs_of_the_table("CombinationsOnAGpu.HaveTheBitsOfStageZero", axes, rows, {"cuda", "threads"});
   expect_bits_of_stage_zero(axes, rows, DeviceKind::cuda);
 }
@@ -92,7 +82,7 @@ TEST_F(CombinationsOnAGpu, HaveTheBitsOfStageZero) {
 class CombinationsOnAGpuSlow : public CombinationsOnAGpu {};
 TEST_F(CombinationsOnAGpuSlow, HaveTheBitsOfStageZero) {
   const std::vector<CombinationAxis> axes = combination_axes();
-  expect_bits_of_stage_zero(axes, rows_for_one_gpu(axes), DeviceKind::cuda);
+  expect_bits_of_stage_zero(axes, rows_of_few_ranks(axes, most_ranks_on_a_gpu), DeviceKind::cuda);
 }
 #else
 class CombinationsOfTwo : public EveryRow {};

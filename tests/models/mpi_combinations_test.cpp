@@ -33,7 +33,7 @@ std::string shared_folder() {
 TEST(MpiCombinations, HaveTheBitsOfThreadRanks) {
   Communicator& world = test::world();
   const std::vector<CombinationAxis> axes = combination_axes();
-  const std::vector<test::CoveringRow> rows = rows_of(axes);
+  const std::vector<test::CoveringRow> rows = rows_of_few_ranks(axes, 8);
   expect_pairs_of_the_table("MpiCombinations.HaveTheBitsOfThreadRanks", axes, rows, {"cpu", "mpi"});
   int met = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
