@@ -1,5 +1,5 @@
 #pragma once
-/// Who sends which elements of whole matrices to whom: the plan that WholeMatrices follows. Private to
+/// The plan of messages that WholeMatrices follows: which elements of matrices each rank sends. Private to
 /// engine/.
 
 #include <cstdint>

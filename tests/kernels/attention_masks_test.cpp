@@ -139,7 +139,7 @@ TEST(AttentionMasks, PartsOfTheQueriesAreThoseOfAll) {
       Machine machine(threads);
       for (DataType dtype : floating_dtypes) {
         SCOPED_TRACE(s.text() + " " + std::string(name_of(dtype)));
-        // Where a product's rows have the same bits among any number of rows, so have the parts'.
+        // If a row's bits do not depend on the number of rows, the parts have the whole's bits.
         const bool bits = cpu::attention_runs_in_bf16(dtype, s.head_width) ||
                           matmul_sum_order(DeviceKind::cpu, fp32).ascending;
         const double rounding = dtype == fp32 ? 1e-6 : rounding_of(dtype);
