@@ -17,6 +17,7 @@
 #include "engine/checkpoint_loader.h"
 #include "engine/checkpoint_session.h"
 #include "engine/data_groups.h"
+#include "engine/early_updates.h"
 #include "engine/flat_updater.h"
 #include "engine/formulas.h"
 #include "engine/frozen_base.h"
@@ -71,6 +72,8 @@ struct Engine::Impl {
   /// while the hook runs; collective.
   double gradient_scale();
   int find_trainable(std::string_view name) const;
+  /// Throws LogicError while a step's updates are in progress: state is neither that of before nor after it.
+  void require_not_updating(std::string_view call) const;
   void require_size(const detail::TensorState& tensor, std::size_t given, const char* call) const;
   std::vector<float> read_gradient(std::string_view name);
   void write_gradient(std::string_view name, std::span<const float> values);
@@ -89,6 +92,8 @@ struct Engine::Impl {
   double unscale(std::int64_t tokens) const;
   /// Decides from the agreed loss and gradients whether the step is applied, and whether it is clipped.
   void judge_gradients(const detail::StepBoundary::Agreement& found, StepResult& result);
+  /// Ends the engine, on all ranks, where units were updated for a step that is not as was foreseen.
+  void require_foreseen(const StepResult& result);
   /// The engine is between steps again.
   void close_step(StepResult& result);
 
@@ -118,6 +123,7 @@ struct Engine::Impl {
   detail::GradientReducer reducer;
   detail::TrafficFormulas traffic;
   detail::StepBoundary boundary;
+  detail::EarlyUpdates early;
   detail::CheckpointSession session;
   detail::RunProgress progress;
   detail::FrozenBase base;

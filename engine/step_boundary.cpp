@@ -239,6 +239,25 @@ void StepBoundary::update(const OptimizerStep& step) {
   }
 }
 
+void StepBoundary::begin_update(const OptimizerStep& step) {
+  prepare(step);
+  if (OffloadedState* const offload = store_.offload()) offload->begin_update();
+}
+
+void StepBoundary::update(FlatBuffer& flat, const OptimizerStep& step) {
+  if (flat.optimizer_tier == OffloadTier::none) return update_on_device(flat, step);
+  store_.offload()->expect_update(flat);
+  update_tiles(flat, step);
+  store_.gather_updated(flat, "step");
+}
+
+void StepBoundary::end_update() {
+  OffloadedState* const offload = store_.offload();
+  if (offload == nullptr) return;
+  offload->end_update();
+  if (store_.observer() != nullptr) store_.observer()->updates_issued(offload->host());
+}
+
 void StepBoundary::update_on_device(FlatBuffer& flat, const OptimizerStep& step) {
   if (flat.empty() || flat.optimizer_tier != OffloadTier::none || flat.whole_matrices) return;
   compute_.wait(

@@ -33,6 +33,8 @@ class StepRule {
   void declare(const OptimizerStep& update, StepRecord& mine) const;
   /// Throws unless all ranks would update alike, and with numbers.
   void check(const std::vector<StepRecord>& records, std::int64_t step) const;
+  /// Ends the engine on all ranks, which have the same, where a number of the update is not finite.
+  void check_finite(const OptimizerStep& update, std::int64_t step) const;
   /// Collective. Why the program's hook wants the step skipped, as all ranks say; empty: it does not.
   /// `gradient_scale`: from the main gradient to what the update takes.
   std::string ask_hook(const StepResult& found, double gradient_scale);

@@ -10,6 +10,7 @@
 
 #include "engine/breakdown.h"
 #include "engine/data_groups.h"
+#include "engine/early_updates.h"
 #include "engine/flat_updater.h"
 #include "engine/gradient_reducer.h"
 #include "engine/micro_batches.h"
@@ -43,6 +44,7 @@ class StepSequence {
     const FlatUpdater& updater;
     const StepScalars& scalars;
     const DataGroups& groups;
+    EarlyUpdates& early;
   };
   StepSequence(const Runtime& runtime, const Config& config, const ModelSpec& model, const Parts& parts,
                Breakdown& breakdown);

@@ -43,6 +43,7 @@ struct StepResult {
   double update_seconds = 0;   ///< norm, agreement of the ranks and update, from when gradients were there
   double between_seconds = 0;  ///< from the end of the step before to the first begin_micro_batch()
   OffloadSeconds offload;      ///< time of offloading's parts in this step; they overlap
+  DiskIdleSeconds disk_idle;   ///< zero without the nvme tier
   OffloadTraffic offload_traffic;  ///< and what it moved
   std::string saved;               ///< path of the checkpoint that became complete in this step; else empty
   bool stop_requested = false;     ///< some rank's Engine::request_stop() came before this step was agreed on
