@@ -61,7 +61,7 @@ inline Config pipeline_config(DataType dtype, int stage, ReductionPolicy policy,
 struct StepData {
   std::vector<TokenData> places;
   /// `ignored`: some tokens are not learned.
-  StepData(Engine& engine, std::int64_t vocabulary, bool ignored)
+  StepData(Engine& engine, std::int64_t vocabulary, bool ignored = true)
       : places(static_cast<std::size_t>(engine.config().accumulation_steps),
                TokenData(time_steps, vocabulary, ignored)) {}
   TokenBatch draw(Engine& engine, std::int64_t m) {
