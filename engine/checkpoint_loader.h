@@ -45,9 +45,8 @@ class CheckpointLoader {
     std::unique_ptr<checkpoint::Reader> reader;
     Part part = Part::whole;
     TensorMatch match;
-    std::unique_ptr<checkpoint::Reader>
-        base;  ///< for a checkpoint with only adapters: that of the base; null: the base is drawn
-    checkpoint::Companions companions;  ///< on rank 0
+    std::unique_ptr<checkpoint::Reader> base;  ///< the adapters' base; null: it is drawn
+    checkpoint::Companions companions;         ///< on rank 0
   };
   /// Throws CheckpointError if the model cannot use the checkpoint's contents.
   Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;

@@ -113,8 +113,7 @@ class CheckpointSession {
   std::string directory_;
   std::int64_t step_ = -1;
   std::unique_ptr<checkpoint::ShardPlan> plan_;
-  checkpoint::Manifest
-      manifest_;  ///< complete except for the shards' records and the fields that commit() sets
+  checkpoint::Manifest manifest_;  ///< without the shards' records and the fields that commit() sets
   checkpoint::Retention retention_;
   bool proven_ = false;           ///< the last saved weights are good; see prove()
   bool provable_ = false;         ///< the present weights derive from the last saved ones

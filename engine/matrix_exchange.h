@@ -39,8 +39,7 @@ struct MatrixExchange {
   bool everywhere = false;    ///< every rank keeps all state of its part
   std::vector<Piece> pieces;  ///< the elements that this rank keeps, ordered by the owner of their matrix
   std::vector<Matrix> owned;  ///< this rank's matrices, in the buffer's order
-  std::vector<RankElements>
-      messages;  ///< by rank: the elements of this rank that belong to that rank's matrices
+  std::vector<RankElements> messages;  ///< by rank: this rank's elements of that rank's matrices
   std::vector<RankElements> matrices;  ///< by rank: that rank's elements of this rank's matrices
   // The same for the messages to the owners, in which only one of the ranks with equal elements sends.
   std::vector<RankElements> given, received;

@@ -16,8 +16,7 @@ namespace tranche::detail {
 /// The stages and uses that read a tensor.
 struct TensorUses {
   std::vector<int> stages;  ///< the stages that hold it, ascending; empty: there is only one
-  std::vector<int>
-      uses;  ///< the uses of its unit, ascending, if gradients are kept separate by use; otherwise empty
+  std::vector<int> uses;    ///< uses of its unit, ascending, if their gradients are separate; otherwise empty
 };
 
 /// The stages of a pipeline, each with one or more chunks of consecutive uses of units. Chunks are numbered

@@ -1,16 +1,14 @@
 #pragma once
 /// The record that ranks exchange at the end of a step. Private to engine/.
 ///
-/// Note: a step's agreement. At the end of a step (engine_step.cpp) the ranks must decide the same, although
-/// each knows only its own part. They exchange once:
+/// Note: a step's agreement. At the end of a step (engine_step.cpp) all ranks must make the same decision,
+/// although each knows only its own part of the gradients:
 ///
-///     every rank   fills a StepRecord: statistics of the gradients that it owns, losses and tokens, hashes
-///     of
+///     every rank   fills a StepRecord: statistics of the gradients that it owns, losses and tokens, hashes of
 ///                  its collective calls, rates, hook, and whether its save is at rest
-///     all ranks    gather all records (StepBoundary::agree()), and compute the same Agreement from them in
-///     rank
-///                  order
-///     all ranks    apply the step, or skip it (no tokens, not finite, hook), from the Agreement alone
+///     all ranks    exchange these records (StepBoundary::agree()), and compute the same Agreement from them
+///                  in rank order; if there is a gradient hook, they also exchange its answers
+///     all ranks    apply the step, or skip it (no tokens, not finite, hook), only from these common values
 ///
 /// A skipped step issues the same work as an applied one, masked, so that later collectives match.
 

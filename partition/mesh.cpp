@@ -132,11 +132,7 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
   for (const auto& [axis, size] : axes) {
     if (size == 0) continue;
     arithmetic += (arithmetic.empty() ? "" : " x ") + std::string(name_of(axis)) + " " + std::to_string(size);
-    product =
-        product > ranks
-            ? product
-            : product *
-                  size;  // no overflow: a product above the number of ranks is only reported as too large
+    product = product > ranks ? product : product * size;  // no overflow: larger is reported as too large
   }
   const std::string has = std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
   const auto open = std::find_if(axes.begin(), axes.end(), [](const auto& a) { return a.second == 0; });

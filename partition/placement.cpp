@@ -25,9 +25,8 @@ Placement::Placement(const Mesh& mesh, int units, std::vector<TensorFacts> tenso
   std::size_t t = 0;
   for (int unit = 0; unit < units; ++unit) {
     first_buffer_.push_back(static_cast<int>(buffers_.size()));
-    std::vector<std::tuple<std::vector<int>, std::vector<int>, int>>
-        sets;                               // stages, uses and sharers of each set
-    std::vector<std::vector<int>> members;  // tensors by set and kind
+    std::vector<std::tuple<std::vector<int>, std::vector<int>, int>> sets;  // stages, uses and sharers
+    std::vector<std::vector<int>> members;                                  // tensors by set and kind
     const auto kinds = static_cast<std::size_t>(classes_) + 1;
     for (; t < tensors_.size() && tensors_[t].unit == unit; ++t) {
       TensorFacts& tensor = tensors_[t];

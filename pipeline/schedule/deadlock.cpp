@@ -136,9 +136,8 @@ class Rehearsal {
   const PipelineSchedule& schedule_;
   const Places& places_;
   MessageModel model_;
-  std::vector<std::size_t> done_;  ///< by rank: the number of completed actions
-  std::vector<std::pair<std::size_t, std::size_t>>
-      channel_of_;  ///< by cut: the channels of residuals and of gradients
+  std::vector<std::size_t> done_;                                ///< by rank: the number of completed actions
+  std::vector<std::pair<std::size_t, std::size_t>> channel_of_;  ///< by cut: of residuals and gradients
   std::vector<Channel> channels_;
 };
 

@@ -169,8 +169,7 @@ struct Config {
   std::int64_t reduce_bucket_elements = 500'000'000;
   std::int64_t allgather_bucket_elements = 500'000'000;
   /// Stage 3 gathers the next unit ahead of its use, within `depth`. These limit further prefetching:
-  std::int64_t prefetch_elements =
-      50'000'000;  ///< the most elements gathered ahead of use, beyond the next unit
+  std::int64_t prefetch_elements = 50'000'000;     ///< most elements gathered ahead, beyond the next unit
   std::int64_t max_live_elements = 1'000'000'000;  ///< the most elements gathered at once, in use or ahead
   /// The most units gathered at once, including the one in use. With GatherFor::step it only limits
   /// prefetching.
@@ -210,10 +209,9 @@ struct Config {
   double communication_timeout = 300;  ///< seconds
   bool inline_progress = false;        ///< `tranche.progress: inline`
   std::string collectives = "auto";    ///< auto, ours, messages, shared: fixed-order sums; nccl: other bits
-  std::string device_transport =
-      "auto";       ///< auto, nccl, staged or shared: how messages in GPU memory are sent
-  int threads = 0;  ///< per rank; 0: cores / ranks on the node
-  std::int64_t device_memory_limit = 0;  ///< bytes; 0: none
+  std::string device_transport = "auto";  ///< auto, nccl, staged or shared: transport of GPU memory
+  int threads = 0;                        ///< per rank; 0: cores / ranks on the node
+  std::int64_t device_memory_limit = 0;   ///< bytes; 0: none
 
   bool activation_checkpointing = false;
   int checkpoint_every = 1;           ///< for recomputation: blocks between saved inputs
@@ -259,10 +257,8 @@ Config load_config(const std::string& path, int ranks, const std::vector<std::st
                    bool strict = false);
 /// Settings of a saved run that a configuration leaves out and whose defaults have changed since.
 struct EarlierDefaults {
-  bool bf16 =
-      false;  ///< the run computed in bf16; the configuration sets no dtype, whose default is fp32 now
-  bool clipping =
-      false;  ///< the run clipped at 1.0; the configuration sets no clipping, whose default is none now
+  bool bf16 = false;      ///< the run computed in bf16; this configuration sets no dtype, now fp32 by default
+  bool clipping = false;  ///< the run clipped at 1.0; this configuration sets no clipping, now off by default
   bool any() const { return bf16 || clipping; }
 };
 /// `saved` is the effective configuration of the run (LoadResult::config).

@@ -45,8 +45,7 @@ class GatheredUnit {
   Engine* engine_ = nullptr;
   int unit_ = -1;
   std::int64_t micro_batch_ = -1;
-  int exceptions_ =
-      0;  ///< exceptions in flight when it was made; if there are more now, an exception unwinds
+  int exceptions_ = 0;  ///< in flight when it was made; a higher count now means unwinding
 };
 
 /// A forward pass without loss, token count, gradients or micro-batches. All ranks make and end it between
@@ -110,8 +109,7 @@ class UnitGradients {
   Engine* engine_ = nullptr;
   int unit_ = -1;
   std::int64_t micro_batch_ = -1;
-  int exceptions_ =
-      0;  ///< exceptions in flight when it was made; if there are more now, an exception unwinds
+  int exceptions_ = 0;  ///< in flight when it was made; a higher count now means unwinding
 };
 
 }  // namespace tranche

@@ -40,8 +40,7 @@ struct RuntimeOptions {
   LogLevel log_level = LogLevel::info;
   std::shared_ptr<detail::WorkRecorder> recorder =
       nullptr;  ///< for device meta: records work and operations; null: nothing is recorded
-  detail::FileSystem* files =
-      nullptr;  ///< for checkpoints; must outlive the Runtime; null: the system's files
+  detail::FileSystem* files = nullptr;  ///< for checkpoints; must outlive the Runtime; null: system's
   /// Returns `beside`, with the fields that `config` sets to something other than their default.
   static RuntimeOptions from(const Config& config, const RuntimeOptions& beside);
   static RuntimeOptions from(const Config& config) { return from(config, RuntimeOptions()); }
