@@ -4,8 +4,8 @@
 /// Note: a step's agreement. At the end of a step (engine_step.cpp) all ranks must make the same decision,
 /// although each knows only its own part of the gradients:
 ///
-///     every rank   fills a StepRecord: statistics of the gradients that it owns, losses and tokens, hashes of
-///                  its collective calls, rates, hook, and whether its save is at rest
+///     every rank   fills a StepRecord: statistics of the gradients that it owns, losses and tokens, hashes
+///                  of its collective calls, rates, hook, and whether its save is at rest
 ///     all ranks    exchange these records (StepBoundary::agree()), and compute the same Agreement from them
 ///                  in rank order; if there is a gradient hook, they also exchange its answers
 ///     all ranks    apply the step, or skip it (no tokens, not finite, hook), only from these common values
