@@ -20,7 +20,7 @@ class Breakdown {
   void end(const std::exception_ptr& error) noexcept;
   /// Ends the engine with an error that the peers already know.
   void end_untold(std::exception_ptr error) noexcept { error_ = std::move(error); }
-  /// Ends the engine because an unknown exception is unwinding. The peers are told only `where`, and wait a
+  /// Ends the engine because an unknown exception is unwinding. The peers are sent only `where`, and wait a
   /// moment for the cause (Communicator::post_unwinding). Without peers nothing is sent.
   void end_by_unwinding(const std::string& where) noexcept;
 

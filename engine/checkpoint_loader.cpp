@@ -172,7 +172,7 @@ CheckpointLoader::Found CheckpointLoader::find_and_read(const std::string& path,
   while (true) {
     result.notes = passed_over;
     Found found = find(path, options, storage, result.notes, damaged);
-    // From here on weights change; a failure leaves the engine with a mixture of two states.
+    // Weights change from here on; a failure leaves the engine with a mixture of two states.
     half_loaded_ = found.folder;
     try {
       (void)together(runtime_.all(), load_label, [&]() -> std::string {

@@ -31,7 +31,7 @@ std::vector<int> tensor_and_shard(const Mesh& mesh, int rank) {
   return ranks;
 }
 
-/// Those of these ranks that hold the same part of tensors which `sharers` neighbouring ranks of the axis
+/// The subset of these ranks with the same part of tensors which `sharers` neighbouring ranks of the axis
 /// `tensor` share.
 std::vector<int> ranks_that_share(const Mesh& mesh, int sharers, int rank) {
   const auto part = [&](int of) { return mesh.coordinate(MeshAxis::tensor, of) / sharers; };

@@ -1,5 +1,6 @@
 #pragma once
-/// Flat buffers, and a model's units, which consist of them: the state that a rank keeps. Private to engine/.
+/// Flat buffers, and a model's units, which consist of them: the state that a rank keeps. The note in
+/// partition/placement.h explains the choice of a buffer's group. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>

@@ -180,8 +180,8 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
     ConfigurationError error((alike ? "" : "rank " + std::to_string(refused - problems.begin()) + ": ") +
                              *refused);
     error.attach_rank(world->rank());
-    world.reset();  // destroyed in this order, because destroying a communicator while an exception is in
-                    // flight leaves MPI open
+    // Destroyed before the throw, because destroying it while an exception is in flight leaves MPI open.
+    world.reset();
     throw error;
   }
   Runtime runtime = from_environment(RuntimeOptions::from(config, beside));
@@ -295,7 +295,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   if (!problem.empty()) {
     ConfigurationError error(problem);
     error.attach_rank(impl.world->rank());
-    impl.world.reset();  // in order, as in from_config()
+    impl.world.reset();  // before the throw, as in from_config()
     throw error;
   }
   const Mesh& mesh = impl.mesh;

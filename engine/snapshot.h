@@ -1,6 +1,6 @@
 #pragma once
 /// The copy of a rank's state for a save: state in memory is copied at once, tiles of the nvme tier when
-/// steps read them. Private to engine/.
+/// steps read them (see the note in checkpoint_session.h). Private to engine/.
 
 #include <cstdint>
 #include <memory>
@@ -48,7 +48,7 @@ class Snapshot final : public StateObserver {
   const SnapshotLayout& layout() const { return layout_; }
   std::span<std::byte> memory() const;
 
-  /// From now on the next step, or hand_over_tiles(), passes tiles to the feed.
+  /// Opens the feed, to which the next step, or hand_over_tiles(), then passes tiles.
   void open_tile_feed();
   /// Null: all state is in memory.
   const std::shared_ptr<TileFeed>& feed() const { return feed_; }

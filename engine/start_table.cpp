@@ -13,7 +13,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// From this many micro-batches in a step on, a pipeline's start notes that stage 3 gathers in each of them.
+/// The least micro-batches in a step for which a pipeline's table notes that stage 3 gathers in each of them.
 constexpr std::int64_t noted_micro_batches = 4;
 
 }  // namespace

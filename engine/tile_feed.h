@@ -1,6 +1,6 @@
 #pragma once
 /// Passes tiles of state on the nvme tier from the code that has them in memory to the thread that writes a
-/// checkpoint. Private to engine/.
+/// checkpoint (see the note in checkpoint_session.h). Private to engine/.
 
 #include <condition_variable>
 #include <functional>

@@ -42,8 +42,8 @@ void Timeline::end(Stream& compute) {
 
 void Timeline::arrow(const Span& span, bool residual, bool begins) {
   const double begun = span.begun.seconds(), ended = span.ended.seconds();
-  // Each chunk's residuals have a channel, and so have its gradients. Both ends count messages equally,
-  // because they ascend in micro-batches.
+  // Each chunk has one channel for residuals and one for gradients. Sender and receiver number messages by
+  // micro-batch, so their numbers agree.
   const int chunk = span.action.chunk - (begins ? 0 : residual ? 1 : -1);
   const int stage = schedule_.rank_of_chunk.at(static_cast<std::size_t>(chunk));
   const int sender = ranks_.at(static_cast<std::size_t>(stage)) * schedule_.chunks() + chunk;

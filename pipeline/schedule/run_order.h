@@ -1,6 +1,6 @@
 #pragma once
-/// Facts that a rank's executor needs in addition to its actions. They cost more than linear time, so they
-/// are computed once and stored with the schedule.
+/// Facts that a rank's executor needs in addition to its actions (see the note in pipeline/executor.cpp).
+/// They cost more than linear time, so they are computed once and stored with the schedule.
 
 #include <cstddef>
 #include <cstdint>

@@ -14,7 +14,7 @@ class Engine;
 
 struct GradientCheckOptions {
   std::int64_t elements = 32;  ///< compared in each tensor; a smaller tensor is compared whole
-  std::uint64_t seed = 1;      ///< of the draw of elements
+  std::uint64_t seed = 1;      ///< for drawing the elements
   /// The relative difference that is accepted, in addition to the differences' own error by rounding and
   /// curvature.
   double tolerance = 5e-3;
