@@ -4,17 +4,17 @@
 ///
 /// Note: a save in progress. All ranks are in the same phase, because it changes only in collective calls:
 ///
-///     none --save(): copy the state--> writing      every rank's thread writes its shard's file
-///     writing --all ranks at rest--> committing     rank 0's thread writes the manifest and renames the
-///     folder committing --rank 0 at rest--> none           the checkpoint is complete writing --any rank
-///     failed--> none             the files are removed, the next call throws CheckpointError none
-///     --settle()--> retaining --> none         rank 0 removes older checkpoints, once the saved weights
-///                                                   are known to be good
+///     none --save(): copy the state--> writing      each rank's thread writes the file of its shard
+///     writing --all ranks at rest--> committing     rank 0's thread writes the manifest, renames the folder
+///     committing --rank 0 at rest--> none           the checkpoint is complete
+///     writing --any rank failed--> none             files are removed, the next call throws CheckpointError
+///     none --settle()--> retaining --> none         rank 0 removes older checkpoints, after the saved
+///                                                   weights were proved good
 ///
-/// Steps carry the news: each rank puts at_rest() into StepRecord::save_at_rest, and when all are at rest the
-/// end of the step calls advance_quietly(). finish() does the same without steps, by polling. State in memory
-/// is copied by save() itself (snapshot.h); tiles on the nvme tier are handed to the thread by the next
-/// step's update, which reads them anyway (tile_feed.h), or by finish().
+/// Steps exchange the progress: each rank puts at_rest() into StepRecord::save_at_rest, and when all are at
+/// rest, the end of the step calls advance_quietly(). finish() does the same without steps, by polling. State
+/// in memory is copied by save() itself (snapshot.h). Tiles on the nvme tier are handed to the thread by the
+/// next step's update, which reads them anyway (tile_feed.h), or by finish().
 
 #include <functional>
 #include <memory>

@@ -10,9 +10,9 @@
 ///     resident, never held --drop_unused()--> free    memory reused after the gather itself
 ///     kept --end_step()--> free
 ///
-/// At most `depth` units are resident or held; kept ones do not count. gather_ahead() issues units in the
-/// order recorded for the pass, one after the other; a request in another order discards the recorded order
-/// and releases the units gathered ahead.
+/// At most `depth` units are resident or held, except that GatherFor::step does not limit held ones; kept
+/// ones do not count. gather_ahead() issues units in the order recorded for the program, one after another. A
+/// request in another order discards the recorded order and releases the units gathered ahead.
 
 #include <array>
 #include <cstddef>

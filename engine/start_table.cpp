@@ -13,7 +13,8 @@ namespace tranche::detail {
 
 namespace {
 
-/// The least micro-batches in a step for which a pipeline's table notes that stage 3 gathers in each of them.
+/// With at least so many micro-batches in a step, a pipeline's table notes that stage 3 gathers in each of
+/// them.
 constexpr std::int64_t noted_micro_batches = 4;
 
 }  // namespace

@@ -31,8 +31,8 @@ namespace tranche::pipeline {
 //     message received:  not posted --receive() of this or a later message of its sender--> posted
 //                        posted --its receive action: the compute stream waits--> received
 //     gradient sent:     sent, memory kept --action in RunOrder::taken (or at once, see there)--> released
-//     chunk's weights:   GATHER --wanted_--> the chunk's next compute action: Engine::hold() --FREE-->
-//     released micro-batch:       its first F, or a posted receive of its residual: begun
+//     chunk's weights:   requested by GATHER --the chunk's next compute action--> held --FREE--> released
+//     micro-batch:       not begun --its first F, or a posted receive of its residual--> begun
 //                        begun --action in RunOrder::ends--> ended
 namespace {
 

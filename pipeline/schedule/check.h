@@ -52,8 +52,7 @@ struct Verdict {
 /// - each action follows the actions of its rank that it needs;
 /// - no ranks wait for each other under `model`;
 /// - the input gradients and the weight gradients of each chunk ascend in micro-batches, so that all
-/// schedules
-///   have equal bits;
+///   schedules have equal bits;
 /// - each chunk is gathered while it computes, and computes before it is freed, if there is any GATHER;
 /// - no rank holds more than `limits`.
 /// The refusal is the first of these that fails. Takes time linear in the number of actions, whatever numbers

@@ -247,9 +247,8 @@ class Engine {
   /// two ranks.
   /// 1. The call blocks while this rank's shard is copied to host memory, which is kept and reused
   ///    (Config::save_buffer allocates it at the start).
-  /// 2. State on the nvme tier is copied while the next step reads it, or in a separate pass if something
-  /// needs
-  ///    it earlier.
+  /// 2. State on the nvme tier is copied while the next step reads it, or in a separate pass if it is needed
+  ///    earlier.
   /// 3. A thread writes the file and makes it durable during the next steps.
   /// 4. The checkpoint is complete when StepResult::saved or finish_saving() names it.
   /// One save is in progress at a time: a second call first waits for the one before. With options.wait all

@@ -60,7 +60,7 @@ class InferenceScope {
   explicit InferenceScope(Engine& engine, const Shape& shape = {});
   /// Ends the pass. While an exception unwinds it waits for nothing. Buffers and units that are still held
   /// then stay valid until they are released, and the next scope records anew; if no exception unwinds, this
-  /// is logged as an error.
+  /// is logged as a warning.
   ~InferenceScope();
   InferenceScope(const InferenceScope&) = delete;
   InferenceScope& operator=(const InferenceScope&) = delete;

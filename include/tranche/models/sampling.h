@@ -9,7 +9,7 @@ namespace tranche::models {
 
 struct SamplingOptions {
   double temperature = 1;  ///< 0: always the most probable token; of equal ones the first
-  std::int64_t top_k = 0;  ///< draw only from so many most probable tokens; 0: all
+  std::int64_t top_k = 0;  ///< draw from so many most probable tokens, the first of equals; 0: all
   /// Draw only from the smallest set of most probable tokens whose probabilities, after top_k, add up to at
   /// least this; 1: all (nucleus sampling, Holtzman et al. 2020).
   double top_p = 1;
