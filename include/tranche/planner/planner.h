@@ -164,7 +164,7 @@ struct FitTrial {
   bool fits = false;
   bool state_alone = false;  ///< not planned: `peak` is model state, workspace and staging buffer, which
                              ///< exceed the budget
-  StepCost cost;  ///< if FitRequest::seconds is given, only set for what fits
+  StepCost cost;             ///< if FitRequest::seconds is given, only set for what fits
 };
 
 struct FitResult {
