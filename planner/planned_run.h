@@ -4,8 +4,7 @@
 /// The meta device allocates no memory and computes nothing, but its ledger and its meter count every buffer
 /// and every transfer. So the engine executes the same calls as a real run, and the plan has the same bytes:
 ///
-///   step 1: the order of units is recorded -> step 2: the step's memory is packed -> step 3: as all later
-///   steps
+///   step 1 records the order of units --> step 2 packs the step's memory --> step 3 is like all later steps
 ///
 /// plan_run() (planner.cpp) reads ledger and meter after step 3; record_steps() adds a WorkRecorder and keeps
 /// the calls themselves, for the projection (projection.cpp). Batches of several lengths take more steps to

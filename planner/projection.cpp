@@ -1,22 +1,17 @@
-// The projection of recorded work: how project() derives the time of a step from a plan. Five files have a
-// part.
+// The projection of recorded work: how project() derives the time of a step. Five files have a part.
 //
-//   record_steps.cpp   runs one rank (one of each pipeline stage) on the meta device. A WorkRecorder writes
-//   down
-//                      each kernel, copy, disk transfer, collective and message, with its stream (a lane),
-//                      its sizes, and the earlier work for which it waits.
-//   work_cost.cpp      gives each piece of work its seconds from the machine's file, and its claims on cores
-//                      and disk.
-//   step_graph.cpp     turns the work of all recorded ranks into one graph of tasks, and links sends to
-//   receives
-//                      and the parts of a collective to each other.
-//   simulation.cpp     runs the graph: each lane runs one task at a time, and tasks that together claim more
-//   of
-//                      a resource than there is slow each other down.
-//   this file          finds in the last simulated step what the compute stream did and for what it waited.
+//   record_steps.cpp  runs one rank, or one rank of each pipeline stage, on the meta device. A WorkRecorder
+//                     writes down each kernel, copy, disk transfer, collective and message, with its stream
+//                     (a lane), its sizes, and the earlier work for which it waits.
+//   work_cost.cpp     takes the seconds of this work from the machine's file, and its claims on cores.
+//   step_graph.cpp    turns the work of all recorded ranks into one graph of tasks, and links each send to
+//                     its receive, and the ranks of a collective to each other.
+//   simulation.cpp    runs the graph. A lane runs one task at a time; tasks that together claim more of a
+//                     resource than there is slow each other down.
+//   this file         finds in the last simulated step what the compute stream did and for what it waited.
 //
-// Three steps follow two that settle memory and order; the last is evaluated. A step of many micro-batches is
-// extrapolated from two simulations that differ by one round (whole_step()).
+// Two steps settle memory and order, three are recorded, and the last is evaluated. A step of many
+// micro-batches is extrapolated from two simulations that differ by one round of them (whole_step()).
 #include "tranche/planner/projection.h"
 
 #include <fmt/format.h>
