@@ -48,7 +48,7 @@ def run(words):
 
 
 def train(ranks, more):
-    """Seconds of a step."""
+    """Runs a training; returns the seconds of a step."""
     words = [str(ROOT / "scripts" / "run_mpi.sh"), str(ranks), PROGRAM, "train", "--model", options.model, "--dtype", "fp32", "--stage", "0",
              "--sequence", str(options.sequence), "--micro-batch", "1", "--accumulate", str(options.micro_batches), "--threads", "1",
              "--steps", str(options.warmup + options.steps), "--eval-batches", "1", "--data", str(text_of_docs),
