@@ -113,14 +113,14 @@ void StepRule::take_saved(const std::string& text, std::vector<std::string>& not
 
 std::string StepRule::ask_hook(const StepResult& found, double gradient_scale) {
   if (!hook_) return {};
-  const GradientHook hook = hook_;  // which may set another
+  const GradientHook hook = hook_;  // a copy, because the hook may set another hook
   hook_scale_ = gradient_scale;
   std::string reason;
   try {
     reason = hook(found);
   } catch (...) {
     hook_scale_.reset();
-    breakdown_.end(std::current_exception());  // whatever it is: the step cannot be taken back
+    breakdown_.end(std::current_exception());  // for any exception, because the step cannot be undone
     throw;
   }
   hook_scale_.reset();
