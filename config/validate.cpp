@@ -215,9 +215,11 @@ void check_update(const Config& config, Problems& problems) {
     if (asked) problems.add(fmt::format("tranche.update: not as_reduced with {}, {}", setting, why));
   };
   refuse(config.gradient_clipping > 0, fmt::format("gradient_clipping {}", config.gradient_clipping),
-         "which needs the norm of all gradients before the first update; write 0 there, or at_the_boundary here");
+         "which needs the norm of all gradients before the first update; write 0 there, or at_the_boundary "
+         "here");
   refuse(config.loss_scaling, "fp16",
-         "whose loss scale skips a step where any gradient overflows; write bf16 there, or at_the_boundary here");
+         "whose loss scale skips a step where any gradient overflows; write bf16 there, or at_the_boundary "
+         "here");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "which measures all gradients before the update; leave one of the two out");
 }

@@ -42,7 +42,8 @@ class Check {
       : engine_(engine), micro_batches_(micro_batches), options_(options) {
     if (engine_.config().update == UpdateTime::as_reduced) {
       throw ConfigurationError(
-          "check_gradients() takes steps that change nothing, which tranche.update: as_reduced has not: make an "
+          "check_gradients() takes steps that change nothing, which tranche.update: as_reduced has not: make "
+          "an "
           "engine with at_the_boundary");
     }
     require_fp32();

@@ -14,15 +14,15 @@ void EarlyUpdates::begin(const OptimizerStep& step) {
 
 void EarlyUpdates::complete(FlatBuffer& flat) {
   if (!step_) return;
-  waiting_.push_back({&flat, store_.tensors()[static_cast<std::size_t>(flat.tensors.front())].unit, submissions_});
+  waiting_.push_back(
+      {&flat, store_.tensors()[static_cast<std::size_t>(flat.tensors.front())].unit, submissions_});
 }
 
 void EarlyUpdates::issue(bool submitted) {
   submissions_ += submitted ? 1 : 0;
   std::vector<Waiting> kept;
   for (const Waiting& one : std::exchange(waiting_, {})) {
-    const bool too_early =
-        one.flat->optimizer_tier == OffloadTier::none && submissions_ < one.submission + 2;
+    const bool too_early = one.flat->optimizer_tier == OffloadTier::none && submissions_ < one.submission + 2;
     if (too_early || gatherer_.holders(one.unit) > 0) {
       kept.push_back(one);
     } else {

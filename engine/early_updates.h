@@ -13,10 +13,10 @@
 
 namespace tranche::detail {
 
-/// Issues the update of each flat buffer in the last micro-batch of a step, once the reduction of its gradient
-/// was launched and nobody holds its unit. State on the device is updated one submission later, so that the
-/// compute stream does not wait for a reduction that has just begun. The order follows from the model's calls,
-/// so that ranks of a group issue their gathers of new weights in the same one.
+/// Issues the update of each flat buffer in the last micro-batch of a step, once the reduction of its
+/// gradient was launched and nobody holds its unit. State on the device is updated one submission later, so
+/// that the compute stream does not wait for a reduction that has just begun. The order follows from the
+/// model's calls, so that ranks of a group issue their gathers of new weights in the same one.
 class EarlyUpdates {
  public:
   /// All outlive it. `on` false: begin() is not called, and the other calls do nothing.

@@ -106,7 +106,8 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
       loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
       sequence(runtime_in, config, model,
-               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups, early}, breakdown) {
+               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups, early},
+               breakdown) {
   reducer.on_complete([this](FlatBuffer& flat) { early.complete(flat); });
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
@@ -297,9 +298,10 @@ StepResult Engine::step() {
 }
 
 void Engine::set_gradient_hook(GradientHook hook) {
-  require(!hook || !impl_->early.on(),
-          "set_gradient_hook() with tranche.update: as_reduced, which updates units before a hook could see the "
-          "step's gradients; write at_the_boundary");
+  require(
+      !hook || !impl_->early.on(),
+      "set_gradient_hook() with tranche.update: as_reduced, which updates units before a hook could see the "
+      "step's gradients; write at_the_boundary");
   impl_->rule.set_hook(std::move(hook));
 }
 

@@ -30,9 +30,10 @@ void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, co
 }
 
 void Engine::Impl::require_not_updating(std::string_view call) const {
-  require(!early.begun(), std::string(call) +
-                              " between the beginning of a step's last micro-batch and the end of step(), where "
-                              "tranche.update: as_reduced updates units");
+  require(!early.begun(),
+          std::string(call) +
+              " between the beginning of a step's last micro-batch and the end of step(), where "
+              "tranche.update: as_reduced updates units");
 }
 
 std::vector<float> Engine::read_weight(std::string_view name) {

@@ -62,17 +62,18 @@ void Engine::Impl::require_foreseen(const StepResult& result) {
   if (!early.begun()) return;
   const std::string step = "step " + std::to_string(result.step);
   const char* const lost =
-      ": tranche.update: as_reduced had updated units before the ranks could agree, and their state is lost; go on "
+      ": tranche.update: as_reduced had updated units before the ranks could agree, and their state is lost; "
+      "go on "
       "from a checkpoint";
   std::exception_ptr error;
   if (!result.applied) {
-    error = std::make_exception_ptr(NumericalError(step + " cannot be skipped any more, but " +
-                                                   result.skipped_because + lost));
+    error = std::make_exception_ptr(
+        NumericalError(step + " cannot be skipped any more, but " + result.skipped_because + lost));
   } else if (result.tokens != result.positions && !simulated()) {
     error = std::make_exception_ptr(
-        ConfigurationError(step + " learned from " + std::to_string(result.tokens) + " tokens, not from the " +
-                           std::to_string(result.positions) + " of its samples" + lost +
-                           ", with at_the_boundary, which counts tokens first"));
+        ConfigurationError(step + " learned from " + std::to_string(result.tokens) +
+                           " tokens, not from the " + std::to_string(result.positions) + " of its samples" +
+                           lost + ", with at_the_boundary, which counts tokens first"));
   }
   if (!error) return;
   breakdown.end_untold(error);  // all ranks throw it: none has to be told

@@ -131,7 +131,8 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
       if (flat.whole_matrices) continue;  // visited
       const std::vector<TileRef> tiles = tiles_of(flat.tiles, 0, flat.tiles.tiles());
       const bool backward = config_.update == UpdateTime::as_reduced;  // gradients are complete in that order
-      update_order_.insert(backward ? update_order_.begin() : update_order_.end(), tiles.begin(), tiles.end());
+      update_order_.insert(backward ? update_order_.begin() : update_order_.end(), tiles.begin(),
+                           tiles.end());
     }
   }
   const auto slots = [&](std::vector<HostSlot>& into, int count, std::int64_t bytes, Category category,
@@ -165,8 +166,9 @@ std::string OffloadedState::prepare(std::vector<UnitState>& units) {
   disk_writes_ = make_host_stream("disk writes", 1);
   if (!simulated()) open_io();
   if (largest_tile > 0) {
-    ring_ = std::make_unique<TileRing>(TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder(), disk_},
-                                       *swap_, io_.get(), resources_.host_memory);
+    ring_ = std::make_unique<TileRing>(
+        TileRingOptions{offload.tile_buffers, largest_tile, host_->recorder(), disk_}, *swap_, io_.get(),
+        resources_.host_memory);
   }
   return io_ ? io_->fallback_reason() : std::string();
 }

@@ -82,8 +82,8 @@ class OffloadedState {
   /// Has the disk begin to read the state of all buffers but those of whole matrices. These are then updated
   /// in the order of trainable buffers. Does nothing where it has begun already.
   void begin_update();
-  /// With tranche.update: as_reduced. The buffer is updated next. Where the pass had another order, reads what
-  /// is left anew, with this buffer first; the next pass has the order of this one.
+  /// With tranche.update: as_reduced. The buffer is updated next. Where the pass had another order, reads
+  /// what is left anew, with this buffer first; the next pass has the order of this one.
   void expect_update(const FlatBuffer& flat);
   /// The same as begin_update() for the state of this buffer alone.
   void begin_update(const FlatBuffer& flat);
@@ -154,7 +154,7 @@ class OffloadedState {
   /// Tiles of the optimizer's state as a step goes through them, but for those of whole matrices.
   std::vector<TileRef> update_order_;
   std::size_t expected_ = 0;  ///< tiles of the pass before those that expect_update() has not announced
-  bool updating_ = false;  ///< a pass over tiles has begun, which the update goes through
+  bool updating_ = false;     ///< a pass over tiles has begun, which the update goes through
   OpenTile open_;
 
   HostLinkCounts link_before_;  ///< at the begin of the step, for its report

@@ -246,8 +246,9 @@ void StepSequence::acquire(int unit, bool of_micro_batch) {
   const std::string& name = name_of_unit(unit);
   require(in_pass(), "gather(" + name + ") outside a micro-batch");
   require(!parts_.early.updated(unit),
-          "gather(" + name + ") behind its gradients of the step's last micro-batch: with tranche.update: "
-          "as_reduced its weights are those of the next step");
+          "gather(" + name +
+              ") behind its gradients of the step's last micro-batch: with tranche.update: "
+              "as_reduced its weights are those of the next step");
   // Backward begins with the first gradients of the micro-batch, and includes recomputation.
   const bool backward = !in_evaluation() && parts_.reducer.backward_begun(micro_batches_.current());
   set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);

@@ -64,7 +64,7 @@ class DiskMeter {
   std::int64_t in_flight_ = 0, asked_ = 0;
   bool wait_for_update_ = false, wait_for_buffer_ = false;
   State state_ = State::nothing_asked;
-  double settled_, entered_;  ///< times up to which seconds are counted, and at which the state began
+  double settled_, entered_;         ///< times up to which seconds are counted, and at which the state began
   std::array<double, 4> seconds_{};  ///< by State
 };
 

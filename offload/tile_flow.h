@@ -69,8 +69,8 @@ class TileFlow {
     double begun = 0;
   };
   struct Lane {
-    const char* track = "";  // of the trace
-    double ended = 0;        // the last transfer's end
+    const char* track = "";           // of the trace
+    double ended = 0;                 // the last transfer's end
     std::vector<UnderWay> under_way;  // in the order of submission; at most one per buffer
     std::condition_variable arrived;  // a transfer has been submitted, or the flow ends
     std::thread thread;

@@ -162,7 +162,8 @@ class Walk {
         const auto index = static_cast<std::size_t>(visit.unit);
         const OffloadUnit& unit = schedule_.units[index];
         if (!visit.ends_gradients) continue;
-        if (unit.moves) gradients_out = std::max(gradients_out, end) + gradient_bytes(unit) / rates_.host_link;
+        if (unit.moves)
+          gradients_out = std::max(gradients_out, end) + gradient_bytes(unit) / rates_.host_link;
         updates.arrival[index] = update(unit, unit.moves ? gradients_out : end, roads);
         done[index] = 1;
       }
@@ -198,8 +199,7 @@ class Walk {
         }
         arrived = take(roads.host, elements / rates_.host_update);
         if (share < 1) {
-          arrived = roads.back =
-              std::max(roads.back, roads.host) + bytes * (1 - share) / rates_.host_link;
+          arrived = roads.back = std::max(roads.back, roads.host) + bytes * (1 - share) / rates_.host_link;
         }
       } else if (share > 0) {
         arrived = take(roads.out, bytes * share / rates_.host_link);

@@ -855,19 +855,24 @@ TEST(Config, CopiesOfTheStateByDeepSpeedsKeys) {
 }
 
 TEST(Config, UpdatesBeforeTheNormNeedNothingOfIt) {
-  const auto problems = [](const std::string& json) { return test::message_of<ConfigurationError>([&] { parse_config(json, 2, {"tranche.update=as_reduced"}); }); };
+  const auto problems = [](const std::string& json) {
+    return test::message_of<ConfigurationError>(
+        [&] { parse_config(json, 2, {"tranche.update=as_reduced"}); });
+  };
   EXPECT_EQ(parse_config("{}", 2).update, UpdateTime::at_the_boundary);
   EXPECT_THAT(parse_config("{}", 2).to_json(), Not(HasSubstr("\"update\"")));
   const Config early = parse_config("{}", 2, {"tranche.update=as_reduced"});
   EXPECT_EQ(early.update, UpdateTime::as_reduced);
   EXPECT_EQ(parse_config(early.to_json(), 2).update, UpdateTime::as_reduced);
-  EXPECT_THAT(problems(R"({"gradient_clipping": 0.5})"),
-              HasSubstr("tranche.update: not as_reduced with gradient_clipping 0.5, which needs the norm of all "
-                        "gradients before the first update"));
+  EXPECT_THAT(
+      problems(R"({"gradient_clipping": 0.5})"),
+      HasSubstr("tranche.update: not as_reduced with gradient_clipping 0.5, which needs the norm of all "
+                "gradients before the first update"));
   EXPECT_THAT(problems(R"({"fp16": {"enabled": true}})"),
               HasSubstr("tranche.update: not as_reduced with fp16, whose loss scale skips a step"));
-  EXPECT_THAT(problems(R"({"tranche": {"gradient_noise_scale": true}})"),
-              HasSubstr("tranche.update: not as_reduced with tranche.gradient_noise_scale, which measures all"));
+  EXPECT_THAT(
+      problems(R"({"tranche": {"gradient_noise_scale": true}})"),
+      HasSubstr("tranche.update: not as_reduced with tranche.gradient_noise_scale, which measures all"));
   EXPECT_THAT(test::message_of<ConfigurationError>([] { parse_config("{}", 2, {"tranche.update=early"}); }),
               HasSubstr("tranche.update: 'early' is not one of at_the_boundary, as_reduced"));
 }

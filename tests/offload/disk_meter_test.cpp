@@ -98,10 +98,11 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
   expect_seconds(meter.take(), 0, 0, 0, 128);
   meter.begin();  // writes the last idle span
   const std::string json = trace.to_json();
-  for (const char* span : {R"("name":"nothing asked for","pid":0,"tid":1,"ts":100000000.000,"dur":1000000.000)",
-                           R"("name":"no buffer free","pid":0,"tid":1,"ts":101000000.000,"dur":2000000.000)",
-                           R"("name":"waiting for the norm","pid":0,"tid":1,"ts":115000000.000,"dur":16000000.000)",
-                           R"("name":"nothing asked for","pid":0,"tid":1,"ts":163000000.000,"dur":192000000.000)"}) {
+  for (const char* span :
+       {R"("name":"nothing asked for","pid":0,"tid":1,"ts":100000000.000,"dur":1000000.000)",
+        R"("name":"no buffer free","pid":0,"tid":1,"ts":101000000.000,"dur":2000000.000)",
+        R"("name":"waiting for the norm","pid":0,"tid":1,"ts":115000000.000,"dur":16000000.000)",
+        R"("name":"nothing asked for","pid":0,"tid":1,"ts":163000000.000,"dur":192000000.000)"}) {
     EXPECT_THAT(json, HasSubstr(span));
   }
   EXPECT_THAT(json, HasSubstr(R"("args":{"name":"disk idle"})"));
@@ -111,7 +112,8 @@ TEST(DiskMeter, GivesEachMomentToOneState) {
 struct FlowBench {
   explicit FlowBench(TraceRecorder* trace = nullptr)
       : meter(std::make_shared<DiskMeter>(trace, time.clock())),
-        file(detail::posix_file_system().open(folder.path() + "/tiles", detail::OpenMode::create_or_truncate)),
+        file(
+            detail::posix_file_system().open(folder.path() + "/tiles", detail::OpenMode::create_or_truncate)),
         flow(io, {memory[0], memory[1]}, meter) {}
   ~FlowBench() { flow.finish(); }
 

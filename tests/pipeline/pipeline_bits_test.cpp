@@ -241,28 +241,30 @@ TEST(Pipeline, HasTheSameBitsWithUpdatesAsGradientsAreReduced) {
     bool llama = false;
     OffloadTier optimizer = OffloadTier::nvme, parameters = OffloadTier::none;
   };
-  for (const Case& c : {Case{"pipeline=2", 2, 0}, Case{"pipeline=3", 3, 1, "afab", false, OffloadTier::cpu},
-                        Case{"pipeline=2, shard=2", 4, 2, "interleaved"},
-                        Case{"pipeline=2, shard=2", 4, 3, "breadth-first", false, OffloadTier::cpu, OffloadTier::cpu},
-                        Case{"pipeline=3", 3, 3, "zb-h1", false, OffloadTier::nvme, OffloadTier::nvme},
-                        Case{"pipeline=2", 2, 1, "zb-v", false, OffloadTier::none},
-                        Case{"replicate=2, pipeline=2", 4, 3, "1f1b"},
-                        Case{"shard=2, tensor=2", 4, 3, "1f1b", true},
-                        Case{"shard=2, context=2", 4, 2, "1f1b", true},
-                        Case{"pipeline=2, tensor=2", 4, 1, "1f1b", true, OffloadTier::cpu}}) {
+  for (const Case& c :
+       {Case{"pipeline=2", 2, 0}, Case{"pipeline=3", 3, 1, "afab", false, OffloadTier::cpu},
+        Case{"pipeline=2, shard=2", 4, 2, "interleaved"},
+        Case{"pipeline=2, shard=2", 4, 3, "breadth-first", false, OffloadTier::cpu, OffloadTier::cpu},
+        Case{"pipeline=3", 3, 3, "zb-h1", false, OffloadTier::nvme, OffloadTier::nvme},
+        Case{"pipeline=2", 2, 1, "zb-v", false, OffloadTier::none},
+        Case{"replicate=2, pipeline=2", 4, 3, "1f1b"}, Case{"shard=2, tensor=2", 4, 3, "1f1b", true},
+        Case{"shard=2, context=2", 4, 2, "1f1b", true},
+        Case{"pipeline=2, tensor=2", 4, 1, "1f1b", true, OffloadTier::cpu}}) {
     const std::shared_ptr<const LanguageModel> model = narrow_model(c.llama, 4);
     for (const ReductionPolicy policy : policies) {
       Config config = pipeline_config(DataType::bfloat16, c.stage, policy);
       config.gradient_clipping = 0;
       config.gather_for = c.stage == 3 && c.optimizer == OffloadTier::nvme ? GatherFor::step : GatherFor::use;
-      const auto trains = [&] { return trained(*model, config, c.mesh, c.ranks, c.schedule, /*ignored=*/false); };
+      const auto trains = [&] {
+        return trained(*model, config, c.mesh, c.ranks, c.schedule, /*ignored=*/false);
+      };
       const Bits expected = trains();
       config.update = UpdateTime::as_reduced;
       config.offload.optimizer = c.optimizer;
       config.offload.parameters = c.parameters;
       config.offload.nvme_path = std::filesystem::temp_directory_path().string();
-      EXPECT_TRUE(trains() == expected) << c.mesh << ", stage " << c.stage << ", " << c.schedule << ", "
-                                        << name_of(policy);
+      EXPECT_TRUE(trains() == expected)
+          << c.mesh << ", stage " << c.stage << ", " << c.schedule << ", " << name_of(policy);
     }
   }
 }

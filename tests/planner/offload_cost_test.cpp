@@ -89,7 +89,8 @@ TEST(OffloadCost, TheBackwardPassHidesUpdatesAsReduced) {
   EXPECT_NEAR(offload_cost(schedule(), config, 6, slow_update).exposed, 2000 + 9 * 400, 1);
   config.update = UpdateTime::as_reduced;
   const OffloadCost early = offload_cost(schedule(), config, 6, slow_update);
-  EXPECT_NEAR(early.exposed, 2000, 1) << "of the embedding and the first block, complete last and wanted first";
+  EXPECT_NEAR(early.exposed, 2000, 1)
+      << "of the embedding and the first block, complete last and wanted first";
   EXPECT_NEAR(early.least_exposed, 2000, 1);
   // 11 updates behind a step's one gradient that matters: backward and the next forward hide all they can.
   EXPECT_NEAR(offload_cost(schedule(), config, 1, slow_update).exposed, 11000 - 200 * 9, 1);

@@ -53,7 +53,8 @@ std::string OffloadSummary::Sums::text() const {
     text += fmt::format(
         "; disk idle {:.1f}% of the time: nothing asked for {:.1f}%, no buffer free {:.1f}%, waiting for the "
         "norm {:.1f}%",
-        percent(idle), percent(disk_idle.nothing_asked), percent(disk_idle.no_buffer), percent(disk_idle.norm));
+        percent(idle), percent(disk_idle.nothing_asked), percent(disk_idle.no_buffer),
+        percent(disk_idle.norm));
   }
   return fmt::format("offload: {} ms of a step of {} ms exposed ({:.1f}%); bound {} ms, the longest of {}",
                      in_milliseconds(exposed / steps), in_milliseconds(seconds / steps),
