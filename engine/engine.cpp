@@ -98,7 +98,6 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       traffic(runtime_in, config, model, stages, store, formulas, matrices, reducer),
       boundary(store, config, updater, matrices, world, runtime.mesh(), runtime.device(), scalars,
                reducer.pieces()),
-      early(store, boundary, gatherer, recorder.exposed(), config.update == UpdateTime::as_reduced),
       session(store, config, world, runtime_in.device(), runtime_in.memory(Tier::host), runtime_in.files(),
               runtime_in.log(), runtime_in.trace()),
       progress(config, session),
@@ -106,9 +105,9 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
       run_record(runtime_in, config, *optimizer, progress, rule, scaler, reducer),
       loader(runtime_in, config, store, optimizer->name(), session, progress, base, run_record),
       sequence(runtime_in, config, model,
-               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups, early},
+               {store, *arena, recorder, gatherer, reducer, updater, scalars, data_groups, boundary},
                breakdown) {
-  reducer.on_complete([this](FlatBuffer& flat) { early.complete(flat); });
+  reducer.on_complete([this](FlatBuffer& flat) { sequence.early().complete(flat); });
   if (config.debug.poison_memory) arena->poison_with(make_poison_fill(runtime.device()));
   if (config.workspace_bytes == 0) {
     config.workspace_bytes = kernels::default_workspace_bytes(runtime.device().kind());
@@ -218,11 +217,11 @@ std::int64_t Engine::Impl::open_micro_batch(const Shape& shape, std::span<const 
     loader.require_whole_state("begin_micro_batch()");
   }
   const std::int64_t number = sequence.open(shape, samples, beside);
-  if (early.on() && number + 1 == config.accumulation_steps) {
+  if (sequence.early().on() && number + 1 == config.accumulation_steps) {
     OptimizerStep update = rule.update(progress.applied() + 1);
     rule.check_finite(update, progress.steps() + 1);
     update.gradient_scale = static_cast<float>(unscale(config.train_batch_size * model.tokens_per_sample));
-    early.begin(update);
+    sequence.early().begin(update);
   }
   return number;
 }
@@ -299,7 +298,7 @@ StepResult Engine::step() {
 
 void Engine::set_gradient_hook(GradientHook hook) {
   require(
-      !hook || !impl_->early.on(),
+      !hook || !impl_->sequence.early().on(),
       "set_gradient_hook() with tranche.update: as_reduced, which updates units before a hook could see the "
       "step's gradients; write at_the_boundary");
   impl_->rule.set_hook(std::move(hook));

@@ -17,7 +17,6 @@
 #include "engine/checkpoint_loader.h"
 #include "engine/checkpoint_session.h"
 #include "engine/data_groups.h"
-#include "engine/early_updates.h"
 #include "engine/flat_updater.h"
 #include "engine/formulas.h"
 #include "engine/frozen_base.h"
@@ -124,7 +123,6 @@ struct Engine::Impl {
   detail::GradientReducer reducer;
   detail::TrafficFormulas traffic;
   detail::StepBoundary boundary;
-  detail::EarlyUpdates early;
   detail::CheckpointSession session;
   detail::RunProgress progress;
   detail::FrozenBase base;

@@ -30,7 +30,7 @@ void Engine::Impl::require_size(const TensorState& tensor, std::size_t given, co
 }
 
 void Engine::Impl::require_not_updating(std::string_view call) const {
-  require(!early.begun(),
+  require(!sequence.early().begun(),
           std::string(call) +
               " between the beginning of a step's last micro-batch and the end of step(), where "
               "tranche.update: as_reduced updates units");
@@ -151,7 +151,8 @@ void Engine::Impl::write_gradient(std::string_view name, std::span<const float> 
           call + " before a step's gradients are whole: call it between the last of its " +
               std::to_string(config.accumulation_steps) +
               " micro-batches and step(), or in the gradient hook");
-  require(!early.on(), call + " with tranche.update: as_reduced, which has used it; write at_the_boundary");
+  require(!sequence.early().on(),
+          call + " with tranche.update: as_reduced, which has used it; write at_the_boundary");
   const double scale = gradient_scale();
   require(scale != 0, call + ": the step saw no tokens, so it has no mean");
   const DataType dtype = config.precision.accumulation;

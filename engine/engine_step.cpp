@@ -59,7 +59,7 @@ void Engine::Impl::judge_gradients(const StepBoundary::Agreement& found, StepRes
 }
 
 void Engine::Impl::require_foreseen(const StepResult& result) {
-  if (!early.begun()) return;
+  if (!sequence.early().begun()) return;
   const std::string step = "step " + std::to_string(result.step);
   const char* const lost =
       ": tranche.update: as_reduced had updated units before the ranks could agree, and their state is lost; "
@@ -96,7 +96,7 @@ void Engine::Impl::close_step(StepResult& result) {
 
 StepResult Engine::Impl::finish_step() {
   end_passes();
-  early.finish();
+  sequence.early().finish();
   const Event gradients_arrived = compute.record();
   const double issued = seconds_now();
   StepResult result;
@@ -126,7 +126,7 @@ StepResult Engine::Impl::finish_step() {
     result.applied = !by_hook;
   }
   update.apply = result.applied;
-  if (!early.begun()) boundary.update(update);
+  if (!sequence.early().begun()) boundary.update(update);
 
   // The scaler may give up, which is thrown after the step is closed. A step without tokens does not affect
   // the scale.

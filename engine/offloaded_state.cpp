@@ -430,24 +430,22 @@ void OffloadedState::write_parameters(FlatBuffer& flat, ElementRange range, cons
 // --- Reports --------------------------------------------------------------------------------------------
 
 void OffloadedState::begin_report() {
-  link_before_ = link_.counts();
-  if (ring_) ring_before_ = ring_->counts();
-  parameters_read_before_ = parameters_read_;
-  parameters_written_before_ = parameters_written_;
+  before_ = {link_.counts(), ring_ ? ring_->counts() : TileRingCounts(), parameters_read_,
+             parameters_written_};
 }
 
 void OffloadedState::report(StepResult& result) {
   const HostLinkCounts moved = link_.counts();
   const HostLink::Busy busy = link_.take_busy_seconds();
   OffloadTraffic& traffic = result.offload_traffic;
-  traffic.to_host = moved.bytes_to_host - link_before_.bytes_to_host;
-  traffic.from_host = moved.bytes_from_host - link_before_.bytes_from_host;
-  traffic.nvme_read = parameters_read_ - parameters_read_before_;
-  traffic.nvme_written = parameters_written_ - parameters_written_before_;
+  traffic.to_host = moved.bytes_to_host - before_.link.bytes_to_host;
+  traffic.from_host = moved.bytes_from_host - before_.link.bytes_from_host;
+  traffic.nvme_read = parameters_read_ - before_.parameters_read;
+  traffic.nvme_written = parameters_written_ - before_.parameters_written;
   if (ring_) {
     const TileRingCounts tiles = ring_->counts();
-    traffic.nvme_read += tiles.bytes_read - ring_before_.bytes_read;
-    traffic.nvme_written += tiles.bytes_written - ring_before_.bytes_written;
+    traffic.nvme_read += tiles.bytes_read - before_.ring.bytes_read;
+    traffic.nvme_written += tiles.bytes_written - before_.ring.bytes_written;
   }
   if (disk_ && !simulated()) {
     const DiskMeter::Seconds disk = disk_->take();

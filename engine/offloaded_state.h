@@ -34,6 +34,13 @@ struct DeviceSlot {
   Event free;
 };
 
+/// Counts since the start; of parameters the bytes on the nvme tier.
+struct OffloadCounts {
+  HostLinkCounts link;
+  TileRingCounts ring;
+  std::int64_t parameters_read = 0, parameters_written = 0;
+};
+
 struct OffloadOptions {
   SwapFileOptions swap;              ///< looked at where the nvme tier is used
   double link_bytes_per_second = 0;  ///< a limit of each way, for tests; 0: none
@@ -157,10 +164,8 @@ class OffloadedState {
   bool updating_ = false;     ///< a pass over tiles has begun, which the update goes through
   OpenTile open_;
 
-  HostLinkCounts link_before_;  ///< at the begin of the step, for its report
-  TileRingCounts ring_before_;
-  std::int64_t parameters_read_ = 0, parameters_written_ = 0;  ///< bytes on the nvme tier
-  std::int64_t parameters_read_before_ = 0, parameters_written_before_ = 0;
+  OffloadCounts before_;  ///< at the start of the step, for its report
+  std::int64_t parameters_read_ = 0, parameters_written_ = 0;
   std::shared_ptr<std::atomic<double>> update_seconds_ = std::make_shared<std::atomic<double>>(0.0);
 
   std::unique_ptr<Stream> disk_reads_, disk_writes_;  ///< of parameters
