@@ -222,6 +222,9 @@ void check_update(const Config& config, Problems& problems) {
          "here");
   refuse(config.gradient_noise_scale, "tranche.gradient_noise_scale",
          "which measures all gradients before the update; leave one of the two out");
+  refuse(config.offload.activations && config.offload.optimizer != OffloadTier::none,
+         "activation_checkpointing.cpu_checkpointing beside offload_optimizer",
+         "whose inputs of blocks would wait on the link behind new weights; leave one of the two out");
 }
 
 /// Refuses settings that are impossible for replicas with different gradients and optimizer state.

@@ -71,6 +71,8 @@ class StepBoundary {
   /// Collective: `tokens` are those of this rank's micro-batches.
   void measure_pieces(std::span<const std::int64_t> tokens, Agreement& all);
   void prepare(const OptimizerStep& step);
+  /// All updates of offloaded state were issued: begins to gather the new weights.
+  void finish_offloaded();
   void update_on_device(FlatBuffer& flat, const OptimizerStep& step);
   /// Updates a buffer whose parameters, or more, live off the device.
   void update_tiles(FlatBuffer& flat, const OptimizerStep& step);
