@@ -873,6 +873,12 @@ TEST(Config, UpdatesBeforeTheNormNeedNothingOfIt) {
   EXPECT_THAT(
       problems(R"({"tranche": {"gradient_noise_scale": true}})"),
       HasSubstr("tranche.update: not as_reduced with tranche.gradient_noise_scale, which measures all"));
+  EXPECT_THAT(
+      problems(
+          R"({"tranche": {"activation_checkpointing": true}, "activation_checkpointing": {"cpu_checkpointing": true},
+              "zero_optimization": {"offload_optimizer": {"device": "cpu"}}})"),
+      HasSubstr("tranche.update: not as_reduced with activation_checkpointing.cpu_checkpointing beside "
+                "offload_optimizer, whose inputs of blocks would wait on the link"));
   EXPECT_THAT(test::message_of<ConfigurationError>([] { parse_config("{}", 2, {"tranche.update=early"}); }),
               HasSubstr("tranche.update: 'early' is not one of at_the_boundary, as_reduced"));
 }

@@ -76,7 +76,8 @@ TEST_F(OffloadSaving, StepsGoOnAndTheCheckpointHoldsWhatWasThen) {
   }
 }
 
-// Units are updated before the ranks agree, the tiles of the last one first: each is copied before its update.
+// Units are updated before the ranks agree, the tiles of the last one first: each is copied before its
+// update.
 TEST_F(OffloadSaving, UpdatesAsGradientsAreReducedLeaveTheCheckpointAsItWas) {
   for (const OffloadTier parameters : {OffloadTier::none, OffloadTier::nvme}) {
     OddRun run = setup(2, 3, OffloadTier::nvme, parameters);
