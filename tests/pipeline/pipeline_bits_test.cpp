@@ -244,12 +244,12 @@ TEST(Pipeline, HasTheSameBitsWithUpdatesAsGradientsAreReduced) {
   for (const Case& c :
        {Case{"pipeline=2", 2, 0}, Case{"pipeline=3", 3, 1, "afab", false, OffloadTier::cpu},
         Case{"pipeline=2, shard=2", 4, 2, "interleaved"},
-        Case{"pipeline=2, shard=2", 4, 3, "breadth-first", false, OffloadTier::cpu, OffloadTier::cpu},
-        Case{"pipeline=3", 3, 3, "zb-h1", false, OffloadTier::nvme, OffloadTier::nvme},
-        Case{"pipeline=2", 2, 1, "zb-v", false, OffloadTier::none},
-        Case{"replicate=2, pipeline=2", 4, 3, "1f1b"}, Case{"shard=2, tensor=2", 4, 3, "1f1b", true},
-        Case{"shard=2, context=2", 4, 2, "1f1b", true},
-        Case{"pipeline=2, tensor=2", 4, 1, "1f1b", true, OffloadTier::cpu}}) {
+        Case{"pipeline=2, shard=2", 4, 3, "breadth-first", false, OffloadTier::cpu},
+        Case{"pipeline=3", 3, 3, "zb-h1"}, Case{"pipeline=2", 2, 1, "zb-v", false, OffloadTier::none},
+        Case{"replicate=2, pipeline=2", 4, 3},
+        Case{"pipeline=2, tensor=2", 4, 1, "1f1b", true, OffloadTier::cpu},
+        Case{"shard=2, tensor=2", 4, 3, "1f1b", true, OffloadTier::nvme, OffloadTier::nvme},
+        Case{"shard=2, context=2", 4, 3, "1f1b", true, OffloadTier::cpu, OffloadTier::cpu}}) {
     const std::shared_ptr<const LanguageModel> model = narrow_model(c.llama, 4);
     for (const ReductionPolicy policy : policies) {
       Config config = pipeline_config(DataType::bfloat16, c.stage, policy);
