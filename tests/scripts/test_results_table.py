@@ -36,8 +36,8 @@ class Table(unittest.TestCase):
         (self.folder / "step.md").write_text(HEAD.replace("- Bar: 0.8\n", "").replace(", 3 November 2026", ""), encoding="utf-8")
         status, said = self.run_script("--update")
         self.assertEqual(status, 1, said)
-        self.assertIn("bench/results/step.md: its heading does not end with a day", said)
-        self.assertIn("bench/results/step.md: its head has no '- Bar: ...'", said)
+        self.assertIn("bench/results/" "step.md: its heading does not end with a day", said)
+        self.assertIn("bench/results/" "step.md: its head has no '- Bar: ...'", said)
         self.assertFalse((self.folder / "README.md").exists())
 
 
