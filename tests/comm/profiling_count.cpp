@@ -1,5 +1,5 @@
-/// Stands between the library and MPI: the profiling interface lets a program define MPI_Isend and reach the
-/// real one as PMPI_Isend. Counts every byte that is handed to any sending call.
+/// Intercepts the library's MPI calls. MPI's profiling interface lets a program define MPI_Isend and call the
+/// real function as PMPI_Isend. Every byte that is passed to a sending call is counted.
 #include "tests/comm/profiling_count.h"
 
 #include <mpi.h>
@@ -17,7 +17,7 @@ std::atomic<std::int64_t> bytes_sent{0}, messages_sent{0}, collectives{0};
 std::array<std::atomic<std::int64_t>, counted_ranks> bytes_to{};
 
 void count(int elements, MPI_Datatype type, int peer, int tag) {
-  // Asking peers which call they are at depends on how long they are waited for.
+  // The number of questions about a peer's current call depends on the duration of the wait.
   if (tag == tranche::comm::signature_tag) return;
   int size = 0;
   PMPI_Type_size(type, &size);
