@@ -1,4 +1,4 @@
-"""Opens a checkpoint of three ranks with h5py, and its exports by hand as docs of the safetensors format have it.
+"""Opens a checkpoint of three ranks with h5py, and reads its exports by hand according to the documentation of the safetensors format.
 
 usage: h5py_test.py CHECKPOINT_SAMPLE FOLDER
 """

@@ -54,7 +54,7 @@ int MPI_Sendrecv(const void* data, int n, MPI_Datatype type, int peer, int tag, 
   count(n, type, peer, tag);
   return PMPI_Sendrecv(data, n, type, peer, tag, in, in_n, in_type, from, in_tag, comm, status);
 }
-// Data that travelled in a collective of MPI's would escape the count above: there must be none.
+// The count would miss data that MPI's own collectives send, so there must be none.
 int MPI_Allreduce(const void* in, void* out, int n, MPI_Datatype type, MPI_Op op, MPI_Comm comm) {
   ++collectives;
   return PMPI_Allreduce(in, out, n, type, op, comm);

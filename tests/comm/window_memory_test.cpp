@@ -90,7 +90,7 @@ TEST(WindowMemory, FindsWhatItHasGiven) {
   EXPECT_FALSE(window.find(data, 1));
 }
 
-/// As a peer maps it: the same bytes, aligned to huge pages, whole blocks or not.
+/// Maps the memory as a peer does: the same bytes, aligned to huge pages, with or without whole blocks.
 TEST(WindowMemory, IsReadThroughAnotherMapping) {
   comm::WindowMemory window(Tier::host);
   for (const std::int64_t bytes :

@@ -57,7 +57,7 @@ class CublasLt : public Emulation {
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   };
 
-  /// Runs the case with paddings between columns and matrices and compares all it wrote.
+  /// Runs the case with padding between columns and matrices and compares everything that was written.
   template <class In, class Out>
   void check(const Case& c) {
     SCOPED_TRACE(::testing::Message()
