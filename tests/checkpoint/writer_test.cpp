@@ -99,7 +99,7 @@ TEST_F(ShardWriterTest, LargeFilesHaveLittleOverheadAndTakeLittleMemory) {
   }();
   EXPECT_EQ(image.file.blocks.size(), 6u);
   ShardWriter writer(storage, plan, folder / "pieces");
-  // As an update does: each tile with all of its states.
+  // Writes each tile with all of its states, like an update.
   for (int unit = 0; unit < 2; ++unit) {
     const std::int64_t elements = layout.units[0].buffers[0].instances[0].elements();
     for (std::int64_t at = 0; at < elements; at += 65536) {

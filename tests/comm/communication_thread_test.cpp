@@ -80,7 +80,7 @@ TEST(CommunicationThread, SleepsDuringInlineProgress) {
     EXPECT_EQ(counting.own_polls, 1);
     EXPECT_EQ(behind.own_polls, behind_before) << "polled on when what was wanted had passed";
     std::this_thread::sleep_for(50ms);
-    // By itself it would poll every 100 microseconds.
+    // The thread would poll every 100 microseconds by itself.
     EXPECT_LE(counting.other_polls - before, 5);
     const int unwoken = counting.other_polls;
     thread->wake();

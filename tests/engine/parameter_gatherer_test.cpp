@@ -80,7 +80,7 @@ TEST(ParameterGatherer, GathersAheadInTheRecordedOrder) {
       gatherer.end_sequence();
       EXPECT_EQ(gatherer.take_gathered_elements(), 0);
       if (recorded) continue;
-      // From now on the order is known to repeat, so the first unit stays gathered.
+      // Now the order is known to repeat, so the first unit stays gathered.
       gatherer.begin_sequence(Program::train, true);
       gatherer.acquire(0);
       EXPECT_EQ(gatherer.take_gathered_elements(), a + b);

@@ -271,7 +271,7 @@ TEST(WholeMatrices, ThatStagesShareAreRefusedOverReplicasByAllRanks) {
                                       "leave it out"));
 }
 
-// As with adapters alone, the disk has no AdamW state beside the matrices.
+// The disk has no AdamW state beside the matrices, as with adapters alone.
 TEST(WholeMatrices, MayBeAllThatIsTrained) {
   for (const int ranks : {1, 3}) {
     std::optional<kernels::Digest> digest;

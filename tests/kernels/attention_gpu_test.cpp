@@ -252,7 +252,7 @@ TEST_F(AttentionGpu, ProductsAgreeWithTheReferenceInOddSizes) {
       ASSERT_EQ(attention_path(DeviceKind::cuda, fp32, s.head_width, dropout), "cuBLASLt GEMMs and softmax");
       const auto p = problem(s, fp32, dropout, 65);
       const Results got = run(*p);
-      // As on the CPU: scores of up to 33 have errors of 33 * 2^-22, relative in the weights.
+      // Scores of up to 33 have errors of 33 * 2^-22, relative in the weights, as on the CPU.
       expect_close(got.out, p->out, 2e-5, 2e-5, "out");
       expect_close(got.log_sum_exp, p->log_sum_exp, 2e-6, 2e-5, "log_sum_exp");
       expect_close(got.gradient, p->gradient, 5e-5, 1e-4, "d_query_key_value");

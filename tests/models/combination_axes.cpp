@@ -413,7 +413,7 @@ Combination plain_combination_of(const std::vector<CombinationAxis>& axes, const
     c.ranks = c.tensor;
     return c;
   }
-  // By default the reduction order of sums is that of the replicas, else that of the nodes.
+  // The default reduction order of sums is that of the replicas, else that of the nodes.
   if (keeps_copies) return c;
   if (copies) {
     c.config.reduction_group = ranks_of_a_copy(whole);

@@ -117,7 +117,7 @@ TEST_P(TileRingTest, AnyRegionsAgainstAnArray) {
       if (regions.back().tiles() > 0) largest = std::max(largest, regions.back().bytes_of(0));
     }
     bench.swap.create();
-    // By region and tensor.
+    // The expected bytes, by region and tensor.
     std::vector<std::vector<std::vector<unsigned char>>> model(regions.size());
     for (std::size_t r = 0; r < regions.size(); ++r) {
       for (const std::int64_t width : regions[r].widths) {

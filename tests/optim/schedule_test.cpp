@@ -48,7 +48,7 @@ TEST(WarmupLR, LogarithmicRiseFollowsTheLogarithmOfIterationPlusOne) {
 }
 
 TEST(WarmupLR, FewerThanTwoStepsCountAsTwo) {
-  // As in DeepSpeed, which needs a logarithm above 0, iteration 1 of 2 is half way.
+  // Iteration 1 of 2 is half way, as in DeepSpeed, which needs a logarithm above 0.
   const auto schedule = make_warmup_schedule({0, 1, 1, WarmupType::linear});
   EXPECT_EQ(schedule->learning_rate(1), 0);
   EXPECT_EQ(schedule->learning_rate(2), 0.5);

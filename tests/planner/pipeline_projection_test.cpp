@@ -337,7 +337,7 @@ TEST(ScheduleChoices, AreOrderedByProjectedSecondsWhereThereAreSome) {
     return *std::find_if(choices.begin(), choices.end(),
                          [&](const ScheduleChoice& one) { return one.name == name; });
   };
-  // By the idealised lengths they are equal; with messages that dominate AFAB waits for twice as many.
+  // The idealised lengths are equal; with messages that dominate AFAB waits for twice as many.
   EXPECT_NEAR(of("afab").length, of("1f1b").length, 1e-9);
   EXPECT_GT(*of("afab").seconds - *of("1f1b").seconds, 2.5 * 10);
   EXPECT_TRUE(

@@ -54,7 +54,7 @@ std::string at(const char* what, int lane, int i) {
   return std::string(what) + " of lane " + std::to_string(lane) + ", register " + std::to_string(i);
 }
 
-/// As many digits as distinguish two fp32 numbers.
+/// Prints enough digits to distinguish two fp32 numbers.
 std::string digits(double value) {
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.9g", value);
