@@ -127,6 +127,27 @@ TEST(EarlyUpdates, HaveThemWithSettingsWithoutEffect) {
   }
 }
 
+TEST(EarlyUpdates, HaveNoPartInEvaluations) {
+  OddRun run = early_run();
+  run.stage = 3;
+  run.offload.optimizer = OffloadTier::nvme;
+  const auto body = [](Engine& engine, Runtime& runtime) {
+    for (int step = 0; step < 3; ++step) {
+      whole_step(engine, runtime, step);
+      EXPECT_TRUE(engine.step().applied);
+      engine.begin_evaluation();
+      engine.begin_micro_batch();
+      for (const int unit : {0, 1, 2, 3}) (void)engine.gather({unit});
+      end_with(engine, 1.0, 2);
+      EXPECT_EQ(engine.end_evaluation().tokens, 2);
+      EXPECT_FALSE(engine.read_weight("prime.c").empty());
+    }
+  };
+  const kernels::Digest expected = digest_after(run, body);
+  run.update = UpdateTime::as_reduced;
+  EXPECT_EQ(digest_after(run, body), expected);
+}
+
 // The pass over the disk is read in the order of the step before, and anew where that was another one.
 TEST(EarlyUpdates, HaveThemInWhateverOrderGradientsAreCompleted) {
   OddRun run = early_run();
