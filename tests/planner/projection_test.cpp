@@ -412,6 +412,7 @@ TEST(Projected, TheBackwardPassHidesUpdatesAsReduced) {
   PlanRequest request = request_of(1, 0, true);
   request.config.gradient_clipping = 0;
   request.config.offload.optimizer = OffloadTier::nvme;
+  request.config.offload.tile_elements = 4096;  // many more tiles than buffers
   request.config.offload.nvme_path = "/tmp";
   Machine machine = machine_of(1);
   machine.host_link.bytes_per_second = 1e12;
