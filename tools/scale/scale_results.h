@@ -67,7 +67,7 @@ struct RunFigures {
 /// keys.
 RunFigures figures_of(const std::string& report, std::int64_t warmup);
 
-/// What is known of a point before it runs.
+/// The facts about a point that are known before it runs.
 struct PointPlan {
   int ranks = 1, stage = 0;
   std::string mesh, schedule;
