@@ -169,15 +169,20 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-/// The page's keys with class, default and text. A key with an effect has a row of its own; keys without stand behind their reason.
+/// The page's keys with class, default and text. Keys that are honoured or refused have a row each, under a heading that says which; keys
+/// without effect stand behind their reason.
 std::multimap<std::string, std::vector<std::string>> documented_keys() {
   std::multimap<std::string, std::vector<std::string>> rows;
   std::ifstream file(std::string(TRANCHE_DOCS) + "/configuration.md");
+  KeyClass of_table = KeyClass::honoured;
   for (std::string line; std::getline(file, line);) {
     if (!line.starts_with("| ")) continue;
+    if (line.starts_with("| Key |"))
+      of_table = line.find("Refused") == std::string::npos ? KeyClass::honoured : KeyClass::refused;
     const std::vector<std::string> cells = cells_of(line);
-    if (cells.size() == 4 && cells[0].starts_with('`')) {
-      rows.emplace(cells[0].substr(1, cells[0].size() - 2), std::vector(cells.begin() + 1, cells.end()));
+    if (cells.size() == 3 && cells[0].starts_with('`')) {
+      rows.emplace(cells[0].substr(1, cells[0].size() - 2),
+                   std::vector{std::string(name_of(of_table)), cells[1], cells[2]});
     } else if (cells.size() == 2 && cells[1].starts_with('`')) {
       for (std::size_t begin = 1, end; begin < cells[1].size(); begin = end + 4) {
         end = cells[1].find('`', begin);

@@ -36,7 +36,7 @@ class CommentOpenings(unittest.TestCase):
         return run.returncode, run.stdout, run.stderr
 
     def test_plain_comments_pass(self):
-        status, output, errors = self.check({"core/a.cpp": PLAIN, "notes.txt": "// Of a page\n"})
+        status, output, errors = self.check({"core/a.cpp": PLAIN, "docs/README.md": "// Of a page\n"})
         self.assertEqual((status, errors), (0, ""))
         self.assertIn("0 of 5 comments open with one of Of, As,", output)
 
