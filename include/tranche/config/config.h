@@ -51,7 +51,8 @@ enum class PipelineCuts : std::uint8_t { balanced, equal, parameters, listed };
 std::string_view name_of(PipelineCuts cuts);
 
 /// How sums over the ranks of a mesh's axis `tensor` are taken. rank_order: each rank's part by itself, and
-/// the parts are added in fp32, in the order of the ranks. chain: each rank goes on adding, in fp32, where
+/// the parts are added in fp32, in the order of the ranks (16-bit sums begin with the part of the rank that
+/// gets them, which is not rounded before). chain: each rank goes on adding, in fp32, where
 /// the one before it ended, which has the bits of one rank, and takes as long as one.
 enum class TensorSums : std::uint8_t { rank_order, chain };
 std::string_view name_of(TensorSums sums);

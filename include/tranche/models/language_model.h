@@ -87,6 +87,9 @@ struct Pass {
   Communicator* tensor = nullptr;
   /// The ranks of the axis `context`, which share out the tokens of each sequence; null: this rank has all.
   Communicator* context = nullptr;
+  /// In a chain, for layers that compute this rank's rows alone (of_layers()): the pass of all rows, from
+  /// which the axis's first rank computes the gradients of their parameters, as one rank does.
+  const Pass* all_rows = nullptr;
 
   std::int64_t rows() const { return batch * time; }
   /// Ranks of the axis `context`, and which of them this is.
@@ -119,7 +122,7 @@ struct Pass {
   }
   /// The pass of layers that are cut along `dimension`. Where tranche.layout leaves it whole, they compute
   /// this rank's rows alone, as a micro-batch of its own without the axis `tensor`. It has no tables,
-  /// positions or documents.
+  /// positions or documents, and does not outlive this one.
   Pass of_layers(std::string_view dimension) const;
   DataType dtype() const;  ///< of activations and of gathered weights
   /// Dropout at a site, which keys its random numbers; probability 0 when not training. Rows of the residual

@@ -9,8 +9,10 @@
 /// neither copies, sends or takes memory.
 
 #include <cstdint>
+#include <span>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "tranche/core/dtype.h"
 #include "tranche/core/tensor_view.h"
@@ -52,21 +54,35 @@ class GatheredRows {
 /// This rank's addends of a sum over the ranks of the axis, for all rows.
 class PartialRows {
  public:
+  /// Some rows of the addends, from row `first` on.
+  struct Part {
+    std::int64_t first = 0;
+    TensorView view;  ///< [count, width]
+    /// The rows of `all` [rows, n] that are these.
+    ConstTensorView rows_of(const ConstTensorView& all) const;
+  };
+
   /// Memory for the addends of `sum` [R, width].
   PartialRows(const Pass& pass, const TensorView& sum);
   /// [rows, width], to be written whole; `sum` itself without the axis.
   const TensorView& view() const noexcept { return view_; }
+  /// All rows in parts, to be written instead of view(). This rank's own rows never travel, so that 16-bit
+  /// sums take them in fp32: its rows are a part of their own then, between those of the ranks before and
+  /// behind it, and scatter() rounds them once, as part of the sum. Otherwise there is one part, view().
+  std::span<const Part> parts();
   /// The view holds the sum over the ranks already, as a chain leaves it on all of them: scatter() sends
   /// nothing then.
   void mark_complete() noexcept { complete_ = true; }
   /// sum = this rank's rows of the sum over the ranks: in fp32 and rank order, rounded once to the dtype.
-  /// Releases the memory. Collective over the axis. Throws CommunicationError.
+  /// Where this rank's own rows are in fp32 (parts()) the sum begins with them. Releases the memory.
+  /// Collective over the axis, whose ranks all write view() or all parts(). Throws CommunicationError.
   void scatter(std::string_view unit);
 
  private:
   const Pass& pass_;
   TensorView sum_, view_;
-  StepTensors memory_;
+  std::vector<Part> parts_;
+  StepTensors memory_, own_;
   bool complete_ = false;
 };
 
