@@ -21,7 +21,7 @@ namespace tranche::models {
 
 namespace {
 
-/// Adds the gradients of weight and bias, of which adapters' are no part.
+/// Adds the gradients of weight and bias, without the adapter's.
 void own_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
                    const ConstTensorView& x, const ConstTensorView& d_out) {
   Stream& stream = engine.compute_stream();
@@ -51,8 +51,8 @@ struct AdapterBackward {
   bool adds_a = true, adds_b = true;
 };
 
-/// Adds the gradients of an adapter. The narrow products need the unit's weights, so that they are not left
-/// for later with the others.
+/// Adds the gradients of an adapter. Its products need the unit's weights, so they are not delayed with the
+/// others.
 void add_adapter_gradients(Engine& engine, WeightGradients& weights, const LowRank& low_rank,
                            const ConstTensorView& x, const ConstTensorView& d_out,
                            const AdapterBackward& backward) {
@@ -70,8 +70,8 @@ void add_adapter_gradients(Engine& engine, WeightGradients& weights, const LowRa
   weights.keep(std::move(memory));
 }
 
-/// Adds the gradients of a layer whose weights are whole here, or with `adds` false computes what the others
-/// do and adds nothing.
+/// Adds the gradients of a layer that needs no message. With `adds` false the rank takes the same memory as
+/// the others and adds nothing.
 void whole_gradients(Engine& engine, const GatheredUnit& unit, WeightGradients& weights, const Linear& linear,
                      const ConstTensorView& x, const ConstTensorView& d_out, bool adds = true) {
   if (adds) add_own_gradients(engine, weights, linear, x, d_out);
@@ -83,8 +83,8 @@ void whole_gradients(Engine& engine, const GatheredUnit& unit, WeightGradients& 
        [&](const TensorView& d_inner) { low_rank->inner_gradient(d_out, d_inner); }, adds, adds});
 }
 
-/// The gradients of a layer that computes this rank's rows alone. In a chain they are one rank's sums over
-/// all rows, which the axis's first rank gives alone.
+/// Adds the gradients of a layer that computes only this rank's rows. With chained sums the axis's first rank
+/// computes them from all rows, as one rank does, and the others add nothing.
 void gradients_of_own_rows(const Pass& pass, const GatheredUnit& unit, WeightGradients& weights,
                            const Linear& linear, const ConstTensorView& x, const ConstTensorView& d_out) {
   if (pass.all_rows == nullptr) return whole_gradients(pass.engine, unit, weights, linear, x, d_out);
@@ -96,7 +96,7 @@ void gradients_of_own_rows(const Pass& pass, const GatheredUnit& unit, WeightGra
   weights.keep(all_d_out.take());
 }
 
-/// Blocks into which the outputs of a layer fall, each cut by itself.
+/// The number of blocks of a layer's outputs, each of which is cut separately.
 int output_blocks(const GatheredUnit& unit, const Linear& linear) {
   const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
   return dimensions[linear.layout == Linear::Layout::in_out ? 1 : 0].blocks;
@@ -184,13 +184,13 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
   if (pass.tensor == nullptr) return linear_forward(pass, unit, linear, x, out);
   PartialRows partial(pass, out);
   const std::string& name = unit.spec().name;
-  // Tokens that are appended to a cache are multiplied row by row, whose sums are in another order.
+  // Tokens appended to a cache are multiplied row by row, whose sums have another order.
   if (pass.chained() && (pass.cache == nullptr || pass.cache->from_start)) {
     const ChainedPart part{x, unit.tensor(linear.weight)};
     chained_product(pass, name, {&part, 1}, linear.layout == Linear::Layout::out_in, false, partial.view());
     partial.mark_complete();
     if (const auto low_rank = LowRank::of(pass.engine, unit, linear.weight)) {
-      // One rank's outputs have the bias when the adapter's are added.
+      // On a single rank the bias is added before the adapter's output.
       if (linear.bias >= 0) {
         kernels::add_bias(pass.engine.compute_stream(), partial.view(), unit.tensor(linear.bias));
       }
@@ -201,7 +201,7 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
       return partial.scatter(name);
     }
   } else if (pass.cache != nullptr) {
-    // Every rank's part is rounded, so that the bits of a row do not depend on the rows beside it.
+    // Every rank's part is rounded, so that a row's bits do not depend on its place among the rows.
     linear_forward(pass, unit, {.weight = linear.weight, .layout = linear.layout}, x, partial.view());
   } else {
     for (const PartialRows::Part& part : partial.parts()) {
@@ -256,7 +256,7 @@ void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& uni
     return;
   }
   if (has_outputs) add_own_gradients(engine, weights, linear, x, d_out);
-  // A is whole on every rank, and its gradient one rank's.
+  // A is whole on every rank, but only one rank adds its gradient.
   add_adapter_gradients(engine, weights, *low_rank, x, d_out,
                         {[&](const TensorView& inner) { low_rank->inner(x, inner); },
                          [&](const TensorView& d_inner) {
@@ -276,7 +276,7 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
   const auto low_rank = pass.chained() ? LowRank::of(engine, unit, linear.weight) : std::optional<LowRank>();
   if (low_rank) {
     add_own_gradients(engine, weights, without_bias, x, d_out);
-    // B is whole on every rank, and its gradient one rank's.
+    // B is whole on every rank, but only one rank adds its gradient.
     add_adapter_gradients(engine, weights, *low_rank, x, d_out,
                           {[&](const TensorView& inner) { low_rank->chained_inner(pass, x, inner); },
                            [&](const TensorView& d_inner) { low_rank->inner_gradient(d_out, d_inner); }, true,
@@ -285,7 +285,7 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
     whole_gradients(engine, unit, weights, without_bias, x, d_out);
   }
   if (linear.bias < 0 || !gradients.wanted(linear.bias)) return;
-  if (pass.chained()) {  // one rank's sum over all rows, which the axis's first rank gives alone
+  if (pass.chained()) {  // the sum over all rows, which only the axis's first rank adds
     if (pass.tensor_rank() != 0) return;
     return weights.add([&engine, &gradients, bias = linear.bias, d_out] {
       kernels::bias_gradient(engine.compute_stream(), d_out, gradients.tensor(bias), engine.workspace());
