@@ -280,6 +280,8 @@ TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
       if (!shared) made.llama->key_value_heads = 4;
       made.llama->inner = 40;
       made.llama->vocabulary = 64;
+      if (!shared) made.config.layout["inner"] = "whole";
+      if (shared) made.config.lora = {.rank = 2, .alpha = 2, .targets = {"all-linear", "lm_head"}};
     }
     const std::vector<MemoryRun> runs = measure_case(made, 3, 2);
     for (made.rank = 0; made.rank < ranks; ++made.rank) {
