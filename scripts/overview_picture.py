@@ -8,9 +8,9 @@
 """
 import json
 import pathlib
-import subprocess
-import sys
 import tempfile
+
+from svg_drawing import BOLD, Drawing, main, output_of
 
 STATE = ["tranche", "plan", "--model", "gpt2-xl", "--ranks", "8", "--json"]
 STEP = ["tranche", "plan", "--model", "gpt2", "--device", "cuda", "--ranks", "8", "--ranks-per-node", "8", "--stage", "3",
@@ -19,13 +19,6 @@ PARTS = [("parameters", "#0072B2"), ("gradients", "#E69F00"), ("optimizer", "#00
 PHASES = {"forward": "#56B4E9", "head": "#CC79A7", "backward": "#D55E00", "update": "#009E73"}
 TRANSFERS = {"all_gather": ("gather weights", "#0072B2"), "reduce_scatter": ("reduce gradients", "#E69F00")}
 UPDATE_KERNELS = ("gradient_statistics", "adam_update")
-
-
-def output_of(command):
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        sys.exit(f"status {result.returncode} from: {' '.join(command)}\n{result.stderr}")
-    return result.stdout
 
 
 def model_state():
@@ -61,29 +54,6 @@ def step_spans():
         elif end > begin:
             merged.append([lane, kind, begin, end])
     return merged, max(span[3] for span in spans)
-
-
-class Drawing:
-    def __init__(self, width, height, title, description):
-        self.lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-                      f'height="{height}" font-family="sans-serif" font-size="13" fill="#222" role="img">',
-                      f"<title>{title}</title>", f"<desc>{description}</desc>",
-                      f'<rect width="{width}" height="{height}" fill="#fff"/>']
-
-    def box(self, x, y, width, height, colour):
-        self.lines.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>')
-
-    def text(self, x, y, words, anchor="start", more=""):
-        self.lines.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{words}</text>')
-
-    def line(self, x, y, to_x, to_y):
-        self.lines.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{to_x:.1f}" y2="{to_y:.1f}" stroke="#999"/>')
-
-    def __str__(self):
-        return "\n".join([*self.lines, "</svg>"]) + "\n"
-
-
-BOLD = ' font-weight="bold"'
 
 
 def draw_state(drawing, states):
@@ -138,14 +108,4 @@ def picture():
     return str(drawing)
 
 
-def main():
-    if len(sys.argv) == 1:
-        print(picture(), end="")
-    elif len(sys.argv) == 3 and sys.argv[1] == "--compare":
-        if pathlib.Path(sys.argv[2]).read_text(encoding="utf-8") != picture():
-            sys.exit(f"{sys.argv[2]} is not what scripts/overview_picture.py prints now: scripts/overview_picture.py > {sys.argv[2]}")
-    else:
-        sys.exit(__doc__)
-
-
-main()
+main(__doc__, picture, "overview_picture.py")

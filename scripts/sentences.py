@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Counts words: of README and docs/start the 90th percentile of the sentences is at most 25, and README has at most 700 in all; no
+"""Counts words: of README and docs/start the 90th percentile of the sentences is at most 25, and README has at most 900 in all; no
 sentence of docs/internals has more than 35.
 
     scripts/sentences.py            these pages; exit status 1 beyond that
@@ -14,7 +14,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MOST = 25
-README_WORDS = 700
+README_WORDS = 900
 INTERNALS_MOST = 35  # of one sentence
 
 
