@@ -12,8 +12,8 @@ from svg_drawing import BOLD, Drawing, main, output_of
 
 AXES = "replicate=2, pipeline=2, shard=2, context=2, tensor=2"
 RANKS = 32
-LEGEND = [("replicate", "copies of the state"), ("pipeline", "parts of the layers"), ("shard", "parts of the state; other samples"),
-          ("context", "parts of a sequence"), ("tensor", "parts of a layer")]
+LEGEND = [("replicate", "copies of the state"), ("pipeline", "parts of the layers"), ("shard", "parts of the state; other samples (dark, light)"),
+          ("context", "parts of a sequence (rows of a block)"), ("tensor", "parts of a layer (columns of a block)")]
 SHADES = {(0, 0): "#56B4E9", (0, 1): "#A6D8F5", (1, 0): "#E69F00", (1, 1): "#F5CF80"}  # by pipeline stage and shard
 CELL = 48
 GROUP = 2 * CELL + 14  # a shard: two parts of a sequence, one over the other, each on two ranks
