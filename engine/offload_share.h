@@ -1,5 +1,5 @@
 #pragma once
-/// The choice of units that leave the device when only a share of the optimizer's state does.
+/// Chooses the units that are offloaded if only a share of the optimizer's state is. Private to engine/.
 
 #include <cstdint>
 #include <span>
@@ -7,9 +7,10 @@
 
 namespace tranche::detail {
 
-/// `padded_elements`: of each unit's trainable flat buffer, in forward order; `ratio`: the share that is
-/// asked to move, 0 to 1. Whole units move, so that the share that does is `ratio` or above. The units that a
-/// forward pass uses first stay: their gradients come last, and their weights are needed first.
+/// `padded_elements`: those of each unit's trainable flat buffer, in forward order; `ratio`: the share to
+/// offload, 0 to 1. Only whole units are offloaded, so that at least `ratio` is. The units at the beginning
+/// of a forward pass stay on the device, because their gradients are computed last and their weights are
+/// needed first.
 std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio);
 
 }  // namespace tranche::detail

@@ -25,8 +25,8 @@ scripts/setup.sh
 
 phase "Build the program (log: $folder/build.log)"
 . scripts/build_settings.sh
-# Without a GPU there is nothing to run CUDA's code, also where a toolkit is installed. A folder that is there stays as
-# it is configured, since scripts/test.sh goes on in it.
+# Without a GPU there is no use for the CUDA code, even if a toolkit is installed. An existing folder keeps its configuration, because
+# scripts/test.sh continues in it.
 configure=()
 if [ "$cuda" = yes ]; then
   configure+=(-DTRANCHE_CUDA=ON)

@@ -1,4 +1,4 @@
-// A configuration read by ranks that a launcher started: they count themselves, and no rank goes on alone.
+// A configuration read by ranks that a launcher started: they know their number, and no rank continues alone.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 #pragma once
-/// Places of state that need not be on the device.
+/// The location of state that need not be on the device.
 
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace tranche {
 
-/// The location of state that need not be on the device.
+/// The memory or disk that holds state outside the device.
 enum class OffloadTier : std::uint8_t { none, cpu, nvme };
 std::string_view name_of(OffloadTier tier);
 
@@ -16,17 +16,17 @@ struct OffloadConfig {
   OffloadTier optimizer =
       OffloadTier::none;  ///< `offload_optimizer.device`: master weights and moments; any stage
   OffloadTier parameters = OffloadTier::none;  ///< `offload_param.device`: compute-dtype weights; stage 3
-  double ratio = 1;       ///< `offload_optimizer.ratio`: share of the optimizer state that moves
+  double ratio = 1;       ///< `offload_optimizer.ratio`: share of the optimizer state that is offloaded
   std::string nvme_path;  ///< folder for swap files; both blocks' nvme_path must agree
   std::int64_t tile_elements = std::int64_t{1} << 20;  ///< elements updated at a time; multiple of 4096
-  int tile_buffers = 4;       ///< tiles in host memory at once (nvme), and of weights on their way back
-  int parameter_buffers = 3;  ///< units' shards in host memory at once (parameters on nvme)
-  bool activations = false;   ///< `activation_checkpointing.cpu_checkpointing`
+  int tile_buffers = 4;  ///< tiles of state in host memory at once (nvme), and of weights being copied back
+  int parameter_buffers = 3;            ///< units' shards in host memory at once (parameters on nvme)
+  bool activations = false;             ///< `activation_checkpointing.cpu_checkpointing`
   std::string io_engine = "automatic";  ///< `tranche.io_engine`: automatic, uring or threads
   std::int64_t io_block_bytes = 0;      ///< `aio.block_size`; 0: calibrated
   int io_depth = 0;                     ///< `aio.queue_depth`; 0: calibrated
-  std::int64_t host_memory_limit = 0;   ///< bytes a rank; 0: none but what the machine has
-  std::int64_t nvme_limit = 0;          ///< bytes a rank; 0: none but the disk's free space
+  std::int64_t host_memory_limit = 0;   ///< bytes a rank; 0: limited only by the machine
+  std::int64_t nvme_limit = 0;          ///< bytes a rank; 0: limited only by the disk's free space
   bool any() const {
     return optimizer != OffloadTier::none || parameters != OffloadTier::none || activations;
   }

@@ -8,15 +8,15 @@
 
 namespace tranche {
 
-/// Persistent model-state bytes of a rank by the formula, padding included and apart.
+/// Persistent bytes of a rank's model state by the formula, including padding.
 struct StateBytes {
   std::int64_t parameters = 0, gradients = 0, optimizer = 0;  ///< as allocated
-  std::int64_t padding = 0;                                   ///< of these, for padding elements
+  std::int64_t padding = 0;                                   ///< bytes of these for padding elements
   struct OnTier {
     std::int64_t parameters = 0, gradients = 0, optimizer = 0;
   };
-  std::array<OnTier, tier_count> tiers;  ///< of these, where they live
-  /// Elements of flat buffers whose optimizer state this rank keeps, and those of them that left the device.
+  std::array<OnTier, tier_count> tiers;  ///< the same bytes, by the tier that holds them
+  /// Elements of flat buffers whose optimizer state this rank keeps, and how many of them are offloaded.
   std::int64_t kept_elements = 0, moved_elements = 0;
 };
 
