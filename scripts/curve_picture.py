@@ -9,9 +9,9 @@ import sys
 
 from svg_drawing import BOLD, Drawing
 
-LEFT, TOP, WIDTH, HEIGHT = 60, 60, 640, 220
+LEFT, TOP, WIDTH, HEIGHT = 40, 60, 500, 220
 LOW, HIGH = 1.5, 6.0  # nats a byte
-LEVELS = [("bigram_entropy", "table of bigrams", "#E69F00"), ("trigram_entropy", "table of trigrams", "#009E73"), ("validation_loss", "this model", "#0072B2")]
+LEVELS = [("bigram_entropy", "bigram table", "#E69F00"), ("trigram_entropy", "trigram table", "#009E73"), ("validation_loss", "this model", "#0072B2")]
 
 
 def height_of(loss):
@@ -21,7 +21,7 @@ def height_of(loss):
 def picture(report):
     losses = [step["loss"] for step in report["steps"]]
     reached = ", ".join(f"{name} {report[key]:.4f}" for key, name, _ in LEVELS)
-    drawing = Drawing(960, 330, "Learning curve of the quickstart", f"Training loss of {len(losses)} steps, from {losses[0]:.2f} to {losses[-1]:.2f} nats "
+    drawing = Drawing(560, 350, "Learning curve of the quickstart", f"Training loss of {len(losses)} steps, from {losses[0]:.2f} to {losses[-1]:.2f} nats "
                       f"a byte; of the held-out text: {reached}.")
     drawing.text(20, 26, "Loss of each step, nats a byte", more=BOLD)
     parameters = report["model"]["parameters"] / 1e6
@@ -33,11 +33,11 @@ def picture(report):
         drawing.text(LEFT + step / len(losses) * WIDTH, TOP + HEIGHT + 18, str(step), "middle")
     drawing.text(LEFT + WIDTH, TOP + HEIGHT + 36, "step", "end")
     drawing.curve([(LEFT + step / len(losses) * WIDTH, height_of(loss)) for step, loss in enumerate(losses, 1)], "#56B4E9")
-    drawing.text(LEFT + WIDTH + 14, 92, "Held-out text", more=BOLD)
+    drawing.text(20, TOP + HEIGHT + 58, "Held-out text:", more=BOLD)
     for number, (key, name, colour) in enumerate(LEVELS):
         drawing.curve([(LEFT, height_of(report[key])), (LEFT + WIDTH, height_of(report[key]))], colour)
-        drawing.box(LEFT + WIDTH + 14, 104 + 24 * number, 12, 12, colour)
-        drawing.text(LEFT + WIDTH + 32, 115 + 24 * number, f"{name}: {report[key]:.2f}")
+        drawing.box(132 + 145 * number, TOP + HEIGHT + 47, 12, 12, colour)
+        drawing.text(148 + 145 * number, TOP + HEIGHT + 58, f"{name} {report[key]:.2f}")
     return str(drawing)
 
 

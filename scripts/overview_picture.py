@@ -4,7 +4,7 @@
     scripts/overview_picture.py                  prints the SVG
     scripts/overview_picture.py --compare FILE   prints nothing where FILE is that SVG; exit status 1 where it is not
 
-`tranche` has to be in PATH. It needs no GPU: the left half is a plan of memory, the right half a projected step.
+`tranche` has to be in PATH. It needs no GPU: the upper half is a plan of memory, the lower half a projected step.
 """
 import json
 import pathlib
@@ -61,37 +61,37 @@ def draw_state(drawing, states):
     drawing.text(20, 26, "Model state of one rank, GiB", more=BOLD)
     drawing.text(20, 44, "GPT-2 XL (1.56 billion parameters), bf16, 8 ranks")
     for stage, state in enumerate(states):
-        x, y = 34 + 92 * stage, base
+        x, y = 34 + 132 * stage, base
         for part, colour in PARTS:
             y -= state[part] / most * height
             drawing.box(x, y, 58, state[part] / most * height, colour)
         drawing.text(x + 29, y - 6, f"{sum(state.values()):.2f}", "middle")
         drawing.text(x + 29, base + 18, f"stage {stage}", "middle")
-    drawing.line(20, base, 390, base)
+    drawing.line(20, base, 540, base)
     for number, (part, colour) in enumerate(PARTS):
         drawing.box(34 + 112 * number, 305, 12, 12, colour)
         drawing.text(51 + 112 * number, 316, part)
 
 
 def draw_step(drawing, spans, end):
-    left, width, lanes = 520, 420, {"compute": 80, "communication": 150}
-    drawing.text(430, 26, f"One stage-3 step, {end / 1000:.1f} ms", more=BOLD)
-    drawing.text(430, 44, "GPT-2 124M on 8 GPUs, projected from datasheet figures, not measured")
+    top, left, width, lanes = 350, 120, 420, {"compute": 404, "communication": 460}
+    drawing.text(20, top, f"One stage-3 step, {end / 1000:.1f} ms", more=BOLD)
+    drawing.text(20, top + 18, "GPT-2 124M on 8 GPUs, projected from datasheet figures, not measured")
     for lane, y in lanes.items():
-        drawing.text(left - 8, y + 30, lane, "end")
-        drawing.box(left, y, width, 50, "#f0f0f0")
+        drawing.text(left - 8, y + 25, lane, "end")
+        drawing.box(left, y, width, 40, "#f0f0f0")
     for lane, kind, begin, until in spans:
         colour = PHASES[kind] if lane == "compute" else TRANSFERS[kind][1]
-        drawing.box(left + begin / end * width, lanes[lane], (until - begin) / end * width, 50, colour)
-    drawing.line(left, 215, left + width, 215)
+        drawing.box(left + begin / end * width, lanes[lane], (until - begin) / end * width, 40, colour)
+    drawing.line(left, top + 160, left + width, top + 160)
     for millisecond in range(int(end / 1000) + 1):
         x = left + millisecond * 1000 / end * width
-        drawing.line(x, 215, x, 220)
-        drawing.text(x, 235, str(millisecond), "middle")
-    drawing.text(left + width, 252, "ms", "end")
+        drawing.line(x, top + 160, x, top + 165)
+        drawing.text(x, top + 180, str(millisecond), "middle")
+    drawing.text(left + width, top + 180, "ms", "end")
     legend = [*PHASES.items(), *TRANSFERS.values()]
     for number, (name, colour) in enumerate(legend):
-        x, y = 430 + 130 * (number % 4), 280 + 25 * (number // 4)
+        x, y = 20 + 135 * (number % 4), top + 196 + 22 * (number // 4)
         drawing.box(x, y, 12, 12, colour)
         drawing.text(x + 17, y + 11, name)
 
@@ -100,8 +100,8 @@ def picture():
     states = model_state()
     spans, end = step_spans()
     totals = ", ".join(f"{sum(state.values()):.2f} GiB at stage {stage}" for stage, state in enumerate(states))
-    drawing = Drawing(960, 335, "ZeRO stages: memory and one step",
-                      f"Left: model state of one of 8 ranks: {totals}. Right: a step of {end / 1000:.1f} ms at stage 3; "
+    drawing = Drawing(560, 600, "ZeRO stages: memory and one step",
+                      f"Above: model state of one of 8 ranks: {totals}. Below: a step of {end / 1000:.1f} ms at stage 3; "
                       "gathers of weights and reductions of gradients run beside the computation.")
     draw_state(drawing, states)
     draw_step(drawing, spans, end)
