@@ -119,7 +119,7 @@ std::string man_page(const DescribedCommand& program, const std::string& name, c
   const bool whole = found == names.begin();
   const DescribedCommand& command =
       whole ? program : program.commands[static_cast<std::size_t>(found - names.begin()) - 1];
-  std::string page = fmt::format(".TH {} 1 \"\" \"{} {}\"\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n",
+  std::string page = fmt::format(".TH {} 1 \"\" \"{} {}\"\n.nh\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n",
                                  literal(upper(name)), program.name, version, literal(name),
                                  literal(command.text));
   if (whole) page += fmt::format("\\fB{}\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...\n.br\n", program.name);
