@@ -5,8 +5,13 @@ if(NOT TRANCHE_INSTALL OR NOT PROJECT_IS_TOP_LEVEL)
 endif()
 set(record ${PROJECT_BINARY_DIR}/install_folders.txt)
 set(folders "")
-foreach(folder ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_INCLUDEDIR}/tranche ${CMAKE_INSTALL_LIBDIR}/cmake/tranche
-        ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_DATADIR}/tranche ${CMAKE_INSTALL_DATADIR}/doc/tranche
+file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/include/*.h)
+list(TRANSFORM headers PREPEND ${CMAKE_INSTALL_INCLUDEDIR}/)
+list(TRANSFORM headers REPLACE "/[^/]+$" "")
+list(REMOVE_DUPLICATES headers)
+foreach(folder ${headers} ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_LIBDIR}/cmake/tranche ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+        ${CMAKE_INSTALL_DATADIR}/tranche/examples ${CMAKE_INSTALL_DATADIR}/tranche/machines ${CMAKE_INSTALL_DATADIR}/tranche/slurm
+        ${CMAKE_INSTALL_DATADIR}/doc/tranche
         ${CMAKE_INSTALL_MANDIR}/man1 ${CMAKE_INSTALL_DATADIR}/bash-completion/completions
         ${CMAKE_INSTALL_DATADIR}/zsh/vendor-completions ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d)
   while(folder)
