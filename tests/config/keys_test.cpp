@@ -169,8 +169,8 @@ std::vector<std::string> cells_of(const std::string& line) {
   return cells;
 }
 
-/// The page's keys with class, default and text. Keys that are honoured or refused have a row each, under a heading that says which; keys
-/// without effect stand behind their reason.
+/// The page's keys with class, default and text. Keys that are honoured or refused have a row each, under a
+/// heading that says which; keys without effect stand behind their reason.
 std::multimap<std::string, std::vector<std::string>> documented_keys() {
   std::multimap<std::string, std::vector<std::string>> rows;
   std::ifstream file(std::string(TRANCHE_DOCS) + "/configuration.md");

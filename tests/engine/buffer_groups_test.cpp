@@ -175,7 +175,7 @@ TEST(BufferCopies, TheFormulaHasTheSumOfAReplica) {
 
 // A wait for the buffer after an error waits for the work issued before it.
 TEST(BufferCopies, AnErrorOfTheSumOverReplicasLeavesTheEventOfTheGroups) {
-  std::atomic<bool> began = false;  // on rank 0, whose barrier the failure would otherwise end
+  std::atomic<bool> began = false;  // rank 0 has left the barrier, which a failure would end with an error
   run_thread_ranks(2, [&](int rank_number, const CommunicatorFactory& factory) {
     const std::unique_ptr<Communicator> all = factory({}), alone = make_self_communicator();
     RankState rank(plain_config(2), *alone, detail::posix_file_system(), {},

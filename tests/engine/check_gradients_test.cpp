@@ -62,7 +62,7 @@ TEST(CheckGradients, PassesAModelThatIsRightOnAGpu) {
 #else
 
 TEST(CheckGradients, PassesAModelThatIsRightAtEveryStage) {
-  // Tied (used twice), frozen, tiny, several micro-batches and ranks.
+  // The model has tied (used twice), frozen and tiny tensors; the run has two micro-batches and two ranks.
   OddRun run;
   run.ranks = 2;
   run.accumulation = 2;

@@ -93,7 +93,8 @@ INSTANTIATE_TEST_SUITE_P(Stages, GradientReducerSums,
                                            ReductionCase{2, ReductionPolicy::micro_batch, 3},
                                            ReductionCase{3, ReductionPolicy::micro_batch, 2}));
 
-// If nothing was added yet, a kernel that can write is told to do so, and the tensor is not cleared before.
+// The first gradient overwrites its tensor, which is not zeroed before, if the kernel can overwrite; later
+// gradients are added.
 TEST(GradientReducer, TargetsAreWrittenFirstAndAddedToLater) {
   const auto alone = make_self_communicator();
   RankState rank(plain_config(1, 2), *alone);

@@ -149,7 +149,8 @@ TEST(SameBits, ReductionGroupIsPartOfTheArithmetic) {
 
 // --- Exact memory ------------------------------------------------------------------------------------------
 
-/// The table in docs/internals/arithmetic.md times the number of parameters: bytes of all ranks without padding.
+/// The table in docs/internals/arithmetic.md times the number of parameters: bytes of all ranks without
+/// padding.
 double table_bytes(int stage, ReductionPolicy policy, int ranks, DataType dtype, double g,
                    double parameters) {
   const double n = ranks;

@@ -22,7 +22,8 @@ TEST(EngineThreads, AnyThreadMayCallAsLongAsItIsOneAtATime) {
         if (!threads) return what();
         std::thread(what).join();
       };
-      for (std::int64_t step = 0; step < 4; ++step) {  // recorded, observed and packed
+      // The first pass records the order of units, the second prefetches, and the others use packed memory.
+      for (std::int64_t step = 0; step < 4; ++step) {
         for (std::int64_t m = 0; m < 2; ++m) {
           call([&] { odd_micro_batch(engine, ((step * 2 + m) * 2 + runtime.rank()) * 3, 3); });
         }

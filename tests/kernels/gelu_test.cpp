@@ -129,7 +129,7 @@ TEST(Gelu, ForwardAndBackwardAtOnceAreTheTwo) {
 
 TEST(Gelu, SameBitsEverywhereAndInEveryType) {
   for (const DataType type : floating_types()) {
-    if (on_gpu && type != DataType::float32) continue;  // its 16-bit arithmetic is another
+    if (on_gpu && type != DataType::float32) continue;  // the GPU rounds 16-bit arithmetic differently
     for (std::int64_t n = 0; n <= 131; n += (n < 36 ? 1 : 19)) {
       Guarded x(type, n);
       Guarded dy(type, n);

@@ -13,7 +13,7 @@
 namespace tranche::models {
 namespace {
 
-/// A pass of 2 samples of 16 tokens on ranks of the axis `context`, beside `tensor` ranks of the axis
+/// A pass of 2 samples of 16 tokens with `ranks` ranks on the axis `context` and `tensor` on the axis
 /// `tensor`.
 template <typename Body>
 void on_context(int ranks, int tensor, const Body& body) {

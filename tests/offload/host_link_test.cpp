@@ -328,7 +328,7 @@ TEST(HostLinkThreads, OrderIsSeenByWhoeverWaits) {
   EXPECT_EQ(link.counts().copies, 400);
 }
 
-// No event of the link may make the end of the run hang.
+// The link's destructor does not wait for a copy whose event never passes; it fails that copy.
 TEST(HostLinkThreads, ItsEndDoesNotHangOnAnEventThatNeverPasses) {
   auto device = make_device({DeviceKind::cpu, 0, 1});
   std::vector<unsigned char> a(64), b(64);

@@ -293,7 +293,7 @@ def finding_13():
 
 
 def finding_14():
-    """Terminal escapes, predictable names, and a damaged newest checkpoint."""
+    """Escape sequences in a manifest, symbolic links at the names of temporary files, and a damaged newest checkpoint."""
     folder = crafted("escapes", lambda manifest: manifest.update(library="\x1b]52;c;bGF1Z2g=\x07"))
     expect("14: escapes", run(["checkpoint", "show", os.path.join(folder, "step-00000006")]), 0, "\\u001b]52")
     folder, victim = crafted("planted", lambda manifest: None), write("victim", "whole")

@@ -69,7 +69,7 @@ TEST(Simulate, OneStageTwiceAsSlow) {
   }
 }
 
-/// m F-and-B of a stage, plus the time of the stages before and after it.
+// With equal stages the length is m forward and backward passes (3 each), plus the schedule's bubble.
 TEST(Simulate, ClosedForms) {
   test::for_every_schedule(
       8, 8, 4, [](const std::string& name, const PipelineSchedule& schedule, int p, int m, int v) {
