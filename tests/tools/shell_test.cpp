@@ -77,7 +77,8 @@ TEST(Shell, EveryFlagOfEveryCommandIsInThePagesAndCompletions) {
   const std::string bash = text_of({"completion", "bash"}), zsh = text_of({"completion", "zsh"}),
                     fish = text_of({"completion", "fish"});
   for (const Shown& command : commands) {
-    const std::string spaced = joined(command.path, " "), name = spaced.empty() ? "tranche" : "tranche " + spaced;
+    const std::string spaced = joined(command.path, " "),
+                      name = spaced.empty() ? "tranche" : "tranche " + spaced;
     std::string upper = name;
     for (char& c : upper) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     std::string page = text_of({"man", command.path.empty() ? "tranche" : "tranche-" + command.path[0]});
@@ -95,8 +96,8 @@ TEST(Shell, EveryFlagOfEveryCommandIsInThePagesAndCompletions) {
       EXPECT_TRUE(in_zsh.find("'" + flag + "[") != std::string::npos ||
                   in_zsh.find(flag + "=[") != std::string::npos)
           << where;
-      EXPECT_TRUE(std::regex_search(fish, std::regex("__tranche_at '" + spaced + "'\"[^\n]* -l " +
-                                                     flag.substr(2) + " ")))
+      EXPECT_TRUE(std::regex_search(
+          fish, std::regex("__tranche_at '" + spaced + "'\"[^\n]* -l " + flag.substr(2) + " ")))
           << where;
     }
   }
@@ -107,7 +108,8 @@ TEST(Shell, EveryFlagOfEveryCommandIsInThePagesAndCompletions) {
 TEST(Shell, PagesHaveTheTextsOfTheHelp) {
   const std::string page = text_of({"man", "tranche-train"});
   EXPECT_THAT(page, HasSubstr(".TH TRANCHE\\-TRAIN 1 \"\" \"tranche "));
-  EXPECT_THAT(page, HasSubstr(".SS ZeRO and offload\n.TP\n\\fB\\-\\-stage\\fR \\fI0|1|2|3\\fR\nZeRO stage\n"));
+  EXPECT_THAT(page,
+              HasSubstr(".SS ZeRO and offload\n.TP\n\\fB\\-\\-stage\\fR \\fI0|1|2|3\\fR\nZeRO stage\n"));
   EXPECT_THAT(page, HasSubstr("preset or Hugging Face config.json [gpt\\-mini]"));
   EXPECT_THAT(page, HasSubstr(".SH EXAMPLES\n.EX\n  tranche train \\-\\-data my.txt"));
   EXPECT_THAT(page, HasSubstr("\\e\n"));  // a command that goes on in the next line
@@ -117,11 +119,14 @@ TEST(Shell, PagesHaveTheTextsOfTheHelp) {
   EXPECT_THAT(whole, HasSubstr(".TP\n\\fBtranche\\-plan\\fR(1)\nmemory, traffic"));
   EXPECT_THAT(whole, Not(HasSubstr("tranche\\-man")));
   const std::string checkpoint = text_of({"man", "tranche-checkpoint"});
-  EXPECT_THAT(checkpoint, HasSubstr("\\fBtranche checkpoint diff\\fR [\\fIOPTION\\fR]... \\fIfirst\\fR \\fIsecond\\fR\n"));
+  EXPECT_THAT(
+      checkpoint,
+      HasSubstr("\\fBtranche checkpoint diff\\fR [\\fIOPTION\\fR]... \\fIfirst\\fR \\fIsecond\\fR\n"));
   EXPECT_THAT(checkpoint, HasSubstr("[\\fIOPTION\\fR]... \\fIpath\\fR \\fB\\-\\-to\\fR \\fIDIR\\fR"));
   std::string names;
   for (const Shown& command : all_of_help()) {
-    if (command.path.size() < 2) names += joined({"tranche", joined(command.path, "")}, command.path.empty() ? "" : "-") + "\n";
+    if (command.path.size() < 2)
+      names += joined({"tranche", joined(command.path, "")}, command.path.empty() ? "" : "-") + "\n";
   }
   EXPECT_EQ(text_of({"man", "--list"}), names);
 }
@@ -130,7 +135,8 @@ TEST(Shell, RefusesWhatIsNotThere) {
   const auto error_of = [](const std::vector<std::string>& arguments) {
     return message_of<ConfigurationError>([&] { parse_arguments(arguments); });
   };
-  EXPECT_EQ(error_of({"completion", "tcsh"}), "there is no completion for 'tcsh', but for bash, zsh and fish");
+  EXPECT_EQ(error_of({"completion", "tcsh"}),
+            "there is no completion for 'tcsh', but for bash, zsh and fish");
   EXPECT_THAT(error_of({"completion"}), HasSubstr("shell is missing"));
   EXPECT_THAT(error_of({"completion", "bash", "--json"}), HasSubstr("unknown flag --json"));
   EXPECT_THAT(error_of({"man", "tranche-trin"}),

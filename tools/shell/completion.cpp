@@ -164,8 +164,7 @@ std::string bash_script(const DescribedCommand& program) {
       if (option.argument) continue;
       for (const std::string& name : option.names) options += " " + shell_quoted(name);
     }
-    for (const DescribedCommand& below : command->commands)
-      others += " " + shell_quoted(below.last_name());
+    for (const DescribedCommand& below : command->commands) others += " " + shell_quoted(below.last_name());
     if (!others.empty()) others = "_tranche_propose ''" + others + "; ";
     if (const DescribedOption* argument = argument_of(*command))
       others += bash_proposal(argument->values) + "; ";
@@ -215,9 +214,8 @@ std::string zsh_specifications(const DescribedCommand& command, const DifferentV
   std::string text;
   for (const DescribedOption& option : command.options) {
     if (option.argument) continue;
-    const std::string action = option.values.empty()
-                                   ? " "
-                                   : fmt::format("_tranche_values_{}", values.position(option.values));
+    const std::string action =
+        option.values.empty() ? " " : fmt::format("_tranche_values_{}", values.position(option.values));
     for (const std::string& name : option.names) {
       const bool long_name = name.starts_with("--");
       std::string specification = (option.repeats ? "*" : "") + name;
@@ -245,8 +243,7 @@ std::string zsh_command(const DescribedCommand& command, const DifferentValues& 
       "    first)\n      local -a commands=(",
       zsh_function(command), specifications);
   for (const DescribedCommand& below : command.commands) {
-    text += fmt::format("\n        {}",
-                        shell_quoted(below.last_name() + ":" + zsh_text(below.text)));
+    text += fmt::format("\n        {}", shell_quoted(below.last_name() + ":" + zsh_text(below.text)));
   }
   text += ")\n      _describe command commands && result=0\n";
   if (!proposal.empty()) text += fmt::format("      {} && result=0\n", proposal);
@@ -328,11 +325,9 @@ std::string fish_script(const DescribedCommand& program) {
   };
   for (const DescribedCommand* command : commands) {
     const std::string at =
-        fmt::format("complete -c tranche -n \"__tranche_at {}\"",
-                    fish_quoted(path_of(program, *command)));
+        fmt::format("complete -c tranche -n \"__tranche_at {}\"", fish_quoted(path_of(program, *command)));
     for (const DescribedCommand& below : command->commands) {
-      text += fmt::format("{} -a {} -d {}\n", at, fish_quoted(below.last_name()),
-                          fish_quoted(below.text));
+      text += fmt::format("{} -a {} -d {}\n", at, fish_quoted(below.last_name()), fish_quoted(below.text));
     }
     if (const DescribedOption* argument = argument_of(*command))
       text += fmt::format("{} {}\n", at, proposal(argument->values));

@@ -53,7 +53,8 @@ void add_synopsis(std::string& page, const DescribedCommand& command) {
   page += fmt::format("\\fB{}\\fR [\\fIOPTION\\fR]...", literal(command.name));
   for (const DescribedOption& option : command.options) {
     if (option.argument)
-      page += fmt::format(" {}\\fI{}\\fR{}", option.required ? "" : "[", literal(option.names[0]), option.required ? "" : "]");
+      page += fmt::format(" {}\\fI{}\\fR{}", option.required ? "" : "[", literal(option.names[0]),
+                          option.required ? "" : "]");
     if (option.required && !option.argument)
       page += fmt::format(" \\fB{}\\fR \\fI{}\\fR", literal(option.names.back()), literal(option.type));
   }
@@ -119,9 +120,9 @@ std::string man_page(const DescribedCommand& program, const std::string& name, c
   const bool whole = found == names.begin();
   const DescribedCommand& command =
       whole ? program : program.commands[static_cast<std::size_t>(found - names.begin()) - 1];
-  std::string page = fmt::format(".TH {} 1 \"\" \"{} {}\"\n.nh\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n",
-                                 literal(upper(name)), program.name, version, literal(name),
-                                 literal(command.text));
+  std::string page =
+      fmt::format(".TH {} 1 \"\" \"{} {}\"\n.nh\n.SH NAME\n{} \\- {}\n.SH SYNOPSIS\n", literal(upper(name)),
+                  program.name, version, literal(name), literal(command.text));
   if (whole) page += fmt::format("\\fB{}\\fR \\fICOMMAND\\fR [\\fIOPTION\\fR]...\n.br\n", program.name);
   if (command.commands.empty() || !command.options.empty()) add_synopsis(page, command);
   for (const DescribedCommand& below : command.commands) {

@@ -20,8 +20,7 @@ namespace {
 /// The words of the types that --help writes in capitals.
 Vocabulary vocabulary_of(const models::ModelRegistry& models) {
   Vocabulary vocabulary{{"PRESET", models.preset_names()}};
-  for (const auto& schedule : pipeline::named_schedules())
-    vocabulary["SCHEDULE"].emplace_back(schedule.name);
+  for (const auto& schedule : pipeline::named_schedules()) vocabulary["SCHEDULE"].emplace_back(schedule.name);
   for (const auto& machine : planner::machine_files()) vocabulary["MACHINE"].emplace_back(machine.name);
   for (int axis = 0; axis < mesh_axes; ++axis)
     vocabulary["AXES"].push_back(fmt::format("{}=", name_of(static_cast<MeshAxis>(axis))));
@@ -37,11 +36,9 @@ Vocabulary vocabulary_of(const models::ModelRegistry& models) {
 }  // namespace
 
 void add_shell_commands(CLI::App& program, ShellOptions& options) {
-  CLI::App* completion = program.add_subcommand(
-      "completion", "print the completion of commands, flags and values for a shell");
-  completion->add_option("shell", options.shell, "bash, zsh or fish")
-      ->type_name("bash|zsh|fish")
-      ->required();
+  CLI::App* completion =
+      program.add_subcommand("completion", "print the completion of commands, flags and values for a shell");
+  completion->add_option("shell", options.shell, "bash, zsh or fish")->type_name("bash|zsh|fish")->required();
   completion->footer(R"(Examples:
   source <(tranche completion bash)          # for this shell; an installation brings it along
   tranche completion fish | source)");
