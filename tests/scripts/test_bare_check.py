@@ -63,6 +63,12 @@ class BareCheck(unittest.TestCase):
         self.assertIn("--folder DIR", out)
         self.assertIn("Exit status: 0", out)
 
+    def test_the_check_of_the_package_takes_one_package(self):
+        done = subprocess.run([ROOT / "scripts/package_check.sh", "a.deb", "b.deb"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (2, "usage: scripts/package_check.sh [PACKAGE.deb]\n"))
+        done = subprocess.run([ROOT / "scripts/package_check.sh", "a.deb"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (2, "bare_check: no file 'a.deb'; see --help\n"))
+
 
 if __name__ == "__main__":
     unittest.main()
