@@ -25,6 +25,8 @@ THIRDS = 3
 # Changes of these files concern every program: how everything is compiled, and inputs of several tests.
 EVERYTHING = re.compile(r"^(CMakeLists\.txt|CMakePresets\.json|cmake/Tranche(Options|Dependencies|Targets|Cuda|Testing|Rules)\.cmake"
                         r"|tests/CMakeLists\.txt|tests/configs/.*|tests/combinations\.json)$")
+# No program is compiled from these files, and none reads them.
+NOTHING = re.compile(r"\.md$|^kernels/cuda/resources\.txt$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 
@@ -39,7 +41,7 @@ def changed_files(root, commits):
     if count <= commits:
         return None, count
     names = git(root, "diff", "--name-only", f"HEAD~{commits}") + git(root, "ls-files", "--others", "--exclude-standard")
-    names = sorted(name for name in set(names.split("\n")) - {""} if not name.endswith(".md"))
+    names = sorted(name for name in set(names.split("\n")) - {""} if not NOTHING.search(name))
     return code_changes.changed_in_code(root, f"HEAD~{commits}", names), count
 
 
@@ -64,13 +66,15 @@ def with_includes(root, sources):
 def concerned(root, program, changed):
     """Whether a changed file is a source of the program or belongs to a folder that it links."""
     sources = with_includes(root, program["sources"])
+    # What tests/CMakeLists.txt includes from a folder belongs to that folder.
+    home = program["folder"] if program["folder"] != "tests" else str(pathlib.PurePosixPath(program["sources"][0]).parent)
     for file in changed:
         if file in sources or EVERYTHING.match(file):
             return True
         if any(file.startswith((f"{folder}/", f"include/tranche/{folder}/")) for folder in program["folders"]):
             return True
         # Files that are not compiled, such as build files and recorded values, concern the programs of their folder.
-        if file.startswith(program["folder"] + "/") and not re.search(r"\.(cpp|h|cu)$", file):
+        if file.startswith(home + "/") and not re.search(r"\.(cpp|h|cu)$", file):
             return True
     return False
 

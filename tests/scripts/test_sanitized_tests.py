@@ -16,7 +16,7 @@ PROGRAMS = {
     "test_core": {"folder": "tests/core", "folders": ["core"], "sources": ["tests/core/a_test.cpp"]},
     "test_data": {"folder": "tests/data", "folders": ["data", "core"], "sources": ["tests/data/a_test.cpp"]},
     "test_optim": {"folder": "tests/optim", "folders": ["optim", "core"], "sources": ["tests/optim/a_test.cpp"]},
-    "test_tools": {"folder": "tests/tools", "folders": ["tools", "data", "core"], "sources": ["tests/tools/a_test.cpp"]},
+    "test_tools": {"folder": "tests/tools", "folders": ["tools", "kernels", "data", "core"], "sources": ["tests/tools/a_test.cpp"]},
 }
 
 
@@ -105,6 +105,17 @@ class Chosen(unittest.TestCase):
         self.chosen()
         self.assertIn("  changed: test_data\n", self.output)
 
+    def test_a_program_of_the_upper_folder_belongs_to_its_sources(self):
+        PROGRAMS["test_device"] = {"folder": "tests", "folders": ["device"], "sources": ["tests/device/a_test.cpp"]}
+        self.addCleanup(PROGRAMS.pop, "test_device")
+        (self.build / "test_programs.json").write_text(json.dumps(PROGRAMS))
+        self.commit("tests/data/golden.json")
+        self.chosen()
+        self.assertIn("  changed: test_data\n", self.output)
+        self.commit("tests/device/golden.json")
+        self.chosen()
+        self.assertIn("  changed: test_data test_device\n", self.output)
+
     def test_build_files_concern_all(self):
         self.commit("CMakePresets.json")
         self.assertEqual(self.chosen(), set(PROGRAMS))
@@ -126,6 +137,7 @@ class Chosen(unittest.TestCase):
         self.write("core/x.h", "// A comment.\nint\n  a;")
         self.write("CMakeLists.txt", "# A comment.\nproject(a)")
         self.write("core/README.md", "words")
+        self.write("kernels/cuda/resources.txt", "registers")
         self.commit()
         self.assertNotIn("  changed:", self.chosen() and self.output)
         self.write("core/x.h", "int b;")
