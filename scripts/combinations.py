@@ -166,12 +166,7 @@ def page(table, settled):
     lines += ["", "## Behind one interface", "",
               "What uses these knows the interface alone, so that tests of the interface hold them together with every row.", ""]
     lines += [f"- {entry['name']}: {entry['interface']}" for entry in table["behind"]]
-    lines += ["", "## What there is not", "",
-              "Keys of DeepSpeed's that ask for these are refused with a reason (`ConfigKeys.RefusedOnesSayWhyAndTakeWhatAsksForNothing`).", ""]
-    for entry in table["absent"]:
-        keys = ", ".join(f"`{key}`" for key in entry.get("keys", ()))
-        test = f"refused: `{entry['test']}`" if "test" in entry else ""
-        lines.append(f"- {entry['name']}" + (f" ({keys or test})" if keys or test else ""))
+    lines += ["", "What there is not at all is among [the refused keys](reference/configuration.md#refused-keys)."]
     return "\n".join(lines) + "\n"
 
 
