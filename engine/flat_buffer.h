@@ -122,6 +122,8 @@ struct FlatBuffer {
   // Offloaded state. What is not on the device leaves the buffers above empty (nvme) or in host memory (cpu).
   OffloadTier optimizer_tier = OffloadTier::none;   ///< of master and state
   OffloadTier parameters_tier = OffloadTier::none;  ///< of parameters
+  // Asked for on nvme, but in host memory (the tier cpu), where tranche.host_state has room.
+  bool optimizer_stays = false, parameters_stay = false;
   TileRegion tiles;                                 ///< nvme: master, then state
   std::int64_t parameters_offset = 0;               ///< nvme: of the shard in the swap file
   Buffer host_gradients;  ///< the main gradient of the range whose state this rank keeps
@@ -168,6 +170,8 @@ struct FlatBuffer {
   ElementRange owned() const { return empty() ? ElementRange() : owned_by(rank(), replica()); }
   /// True when this rank holds nothing of it: no rank does, as it has no tensors, or other ranks do.
   bool empty() const { return group == nullptr || layout.padded_elements() == 0; }
+  /// Master and state have the layout of the nvme tier, and a save takes them tile by tile.
+  bool in_tiles() const { return optimizer_tier == OffloadTier::nvme || optimizer_stays; }
   void* gradients_data() const { return gradients ? gradients.data() : transient_gradients.data(); }
 };
 

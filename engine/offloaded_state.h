@@ -128,6 +128,8 @@ class OffloadedState {
   /// Block I/O on the swap file, with the slots' memory registered.
   void open_io();
   std::unique_ptr<Stream> make_host_stream(const char* name, int threads);
+  /// Buffers for tiles read ahead, as many as fit in what is left of tranche.host_state and are of use.
+  int more_tile_buffers(const std::vector<UnitState>& units, std::int64_t largest_tile) const;
   bool simulated() const { return resources_.device.kind() == DeviceKind::meta; }
 
   const Config& config_;

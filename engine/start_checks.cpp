@@ -43,12 +43,16 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
   if (runtime.device().kind() == DeviceKind::meta || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;
   const std::int64_t accumulation = size_of(config.precision.accumulation);
-  std::int64_t largest = 0, largest_tile = 0;
+  std::int64_t largest = 0, largest_tile = 0, stay = 0;
+  bool tiles = false;  // on the disk
   for (const UnitState& unit : store.units()) {
     std::int64_t shard_bytes = 0;
     for (const FlatBuffer& flat : unit.buffers) {
-      if (flat.parameters_tier != OffloadTier::none) {
+      if (flat.parameters_tier == OffloadTier::nvme) {
         shard_bytes += flat.layout.shard_elements() * size_of(config.precision.compute);
+      } else if (flat.parameters_tier == OffloadTier::cpu) {
+        needed += store.residency().parameter_bytes(flat);
+        stay += flat.parameters_stay ? store.residency().parameter_bytes(flat) : 0;
       }
       const std::int64_t kept = store.residency().optimizer_range(flat).size();
       if (flat.optimizer_tier != OffloadTier::none) needed += kept * accumulation;
@@ -56,14 +60,15 @@ void check_host_memory(const Runtime& runtime, const Config& config, const State
         return bytes_of(store.residency().master_type(flat), elements) + state_bytes(flat.states, elements);
       };
       if (flat.optimizer_tier == OffloadTier::cpu) needed += bytes(kept);
+      stay += flat.optimizer_stays ? bytes(kept) : 0;
+      tiles = tiles || flat.optimizer_tier == OffloadTier::nvme;
       largest_tile = std::max(largest_tile, bytes(config.offload.tile_elements));
     }
-    if (config.offload.parameters == OffloadTier::cpu) needed += shard_bytes;
     largest = std::max(largest, shard_bytes);
   }
   if (config.offload.parameters == OffloadTier::nvme) needed += config.offload.parameter_buffers * largest;
-  if (config.offload.optimizer == OffloadTier::nvme) {
-    needed += config.offload.tile_buffers * largest_tile;
+  if (tiles) {
+    needed += config.offload.tile_buffers * largest_tile + (config.offload.host_state_bytes() - stay);
   }
   if (device_counts) {
     const StateFormulas::Bytes bytes = formulas.bytes();

@@ -10,7 +10,8 @@
 
 namespace tranche::detail {
 
-TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers) : io_(io), buffers_(std::move(buffers)) {
+TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t reads_at_once)
+    : io_(io), buffers_(std::move(buffers)), reads_at_once_(reads_at_once) {
   for (Lane* lane : {&reads_, &writes_}) {
     lane->under_way.reserve(buffers_.size());  // started() must not allocate, or a transfer could be lost
   }
@@ -52,8 +53,10 @@ std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read
   return position;
 }
 
-// A tile can start once its buffer is free and no earlier tile may still write any of its bytes.
+// A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too many
+// are being read.
 bool TileFlow::can_start(std::int64_t position) {
+  if (at(position).read && reads_.under_way.size() >= reads_at_once_) return false;
   const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
   if (before >= first_ && at(before).stage != Stage::settled) return false;
   const Tile tile = at(position).tile;
@@ -198,6 +201,7 @@ void TileFlow::run(Lane& lane) {
       settle(oldest.position);
     } else {
       at(oldest.position).stage = Stage::in_memory;
+      start_reads();
     }
     changed_.notify_all();
   }
