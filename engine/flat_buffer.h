@@ -124,9 +124,9 @@ struct FlatBuffer {
   OffloadTier parameters_tier = OffloadTier::none;  ///< of parameters
   // Asked for on nvme, but in host memory (the tier cpu), where tranche.host_state has room.
   bool optimizer_stays = false, parameters_stay = false;
-  TileRegion tiles;                                 ///< nvme: master, then state
-  std::int64_t parameters_offset = 0;               ///< nvme: of the shard in the swap file
-  Buffer host_gradients;  ///< the main gradient of the range whose state this rank keeps
+  TileRegion tiles;                    ///< nvme: master, then state
+  std::int64_t parameters_offset = 0;  ///< nvme: of the shard in the swap file
+  Buffer host_gradients;               ///< the main gradient of the range whose state this rank keeps
   /// Gradients of the buffer's last use, summed over micro-batches. It exists when the gradients of two uses
   /// are kept apart and are reduced once a step; `gradients` then holds those of the first use.
   Buffer last_use_gradients;

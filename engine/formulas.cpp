@@ -50,7 +50,8 @@ StateFormulas::Bytes StateFormulas::bytes() const {
                   residency.parameter_bytes(flat));
       if (!flat.trainable) continue;
       if (flat.in_tiles()) {
-        count_homes(flat.optimizer_tier == OffloadTier::nvme, flat.optimizer_stays, residency.tile_bytes(flat));
+        count_homes(flat.optimizer_tier == OffloadTier::nvme, flat.optimizer_stays,
+                    residency.tile_bytes(flat));
       }
       const bool away = flat.optimizer_tier != OffloadTier::none;
       const ElementRange kept = residency.optimizer_range(flat);
@@ -126,9 +127,10 @@ std::vector<std::pair<std::string, std::string>> StateFormulas::offload_rows(
   if (asked.uses_nvme() && (asked.host_state > 0 || !asked.host_state_reason.empty())) {
     rows.emplace_back(
         "offload",
-        fmt::format("{} of {} of state that is asked for on nvme stay in host memory: tranche.host_state is {}{}",
-                    format_bytes(state.stay_in_host), format_bytes(state.asked_on_nvme),
-                    format_bytes(asked.host_state_bytes()), asked.host_state_reason));
+        fmt::format(
+            "{} of {} of state that is asked for on nvme stay in host memory: tranche.host_state is {}{}",
+            format_bytes(state.stay_in_host), format_bytes(state.asked_on_nvme),
+            format_bytes(asked.host_state_bytes()), asked.host_state_reason));
   }
   if (!swap_file.empty()) rows.emplace_back("swap file", swap_file);
   const OffloadTraffic traffic = offload();

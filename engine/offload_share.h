@@ -15,8 +15,9 @@ namespace tranche::detail {
 /// forward pass uses first stay: their gradients come last, and their weights are needed first.
 std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio);
 
-/// The host memory in which state stays that is asked for on nvme (tranche.host_state). Buffers are offered in
-/// the order of use: all weights, of which the disk would move most for each byte, before all optimizer state.
+/// The host memory in which state stays that is asked for on nvme (tranche.host_state). Buffers are offered
+/// in the order of use: all weights, of which the disk would move most for each byte, before all optimizer
+/// state.
 class HostHomes {
  public:
   explicit HostHomes(const OffloadConfig& offload)

@@ -179,8 +179,9 @@ int OffloadedState::more_tile_buffers(const std::vector<UnitState>& units, std::
       tiles += flat.tiles.elements > 0 ? flat.tiles.tiles() : 0;
     }
   }
-  return narrow<int>(std::clamp<std::int64_t>(left / AlignedBuffer::requested_bytes(largest_tile), 0,
-                                              std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
+  return narrow<int>(
+      std::clamp<std::int64_t>(left / AlignedBuffer::requested_bytes(largest_tile), 0,
+                               std::max<std::int64_t>(0, tiles - config_.offload.tile_buffers)));
 }
 
 void OffloadedState::close() noexcept {

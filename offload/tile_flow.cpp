@@ -53,8 +53,8 @@ std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read
   return position;
 }
 
-// A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too many
-// are being read.
+// A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too
+// many are being read.
 bool TileFlow::can_start(std::int64_t position) {
   if (at(position).read && reads_.under_way.size() >= reads_at_once_) return false;
   const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());

@@ -28,7 +28,8 @@ class TileFlow {
     std::int64_t offset = 0;  ///< offset in the file
     std::int64_t bytes = 0;
   };
-  /// Buffers must live until finish(), which must be called. No more than `reads_at_once` reads are under way.
+  /// Buffers must live until finish(), which must be called. No more than `reads_at_once` reads are under
+  /// way.
   TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t reads_at_once);
 
   /// Appends tiles, which are transferred from and to `file`. Returns the position of the first. Rethrows the

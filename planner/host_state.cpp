@@ -65,8 +65,7 @@ Need need_of(const PlanRequest& request, const std::vector<int>& ranks, std::int
     const PlanResult plan = plan_run(each);
     // The device memory of a CPU is the host's, and has no part in a limit that is given.
     const bool device = request.device == DeviceKind::cpu && request.host_memory.found_here();
-    most.host = std::max(most.host,
-                         plan.tier(Tier::host).peak + (device ? plan.tier(Tier::device).peak : 0));
+    most.host = std::max(most.host, plan.tier(Tier::host).peak + (device ? plan.tier(Tier::device).peak : 0));
     most.asked = std::max(most.asked, plan.state.asked_on_nvme);
   }
   return most;

@@ -48,7 +48,8 @@ class Walk {
           begin = std::max(begin, ready);
           const double bytes = static_cast<double>(unit.shard) * weight_;
           if (unit.shard_in_host < unit.shard && parameters() == OffloadTier::nvme) {
-            begin = disk = std::max(disk, begin) + static_cast<double>(unit.shard - unit.shard_in_host) * weight_ / rates_.nvme;
+            begin = disk = std::max(disk, begin) +
+                           static_cast<double>(unit.shard - unit.shard_in_host) * weight_ / rates_.nvme;
           }
           ready = link = std::max(link, begin) + bytes / rates_.host_link;
         }
@@ -81,7 +82,8 @@ class Walk {
         bytes.to_host += unit.stays * weight;
         if (config_.offload.optimizer == OffloadTier::nvme) {
           const std::int64_t tiles =
-              schedule_.passes * std::llround(static_cast<double>(unit.kept - unit.state_in_host) * schedule_.state_bytes);
+              schedule_.passes *
+              std::llround(static_cast<double>(unit.kept - unit.state_in_host) * schedule_.state_bytes);
           bytes.nvme_read += tiles;
           bytes.nvme_written += tiles;
         }

@@ -207,7 +207,8 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   std::vector<std::size_t> unit_of;     // and its unit
   std::vector<std::int64_t> kept;       // and the elements of it whose state this rank keeps
   std::vector<std::int64_t> on_device;  // and those of them whose weights are whole on the device
-  std::vector<HomeSeeker> weights, states;  // not those that are whole on the device; of each trainable buffer
+  std::vector<HomeSeeker> weights,
+      states;  // not those that are whole on the device; of each trainable buffer
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   const detail::StateClasses classes =
       detail::classify(spec, ParameterGroups(config.group_rules, config.frozen), *optimizer);

@@ -152,8 +152,7 @@ std::int64_t Launch::broadcast_from_root(std::int64_t value) {
 
 std::int64_t Launch::least(std::int64_t value) {
   world_
-      ->all_reduce(&value, 1, DataType::int64, ReduceOperation::minimum,
-                   {"start", "least", Traffic::control})
+      ->all_reduce(&value, 1, DataType::int64, ReduceOperation::minimum, {"start", "least", Traffic::control})
       .wait();
   return value;
 }

@@ -146,7 +146,8 @@ TEST(ConfigOffload, HostMemoryForStateOnNvmeIsBytesOrAuto) {
   const auto with = [](const std::string& host_state) {
     return parse_config("{" + given + R"(, "zero_optimization": {"stage": 3,
       "offload_param": {"device": "nvme", "nvme_path": "/n", "max_in_cpu": 7}},
-      "tranche": {"host_state": )" + host_state + "}}",
+      "tranche": {"host_state": )" +
+                            host_state + "}}",
                         2);
   };
   EXPECT_EQ(with("\"2MiB\"").offload.host_state_bytes(), 2 << 20);

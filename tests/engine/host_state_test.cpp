@@ -1,5 +1,5 @@
-// tranche.host_state: state that is asked for on nvme stays in host memory as far as it fits, and tiles are read
-// ahead into what is left. No bit changes, every byte is planned, a save takes such state tile by tile.
+// tranche.host_state: state that is asked for on nvme stays in host memory as far as it fits, and tiles are
+// read ahead into what is left. No bit changes, every byte is planned, a save takes such state tile by tile.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,8 +26,8 @@ using tranche::testing::FileOperation;
 class HostState : public OffloadSaving {
  protected:
   OddRun run_of(int ranks, bool weights) const {
-    OddRun run = setup(ranks, weights ? 3 : 2, OffloadTier::nvme,
-                       weights ? OffloadTier::nvme : OffloadTier::none);
+    OddRun run =
+        setup(ranks, weights ? 3 : 2, OffloadTier::nvme, weights ? OffloadTier::nvme : OffloadTier::none);
     return run;
   }
   /// Bytes of a rank that are asked for on nvme, and those of the device's part of them that stay.
@@ -89,7 +89,8 @@ TEST_F(HostState, NoBudgetChangesABit) {
       never.offload = {};
       const kernels::Digest expected = trained(never, false);
       // Nothing; one tile more in the ring; half; all but one unit; all; more than there is.
-      for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{60'000}, all / 2, all - 1, all, 2 * all}) {
+      for (const std::int64_t bytes :
+           {std::int64_t{0}, std::int64_t{60'000}, all / 2, all - 1, all, 2 * all}) {
         for (const bool overlap : {true, false}) {
           if (!swept(point++, 3)) continue;
           run.offload.host_state = bytes;
@@ -166,7 +167,8 @@ TEST_F(HostState, FortyDrawnBudgetsAreWhatIsPlanned) {
     expect_books(planned.accounts[0], measured.accounts[0], "device");
     expect_books(planned.host_accounts[0], measured.host_accounts[0], "host");
     expect_books(planned.nvme_accounts[0], measured.nvme_accounts[0], "nvme");
-    const OffloadTraffic plan = planned.steps.back().offload_traffic, moved = measured.steps.back().offload_traffic;
+    const OffloadTraffic plan = planned.steps.back().offload_traffic,
+                         moved = measured.steps.back().offload_traffic;
     EXPECT_EQ(plan.to_host, moved.to_host);
     EXPECT_EQ(plan.from_host, moved.from_host);
     EXPECT_EQ(plan.nvme_read, moved.nvme_read);
@@ -311,7 +313,10 @@ TEST_F(HostState, ASlowDiskIsWaitedFor) {
     on_tiled_ranks(
         run,
         [&](Engine& engine, Runtime& runtime) {
-          files.inject({.operation = FileOperation::read, .nth = 1, .times = -1, .delay = std::chrono::milliseconds(3)});
+          files.inject({.operation = FileOperation::read,
+                        .nth = 1,
+                        .times = -1,
+                        .delay = std::chrono::milliseconds(3)});
           for (const char* poison : {"", "prime.c", ""}) (void)one_step(engine, runtime, poison);
           digest = engine.state_digest();
           files.clear();
@@ -330,8 +335,9 @@ TEST_F(HostState, TheStartSaysWhatStaysAndWhy) {
   };
   EXPECT_THAT(summary(), Not(HasSubstr("asked for on nvme"))) << "auto that nobody replaced is 0, as before";
   run.offload.host_state = 10'000'000;
-  EXPECT_THAT(summary(), HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "
-                                   "9.54 MiB\n"));
+  EXPECT_THAT(summary(),
+              HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "
+                        "9.54 MiB\n"));
   run.offload.host_state = 0;
   run.offload.host_state_reason = ", as auto finds nothing";
   EXPECT_THAT(summary(), HasSubstr("0 B of "));

@@ -22,7 +22,8 @@ PlanRequest request_of(int ranks, OffloadTier parameters = OffloadTier::nvme) {
   request.ranks = ranks;
   request.sequence = 16;
   request.config = parse_config(
-      R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1})", ranks);
+      R"({"bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1})",
+      ranks);
   request.config.stage = 3;
   request.config.workspace_bytes = std::int64_t{8} << 20;
   request.config.offload.optimizer = OffloadTier::nvme;
@@ -137,8 +138,9 @@ TEST(HostState, TheSearchChoosesItWithinItsBudgets) {
 
 TEST(HostState, PlansSayWhatStaysToTheByte) {
   const auto plan = [](std::vector<std::string> more) {
-    std::vector<std::string> arguments{"plan", "--model", "gpt-nano", "--sequence", "16", "--stage", "3",
-                                       "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path", "/none"};
+    std::vector<std::string> arguments{
+        "plan", "--model",         "gpt-nano", "--sequence",  "16",   "--stage", "3", "--offload-optimizer",
+        "nvme", "--offload-param", "nvme",     "--nvme-path", "/none"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const tools::test::ProgramResult result = tools::test::run(arguments);
     EXPECT_EQ(result.status, 0) << result.errors;
@@ -147,10 +149,12 @@ TEST(HostState, PlansSayWhatStaysToTheByte) {
   const json disk = json::parse(plan({"--host-state", "0", "--json"}))["host_state"];
   EXPECT_EQ(disk["stay_in_host"], 0);
   const std::string all = std::to_string(disk["asked_on_nvme"].get<std::int64_t>());
-  EXPECT_THAT(plan({"--host-state", "0"}), HasSubstr("of " + all + " B asked for on nvme 0 B stay in host memory"));
+  EXPECT_THAT(plan({"--host-state", "0"}),
+              HasSubstr("of " + all + " B asked for on nvme 0 B stay in host memory"));
   EXPECT_THAT(plan({"--host-memory", "1GiB"}),
               AllOf(HasSubstr("of " + all + " B asked for on nvme " + all + " B stay in host memory"),
-                    HasSubstr("as auto finds 1.00 GiB a rank (the limit that is given)"), Not(HasSubstr("read from nvme"))));
+                    HasSubstr("as auto finds 1.00 GiB a rank (the limit that is given)"),
+                    Not(HasSubstr("read from nvme"))));
   EXPECT_THAT(plan({"--host-memory", "0"}), HasSubstr("auto finds no limit of host memory"));
   EXPECT_THAT(plan({"--host-state", "100KiB"}), HasSubstr("tranche.host_state is 100.00 KiB\n"));
 }

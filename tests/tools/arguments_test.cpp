@@ -263,10 +263,10 @@ TEST(Arguments, StudiesRefuseWhatTheyHaveNoRoomFor) {
 
 TEST(Arguments, WhereStateLives) {
   for (const char* command : {"train", "evaluate", "plan"}) {
-    const Options options = parse_arguments(
-        {command, "--offload-optimizer", "nvme", "--offload-param", "cpu", "--nvme-path", "/d",
-         "--offload-ratio", "0.5", "--offload-activations", "--host-memory", "2GiB", "--host-state", "auto",
-         "--nvme-space", "1TiB"});
+    const Options options =
+        parse_arguments({command, "--offload-optimizer", "nvme", "--offload-param", "cpu", "--nvme-path",
+                         "/d", "--offload-ratio", "0.5", "--offload-activations", "--host-memory", "2GiB",
+                         "--host-state", "auto", "--nvme-space", "1TiB"});
     EXPECT_EQ(options.host_state, "auto");
     EXPECT_EQ(options.offload_optimizer, "nvme");
     EXPECT_EQ(options.offload_parameters, "cpu");

@@ -177,20 +177,23 @@ TEST(Program, OffloadChangesNoBitAndSaysWhatItMoves) {
       out, AllOf(HasSubstr("between tiers in a step, rank 0: "), HasSubstr("offload: "), HasSubstr("bound "),
                  HasSubstr("in host memory ("), HasSubstr("host link per step"), Not(HasSubstr("nvme"))));
   const std::vector<std::string> on_nvme{"--offload-optimizer", "nvme", "--offload-param", "nvme",
-                                         "--nvme-path", swap, "--host-state"};
+                                         "--nvme-path",         swap,   "--host-state"};
   const auto with_host_state = [&](const char* bytes) {
     std::vector<std::string> flags = on_nvme;
     flags.emplace_back(bytes);
     return report(flags, &out);
   };
   const json automatic = with_host_state("auto");
-  EXPECT_THAT(out, AllOf(HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "),
-                         HasSubstr(", as auto finds "), HasSubstr("; 0 has all on the disk"), Not(HasSubstr("on nvme ("))));
+  EXPECT_THAT(
+      out, AllOf(HasSubstr(" of state that is asked for on nvme stay in host memory: tranche.host_state is "),
+                 HasSubstr(", as auto finds "), HasSubstr("; 0 has all on the disk"),
+                 Not(HasSubstr("on nvme ("))));
   EXPECT_EQ(automatic["steps"].back()["offload_bytes"]["nvme_read"], 0);
   const json partly = with_host_state("200KiB");
   EXPECT_GT(partly["steps"].back()["offload_bytes"]["nvme_read"], 0);
   const json nvme = with_host_state("0");
-  EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_read"], partly["steps"].back()["offload_bytes"]["nvme_read"]);
+  EXPECT_GT(nvme["steps"].back()["offload_bytes"]["nvme_read"],
+            partly["steps"].back()["offload_bytes"]["nvme_read"]);
   EXPECT_THAT(out, AllOf(HasSubstr(" read from nvme, "), HasSubstr("swap file"), HasSubstr("on nvme ("),
                          HasSubstr("nvme per step")));
   for (const json& other : {cpu, automatic, partly, nvme}) {

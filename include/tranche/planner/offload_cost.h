@@ -36,8 +36,8 @@ struct OffloadUnit {
   std::int64_t whole = 0;  ///< elements of `kept` whose weights are whole on the device, wherever others live
   std::int64_t stays = 0;  ///< of a unit that moves, in other buffers: elements that the device updates and
                            ///< whose weights live elsewhere
-  // With tranche.host_state, of what is asked for on nvme, elements that stay in host memory: of `kept` the state,
-  // of `shard` the weights, and of the weights that the rank updates.
+  // With tranche.host_state, of what is asked for on nvme, elements that stay in host memory: of `kept` the
+  // state, of `shard` the weights, and of the weights that the rank updates.
   std::int64_t state_in_host = 0, shard_in_host = 0, updated_in_host = 0;
 };
 
