@@ -10,8 +10,8 @@
 
 namespace tranche::detail {
 
-TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t reads_at_once)
-    : io_(io), buffers_(std::move(buffers)), reads_at_once_(reads_at_once) {
+TileFlow::TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once)
+    : io_(io), buffers_(std::move(buffers)), at_once_(at_once) {
   for (Lane* lane : {&reads_, &writes_}) {
     lane->under_way.reserve(buffers_.size());  // started() must not allocate, or a transfer could be lost
   }
@@ -56,7 +56,7 @@ std::int64_t TileFlow::add(File& file, const std::vector<Tile>& tiles, bool read
 // A tile can start once its buffer is free, no earlier tile may still write any of its bytes, and not too
 // many are being read.
 bool TileFlow::can_start(std::int64_t position) {
-  if (at(position).read && reads_.under_way.size() >= reads_at_once_) return false;
+  if (at(position).read && reads_.under_way.size() >= at_once_) return false;
   const std::int64_t before = position - static_cast<std::int64_t>(buffers_.size());
   if (before >= first_ && at(before).stage != Stage::settled) return false;
   const Tile tile = at(position).tile;
@@ -122,14 +122,25 @@ void TileFlow::leave(std::int64_t position, bool write) {
     settle(position);
     return;
   }
-  try {
-    started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
-            position);
-  } catch (...) {
-    stop_locked(std::current_exception());
-    throw;
+  left_.push_back(position);
+  place.stage = Stage::left;
+  start_writes();
+  check_not_stopped();
+}
+
+void TileFlow::start_writes() {
+  while (!stopped_ && !left_.empty() && writes_.under_way.size() < at_once_) {
+    const std::int64_t position = left_.front();
+    Place& place = at(position);
+    try {
+      started(writes_, io_.write(*place.file, place.tile.offset, buffer_of(position), place.tile.bytes),
+              position);
+    } catch (...) {
+      return stop_locked(std::current_exception());
+    }
+    place.stage = Stage::writing;
+    left_.pop_front();
   }
-  place.stage = Stage::writing;
 }
 
 void TileFlow::await_left(std::int64_t end) {
@@ -156,11 +167,11 @@ void TileFlow::cut(std::int64_t end) noexcept {
 
 void TileFlow::reset() noexcept {
   std::unique_lock lock(mutex_);
-  stopped_ = true;
-  changed_.wait(lock, [&] { return idle(); });
+  changed_.wait(lock, [&] { return (stopped_ || left_.empty()) && idle(); });
   first_ += static_cast<std::int64_t>(places_.size());
   next_ = first_;
   places_.clear();
+  left_.clear();
   failure_ = nullptr;
   stopped_ = false;
 }
@@ -199,6 +210,7 @@ void TileFlow::run(Lane& lane) {
       stop_locked(std::move(failure));
     } else if (at(oldest.position).stage == Stage::writing) {
       settle(oldest.position);
+      start_writes();
     } else {
       at(oldest.position).stage = Stage::in_memory;
       start_reads();

@@ -175,7 +175,7 @@ TileRing::TileRing(TileRingOptions options, SwapFile& file, BlockIo* io, MemoryR
   if (file.simulated()) return;
   impl_->flow = std::make_shared<TileFlow>(
       *io, std::move(addresses),
-      static_cast<std::size_t>(options.reads_at_once > 0 ? options.reads_at_once : options.buffers));
+      static_cast<std::size_t>(options.at_once > 0 ? options.at_once : options.buffers));
 }
 
 TileRing::~TileRing() {

@@ -357,27 +357,30 @@ INSTANTIATE_TEST_SUITE_P(Engines, TileRingTest,
                                   std::to_string(info.param.buffers);
                          });
 
-// However many buffers read ahead: other transfers of the disk wait behind no more reads than are allowed.
-TEST(TileRingReads, NoMoreAreUnderWayThanAllowed) {
+// However many buffers read ahead: other transfers of the disk wait behind no more tiles than are allowed.
+TEST(TileRingTransfers, NoMoreAreUnderWayThanAllowed) {
   const TestFolder folder;
-  std::atomic<int> reading{0}, most{0};
+  std::atomic<int> now[2]{}, most[2]{};  // of reads and writes
   const auto files = detail::make_posix_file_system([&](IoCall call, std::int64_t bytes) -> std::int64_t {
-    if (call != IoCall::read) return bytes;
-    int seen = most, now = ++reading;
-    while (now > seen && !most.compare_exchange_weak(seen, now)) {
+    if (call != IoCall::read && call != IoCall::write) return bytes;
+    const int kind = call == IoCall::read ? 0 : 1;
+    int seen = most[kind];
+    const int under_way = ++now[kind];
+    while (under_way > seen && !most[kind].compare_exchange_weak(seen, under_way)) {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    --reading;
+    --now[kind];
     return bytes;
   });
   for (const int at_once : {1, 2, 0}) {
     TileBench bench(folder.path(), *files, {.engine = BlockIoEngine::threads, .depth = 8});
     const TileRegion region = bench.region(8 * 1000, 1000, {8});
     bench.swap.create();
-    TileRing ring({.buffers = 6, .buffer_bytes = region.bytes_of(0), .reads_at_once = at_once}, bench.swap,
+    TileRing ring({.buffers = 6, .buffer_bytes = region.bytes_of(0), .at_once = at_once}, bench.swap,
                   bench.io.get(), bench.host);
     pass(bench, ring, region, false, [](std::int64_t, std::int64_t i) { return i; });
-    most = 0;
+    bench.stream->synchronize();
+    most[0] = most[1] = 0;
     std::atomic<int> wrong{0};
     for (int round = 0; round < 2; ++round) {
       pass(bench, ring, region, true, [&](std::int64_t value, std::int64_t i) {
@@ -387,10 +390,12 @@ TEST(TileRingReads, NoMoreAreUnderWayThanAllowed) {
     }
     bench.stream->synchronize();
     EXPECT_EQ(wrong, 0);
-    if (at_once > 0) {
-      EXPECT_LE(most, at_once);
-    } else {
-      EXPECT_GT(most, 2) << "as many as there are buffers";
+    for (const auto& of_kind : most) {
+      if (at_once > 0) {
+        EXPECT_LE(of_kind, at_once);
+      } else {
+        EXPECT_GT(of_kind, 2) << "as many as there are buffers";
+      }
     }
   }
 }
