@@ -1,6 +1,6 @@
-/// Causal attention, forward and backward, held against the fp32 matmul peak: its products run in fp32.
-/// Operations are those of the pairs that see each other, so a window costs what it shows where the figure
-/// stays.
+/// Causal attention, forward and backward, relative to the fp32 matmul peak, because its GEMMs run in fp32.
+/// Only pairs of a query and a key that it sees count as operations. So if a kernel saves all work outside
+/// the window, the figure does not change with the window.
 
 #include <algorithm>
 

@@ -24,7 +24,7 @@ BareGemms::BareGemms(const std::vector<kernels::Gemm>& list, int threads) {
   for (const auto& [gemm, count] : counts) {
     Entry entry{gemm, count, {}};
     for (auto& way : ways_of(gemm, threads)) entry.ways.push_back({std::move(way), {}});
-    for (auto& way : entry.ways) way.way.run();  // pages, primitives and threads are there from now on
+    for (auto& way : entry.ways) way.way.run();  // maps pages, and creates primitives and threads
     entries_.push_back(std::move(entry));
   }
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// The GEMMs of a step, run alone: a lower bound of its time.
+/// The GEMMs of a step without anything else: a lower bound of its time.
 
 #include <cstdint>
 #include <functional>
@@ -12,37 +12,37 @@
 
 namespace tranche::bench {
 
-/// One way to compute a GEMM on its own operands: random numbers, in the layout that the way likes best;
-/// the time to bring them there is not part of run().
+/// One way to compute a GEMM on its own operands. They are random numbers in the layout that suits the way
+/// best; run() does not include the conversion to it.
 struct GemmWay {
   std::string_view name;
   std::function<void()> run;
 };
 
-/// Ways that this build knows for the GEMM on `threads` threads: "ours" (kernels::matmul as the step calls
-/// it), and, where oneDNN and OpenBLAS are, "onednn" (as stored), "onednn packed" (b laid out beforehand as
-/// oneDNN wants it), "onednn packed both", for fp32 also "onednn sgemm" and "openblas". All share one set of
-/// operands.
+/// The ways of this build to compute the GEMM on `threads` threads: "ours" (kernels::matmul as the step calls
+/// it); with oneDNN "onednn" (operands as stored), "onednn packed" (b converted beforehand to oneDNN's
+/// layout) and "onednn packed both"; for fp32 also "onednn sgemm", and with OpenBLAS "openblas". All share
+/// one set of operands.
 std::vector<GemmWay> ways_of(const kernels::Gemm& gemm, int threads);
 
-/// A step's list of GEMMs, each distinct one with how often it stands there.
+/// A step's list of GEMMs: each distinct one with its number of occurrences.
 class BareGemms {
  public:
   BareGemms(const std::vector<kernels::Gemm>& list, int threads);
 
-  /// Runs every distinct GEMM once in every way, keeping times.
+  /// Runs every distinct GEMM once in every way and records the times.
   void round();
 
   struct Line {
     kernels::Gemm gemm;
     std::int64_t count = 0;
     std::string best_by_processor;
-    double operations = 0;  ///< of one
-    Seconds best, ours;     ///< seconds of one: medians over rounds; best: the fastest way's
+    double operations = 0;  ///< of one GEMM
+    Seconds best, ours;     ///< seconds of one GEMM, medians over rounds; best: those of the fastest way
   };
   std::vector<Line> lines() const;
-  /// Seconds of the whole list in round `round`: each GEMM `count` times, in its best way (by the median
-  /// of the clock over all rounds), or in ours.
+  /// Seconds of the whole list in round `round`: each GEMM `count` times, in our way, or in its best way (by
+  /// the median of the clock over all rounds).
   Seconds list_seconds(std::size_t round, bool ours) const;
   double operations() const;
   std::size_t rounds() const { return rounds_; }

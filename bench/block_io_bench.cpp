@@ -1,6 +1,6 @@
-// Sequential transfers of one big file by offload/'s engines, beside what plain system calls reach on the
-// same disk: pwrite and pread past the page cache, one block at a time, and the shortest io_uring loop with
-// registered memory. The ways take turns, so that a disk that others use too is equally slow for all. Prints
+// Sequential transfers of one large file by the engines of offload/, beside plain system calls on the same
+// disk: pwrite and pread without the page cache, one block at a time, and the shortest io_uring loop with
+// registered memory. The ways alternate, so that other users of the disk slow them all equally. Prints
 // medians and fractions.
 //   bench_block_io [--dir DIR] [--mib N] [--block-kib N] [--depth N] [--repeats N]
 #include <fmt/core.h>
@@ -104,13 +104,13 @@ void run(const Settings& settings) {
                       [&](bool writing) { ours(io, *file, writing, memory, settings); });
   }
 
-  bench::transfer_blocking(whole_file(true));  // preallocated blocks become written ones
+  bench::transfer_blocking(whole_file(true));  // the file's preallocated blocks are written once
   file->sync();
   std::map<std::pair<std::size_t, bool>, std::vector<double>> seconds;
   for (int repeat = 0; repeat < settings.repeats; ++repeat) {
     for (const bool writing : {true, false}) {
       for (std::size_t i = 0; i < ways.size(); ++i) {
-        // Nobody is always first.
+        // The first way changes with each round.
         const std::size_t way = (i + static_cast<std::size_t>(repeat)) % ways.size();
         const auto begin = std::chrono::steady_clock::now();
         ways[way].second(writing);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""check_refusal.py PROGRAM TYPED MEANT: given the flag TYPED, PROGRAM measures nothing, says that there is MEANT, and
-ends with status 2.
+"""check_refusal.py PROGRAM TYPED MEANT: given the flag TYPED, PROGRAM must measure nothing, suggest MEANT, and
+end with status 2.
 """
 import subprocess
 import sys

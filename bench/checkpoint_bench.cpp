@@ -1,6 +1,6 @@
-// Checkpoints at the speed of the disk: the same bytes written and read by this library, by plain system
-// calls past the page cache, and by HDF5 alone. The ways take turns in every round, each writes new files,
-// and only ratios within a round are compared, since disks are shared and cached below us.
+// Checkpoints relative to the speed of the disk: the same bytes written and read by this library, by plain
+// system calls without the page cache, and by HDF5 alone. The ways alternate in every round, each writes new
+// files, and only ratios within a round are compared, because other users may share the disk and its caches.
 //   bench_checkpoint [--dir DIR] [--mib N] [--repeats N]
 #include <fcntl.h>
 #include <fmt/core.h>
@@ -43,9 +43,10 @@ struct Settings {
   int repeats = 7;
 };
 
-constexpr int readers = 3;  // ranks that read what one has written
+constexpr int readers = 3;  // ranks that read a checkpoint of one rank
 
-/// Blocks of a GPT-2 of 124 million parameters, as many as come nearest to `bytes` with Adam's two states.
+/// The layout of blocks of GPT-2 124M, with the number of blocks whose size with Adam's two states is nearest
+/// to `bytes`.
 Layout make_bench_layout(std::int64_t bytes, int world) {
   const std::int64_t elements = bytes / 12;
   const std::int64_t count = std::max<std::int64_t>(1, elements / 7'087'872);
@@ -78,7 +79,7 @@ class Bench {
       auto* values = reinterpret_cast<std::uint32_t*>(memory() + plan_.offset_of(piece));
       for (std::int64_t i = 0; i < piece.range.size(); ++i) values[i] = bits = bits * 1664525u + 1013904223u;
     }
-    std::memset(target_.data(), 1, static_cast<std::size_t>(target_.bytes()));  // its pages are there
+    std::memset(target_.data(), 1, static_cast<std::size_t>(target_.bytes()));  // touches its pages
     storage().files.remove_all(folder_);
     storage().files.create_directories(folder_);
     try {
@@ -156,7 +157,7 @@ ShardRecord Bench::write_image(const std::string& folder) {
   return writer.finish();
 }
 
-/// Writes in the order of an update tile by tile: all kinds of state of one tile, then the next tile.
+/// Writes tile by tile, as an update does: all kinds of state of a tile, then the next tile.
 void Bench::write_pieces(const std::string& folder) {
   constexpr std::int64_t tile = 1 << 20;
   ShardWriter writer(storage(), plan_, folder);
@@ -173,7 +174,7 @@ void Bench::write_pieces(const std::string& folder) {
   writer.finish();
 }
 
-/// All of a save, manifest, model.h5 and `latest` included.
+/// A whole save, with manifest, model.h5 and `latest`.
 void Bench::save(const std::string& parent) {
   RunFolder run(storage(), parent, 1);
   run.prepare(step, plan_.file_bytes());
@@ -184,7 +185,7 @@ void Bench::save(const std::string& parent) {
   run.commit(std::move(manifest));
 }
 
-/// The library by itself: a contiguous dataset for each section, closed and synced.
+/// HDF5 alone: a contiguous dataset for each section, closed and synced.
 void Bench::write_by_hdf5(const std::string& path) {
   const auto require = [](std::int64_t result) {
     if (result < 0) throw Error("HDF5 has failed");
@@ -204,9 +205,9 @@ void Bench::write_by_hdf5(const std::string& path) {
   storage().files.open(path, OpenMode::update)->sync();
 }
 
-/// Reads the parts that each of `world` ranks needs of the checkpoint, one rank after the other, each with a
-/// reader of its own: every tensor's elements in its shard, to memory as an engine has it. by_unit: a call
-/// for each unit and kind instead of one.
+/// Reads the parts of the checkpoint that each of `world` ranks needs, rank after rank, each with its own
+/// reader: every tensor's elements in the rank's shard, into memory as an engine has it. by_unit: one call
+/// for each unit and kind instead of one for all.
 void Bench::read(int world, bool by_unit, bool compare) {
   const Layout wanted = make_bench_layout(settings_.bytes, world);
   for (int rank = 0; rank < world; ++rank) {
@@ -257,7 +258,7 @@ void Bench::read(int world, bool by_unit, bool compare) {
   }
 }
 
-/// Removes what the ways have written, and lets the disk come to rest; the page cache keeps nothing.
+/// Removes the files of all ways, waits until the disk is idle, and empties the page cache.
 void Bench::forget() {
   detail::FileSystem& files = storage().files;
   for (const detail::DirectoryEntry& entry : files.list(folder_)) {
@@ -270,7 +271,8 @@ void Bench::forget() {
 
 void Bench::measure(const std::vector<Way>& ways, int round) {
   for (std::size_t i = 0; i < ways.size(); ++i) {
-    const Way& way = ways[(i + static_cast<std::size_t>(round)) % ways.size()];  // nobody is always first
+    const Way& way = ways[(i + static_cast<std::size_t>(round)) % ways.size()];  // the first way changes with
+                                                                                 // each round
     const auto begin = std::chrono::steady_clock::now();
     way.body();
     const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begin;

@@ -1,17 +1,24 @@
-// Collectives among ranks of one host, ours beside Open MPI's, in turns:
+// Collectives among ranks of one host, ours and Open MPI's in alternation:
 //   scripts/run_mpi.sh 2 build/release/bin/bench_collectives [--sizes 64K,1M,64M] [--rounds N] [--json FILE]
 //       [--seconds S of a turn] [--operations reduce_scatter,...] [--ways bare,shared,...]
-// Sizes and bus bandwidth are those of nccl-tests: bytes of the whole input of a reduce-scatter, of the whole
-// output of an all-gather, of the values of an all-reduce; size / time x (N-1)/N, for all-reduce twice that.
+// Sizes and bus bandwidth are defined as in nccl-tests. The size is that of the whole input of a
+// reduce-scatter, of the whole output of an all-gather, and of the values of an all-reduce. The bandwidth is
+// size / time x (N-1)/N, and twice that for all-reduce.
 //
-// Ways: bare (the same sums and copies by the same kernels, of the rank's own memory, with no exchange),
-// shared (buffers in the window), copied (buffers outside of it), messages; mpi (as the library chooses) and
-// mpi best (the quickest of its algorithms, each on a communicator of its own). of_bound: the time in which
-// the bytes that must be read and written pass at the speed of a streaming copy by all ranks at once (of heap
-// memory), over the time taken, in the same round, since other guests of a virtual machine's host change that
-// speed by half within a minute; of_window_bound: likewise with a copy of the window's memory;
-// of_first_bound: with the fastest copy of seven before the first round. All is fp32 but for the way "shared
-// bf16", whose sizes are of bf16 and whose sums are fp32.
+// Ways:
+//   bare       the same sums and copies by the same kernels on the rank's own memory, without an exchange
+//   shared     buffers in the window
+//   copied     buffers outside of the window
+//   messages   messages instead of the window
+//   mpi        Open MPI's choice of algorithm
+//   mpi best   the fastest of Open MPI's algorithms, each on its own communicator
+//
+// Each bound is a time for the bytes that must be read and written, divided by the measured time:
+//   of_bound         at the speed of a streaming copy of heap memory by all ranks at once, in the same round
+//                    (on a virtual machine other guests change that speed by half within a minute)
+//   of_window_bound  likewise with a copy of the window's memory
+//   of_first_bound   at the speed of the fastest of seven copies before the first round
+// All ways use fp32, except "shared bf16", whose sizes are in bf16 and whose sums are fp32.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -43,7 +50,7 @@ using bench::median;
 struct Settings {
   std::vector<std::int64_t> sizes{64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
   int rounds = 11;
-  double seconds = 0.02;                      // of calls in one turn
+  double seconds = 0.02;                      // duration of the calls of one turn
   std::vector<std::string> operations, ways;  // empty: all
   std::string json;
 };
@@ -96,8 +103,8 @@ Settings settings_of(int count, char** arguments) {
   return settings;
 }
 
-/// Open MPI's algorithm of a collective for communicators that are made from now on; 0: its own choice.
-/// False where the library has no such variable.
+/// Selects Open MPI's algorithm of a collective for communicators that are created afterwards; 0: its own
+/// choice. Returns false if the library has no such variable.
 bool choose_algorithm(const std::string& collective, int algorithm) {
   const std::string name = "coll_tuned_" + collective + "_algorithm";
   int index = 0, count = 0;
@@ -148,8 +155,8 @@ class Bench {
   std::vector<Algorithm> algorithms_;
   Buffer full_, part_, private_full_, private_part_;
   static constexpr std::int64_t stream_bytes = std::int64_t{64} << 20;
-  Buffer heap_stream_, window_stream_;  // twice the bytes
-  double stream_ = 0;                   // bytes per second of all ranks, at the start
+  Buffer heap_stream_, window_stream_;  // twice the bytes of the largest operand
+  double stream_ = 0;                   // bytes per second of all ranks, measured at the start
   nlohmann::json results_ = nlohmann::json::array();
 };
 
@@ -188,14 +195,14 @@ std::unique_ptr<Communicator> Bench::communicator(NodeCollectives collectives, c
 }
 
 void Bench::make_algorithms() {
-  // Numbers of Open MPI 4.1's tuned collectives; 0 is its own choice.
+  // The numbers of the algorithms in Open MPI 4.1's component "tuned"; 0 is its own choice.
   const std::map<Kind, std::pair<const char*, std::vector<int>>> known{
       {Kind::reduce_scatter, {"reduce_scatter_block", {0, 1, 2, 3, 4}}},
       {Kind::all_gather, {"allgather", {0, 1, 2, 3, 4, 5, 6}}},
       {Kind::all_reduce, {"allreduce", {0, 1, 2, 3, 4, 5, 6}}}};
   for (const auto& [kind, names] : known) {
     for (const int number : names.second) {
-      // Neighbour exchange wants an even number of ranks, the exchange of two processes two.
+      // Neighbour exchange needs an even number of ranks, the two-process exchange exactly two.
       if (kind == Kind::all_gather && ((number == 5 && ranks_ % 2 != 0) || (number == 6 && ranks_ != 2)))
         continue;
       if (!choose_algorithm(names.first, number) && number != 0) continue;
@@ -207,7 +214,7 @@ void Bench::make_algorithms() {
   }
 }
 
-/// Streaming copies by all ranks at once, of the heap's memory and of the window's.
+/// Streaming copies by all ranks at once: one of heap memory and one of the window's.
 std::vector<Way> Bench::streams() {
   std::vector<Way> result;
   for (const auto& [name, from] :
@@ -221,7 +228,7 @@ std::vector<Way> Bench::streams() {
   return result;
 }
 
-/// A rank's share of a collective of `count` elements a rank, with its own memory alone.
+/// A rank's part of the work of a collective of `count` elements per rank, using only its own memory.
 void Bench::bare(Kind kind, std::int64_t count) {
   auto* full = static_cast<float*>(full_.data());
   auto* part = static_cast<float*>(part_.data());
@@ -236,9 +243,9 @@ void Bench::bare(Kind kind, std::int64_t count) {
   for (int piece = 0; piece < ranks_; ++piece) detail::copy_large(full + piece * count, part, count * 4);
 }
 
-/// Seconds of one call, from the first rank's start to the last one's end (the ranks of a node share a clock:
-/// where they are more than cores, one may start when another has ended, and its own time says nothing); as
-/// many calls as make the turn long enough.
+/// Seconds of one call, from the start of the first rank to the end of the last. The ranks of a node share a
+/// clock; if there are more ranks than cores, one may start when another has ended, so that its own duration
+/// is meaningless. Calls are repeated until the turn is long enough.
 double Bench::turn(Way& way) {
   int calls = 1;
   for (;;) {
@@ -270,7 +277,7 @@ std::vector<Way> Bench::ways(Kind kind, std::int64_t size) {
                         } else if (kind == Kind::all_gather) {
                           done = comm.all_gather(part, full, elements, dtype, 0, {}, {});
                         } else {
-                          // Largest of equal values: sums would grow without end.
+                          // The operation is the maximum, because repeated sums would grow without limit.
                           done = comm.all_reduce(full, elements, dtype, ReduceOperation::maximum, {});
                         }
                         done.wait();
@@ -308,12 +315,12 @@ void Bench::measure(Kind kind, std::int64_t size) {
                                                        : "all_reduce";
   if (!chosen(settings_.operations, operation)) return;
   std::vector<Way> all = ways(kind, size);
-  // "mpi" stands for all of its algorithms.
+  // "mpi" includes the measurement of all of its algorithms.
   std::erase_if(all, [&](const Way& way) {
     return !chosen(settings_.ways, way.name.rfind("mpi", 0) == 0 ? "mpi" : way.name);
   });
   for (Way& stream : streams()) all.push_back(std::move(stream));
-  for (Way& way : all) turn(way);  // pages are mapped, algorithms have their buffers
+  for (Way& way : all) turn(way);  // maps pages and allocates the algorithms' buffers
   for (int round = 0; round < settings_.rounds; ++round) {
     for (Way& way : all) way.seconds.push_back(turn(way));
   }
@@ -342,7 +349,8 @@ void Bench::measure(Kind kind, std::int64_t size) {
     const double seconds = median(way.seconds);
     const double fastest = *std::min_element(way.seconds.begin(), way.seconds.end());
     const double bus = bytes / seconds * (n - 1) / n * (kind == Kind::all_reduce ? 2 : 1) / 1e9;
-    // The bytes that one rank has to read and to write. Sums of bf16 are twice as long as their operands.
+    // The bytes that one rank has to read and to write. Sums of bf16 operands are fp32, so they have twice
+    // the bytes.
     const double written = way.name == "shared bf16" ? 2 : 1;
     const double moved = kind == Kind::reduce_scatter ? bytes + written * bytes / n
                          : kind == Kind::all_gather   ? 2 * bytes
@@ -383,7 +391,7 @@ void Bench::run() {
   double fastest[2] = {};
   std::vector<Way> all = streams();
   for (std::size_t way = 0; way < all.size(); ++way) {
-    turn(all[way]);  // pages are mapped
+    turn(all[way]);  // maps pages
     for (int round = 0; round < 7; ++round)
       fastest[way] = std::max(fastest[way], stream_traffic() / turn(all[way]));
   }
@@ -415,7 +423,7 @@ void Bench::run() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  // Algorithms can be chosen for a communicator; without this the library reads none of those choices.
+  // Without this setting Open MPI ignores the choice of an algorithm for a communicator.
   setenv("OMPI_MCA_coll_tuned_use_dynamic_rules", "1", 1);
   int provided = 0, status = 0;
   MPI_Init_thread(&count, &arguments, MPI_THREAD_MULTIPLE, &provided);

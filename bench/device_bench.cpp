@@ -74,7 +74,7 @@ DeviceBench::Result DeviceBench::measure(const Prepare& prepare, Traffic traffic
   operands_.clear();
   std::vector<Call> sets{prepare(*this)};
   const WorkCount before = stream().work();
-  sets[0](stream());  // sets itself up, and says what it costs
+  sets[0](stream());  // the first call initialises, and shows the cost of a call
   const WorkCount after = stream().work();
   if (traffic.read + traffic.written == 0) {
     const double read = after.bytes_read - before.bytes_read,
@@ -112,7 +112,7 @@ double DeviceBench::host_seconds(const std::function<void()>& work) const {
 }
 
 double DeviceBench::stream_seconds(const Traffic& traffic, bool non_temporal) {
-  // One pass over the memory of several calls, beyond what a cache holds.
+  // One pass over the memory of several calls, which is more than a cache holds.
   const double scale = small_ ? 1 : std::max(1.0, 2 * least_rotation_bytes / traffic.moved());
   const auto scaled = [&](double bytes) {
     constexpr std::int64_t line = 128;
@@ -147,7 +147,7 @@ double DeviceBench::seconds_of(const std::vector<Call>& sets, int calls) {
            }) /
            calls;
   }
-  sets[0](stream());  // keeps the GPU at work until the host has queued the calls
+  sets[0](stream());  // keeps the GPU busy until the host has queued the calls
   const Event start = stream().record();
   issue();
   const Event end = stream().record();

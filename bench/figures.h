@@ -1,11 +1,11 @@
 #pragma once
-/// Figures of the seconds that benches measure.
+/// Statistics of the seconds that benches measure.
 
 #include <vector>
 
 namespace tranche::bench {
 
-/// Wall-clock time, and processor time of all threads, which is steadier on a machine that is shared.
+/// Wall-clock time, and the processor time of all threads, which varies less on a shared machine.
 struct Seconds {
   double wall = 0;
   double processor = 0;
@@ -13,9 +13,9 @@ struct Seconds {
 Seconds clocks_now();
 Seconds operator-(const Seconds& a, const Seconds& b);
 
-/// The middle one, or the mean of the two in the middle; 0 of none.
+/// The median: the middle value, or the mean of the two in the middle; 0 for an empty list.
 double median(std::vector<double> values);
-/// The value that `share` (0 to 1) of the others are below, the nearest one; of one value at least.
+/// The value at the quantile `share` (0 to 1), taken at the nearest index; at least one value.
 double quantile(std::vector<double> values, double share);
 
 }  // namespace tranche::bench

@@ -15,7 +15,7 @@
 namespace tranche::bench {
 namespace {
 
-/// The whole text as a number from 0 to `most`.
+/// Parses the whole text as a number from 0 to `most`.
 template <class T>
 T number_of(std::string_view name, const std::string& value, T most, std::string_view kind) {
   T number{};

@@ -10,7 +10,8 @@ namespace tranche::bench {
 
 namespace {
 
-/// The libraries take their number of threads from the process; what it was comes back.
+/// Sets the number of threads of the libraries, which is global to the process, and restores the previous one
+/// at destruction.
 class ThreadsOfLibraries {
  public:
   explicit ThreadsOfLibraries(int threads)
@@ -40,7 +41,8 @@ struct Primitive {
   std::unordered_map<int, dnnl::memory> arguments;
 };
 
-/// oneDNN with a and b as stored, or laid out beforehand as it prefers. Null where it has no such GEMM.
+/// oneDNN with a and b as stored, or converted beforehand to the layout that it prefers. Null if oneDNN has
+/// no such GEMM.
 std::shared_ptr<Primitive> primitive(GemmOperands& operands, bool packed_a, bool packed_b) {
   using memory = dnnl::memory;
   const kernels::Gemm& p = operands.gemm;
@@ -99,7 +101,7 @@ std::vector<GemmWay> ways_of(const kernels::Gemm& gemm, int threads) {
   const auto operands = std::make_shared<GemmOperands>(gemm, threads);
   std::vector<GemmWay> ways{our_way(operands)};
   if (gemm.dtype == DataType::float16) return ways;
-  const ThreadsOfLibraries in_force(threads);  // primitives are made for a number of threads
+  const ThreadsOfLibraries in_force(threads);  // primitives are created for this number of threads
   const auto add = [&](std::string_view name, bool packed_a, bool packed_b) {
     if (const auto made = primitive(*operands, packed_a, packed_b)) {
       ways.push_back({name, [operands, made, threads] {

@@ -1,5 +1,5 @@
 #pragma once
-/// The operands of a GEMM that is measured alone.
+/// The operands of a GEMM that is measured by itself.
 
 #include <memory>
 
@@ -8,7 +8,7 @@
 
 namespace tranche::bench {
 
-/// Random operands as the step stores them, and a machine to multiply them on.
+/// Random operands in the step's layout, and a device on which they are multiplied.
 struct GemmOperands {
   kernels::Gemm gemm;
   kernels::bench::BenchMachine machine;

@@ -1,4 +1,4 @@
-// Builds without the libraries (TRANCHE_PLAIN_KERNELS) know one way.
+// Builds without the libraries (TRANCHE_PLAIN_KERNELS) have only our way.
 #include "bench/gemm_ways.h"
 
 namespace tranche::bench {

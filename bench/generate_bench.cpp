@@ -1,5 +1,5 @@
-// Tokens a second that a model of random weights writes, over a key-value cache and, in turns with it, by
-// passes over the whole text. bench_generate --help.
+// Tokens per second that a model of random weights generates, with a key-value cache and, in alternation, by
+// passes over the whole text. See bench_generate --help.
 #include <fmt/core.h>
 
 #include <chrono>
@@ -24,7 +24,8 @@ struct Settings {
   int threads = 0;
 };
 
-/// Seconds of one call that writes `tokens` behind each of the prompts; the tokens of the first.
+/// Seconds of one call that adds `tokens` tokens to each prompt. Returns the tokens of the first prompt as
+/// well.
 double seconds_of(Engine& engine, const models::LanguageModel& model,
                   const std::vector<std::vector<std::int32_t>>& prompts,
                   const models::GenerationOptions& options, std::vector<std::int32_t>& first) {
@@ -39,7 +40,7 @@ void measure(const Settings& settings) {
   config.micro_batch_size = config.train_batch_size = 1;
   config.threads = settings.threads;
   const ModelSpec spec = model->spec(settings.prompt + settings.tokens);
-  for (const UnitSpec& unit : spec.units()) {  // neither gradients nor optimizer state of matrices
+  for (const UnitSpec& unit : spec.units()) {  // matrices get neither gradients nor optimizer state
     for (const TensorSpec& tensor : unit.tensors) {
       if (tensor.shape.rank() > 1) config.frozen.push_back(tensor.name);
     }
@@ -63,7 +64,7 @@ void measure(const Settings& settings) {
     options.cache = true;
     cached.push_back(seconds_of(engine, *model, prompts, options, with_cache));
     options.cache = false;
-    if (settings.whole == "0" || round > 0) continue;  // it takes long, and does not vary by much
+    if (settings.whole == "0" || round > 0) continue;  // it takes long and varies little
     whole.push_back(seconds_of(engine, *model, prompts, options, without_cache));
     if (without_cache != with_cache) fmt::print("note: rounding chose other tokens without a cache\n");
   }

@@ -1,4 +1,4 @@
-// main() of the programs that only register benchmarks.
+// main() of programs that do nothing but register benchmarks.
 #include <cstring>
 
 #include "bench/google_program.h"

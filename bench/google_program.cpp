@@ -10,7 +10,7 @@ namespace tranche::bench {
 int run_google_benchmarks(const char* name, int argc, char** argv, const std::vector<std::string>& own) {
   return run_program(name, [&] {
     benchmark::Initialize(&argc, argv);
-    if (argc > 1) {  // Initialize() leaves what it does not know, and its own flags with values that are none
+    if (argc > 1) {  // Initialize() leaves unknown flags, and its own flags with invalid values
       std::vector<std::string> known{"--benchmark_list_tests",
                                      "--benchmark_filter",
                                      "--benchmark_min_time",

@@ -1,14 +1,14 @@
 #pragma once
-/// Command lines of programs of Google Benchmark.
+/// Command lines of Google Benchmark programs.
 
 #include <string>
 #include <vector>
 
 namespace tranche::bench {
 
-/// The body of main(): runs all registered benches, by Google Benchmark's flags; the exit status. A flag that
-/// is neither Google Benchmark's nor taken out before is refused as by parse_flags(), `own` being those taken
-/// out.
+/// The body of main(): runs all registered benches according to Google Benchmark's flags. Returns the exit
+/// status. Other flags are refused as by parse_flags(), except those in `own`, which the caller has already
+/// removed.
 int run_google_benchmarks(const char* name, int argc, char** argv, const std::vector<std::string>& own = {});
 
 }  // namespace tranche::bench

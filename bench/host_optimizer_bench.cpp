@@ -1,7 +1,8 @@
-// The optimizers' pass on the host beside the same memory traffic without arithmetic and the same arithmetic
-// without memory traffic, in turns, in one process. bench_host_optimizer [--sizes 1M,16M,64M] [--threads
-// 1,all] [--rules adamw,adam,sgd,lamb,lars,lion] [--gradients bf16,fp32]
-//                      [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock wall|processor]
+// The optimizers' pass on the host, beside the same memory traffic without arithmetic and the same arithmetic
+// without memory traffic, in alternation, in one process.
+//   bench_host_optimizer [--sizes 1M,16M,64M] [--threads 1,all] [--rules adamw,adam,sgd,lamb,lars,lion]
+//       [--gradients bf16,fp32] [--rounds 9] [--seconds 0.05] [--ahead 0,256,384,1024] [--clock
+//       wall|processor]
 #include <fmt/core.h>
 #include <sys/mman.h>
 
@@ -40,11 +41,11 @@ struct Settings {
   std::vector<DataType> gradients{DataType::bfloat16, DataType::float32};
   std::vector<std::int64_t> ahead{0, 256, 384, 1024};  ///< bytes of prefetch in the loop without arithmetic
   int rounds = 9;
-  double seconds = 0.05;   ///< of each measurement at least
-  bool processor = false;  ///< seconds of the process's threads instead of the wall clock's
+  double seconds = 0.05;   ///< least duration of each measurement
+  bool processor = false;  ///< processor time of the process instead of wall-clock time
 };
 
-/// Pages of its own, as engines have them: page-aligned, huge where the system gives them, touched once.
+/// Memory as engines have it: page-aligned, with huge pages if the system provides them, touched once.
 class Memory {
  public:
   explicit Memory(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)) {
@@ -79,7 +80,7 @@ std::unique_ptr<Optimizer> optimizer_of(const std::string& rule, DataType moment
   return make_rule_optimizer(rule, parameters, moments);
 }
 
-/// The buffers of the largest case; smaller ones use their beginning.
+/// The buffers of the largest case; smaller cases use their beginnings.
 struct Buffers {
   explicit Buffers(std::int64_t n)
       : gradient(4 * n),
@@ -130,7 +131,7 @@ class Case {
     std::fill_n(streams_.master, elements, 0.5f);
     std::fill_n(streams_.state[0], elements, 0.0f);
     std::fill_n(streams_.state[1], elements, 0.0f);
-    // A transformer's order: a matrix, then a bias without weight decay, and so on.
+    // The tensors alternate as in a transformer: a matrix, then a bias without weight decay.
     constexpr std::int64_t matrix = 768 * 768, bias = 768;
     for (std::int64_t at = 0; at < elements;) {
       const bool decays = segments_.size() % 2 == 0;
@@ -173,8 +174,8 @@ class Case {
     }
   }
 
-  /// Seconds of one call: after one that is not timed, as many as fill the time asked for. What runs first
-  /// after something else finds the caches, and the memory's clocks, as that left them.
+  /// Seconds of one call. After one untimed call it repeats calls for the requested time, because the first
+  /// call depends on the caches and memory clocks that the previous measurement left.
   template <class Call>
   double time(const Call& call) {
     const auto now = [&] {
@@ -222,13 +223,13 @@ class Case {
       measurements.emplace_back(
           [&, k] { loop_times[k].push_back(time([&] { bench_pass(settings_.ahead[k]); })); });
     }
-    // In another order each round, so that none has always the same before it.
+    // The order changes in each round, so that no way always follows the same one.
     std::mt19937 random(1);
     for (int round = 0; round < settings_.rounds; ++round) {
       std::shuffle(measurements.begin(), measurements.end(), random);
       for (const auto& measure : measurements) measure();
     }
-    // The faster of the loops is the floor.
+    // The faster loop is the lower bound.
     std::size_t best = 0;
     for (std::size_t k = 1; k < loops; ++k) {
       if (median(loop_times[k]) < median(loop_times[best])) best = k;
@@ -246,7 +247,7 @@ class Case {
     const double floor = 12 * n / median(triad_times);
     fmt::print("rule={} gradient={} parameters={} threads={} ", rule, name_of(streams_.gradient_type),
                streams_.elements, threads_);
-    if (rule_->sums({}) == 0) {  // the loop makes one pass, as they do
+    if (rule_->sums({}) == 0) {  // the loop makes one pass, as these rules do
       fmt::print(
           "bytes_per_parameter={} update_gb_s={:.2f} loop_gb_s={:.2f} triad_gb_s={:.2f} "
           "update_of_loop={:.3f} "
@@ -294,7 +295,7 @@ class Case {
   std::int64_t step_ = 0;
 };
 
-/// "16M" is 16 million; K and G likewise.
+/// "16M" is 16 million; K and G are used likewise.
 std::int64_t count_of(const std::string& text, std::int64_t least) {
   char* end = nullptr;
   const double value = std::strtod(text.c_str(), &end);
@@ -309,7 +310,7 @@ std::int64_t count_of(const std::string& text, std::int64_t least) {
   return static_cast<std::int64_t>(count);
 }
 
-/// A flag that sets `into` to what `convert` makes of each item of a list.
+/// A flag that sets `into` to the results of `convert` for the items of a list.
 template <class T, class F>
 bench::Flag list_flag(std::string_view name, std::vector<T>& into, const F& convert) {
   return {name, [=, &into](const std::string& value) {

@@ -16,7 +16,8 @@ HWY_BEFORE_NAMESPACE();
 namespace tranche::bench::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-/// Two neighbouring vectors read and written back; `zero` is known only at run time, so neither is left out.
+/// Reads two neighbouring vectors and writes them back. `zero` is known only at run time, so the compiler can
+/// remove neither.
 template <class D>
 HWY_INLINE void touch(D d, float* at, hn::VFromD<D> zero) {
   const auto lanes = hn::Lanes(d);
@@ -79,7 +80,7 @@ void pass_range(const HostStreams& s, std::int64_t first, std::int64_t count, fl
   if (s.states == 2) pass_states<2>(s, first, count, zero, ahead);
 }
 
-/// One of `parts` parts of a mixed pass.
+/// Part `part` of the `parts` parts of a mixed pass.
 void mixed_part(const MixedStream& s, std::int64_t part, std::int64_t parts, float runtime_zero) {
   const hn::ScalableTag<float> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -110,7 +111,7 @@ void mixed_part(const MixedStream& s, std::int64_t part, std::int64_t parts, flo
       hn::StoreU(upper, d, written + i + lanes);
     }
   }
-  // A store that never happens keeps the loads where nothing is written.
+  // This store never happens, but keeps the loads if nothing is written.
   if (hn::GetLane(hn::Xor(lower, upper)) == 12345.0f) const_cast<char*>(s.read)[0] = 0;
 }
 
@@ -144,8 +145,8 @@ void pass_without_arithmetic(const HostStreams& streams, int threads, std::int64
 
 void mixed_pass(const MixedStream& streams, int threads) {
   const volatile float zero = 0;
-  // Short parts keep reads and writes under way together, as a kernel does; parts of 4096 bytes take up
-  // to 1.7 times as long, shorter ones than these wait for their loops.
+  // Short parts mix reads and writes closely, as a kernel does: parts of 4096 bytes take up to 1.7 times as
+  // long. Even shorter parts would be limited by their loops.
   constexpr std::int64_t part_bytes = 512, grain = 256;
   const std::int64_t longest = std::max({streams.read_bytes, streams.written_bytes, streams.updated_bytes});
   const std::int64_t parts = std::max<std::int64_t>(1, longest / part_bytes);

@@ -1,5 +1,5 @@
 #pragma once
-/// Operands for benches of kernels, and the floor they are held against.
+/// Operands for benches of kernels, and the peak to which kernels are compared.
 
 #include <benchmark/benchmark.h>
 
@@ -41,7 +41,7 @@ class BenchTensor {
   std::vector<unsigned char> bytes_;
 };
 
-/// A cpu device of some threads with the least workspace.
+/// A cpu device with a number of threads and the smallest workspace.
 class BenchMachine {
  public:
   explicit BenchMachine(int threads)
@@ -61,11 +61,11 @@ class BenchMachine {
   Workspace workspace_;
 };
 
-/// Operations per second of the fastest of several square products of this dtype: what the machine can do in
-/// this run. Measured once for each dtype and number of threads.
+/// Operations per second of the fastest of several square GEMMs of this dtype in this run. Measured once for
+/// each dtype and number of threads.
 double matmul_peak(DataType dtype, int threads);
 
-/// Adds GFLOP/s and the share of the peak to a bench that made `operations` in each iteration.
+/// Adds GFLOP/s and the fraction of the peak to a bench that performed `operations` in each iteration.
 inline void report_operations(benchmark::State& state, double operations, DataType dtype, int threads) {
   const double total = operations * static_cast<double>(state.iterations());
   state.counters["GFLOP/s"] = benchmark::Counter(total * 1e-9, benchmark::Counter::kIsRate);

@@ -1,4 +1,4 @@
-// Memory-bound kernels on a GPU, each as a share of the bandwidth of a device copy.
+// Memory-bound kernels on a GPU, each as a fraction of the bandwidth of a device copy.
 
 #include "bench/google_program.h"
 #include "bench/memory_bound_kernels.h"
@@ -9,15 +9,15 @@ namespace {
 using namespace tranche;
 using kernels::bench::DeviceBench;
 
-/// Null, with state's reason given, where there is no GPU.
+/// Returns null, and gives `state` the reason, if there is no GPU.
 DeviceBench* gpu_bench(benchmark::State& state) {
   static const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) {
     state.SkipWithError(("no GPU: " + probe.problem).c_str());
     return nullptr;
   }
-  static auto* const bench =
-      new DeviceBench(DeviceKind::cuda);  // the driver may be gone when the process ends
+  static auto* const bench = new DeviceBench(DeviceKind::cuda);  // never destroyed, because the driver may be
+                                                                 // unloaded before the process ends
   return bench;
 }
 

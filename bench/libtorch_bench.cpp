@@ -1,5 +1,5 @@
-/// The time that a Trainer adds to a step of plain LibTorch with torch::optim::AdamW, on one rank, fp32.
-/// Steps of both take turns, so that the ratio of neighbours says more than either's time. bench_libtorch
+/// The time that a Trainer adds to a step of plain LibTorch with torch::optim::AdamW, on one rank in fp32.
+/// Steps of both alternate, because ratios of neighbouring steps vary less than the times. See bench_libtorch
 /// --help.
 #include <tranche/libtorch.h>
 
@@ -94,7 +94,7 @@ void compare(Runtime& runtime, const Size& size, int rounds) {
                              })
                           .loss;
   };
-  for (int i = 0; i < 3; ++i) {  // the engine plans its memory in the second
+  for (int i = 0; i < 3; ++i) {  // the engine plans its memory in the second step
     torch_step();
     trainer_step();
   }

@@ -1,8 +1,8 @@
-// line_chart IN.json OUT.svg: draws a chart of lines, such as those of scripts/learning.py, as the program
-// draws its own.
+// line_chart IN.json OUT.svg: draws a line chart, such as those of scripts/learning.py, in the style of the
+// program's own plots.
 //   {"title": T, "subtitle": T, "x_label": T, "y_label": T, "logarithmic_x": false,
 //    "series": [{"name": T, "x": [numbers], "y": [numbers]}, ...]}
-// Exit status: 0 drawn, 2 arguments, or a file that is not such a chart.
+// Exit status: 0 on success, 2 for wrong arguments or a file that is not such a chart.
 
 #include "report/plot.h"
 

@@ -1,4 +1,4 @@
-"""line_chart_test.py PROGRAM: line_chart draws every series, and says what is wrong with a file that is no chart."""
+"""line_chart_test.py PROGRAM: line_chart must draw every series, and must name the error in a file that is not a chart."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-/// Products of a GPT training step: forward, gradient of the input, gradient of the weight; in every dtype.
+/// GEMMs of a GPT training step: forward, gradient of the input, gradient of the weight; in every dtype.
 
 #include <map>
 
@@ -26,8 +26,8 @@ namespace {
 
 enum Pass { forward, input_gradient, weight_gradient };
 
-/// A linear layer of `tokens` rows from `inputs` to `outputs` columns; the weight is stored [inputs,
-/// outputs], or `transposed`, as the Llama family has it.
+/// A linear layer of `tokens` rows from `inputs` to `outputs` columns. The weight is stored [inputs,
+/// outputs], or transposed with `transposed`, as in the Llama family.
 void linear(benchmark::State& state, DataType dtype, Pass pass, bool transposed = false) {
   const std::int64_t tokens = state.range(0), inputs = state.range(1), outputs = state.range(2);
   const int threads = static_cast<int>(state.range(3));

@@ -1,5 +1,5 @@
-// Products and attention on a GPU as shares of the matmul peak measured in the same run: bf16 8192^3 of
-// random data. (Random because a GPU's clock depends on what it multiplies: zeros run a third faster.)
+// GEMMs and attention on a GPU as fractions of the matmul peak measured in the same run: bf16 8192^3 with
+// random data. (The data is random because a GPU's clock depends on it: with zeros it runs a third faster.)
 
 #include <algorithm>
 #include <cstdio>
@@ -51,19 +51,18 @@ class Gpu {
   Workspace workspace_;
 };
 
-/// Skips with the reason where there is no GPU.
+/// Skips the bench with the reason if there is no GPU.
 bool absent(benchmark::State& state) {
   const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) state.SkipWithError(probe.problem.c_str());
   return probe.devices.empty();
 }
-/// The emulation is there to see that the bench runs.
+/// On the emulated GPU the bench only shows that it runs.
 std::int64_t scaled(std::int64_t size, std::int64_t tiny) {
   return detail::probe_cuda().emulated ? tiny : size;
 }
 
-/// The matrix products of this device at their fastest, in operations a second; trainings are held against it
-/// too.
+/// Operations per second of the device's fastest GEMM; trainings are compared to it too.
 double peak() {
   static const double known = [] {
     Gpu gpu;
@@ -72,7 +71,7 @@ double peak() {
   return known;
 }
 
-/// One iteration of the bench is one median; `floor` is the share that the project promises, 0 for none.
+/// One iteration of the bench is one median. `floor` is the fraction that the project guarantees; 0 for none.
 template <class Run>
 void measure(benchmark::State& state, Gpu& gpu, double operations, double floor, const Run& run) {
   double seconds = 0;
@@ -122,8 +121,8 @@ void linear(benchmark::State& state, Kind kind) {
   });
 }
 
-/// Operations of the pairs that see each other: 2 products forward, 5 backward, whatever a kernel computes
-/// twice. `group` heads share a key; a window of 0 is none.
+/// Counts the operations of pairs of a query and a key that it sees: 2 GEMMs forward and 5 backward, even if
+/// a kernel computes some twice. `group` heads share a key; a window of 0 means none.
 void attention(benchmark::State& state, bool backward, std::int64_t group, std::int64_t window) {
   if (absent(state)) return;
   const std::int64_t head = state.range(0), time = scaled(state.range(1), 32),
@@ -192,7 +191,7 @@ BENCHMARK_CAPTURE(linear, weight_gradient, weight_gradient)
     ->Apply(head_layers);
 BENCHMARK_CAPTURE(attention, forward, false, 1, 0)->Name("attention_forward")->Apply(sequences);
 BENCHMARK_CAPTURE(attention, backward, true, 1, 0)->Name("attention_backward")->Apply(sequences);
-// Four heads share a key, as in Llama 3 and Mistral; and Mistral's window, scaled to these rows.
+// Four heads share a key, as in Llama 3 and Mistral. The window is Mistral's, scaled to these rows.
 BENCHMARK_CAPTURE(attention, grouped_forward, false, 4, 0)
     ->Name("attention_grouped_forward")
     ->Apply(sequences);

@@ -1,8 +1,8 @@
-// Memory-bound kernels on the CPU, each as a share of the bandwidth of the same threads' copy (counter
-// of_copy; the floor of a call is its bytes over that bandwidth), and of a loop that reads, writes and
-// updates as many bytes without arithmetic, in turns with the kernel (of_stream). bench_memory_bound
-// [--small] [Google Benchmark's flags];
-// --small: tiny operands, figures mean nothing.
+// Memory-bound kernels on the CPU, compared with two loops on the same threads. of_copy is the fraction of
+// the bandwidth of a copy; the lower bound of a call is its bytes over that bandwidth. of_stream is the
+// fraction of a loop that reads, writes and updates as many bytes without arithmetic, in alternation with the
+// kernel. bench_memory_bound [--small] [Google Benchmark's flags]; with --small operands are tiny and figures
+// mean nothing.
 
 #include <algorithm>
 #include <cstring>

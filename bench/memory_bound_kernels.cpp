@@ -98,7 +98,7 @@ void add_elementwise(const Entries& entry) {
   }
 }
 
-/// The elements of the blocks that begin in so many.
+/// `elements` rounded up to whole blocks.
 std::int64_t whole_blocks(std::int64_t elements) {
   return (elements + quantized_block - 1) / quantized_block * quantized_block;
 }
@@ -185,7 +185,7 @@ void add_reductions(const Entries& entry) {
   });
 }
 
-/// "" for bf16, in which most kernels are benched.
+/// Empty for bf16, which most kernels use here.
 std::string suffix_of(DataType dtype) {
   return dtype == bf16 ? "" : "_" + std::string(name_of(dtype));
 }
@@ -261,7 +261,8 @@ void add_generation(const Entries& entry) {
                          out = b.tensor(dtype, {h.batch, 1, h.heads * h.width});
               const Shape kept{h.batch, h.shared, keys, h.width};
               const std::vector<std::int32_t> lengths(static_cast<std::size_t>(h.batch),
-                                                      static_cast<std::int32_t>(keys));  // all full
+                                                      static_cast<std::int32_t>(keys));  // all caches are
+                                                                                         // full
               const CachedKeys cache{
                   b.tensor(dtype, kept), b.tensor(dtype, kept),
                   ConstTensorView(b.constant(lengths.data(), 4 * h.batch), DataType::int32, {h.batch}), keys};
@@ -290,7 +291,7 @@ void add_generation(const Entries& entry) {
 
 constexpr std::int64_t vocabulary = 50257, embedding_width = 768, embedding_time = 1024;
 
-/// Bytes are what uniform tokens need: the rows that are drawn, each once where they are added to.
+/// The bytes are those of uniformly drawn tokens: the drawn rows, each counted once if it is added to.
 void add_embedding(const Entries& entry, DataType dtype, std::int64_t batch, bool with_positions) {
   constexpr std::int64_t width = embedding_width, time = embedding_time;
   const std::string name = (with_positions ? "" : "_without_positions") + suffix_of(dtype) +

@@ -1,5 +1,5 @@
-// The cost of a memory profile: two engines of the same model in one process, one of them profiled (timeline,
-// spans of every kernel, looks at the process), step about.
+// The cost of a memory profile. Two engines of the same model in one process alternate their steps, one of
+// them with a profile (timeline, spans of every kernel, samples of the process's memory).
 // bench_memory_profile [--model gpt-mini] [--rounds 60] [--micro-batch 4] [--sequence 128] [--control 1]
 #include <fmt/format.h>
 
@@ -23,7 +23,7 @@ namespace {
 struct Settings {
   std::string model = "gpt-mini";
   std::int64_t rounds = 60, micro_batch = 4, sequence = 128;
-  std::string control = "0";  ///< 1: profile neither: what the bench cannot tell apart
+  std::string control = "0";  ///< 1: neither is profiled, which shows the resolution of the bench
 };
 
 class Side {
@@ -87,7 +87,7 @@ void run(const Settings& settings) {
   const std::int64_t events_before = profiled.events(), spans_before = profiled.spans();
   std::vector<double> wall, processor, wall_ratio, processor_ratio;
   for (std::int64_t round = 0; round < settings.rounds; ++round) {
-    // The order changes, so that after-effects of one favour neither.
+    // The order alternates, so that after-effects favour neither.
     Seconds without, with;
     if (round % 2 == 0) without = plain.step();
     with = profiled.step();

@@ -1,10 +1,10 @@
-// A step of Adam whose states live on NVMe, against its bound: the same reads and writes without the update,
-// and the update without reads and writes. And those transfers against fio on the same disk, where it is
-// installed. The ways take turns in every round; only ratios within a round are compared, since disks are
-// shared and cached below us.
+// A step of Adam whose states live on NVMe, relative to its bounds: the same reads and writes without the
+// update, and the update without reads and writes. These transfers are compared with fio on the same disk, if
+// it is installed. The ways alternate in every round; only ratios within a round are compared, because other
+// users may share the disk and its caches.
 //   bench_nvme_step [--dir DIR] [--elements N] [--tile N] [--buffers N] [--threads N] [--repeats N]
-//                   [--updates N]   (of each tile: where one takes far less time than its transfers, overlap
-//                   would not show)
+//                   [--updates N]   (repeats of each tile's update: if an update takes far less time than its
+//                   transfers, overlap does not show)
 //                   [--engine automatic|io_uring|threads] [--block-kib N] [--depth N]   (default: calibrated)
 #include <fmt/format.h>
 
@@ -48,7 +48,7 @@ struct Settings {
   int repeats = 7;
   int updates = 1;
   BlockIoEngine engine = BlockIoEngine::automatic;
-  std::int64_t block = 0;  // 0: calibrated, as depth
+  std::int64_t block = 0;  // 0: calibrated, like depth
   int depth = 0;
 };
 
@@ -65,7 +65,8 @@ class Bench {
   void pass(bool transfers, bool update);
   void update_tile(const std::vector<void*>& data, std::int64_t first, std::int64_t count);
   double seconds_of(const std::function<void()>& body);
-  /// Seconds in which fio reads and writes as many bytes; nullopt, with the reason printed, without it.
+  /// Seconds in which fio reads and writes as many bytes; if fio is not installed, prints that and returns
+  /// nullopt.
   std::optional<double> fio_seconds();
   static void print(const char* name, const Fractions& fractions, const char* bar);
 
@@ -80,7 +81,7 @@ class Bench {
   detail::TileRegion region_;
   std::optional<detail::TileRing> ring_;
   AlignedBuffer gradient_, weight_;
-  std::vector<AlignedBuffer> tiles_;  // for the update alone
+  std::vector<AlignedBuffer> tiles_;  // used by the update alone
   bool fio_usable_ = true;
 };
 
@@ -116,7 +117,7 @@ BlockIoOptions Bench::io_options() {
   return options;
 }
 
-// Values like a model's, and blocks that have been written once, as in any step but the first.
+// The values resemble a model's, and the blocks have been written once, as in every step after the first.
 void Bench::prepare() {
   std::uint32_t bits = 1;
   const auto draw = [&] {
@@ -199,8 +200,9 @@ std::optional<double> Bench::fio_seconds() {
     fio_usable_ = false;
     return std::nullopt;
   };
-  // One file, read in its first half and written in its second at the same time. The better of half the depth
-  // each (as many blocks in flight as ours, until the first of the two is done) and all of it each.
+  // fio reads the first half of one file and writes the second half at the same time. It runs with half of
+  // the depth for each (as many blocks in flight as ours until one of them is done) and with all of it for
+  // each; the better result counts.
   const std::int64_t bytes = region_.bytes() / options_.block_bytes * options_.block_bytes;
   if (bytes == 0) return give_up("the region is smaller than a block");
   const std::string path = join_path(settings_.directory, "tranche-bench-nvme-step.fio");
@@ -265,7 +267,7 @@ void Bench::run() {
   } removal{join_path(settings_.directory, "tranche-bench-nvme-step.fio")};
   prepare();
   pass(true, true);
-  fio_seconds();  // makes its file
+  fio_seconds();  // creates its file
   std::map<std::string, Fractions> seconds;
   Fractions of_bound, of_fio;
   std::mt19937 order(1);
@@ -276,7 +278,8 @@ void Bench::run() {
                                             [&] { a = seconds_of([&] { pass(true, false); }); },
                                             [&] { c = seconds_of([&] { pass(true, true); }); },
                                             [&] { b = seconds_of([&] { pass(false, true); }); }};
-    // The after-effects of a variant (a disk that still tidies up) must not fall to the same one each time.
+    // The order is random, so that the after-effects of a variant (a disk that is still busy) do not always
+    // affect the same one.
     std::shuffle(ways.begin(), ways.end(), order);
     for (const auto& way : ways) way();
     seconds["transfers"].push_back(a);

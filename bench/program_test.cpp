@@ -1,4 +1,4 @@
-// The common parts of benches: command lines and figures.
+// Tests the common parts of benches: command lines and statistics.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,5 @@
 #pragma once
-/// The arithmetic of an optimizer's pass without its memory traffic: the other floor that the pass is held
-/// against.
+/// The arithmetic of an optimizer's pass without its memory traffic: the second lower bound of the pass.
 
 #include <cstdint>
 #include <memory>
@@ -11,15 +10,15 @@
 
 namespace tranche::bench {
 
-/// For each thread a block of its own that stays in the core's second-level cache (at most 30 bytes times
-/// 8192 elements), updated by the library's kernels again and again; weights in bf16, moments in fp32.
+/// Each thread has a block that stays in the core's L2 cache (at most 30 bytes times 8192 elements), and
+/// updates it repeatedly with the library's kernels. Weights are bf16, moments fp32.
 class ResidentUpdate {
  public:
   /// `rule`: adamw, adam or sgd (with momentum).
   ResidentUpdate(const std::string& rule, DataType gradient, int threads);
   ~ResidentUpdate();
-  /// Updates as many blocks as `elements` fill, an equal number on each thread. Returns the elements that all
-  /// threads together updated.
+  /// Updates blocks of `elements` elements in total, as many on each thread. Returns the number of elements
+  /// that all threads updated.
   std::int64_t pass(std::int64_t elements);
 
   static constexpr std::int64_t block_elements = 8192;

@@ -1,6 +1,6 @@
-// The cost of an asynchronous save to the training: the pause of Engine::save() beside one memcpy of the
-// shard, and the steps that run while the checkpoint is written beside steps without. Alone or under mpirun;
-// the slowest rank of each round counts.
+// The cost of an asynchronous save to the training: the pause of Engine::save() relative to one memcpy of the
+// shard, and the duration of steps while the checkpoint is written relative to other steps. It runs alone or
+// under mpirun; the slowest rank of each round counts.
 //   bench_save [--dir DIR] [--mib N] [--repeats N] [--threads N] [--rows N]
 #include <fmt/core.h>
 
@@ -28,15 +28,16 @@ using bench::median;
 
 struct Settings {
   std::string directory = ".";
-  std::int64_t bytes = std::int64_t{384} << 20;  ///< of state over all ranks: weights and Adam's two
+  std::int64_t bytes = std::int64_t{384} << 20;  ///< state of all ranks together: weights and Adam's two
+                                                 ///< moments
   int repeats = 9;
   int threads = 1;
-  std::int64_t rows = 256;  ///< of activations on a rank: what a step computes for each weight
+  std::int64_t rows = 256;  ///< rows of activations on a rank, by which a step's work for each weight grows
 };
 
 constexpr OperationLabel label{"bench", "save", Traffic::control, Tier::host};
 
-/// A chain of square matrices: x_{u+1} = x_u W_u, and the loss is the mean square of what comes out.
+/// A chain of square matrices, x_{u+1} = x_u W_u; the loss is the mean square of the last output.
 class Chain {
  public:
   Chain(Runtime& runtime, const Settings& settings);
@@ -110,7 +111,7 @@ StepResult Chain::step() {
   return engine_->step();
 }
 
-/// Seconds that `body` takes on the slowest rank, all having begun together.
+/// Seconds of `body` on the slowest rank, when all ranks begin together.
 double timed(Runtime& runtime, const std::function<void()>& body) {
   runtime.all().barrier(label).wait();
   const auto begin = std::chrono::steady_clock::now();
@@ -141,7 +142,7 @@ void run(Runtime& runtime, const Settings& settings) {
   if (runtime.rank() == 0) files.remove_all(folder);
   Chain chain(runtime, settings);
   Engine& engine = chain.engine();
-  // fp32 weights, which are their own masters, and both moments.
+  // fp32 weights, which are their own master weights, and both moments.
   const std::int64_t shard_bytes = engine.model().parameters() / runtime.size() * 12;
   MemoryResource& host = runtime.memory(Tier::host);
   const detail::AlignedBuffer source(host, shard_bytes, Category::workspace, "source");
@@ -160,7 +161,7 @@ void run(Runtime& runtime, const Settings& settings) {
       }));
     };
     alone.push_back(timed(runtime, [&] { chain.step(); }));
-    if (round % 2 == 0) copy();  // nobody is always first
+    if (round % 2 == 0) copy();  // the order alternates
     const auto begin = std::chrono::steady_clock::now();
     pauses.push_back(timed(runtime, [&] { engine.save(folder, {.keep_last = 1}); }));
     beside.push_back(timed(runtime, [&] { chain.step(); }));

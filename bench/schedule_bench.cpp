@@ -1,4 +1,4 @@
-// Time in which a pipeline's schedule is read and checked. bench_schedule --help.
+// The time in which a pipeline's schedule is read and checked. See bench_schedule --help.
 #include <fmt/core.h>
 
 #include <string>

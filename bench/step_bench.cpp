@@ -1,8 +1,9 @@
-// The speed of a training step on CPUs: steps of the engine in turns with the list of their own matrix
-// products run bare, and every millisecond of the step named. Several models take turns, and each is held
-// against the first. bench_step [--model gpt2[,llama-160m,...]] [--dtype bf16|fp32] [--sequence 1024]
-// [--micro-batch 1] [--accumulate 1] [--threads 2]
-//            [--rounds 7] [--dropout P] [--checkpointing 0|1] [--clock wall|processor] [--json FILE]
+// The speed of a training step on CPUs. Steps of the engine alternate with the list of their GEMMs without
+// anything else, and every millisecond of the step is attributed to a part. Several models alternate, and
+// each is compared with the first.
+//   bench_step [--model gpt2[,llama-160m,...]] [--dtype bf16|fp32] [--sequence 1024] [--micro-batch 1]
+//       [--accumulate 1] [--threads 2] [--rounds 7] [--dropout P] [--checkpointing 0|1]
+//       [--clock wall|processor] [--json FILE]
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,7 +36,7 @@ struct Settings {
   std::string model = "gpt2", dtype = "bf16", clock = "wall", json;
   std::int64_t sequence = 1024, micro_batch = 1, accumulate = 1, rounds = 7;
   int threads = 2;
-  double dropout = -1;  ///< below 0: the model's own
+  double dropout = -1;  ///< below 0: the model's own dropout
   std::string checkpointing = "0";
 };
 
@@ -130,7 +131,7 @@ std::string text_of(const kernels::Gemm& p) {
                      p.c_dtype == p.dtype ? "" : "to fp32");
 }
 
-/// A model's steps and products, a round at a time.
+/// Runs a model's steps and bare GEMMs, one round at a time.
 class ModelRun {
  public:
   ModelRun(const std::string& model, const Settings& settings)
@@ -139,7 +140,7 @@ class ModelRun {
         trainer_(model, settings),
         products_(products_of_step(trainer_)),
         bare_(products_, settings.threads) {
-    for (int warm = 0; warm < 2; ++warm) trainer_.step();  // the step's memory is packed from here on
+    for (int warm = 0; warm < 2; ++warm) trainer_.step();  // packs the step's memory
   }
 
   void round() {
@@ -152,7 +153,7 @@ class ModelRun {
     ++rounds_;
   }
 
-  /// The median over rounds of the bare products' time over the step's, by the chosen clock.
+  /// The time of the bare GEMMs divided by that of the step, as the median over rounds by the chosen clock.
   double bare_of_step() const { return median(ratios(processor())); }
 
   void print() const {
@@ -224,7 +225,7 @@ class ModelRun {
     kernels::log_gemms(trainer.stream(), nullptr);
     return gemms;
   }
-  /// Seconds in all products of each shape, with the bias or activation that some compute along.
+  /// Seconds in all GEMMs of each shape, with the bias or activation that some of them compute as well.
   std::map<kernels::Gemm, double> seconds_in_step() const {
     const std::vector<double> seconds = parts_.products();
     std::map<kernels::Gemm, double> sums;

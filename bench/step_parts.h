@@ -1,5 +1,5 @@
 #pragma once
-/// The parts of a step's time, from the spans of its stream.
+/// The parts of a step's time, derived from the spans of its stream.
 
 #include <cstdint>
 #include <map>
@@ -11,30 +11,30 @@
 
 namespace tranche::bench {
 
-/// The part of a step that a span of the compute stream belongs to; spans without a class keep their own
-/// name.
+/// The part of a step to which a span of the compute stream belongs; a span without a class is a part with
+/// its own name.
 std::string part_of_step(std::string_view span);
 
-/// Sums by part over steps; what lies between the spans (the engine, waits) is a part as well, so the parts
+/// Sums by part over steps. The time between spans (the engine, waits) is a part as well, so that the parts
 /// add up to the step.
 class StepParts {
  public:
-  /// Takes the spans that `trace` recorded on `track` behind its first `spans_before`; `seconds` of the step
-  /// by the spans' clock.
+  /// Adds the spans that `trace` recorded on `track`, except the first `spans_before`. `seconds`: those of
+  /// the step by the spans' clock.
   void add_step(const TraceRecorder& trace, std::string_view track, std::int64_t spans_before,
                 double seconds);
 
   struct Line {
     std::string name;
-    std::int64_t calls = 0;  ///< of a step
+    std::int64_t calls = 0;  ///< calls in a step
     double seconds = 0;      ///< median over steps
   };
   /// Longest first.
   std::vector<Line> lines() const;
-  /// Seconds of each matrix product in the step's order, the bias and activation that it has with it: medians
-  /// over steps. Throws InvalidArgument where steps have different numbers of them.
+  /// Seconds of each GEMM in the step's order, including its bias and activation: medians over steps. Throws
+  /// InvalidArgument if the steps have different numbers of GEMMs.
   std::vector<double> products() const;
-  /// Share of the steps' time that lies in spans.
+  /// The fraction of the steps' time that is in spans.
   double named_share() const;
 
  private:
@@ -43,7 +43,7 @@ class StepParts {
     double seconds = 0;
   };
   std::vector<std::map<std::string, Sum>> steps_;
-  std::vector<std::vector<double>> products_;  ///< of each step
+  std::vector<std::vector<double>> products_;  ///< one list for each step
   double seconds_ = 0, in_spans_ = 0;
 };
 

@@ -1,8 +1,7 @@
-# Finds the serial HDF5 library. Debian's lies beside the MPI variant and is found through pkg-config's hdf5-serial,
-# never plain "hdf5", which is the MPI variant where both are installed. Static libraries take its static archive where there
-# is one, because the shared library draws in libcurl and libcrypto; the archive's code cannot be part of a shared library
-# (HDF5Serial_SHARED). Other systems have one HDF5, which CMake's own module finds
-# (HDF5_ROOT says where). Defines HDF5Serial_FOUND, HDF5Serial_VERSION and the target HDF5::serial.
+# Finds the serial HDF5 library. On Debian it is installed beside the MPI variant; pkg-config finds it as hdf5-serial, whereas plain "hdf5"
+# is the MPI variant if both are installed. Static libraries of ours link its static archive if there is one, because its shared library
+# depends on libcurl and libcrypto. The archive's code cannot be part of a shared library (HDF5Serial_SHARED). Other systems have one HDF5,
+# which CMake's own module finds (HDF5_ROOT names its folder). Defines HDF5Serial_FOUND, HDF5Serial_VERSION and the target HDF5::serial.
 find_package(PkgConfig QUIET)
 pkg_check_modules(HDF5Serial_pc QUIET hdf5-serial)
 set(HDF5Serial_reason "the serial HDF5 with its headers was not found: it is Debian's package libhdf5-dev \
@@ -21,7 +20,7 @@ if(HDF5Serial_pc_FOUND)
   set(HDF5Serial_libraries ${HDF5Serial_LIBRARY})
   set(HDF5Serial_includes ${HDF5Serial_INCLUDE_DIR})
   if(HDF5Serial_LIBRARY MATCHES "\\.a$")
-    # Compression that Tranche does not use, but which the archive refers to.
+    # Compression libraries that Tranche does not use, but to which the archive refers.
     foreach(name z sz)
       find_library(HDF5Serial_${name}_LIBRARY NAMES ${name})
       mark_as_advanced(HDF5Serial_${name}_LIBRARY)
@@ -37,7 +36,7 @@ if(HDF5Serial_pc_FOUND)
 else()
   get_property(HDF5Serial_languages GLOBAL PROPERTY ENABLED_LANGUAGES)
   if(NOT C IN_LIST HDF5Serial_languages)
-    enable_language(C)  # CMake's module looks for a library of C
+    enable_language(C)  # CMake's module looks for a C library
   endif()
   find_package(HDF5 QUIET COMPONENTS C)
   set(HDF5Serial_VERSION "${HDF5_VERSION}")

@@ -1,11 +1,12 @@
-# Finds LibTorch in an unpacked libtorch or a wheel of PyPI, both of CPU or CUDA: LibTorch_FOUND, LibTorch_VERSION,
-# LibTorch_CUDA (its CUDA parts compile here) and the target LibTorch::torch. It is looked for where TRANCHE_TORCH (a variable of
-# CMake or of the environment) says and nowhere else, or where Torch_DIR (its share/cmake/Torch), Torch_ROOT or a CMAKE_PREFIX_PATH
-# of torch.utils.cmake_prefix_path (its share/cmake) say, then in CMAKE_PREFIX_PATH and the system. Torch's own package file is not read: that of a CUDA wheel is a fatal error without a CUDA
-# toolkit. LibTorch_reason says why none was found. LibTorch_root is set where one lies, also where it is of no use: older than
-# 2.1, built for the C++ ABI of before GCC 5, or not to be linked, as where a library that it asks for is missing.
-# The libraries are linked as flags: CMake would warn that the wheel's folder hides the system's libgomp, and a program has to have
-# one OpenMP, the wheel's, where both have the same name.
+# Finds LibTorch in an unpacked libtorch or a wheel from PyPI, for CPU or CUDA. Defines LibTorch_FOUND, LibTorch_VERSION, LibTorch_CUDA
+# (true if its CUDA parts compile here) and the target LibTorch::torch. If TRANCHE_TORCH is set (a variable of CMake or of the environment),
+# only that folder is searched. Otherwise Torch_DIR (its share/cmake/Torch), Torch_ROOT, a CMAKE_PREFIX_PATH of
+# torch.utils.cmake_prefix_path (its share/cmake), then CMAKE_PREFIX_PATH and the system are searched. Torch's own package file is not read,
+# because that of a CUDA wheel is a fatal error without a CUDA toolkit.
+#
+# If none was found, LibTorch_reason has the reason. LibTorch_root is set even if the LibTorch there is unusable: older than 2.1, built for
+# the C++ ABI before GCC 5, or with missing libraries so that it cannot be linked. The libraries are linked as flags for two reasons. CMake
+# would warn that the wheel's folder hides the system's libgomp. And a program must have one OpenMP, the wheel's if both have the same name.
 string(REPLACE ":" ";" LibTorch_prefixes "$ENV{CMAKE_PREFIX_PATH}")
 list(PREPEND LibTorch_prefixes ${CMAKE_PREFIX_PATH})
 set(LibTorch_seen_there)
@@ -34,11 +35,11 @@ set(LibTorch_scope)
 if(LibTorch_named)
   get_filename_component(LibTorch_named "${LibTorch_named}" ABSOLUTE)
   set(LibTorch_hints "${LibTorch_named}")
-  set(LibTorch_scope NO_DEFAULT_PATH)  # another one than what was named is no substitute
+  set(LibTorch_scope NO_DEFAULT_PATH)  # another LibTorch does not replace the named one
   set(LibTorch_reason "${LibTorch_named} (TRANCHE_TORCH) holds no LibTorch: there is no \
 include/torch/csrc/api/include/torch/torch.h. It is the folder torch of a wheel of PyPI, or an unpacked libtorch")
 endif()
-if(NOT "${LibTorch_asked}" STREQUAL "${LibTorch_hints}")  # another one than last time
+if(NOT "${LibTorch_asked}" STREQUAL "${LibTorch_hints}")  # the search was for another folder last time
   unset(LibTorch_API_DIR CACHE)
 endif()
 set(LibTorch_asked "${LibTorch_hints}" CACHE INTERNAL "")
@@ -61,7 +62,7 @@ if(LibTorch_API_DIR)
       endif()
     endif()
   endforeach()
-  # Out of its own folder alone: headers of one version and libraries of another would compile.
+  # Headers and libraries must come from the same folder; otherwise headers of one version compile with libraries of another.
   if(NOT "${LibTorch_seen}" STREQUAL "${LibTorch_root}")
     unset(LibTorch_cuda_INCLUDE_DIR CACHE)
     foreach(name c10 torch_cpu c10_cuda torch_cuda)
@@ -75,7 +76,7 @@ if(LibTorch_API_DIR)
     mark_as_advanced(LibTorch_${name}_LIBRARY)
   endforeach()
   if(LibTorch_c10_LIBRARY)
-    # A function of c10's own: libraries of the old ABI too have symbols of the new one, out of the C++ library.
+    # Checks a function of c10 itself, because libraries of the old ABI also have symbols of the new one, from the C++ library.
     file(STRINGS ${LibTorch_c10_LIBRARY} LibTorch_cxx11 REGEX "_ZN3c10[A-Za-z0-9_]*St7__cxx11" LIMIT_COUNT 1)
   endif()
   if(NOT LibTorch_VERSION)
@@ -88,7 +89,7 @@ if(LibTorch_API_DIR)
     set(LibTorch_reason "the LibTorch ${LibTorch_VERSION} in ${LibTorch_root} is built for the C++ ABI of before GCC 5, as wheels \
 of PyPI up to 2.6 are: take a later wheel, or the download 'cxx11 ABI'")
   else()
-    # That it links: a wheel for CUDA asks for libraries that lie in wheels of their own.
+    # Checks that it links: a CUDA wheel needs libraries that are in separate wheels.
     get_filename_component(LibTorch_lib ${LibTorch_torch_cpu_LIBRARY} DIRECTORY)
     set(LibTorch_link "-Wl,${LibTorch_torch_cpu_LIBRARY},${LibTorch_c10_LIBRARY},-rpath,${LibTorch_lib}")
     file(WRITE ${CMAKE_BINARY_DIR}/CMakeFiles/libtorch_trial.cpp
@@ -107,7 +108,7 @@ of PyPI up to 2.6 are: take a later wheel, or the download 'cxx11 ABI'")
       endforeach()
       set(LibTorch_reason "a program does not link with the LibTorch ${LibTorch_VERSION} in ${LibTorch_root}: ${LibTorch_why}")
     endif()
-    unset(LibTorch_links CACHE)  # libraries that were missing may come
+    unset(LibTorch_links CACHE)  # missing libraries may be installed later
   endif()
 endif()
 mark_as_advanced(LibTorch_API_DIR)
@@ -126,14 +127,14 @@ if(LibTorch_FOUND AND NOT TARGET LibTorch::torch)
   set_target_properties(LibTorch::torch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_INCLUDE_DIR};${LibTorch_API_DIR}"
     INTERFACE_LINK_LIBRARIES "${LibTorch_link}")
-  # The CUDA parts: where the wheel has them, and CUDA's own headers are beside it, which are of its version, or in a toolkit.
+  # The CUDA parts. The wheel must have them, and CUDA's headers of its version must be beside it or in a toolkit.
   file(GLOB LibTorch_cuda_beside ${LibTorch_root}/../nvidia/*/include)
   find_path(LibTorch_cuda_INCLUDE_DIR cuda_runtime_api.h HINTS ${LibTorch_cuda_beside} ${CUDAToolkit_INCLUDE_DIRS}
             /usr/local/cuda/include)
   mark_as_advanced(LibTorch_cuda_INCLUDE_DIR)
   if(LibTorch_c10_cuda_LIBRARY AND LibTorch_torch_cuda_LIBRARY AND LibTorch_cuda_INCLUDE_DIR)
     add_library(LibTorch::cuda INTERFACE IMPORTED GLOBAL)
-    # Nothing refers to torch_cuda: it registers its operators when it is loaded.
+    # No symbol refers to torch_cuda; it registers its operators when it is loaded.
     set_target_properties(LibTorch::cuda PROPERTIES
       INTERFACE_COMPILE_DEFINITIONS TRANCHE_LIBTORCH_CUDA
       INTERFACE_INCLUDE_DIRECTORIES "${LibTorch_cuda_INCLUDE_DIR}"

@@ -1,4 +1,4 @@
-# Finds NCCL, beside the CUDA toolkit or under NCCL_HOME: NCCL_FOUND and the target NCCL::nccl.
+# Finds NCCL beside the CUDA toolkit or under NCCL_HOME. Defines NCCL_FOUND and the target NCCL::nccl.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ENV NCCL_HOME ${CUDAToolkit_INCLUDE_DIRS} PATH_SUFFIXES include)
 find_library(NCCL_LIBRARY nccl HINTS ENV NCCL_HOME ${CUDAToolkit_LIBRARY_DIR} PATH_SUFFIXES lib lib64)
 mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)

@@ -1,5 +1,5 @@
-# Finds oneDNN: OneDNN_FOUND and the target OneDNN::dnnl. Its own package file also asks for OpenCL, which a CPU
-# build has no use for, so the library and its header are looked up here.
+# Finds oneDNN. Defines OneDNN_FOUND and the target OneDNN::dnnl. Its own package file also requires OpenCL, which a CPU build does not
+# need, so the library and its header are looked up here.
 find_path(OneDNN_INCLUDE_DIR dnnl.hpp PATH_SUFFIXES oneapi/dnnl)
 find_library(OneDNN_LIBRARY dnnl)
 mark_as_advanced(OneDNN_INCLUDE_DIR OneDNN_LIBRARY)

@@ -1,10 +1,10 @@
-# CUDA and NCCL: tranche_has_CUDA, tranche_has_NCCL, and what folders use of them in either mode:
+# CUDA and NCCL. Defines tranche_has_CUDA, tranche_has_NCCL, and in either mode
 #   tranche_cuda_sources(<target> <file.cu or file.cpp>... [NO_FMA <file.cu>...]), and CUDA_SOURCES of tranche_library()
 #   the targets tranche_cuda_runtime, tranche_cublas and tranche_nccl, to link
-# Real mode compiles the .cu files with nvcc and links the toolkit's libraries. TRANCHE_CUDA=EMULATED needs the
-# toolkit's headers only: the same files go to the C++ compiler, and the libraries are tests/cuda_emulation, which runs
-# kernels on the CPU (tranche_cuda_emulated is ON). CUDA sources belong to */cuda*. libcuda itself is never linked: a
-# program that does not start on a machine without a driver is of no use there, not even to say what it lacks.
+# Real mode compiles the .cu files with nvcc and links the toolkit's libraries. TRANCHE_CUDA=EMULATED needs only the
+# toolkit's headers: the C++ compiler compiles the same files, and the libraries are tests/cuda_emulation, which runs
+# kernels on the CPU (tranche_cuda_emulated is ON). CUDA sources match */cuda*. libcuda itself is never linked, because
+# a program that needs it does not start on a machine without a driver and cannot even report the missing driver.
 set(tranche_cuda_emulated OFF)
 set(tranche_has_CUDA OFF)
 set(tranche_has_NCCL OFF)
@@ -52,7 +52,7 @@ else()
   if(NOT TRANCHE_CUDA STREQUAL "OFF")
     include(CheckLanguage)
     if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
-      # The toolkit's own folder is often not in PATH.
+      # The toolkit's folder is often not in PATH.
       find_program(tranche_nvcc nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
       if(tranche_nvcc)
         set(CMAKE_CUDA_COMPILER ${tranche_nvcc})
@@ -69,13 +69,13 @@ else()
 
   if(tranche_has_CUDA)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # with PTX of the last, which newer devices translate when they load it
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90)  # the last one includes PTX, which newer devices translate at load time
     endif()
     if(tranche_ccache AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
       set(CMAKE_CUDA_COMPILER_LAUNCHER ${tranche_ccache})
     endif()
     enable_language(CUDA)
-    # CMake before 3.25.2 does not know nvcc's flag for C++20 and would drop to C++17 without a word.
+    # CMake before 3.25.2 does not know nvcc's flag for C++20 and would silently use C++17.
     foreach(kind STANDARD EXTENSION)
       if(NOT CMAKE_CUDA20_${kind}_COMPILE_OPTION)
         set(CMAKE_CUDA20_${kind}_COMPILE_OPTION "-std=c++20")
@@ -84,12 +84,12 @@ else()
     set(CMAKE_CUDA_STANDARD 20)
     set(CMAKE_CUDA_STANDARD_REQUIRED ON)
     set(CMAKE_CUDA_EXTENSIONS OFF)
-    # One copy of the runtime in a process: static in static libraries, which a program links once, else shared.
+    # A process needs one copy of the runtime: static if our libraries are static, which a program links once, else shared.
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     if(TRANCHE_SHARED)
       set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
     endif()
-    # CMake 3.25.1 stops over a library that CUDA 13 no longer has, if the project asks for 3.25.
+    # CMake 3.25.1 fails because CUDA 13 lacks an old library, if the project requires 3.25.
     set(tranche_asked_version ${CMAKE_MINIMUM_REQUIRED_VERSION})
     set(CMAKE_MINIMUM_REQUIRED_VERSION 3.24)
     find_package(CUDAToolkit REQUIRED)
@@ -101,7 +101,7 @@ else()
 endif()
 tranche_optional(NCCL "${NCCL_FOUND}")
 
-# Exported with the libraries that link them, so that users of an installation find the toolkit's in their place.
+# These are exported with the libraries that link them, so that users of an installation link their own toolkit's libraries.
 foreach(library cuda_runtime cublas nccl)
   add_library(tranche_${library} INTERFACE)
   set_target_properties(tranche_${library} PROPERTIES EXPORT_NAME ${library})
@@ -118,8 +118,8 @@ elseif(tranche_has_CUDA)
   endif()
 endif()
 
-# Adds sources of the calling folder that see CUDA to <target> (the target's rules for headers and libraries apply to
-# them). .cu files after NO_FMA keep products and sums apart, because their bits must equal the CPU's.
+# Adds sources of the calling folder that include CUDA headers to <target>, whose rules for headers and libraries apply to them. In .cu
+# files after NO_FMA multiplications and additions are not contracted, because their bits must equal the CPU's.
 function(tranche_cuda_sources target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "NO_FMA")
   target_sources(${target} PRIVATE ${arg_UNPARSED_ARGUMENTS} ${arg_NO_FMA})
@@ -127,11 +127,12 @@ function(tranche_cuda_sources target)
   set(kernels ${arg_UNPARSED_ARGUMENTS})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
   if(tranche_cuda_emulated)
-    # -ffp-contract=off is everywhere (tranche_flags); unrolling hints are another compiler's.
+    # -ffp-contract=off is set for all sources (tranche_flags). The unrolling hints are for another compiler, so warnings about them are
+    # off.
     set_source_files_properties(${kernels} ${arg_NO_FMA} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS
       "-include;${PROJECT_SOURCE_DIR}/tests/cuda_emulation/cuda_emulation.h;-Wno-unknown-pragmas")
   else()
-    set(options --expt-relaxed-constexpr -lineinfo)  # Sanitizers and profilers name lines with it; code is the same.
+    set(options --expt-relaxed-constexpr -lineinfo)  # sanitizers and profilers print line numbers with it; the code is the same
     if(TRANCHE_WERROR)
       list(APPEND options -Werror=all-warnings)
     endif()

@@ -1,5 +1,5 @@
-# Finds what the library is built on. Nothing is downloaded. All by Debian's packages (scripts/setup.sh), but CUDA
-# and NCCL. What is found here and linked by a library of ours is found again by cmake/tranche-config.cmake.in.
+# Finds the libraries that Tranche needs; nothing is downloaded. All except CUDA and NCCL are Debian packages (scripts/setup.sh).
+# cmake/tranche-config.cmake.in must find again what is found here and linked by our libraries.
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)  # projects that add_subdirectory() us link them too
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
@@ -15,7 +15,7 @@ mark_as_advanced(tranche_xxhash_include)
 if(NOT tranche_xxhash_include)
   message(FATAL_ERROR "xxhash.h was not found: it is in Debian's package libxxhash-dev (scripts/setup.sh)")
 endif()
-# Tokenizers: patterns, normalization form C, and the models of Llama 2 and Mistral.
+# For tokenizers: patterns, normalization form C, and the models of Llama 2 and Mistral.
 pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET GLOBAL libpcre2-8)        # PkgConfig::pcre2
 pkg_check_modules(utf8proc REQUIRED IMPORTED_TARGET GLOBAL libutf8proc)    # PkgConfig::utf8proc
 pkg_check_modules(sentencepiece REQUIRED IMPORTED_TARGET GLOBAL sentencepiece)  # PkgConfig::sentencepiece
@@ -24,7 +24,7 @@ if(NOT TRANCHE_PLAIN_KERNELS)
   find_package(OneDNN REQUIRED)                                        # OneDNN::dnnl
 endif()
 
-# tranche_optional(<BACKEND> <found> [why it was not]): resolves AUTO/ON/OFF into tranche_has_<BACKEND>.
+# tranche_optional(<BACKEND> <found> [reason if not found]): turns AUTO/ON/OFF into tranche_has_<BACKEND>.
 function(tranche_optional backend found)
   if(TRANCHE_${backend} STREQUAL "ON" AND NOT found)
     set(why "it was not found")

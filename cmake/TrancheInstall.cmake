@@ -1,21 +1,21 @@
 # tranche::tranche, the one target that users link, and the rules that install and export it.
 get_property(tranche_public_libraries GLOBAL PROPERTY tranche_libraries)
-list(REMOVE_ITEM tranche_public_libraries tranche_tools)  # the program: tranche::tools, for those that want it
+list(REMOVE_ITEM tranche_public_libraries tranche_tools)  # the program's library is tranche::tools, for users who want it
 
 add_library(tranche_all INTERFACE)
 add_library(tranche::tranche ALIAS tranche_all)
 set_target_properties(tranche_all PROPERTIES EXPORT_NAME tranche)
-list(REVERSE tranche_public_libraries)  # users first, as static linkers like it
+list(REVERSE tranche_public_libraries)  # static linkers need users before the libraries that they use
 target_link_libraries(tranche_all INTERFACE ${tranche_public_libraries})
 if(tranche_has_MPI)
-  target_link_libraries(tranche_all INTERFACE MPI::MPI_C)  # <tranche/comm/mpi.h> names MPI_Comm
+  target_link_libraries(tranche_all INTERFACE MPI::MPI_C)  # <tranche/comm/mpi.h> uses MPI_Comm
 endif()
 
 if(NOT TRANCHE_INSTALL)
   return()
 endif()
 if(TRANCHE_SANITIZE)
-  return()  # its libraries would ask every user for the same sanitizer
+  return()  # users would need the same sanitizer
 endif()
 if(tranche_cuda_emulated)
   return()  # for tests only
@@ -24,7 +24,7 @@ include(CMakePackageConfigHelpers)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
-# A project to begin with, and mpirun as it works for root and in containers.
+# An example project, and the script that runs mpirun as root and in containers.
 file(GLOB tranche_example_sources ${PROJECT_SOURCE_DIR}/examples/*.cpp)
 install(FILES ${tranche_example_sources} ${PROJECT_SOURCE_DIR}/examples/project/CMakeLists.txt
         DESTINATION ${CMAKE_INSTALL_DATADIR}/tranche/examples)

@@ -1,5 +1,5 @@
-# tranche::libtorch: the headers tranche/libtorch.h and tranche/libtorch/ with LibTorch, where there is one. The headers are
-# installed always: the user's compiler meets the user's LibTorch, so that no binary of ours is tied to a version of it.
+# tranche::libtorch: the headers tranche/libtorch.h and tranche/libtorch/ with LibTorch, if it is installed. The headers are always
+# installed, because the user's compiler combines them with the user's LibTorch; none of our binaries depends on a LibTorch version.
 set(LibTorch_FOUND FALSE)
 set(LibTorch_root)
 if(TRANCHE_SANITIZE)
@@ -7,7 +7,7 @@ if(TRANCHE_SANITIZE)
 elseif(NOT TRANCHE_LIBTORCH STREQUAL "OFF")
   find_package(LibTorch QUIET)
   if(NOT LibTorch_FOUND AND NOT TRANCHE_LIBTORCH STREQUAL "ON")
-    if(LibTorch_root OR LibTorch_named)  # somebody may count on it
+    if(LibTorch_root OR LibTorch_named)  # a user may rely on it
       message(WARNING "Tranche: nothing of include/tranche/libtorch/ is compiled: ${LibTorch_reason}")
     else()
       message(STATUS "Tranche: nothing of include/tranche/libtorch/ is compiled: ${LibTorch_reason}")

@@ -1,17 +1,17 @@
 # Optimizers as single files (tranche/kernels/update_rule.h).
 #   tranche_add_optimizer(<program> <file.h>...)
-# adds a program's own: they have names in the configuration, and are sharded, offloaded, saved and planned as those of
-# the library, whose loops they are compiled into. Once for each program. A CUDA compiler is not used: on GPUs such a
-# rule updates in host memory (zero_optimization.offload_optimizer.device "cpu" or "nvme"), and is refused elsewhere.
-# Adds the sources of <files> to <target>, and a source that defines <function>, their list. <gpu>: 1 where the target has
-# the launches of these rules on GPUs, which only the list names; so the loops are compiled alike with and without CUDA.
+# adds a program's own optimizers. They have names in the configuration, and are sharded, offloaded, saved and planned like those of the library; the
+# library's loops are compiled for them. Call it once for each program. No CUDA compiler is used: on GPUs such a rule updates
+# in host memory (zero_optimization.offload_optimizer.device "cpu" or "nvme"), and is refused otherwise.
+#
+# tranche_rule_sources() adds the sources of <files> to <target>, and a source that defines <function>, their list. <gpu> is 1 if the target has GPU
+# launches of these rules. Only the list names those, so that the loops are compiled alike with and without CUDA.
 function(tranche_rule_sources target function gpu)
-  set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/rule.cpp.in)  # of an installation
+  set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/rule.cpp.in)  # the template of an installation
   if(NOT EXISTS ${template})
     set(template ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../kernels/rules/rule.cpp.in)
   endif()
-  # Contraction would change bits. What loops need to become vectors changes none: there is no errno and no trap, and
-  # vectors may be as wide as there are.
+  # Contraction would change bits. The options for vectorized loops do not: errno and traps are not used, and vectors may have any width.
   set(options -ffp-contract=off -fno-math-errno -fno-trapping-math $<$<CONFIG:Release>:-O3>)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND options -mprefer-vector-width=512)
@@ -66,7 +66,7 @@ std::span<const UpdateRule* const> @function@() {
 }
 }  // namespace tranche::kernels
 ")
-  # It is written anew when CUDA is added, so it is a unit of its own.
+  # The list is written again when CUDA is added, so it is a unit of its own.
   set_source_files_properties(${rule_list} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   target_sources(${target} PRIVATE ${rule_list})
 endfunction()

@@ -1,7 +1,6 @@
-# tranche_common_headers(<target> <library|test> <level>)
-# In a unity build by GCC, the headers of others that most sources of <kind> include are compiled once for all targets that
-# are compiled with the optimisation <level> (such as -O1), and not once in each unit. Sources still have to include what
-# they use: the preset alone shows it.
+# tranche_common_headers(<target> <library|test> <level>): in a unity build with GCC, external headers that most sources of this kind
+# include are compiled once for all targets with the optimisation <level> (such as -O1), instead of once in each unit. Sources still have to
+# include what they use, which only the preset without unity builds checks.
 function(tranche_common_headers target kind level)
   if(NOT CMAKE_UNITY_BUILD OR NOT CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     return()
@@ -35,11 +34,11 @@ endfunction()
 
 # tranche_library(<folder> SOURCES ... [ALONE ...] [FAST ...] [CUDA_SOURCES ...] [CUDA_NO_FMA ...] [CUDA_LINK ...]
 #                 [DEPENDS <folders of ours> ...] [PUBLIC_LINK ...] [PRIVATE_LINK ...])
-# One library tranche_<folder>, exported as tranche::<folder>: static, or shared with TRANCHE_SHARED. In a unity build
-# sources under ALONE and FAST stay units of their own: ALONE because they use a name that another source uses too, or
-# include themselves; FAST because they have loops over elements, which are compiled with -O3 in folders that are not.
-# CUDA_SOURCES are the sources that need CUDA's headers, and CUDA_LINK is what they need. They are an object library, so
-# that the rest of the folder is compiled by the same commands with and without CUDA.
+# Makes the library tranche_<folder>, exported as tranche::<folder>: static, or shared with TRANCHE_SHARED. In a unity
+# build sources under ALONE and FAST are units of their own: ALONE because they use a name that another source uses too,
+# or include themselves; FAST because they have loops over elements, which are compiled with -O3 in folders that are not.
+# CUDA_SOURCES are the sources that need CUDA's headers, and CUDA_LINK lists the libraries that they need. They are an
+# object library, so that the rest of the folder is compiled by the same commands with and without CUDA.
 function(tranche_library folder)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" ""
     "SOURCES;ALONE;FAST;CUDA_SOURCES;CUDA_NO_FMA;CUDA_LINK;DEPENDS;PUBLIC_LINK;PRIVATE_LINK")
@@ -82,8 +81,8 @@ function(tranche_library folder)
   target_link_libraries(${part} PRIVATE ${arg_PUBLIC_LINK} ${arg_PRIVATE_LINK} ${arg_CUDA_LINK} tranche_flags)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${part}>)
   set_target_properties(${target} PROPERTIES LINKER_LANGUAGE CXX)
-  # Linked, without its directories of headers. (target_link_libraries() would wrap LINK_ONLY twice, and an installation
-  # could not name the library.)
+  # Links the library without its include directories. (target_link_libraries() would wrap LINK_ONLY twice, and an installation could not
+  # name the library.)
   foreach(library ${arg_CUDA_LINK})
     set_property(TARGET ${target} APPEND PROPERTY LINK_LIBRARIES $<LINK_ONLY:${library}>)
     if(NOT TRANCHE_SHARED)
@@ -92,11 +91,11 @@ function(tranche_library folder)
   endforeach()
 endfunction()
 
-# The optimisation of a folder. In a release -O3 is for folders of loops over elements, core and kernels, and for sources
-# under FAST. -O1 compiles in 0.6 of the time; a training step spends its own in kernels. Sanitized builds are compiled by the
-# preset's -O1, and without optimisation where little time is spent.
+# The optimisation of a folder. In release builds folders of loops over elements (core and kernels) and sources under FAST use -O3. The
+# others use -O1, which compiles in 0.6 of the time; a training step spends its time in kernels. Sanitized builds use the preset's -O1, and
+# no optimisation for folders that take little run time.
 function(tranche_compile_options target folder)
-  if(folder MATCHES "^(comm|offload|checkpoint)$")  # memory that others filled
+  if(folder MATCHES "^(comm|offload|checkpoint)$")  # they interpret memory that others wrote
     set_target_properties(${target} PROPERTIES TRANCHE_POINTER_CHECKS ON)
   endif()
   if(folder MATCHES "^(core|kernels)$" OR TRANCHE_SANITIZE MATCHES "fuzzer")
@@ -116,9 +115,8 @@ function(tranche_compile_options target folder)
   endif()
 endfunction()
 
-# tranche_program(<name> SOURCES ... [LINK ...])
-# The program <name>, in bin/ of the build and of the installation. The target is <name>_program, since tranche::<name>
-# may be a library.
+# tranche_program(<name> SOURCES ... [LINK ...]) makes the program <name>, in bin/ of the build and of the installation. The target is
+# <name>_program, because tranche::<name> may be a library.
 function(tranche_program name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LINK")
   add_executable(${name}_program ${arg_SOURCES})

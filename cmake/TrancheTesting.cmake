@@ -1,24 +1,28 @@
 # tranche_test(<name> SOURCES ... [ALONE ...] [LINK ...] [LABELS unit|mpi|gpu|slow ...] [TIMEOUT s] [MPI_RANKS n ...]
 #              [SHARDS n] [LOOPS] [SLOW_CASES] [AS_ON_GPU filter])
-# One GoogleTest program. Without MPI_RANKS every case is a CTest test (with TRANCHE_WHOLE_TESTS and in sanitized builds
-# the program is one, as starting a process that links all libraries costs more than most cases); with it the program
-# runs whole under mpirun once for each rank count. SHARDS says in how many tests a sanitized program's cases are run,
-# for those that take longest: so all cores stay busy to the end. LOOPS says that the test's own loops take longest:
-# compiled with optimisation. Sources under ALONE stay units of their own in a unity build (see tranche_library).
-# With SLOW_CASES, suites whose names end in Slow have the label slow instead. The target <label>_tests builds all
-# programs of a label. AS_ON_GPU names the cases that take other sizes or comparisons on a GPU than on its emulation
-# (tests/device/as_on_gpu.h): where GPUs are emulated, one more test, <name>.as_on_gpu, runs these as a GPU would.
-# Programs of the label gpu end at a CUDA error that stays, and at a case that hangs (tests/device/gpu_cases.h).
+# Makes one GoogleTest program.
+#   MPI_RANKS   Without it every case is a CTest test. With TRANCHE_WHOLE_TESTS and in sanitized builds the program is
+#               one test, because starting a process that links all libraries takes longer than most cases. With
+#               MPI_RANKS the whole program runs under mpirun once for each number of ranks.
+#   SHARDS      Divides a sanitized program's cases into so many tests, for the longest programs, so that all cores stay
+#               busy to the end.
+#   LOOPS       The test's own loops take longest, so it is compiled with optimisation.
+#   ALONE       These sources are units of their own in a unity build (see tranche_library).
+#   SLOW_CASES  Suites whose names end in Slow get the label slow instead.
+#   AS_ON_GPU   Cases that use other sizes or comparisons on a GPU than on its emulation (tests/device/as_on_gpu.h). If
+#               GPUs are emulated, one more test, <name>.as_on_gpu, runs these as a GPU would.
+# The target <label>_tests builds all programs of a label. Programs with the label gpu end at a sticky CUDA error, and
+# at a case that hangs (tests/device/gpu_cases.h).
 find_package(GTest REQUIRED)
 include(GoogleTest)
 if(CMAKE_UNITY_BUILD)
-  # Before anything is compiled, since everything is on top of core.
+  # These checks run before anything is compiled, because everything depends on core.
   find_package(Python3 REQUIRED COMPONENTS Interpreter)
   add_custom_target(name_check ALL
     COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/scripts/check_names.py ${PROJECT_BINARY_DIR})
   add_dependencies(tranche_core name_check)
 endif()
-foreach(label unit gpu)  # asked for by name, also where they are empty
+foreach(label unit gpu)  # targets that exist even without programs
   add_custom_target(${label}_tests)
 endforeach()
 
@@ -39,7 +43,7 @@ function(tranche_test name)
   if("gpu" IN_LIST arg_LABELS AND tranche_has_CUDA)
     target_link_libraries(${name} PRIVATE gpu_cases)
   endif()
-  # A test compiles in half to two thirds of the time then; what is tested is optimised all the same.
+  # Tests then compile in half to two thirds of the time; the library that they test is optimised nevertheless.
   set(level -O0)
   if(arg_LOOPS AND NOT TRANCHE_SANITIZE)
     set(level -O1)
@@ -51,11 +55,11 @@ function(tranche_test name)
     endif()
   endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  if("gpu" IN_LIST arg_LABELS AND NOT tranche_has_CUDA)  # it could only say that this build has no CUDA
+  if("gpu" IN_LIST arg_LABELS AND NOT tranche_has_CUDA)  # without CUDA the program could only report that
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL ON)
     return()
   endif()
-  if("unit" IN_LIST arg_LABELS OR ("gpu" IN_LIST arg_LABELS AND NOT "slow" IN_LIST arg_LABELS))  # run under sanitizers
+  if("unit" IN_LIST arg_LABELS OR ("gpu" IN_LIST arg_LABELS AND NOT "slow" IN_LIST arg_LABELS))  # sanitizers run these
     set_property(GLOBAL APPEND PROPERTY tranche_test_programs ${name})
   endif()
   foreach(label ${arg_LABELS})
@@ -92,14 +96,14 @@ function(tranche_test name)
         add_test(NAME ${name} COMMAND ${name} --gtest_brief=1 ${quick})
         set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 900)
         if(arg_SHARDS)
-          set_tests_properties(${name} PROPERTIES COST 100)  # first
+          set_tests_properties(${name} PROPERTIES COST 100)  # starts first
         endif()
         return()
       endif()
       foreach(shard RANGE 1 ${arg_SHARDS})
         math(EXPR index "${shard} - 1")
         add_test(NAME ${name}.shard${shard} COMMAND ${name} --gtest_brief=1 ${quick})
-        set_tests_properties(${name}.shard${shard} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 900 COST 100  # first
+        set_tests_properties(${name}.shard${shard} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 900 COST 100  # starts first
                              ENVIRONMENT "GTEST_TOTAL_SHARDS=${arg_SHARDS};GTEST_SHARD_INDEX=${index}")
       endforeach()
       return()
@@ -113,9 +117,8 @@ function(tranche_test name)
   endif()
 endfunction()
 
-# Writes test_programs.json for scripts/sanitized_tests.py. It holds, for each test program that sanitizers run, its folder,
-# its sources with those of the testing libraries that it links, and the folders of the library that it links. Call it when
-# all targets are there.
+# Writes test_programs.json for scripts/sanitized_tests.py. It contains, for each test program that sanitizers run, its folder, its sources
+# with those of the testing libraries that it links, and the folders of the library that it links. Call it when all targets exist.
 function(tranche_write_test_programs)
   get_property(programs GLOBAL PROPERTY tranche_test_programs)
   set(entries)

@@ -1,4 +1,4 @@
-// Optimizer and schedule from a Config.
+// Builds the optimizer and the schedule of a Config.
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
@@ -66,7 +66,7 @@ bool has_betas(const OptimizerConfig& optimizer) {
   return std::find(names.begin(), names.end(), "betas") != names.end();
 }
 
-/// The schedule's parameters with their defaults, built. nullptr after a problem.
+/// Builds the schedule from its parameters and their defaults. Returns nullptr after a problem.
 std::unique_ptr<Schedule> build(const Config& config, const Values& values, std::int64_t total_steps,
                                 Problems& problems) {
   const double rate = config.optimizer.learning_rate;
@@ -91,7 +91,7 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
     options.cycle_first_stair_count = integer("cycle_first_stair_count", 0);
     options.cycle_second_stair_count = values.integer(key("cycle_second_stair_count"));
     options.decay_step_size = integer("decay_step_size", 0);
-    // Rules without betas have none to cycle; DeepSpeed leaves SGD's momentum alone too.
+    // Rules without betas have none to cycle; DeepSpeed does not cycle SGD's momentum either.
     options.cycle_momentum =
         values.boolean(key("cycle_momentum")).value_or(true) && has_betas(config.optimizer);
     options.cycle_min_mom = number("cycle_min_mom", 0.8);
@@ -159,7 +159,7 @@ std::unique_ptr<Schedule> build(const Config& config, const Values& values, std:
   return make_constant_schedule(rate);
 }
 
-/// Reads parameters_json through the table of keys, as if it stood in a file.
+/// Reads parameters_json through the table of keys, as if it were in a file.
 Values schedule_values(const ScheduleConfig& schedule, Problems& problems) {
   Json document;
   document["scheduler"]["params"] = read_json(schedule.parameters_json, "the schedule's parameters");
@@ -185,7 +185,7 @@ void check_schedule(const Config& config, Problems& problems) {
   Problems own;
   try {
     const Values values = schedule_values(config.schedule, own);
-    // The end of the run may come later, from the program; every check but its own works without.
+    // The program may set the end of the run later; every check except that one works without it.
     const std::int64_t total =
         values.integer(key("total_num_steps")).value_or(std::max<std::int64_t>(1, config.total_steps_hint));
     if (own.empty()) build(config, values, total, own);

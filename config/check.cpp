@@ -28,7 +28,7 @@ ConfigCheck check_config(std::string_view json_text, int ranks, const std::vecto
   }
   for (const std::string& key : reading.values.automatic_paths()) {
     if (is_refused(key)) continue;
-    // The table's default may be words ("the optimizer's lr").
+    // The table's default may be in words ("the optimizer's lr").
     const std::string value = detail::value_of_automatic(key, reading.config);
     check.honoured.push_back({key, detail::Json::accept(value) ? value : detail::Json(value).dump(), true});
   }

@@ -1,4 +1,4 @@
-// A Config from checked values, and the checks across its fields.
+// Makes a Config from checked values, and checks its fields against each other.
 
 #include "tranche/config/config.h"
 
@@ -29,7 +29,7 @@ const std::vector<std::string> schedule_types = {
     "constant", "WarmupLR",    "WarmupDecayLR", "WarmupCosineLR",
     "OneCycle", "LRRangeTest", "WSD",           "InverseSquareRoot"};
 
-/// The entry of `names` that `text` spells, in any case of letters; empty when none.
+/// The entry of `names` that equals `text` in any case; empty if there is none.
 std::string match(const std::vector<std::string>& names, const std::string& text) {
   const auto found = std::find_if(names.begin(), names.end(),
                                   [&](const std::string& name) { return lower(name) == lower(text); });
@@ -42,7 +42,8 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
-/// One that is known elsewhere is told apart from a typing error.
+/// Returns the type's name. The problem for a type that other programs have differs from the one for a typing
+/// error.
 std::string optimizer_type(const std::string& text, Problems& problems) {
   const std::string known = match(optimizer_types(), text);
   if (!known.empty()) return known;
@@ -66,7 +67,7 @@ std::string schedule_type(const std::string& text, Problems& problems) {
   return "constant";
 }
 
-/// The value under either of two names of a key.
+/// The value of a key that has two names.
 std::optional<bool> either(const Values& values, const char* path, const char* other, Problems& problems) {
   if (values.has(path) && values.has(other)) {
     problems.add(fmt::format("{} and {} are two names of one key; write one", path, other));
@@ -161,7 +162,7 @@ void read_schedule(const Values& values, Config& config, Problems& problems) {
   for (const std::string& name : values.names_within("scheduler.params")) {
     parameters[name] = *values.json("scheduler.params." + name);
   }
-  // Hugging Face's trainer fills in its warmup_steps, 0 where nobody sets it, which a schedule takes as 2.
+  // Hugging Face's trainer writes its own warmup_steps, 0 if nobody sets it, which schedules replace by 2.
   if (config.schedule.type.starts_with("Warmup") &&
       values.is_automatic("scheduler.params.warmup_num_steps")) {
     parameters["warmup_num_steps"] = 2;
@@ -184,7 +185,7 @@ void read_groups(const Values& values, Config& config, Problems& problems) {
   if (groups == nullptr || !groups->is_array()) return;
   for (const Json& entry : *groups) {
     ParameterGroupRule rule;
-    // A wrong type has been told already; what has the right one is read.
+    // A wrong type has already been reported; values of the right type are still read.
     const Json group = entry.is_object() ? entry : Json::object();
     if (group.contains("pattern") && group["pattern"].is_string()) rule.pattern = group["pattern"];
     each_value(rule, [&]<typename T>(const char* name, std::optional<T>& value) {
@@ -242,7 +243,7 @@ void read_layout(const Values& values, Config& config, Problems& problems) {
         "tranche.layout: expected an object such as {{\"vocabulary\": \"whole\"}}, not {}", layout->dump()));
     return;
   }
-  // Validation looks at the texts, which a program may have set too.
+  // Validation checks the texts, because a program may also have set them.
   for (const auto& [name, value] : layout->items()) {
     if (value.is_string()) {
       config.layout[name] = value.get<std::string>();
@@ -255,7 +256,7 @@ void read_layout(const Values& values, Config& config, Problems& problems) {
 
 namespace {
 
-/// Copies of the sharded state, as tranche's keys or one of DeepSpeed's say.
+/// Reads the number of copies of the sharded state from tranche's keys or DeepSpeed's.
 void read_replicas(const Values& values, Config& config, Problems& problems) {
   constexpr const char* mics = "zero_optimization.mics_shard_size";
   constexpr const char* hpz = "zero_optimization.zero_hpz_partition_size";
@@ -284,13 +285,13 @@ void read_replicas(const Values& values, Config& config, Problems& problems) {
     config.shard_size = of_hpz;
     config.replicate = Replicate::parameters;
   }
-  // A mesh that is given too has to agree, which validation tells once it knows the ranks.
+  // If the mesh is given too, both must agree; validation checks this once it knows the ranks.
   if (config.shard_size > 0 && config.mesh.empty()) {
     config.mesh = fmt::format("replicate=*, shard={}", config.shard_size);
   }
 }
 
-/// The cuts by DeepSpeed's word for them. tranche.pipeline_cuts, which is read before, may say the same.
+/// Reads DeepSpeed's key for the cuts. tranche.pipeline_cuts, which is read before, may set the same.
 void read_partition(const Values& values, Config& config, Problems& problems) {
   const auto given = values.text("pipeline.partition");
   if (!given) return;
@@ -326,8 +327,8 @@ void read_partition(const Values& values, Config& config, Problems& problems) {
   config.pipeline_cuts_key = "pipeline.partition";
 }
 
-/// The mesh's axis by DeepSpeed's key, whose stages are the slowest axis too. A mesh that is given beside it
-/// has to agree, which validation tells once it knows the ranks.
+/// Sets the mesh axis `pipeline` from DeepSpeed's key; as in DeepSpeed it is the slowest axis. If the mesh is
+/// given too, both must agree; validation checks this once it knows the ranks.
 void read_stages(const Values& values, bool mesh_given, Config& config, Problems& problems) {
   constexpr const char* key = "pipeline.stages";
   if (!values.has(key)) return;
@@ -341,8 +342,8 @@ void read_stages(const Values& values, bool mesh_given, Config& config, Problems
   }
 }
 
-/// The same by DeepSpeed's key for sequences on several ranks, whose attention is exchanged as its Ulysses
-/// does it, where tranche.context_exchange does not say otherwise.
+/// Sets the axis `context` from DeepSpeed's key for sequences on several ranks. Unless
+/// tranche.context_exchange is set, attention exchanges heads, as in DeepSpeed's Ulysses.
 void read_context_ranks(const Values& values, bool mesh_given, Config& config, Problems& problems) {
   constexpr const char* key = "sequence_parallel_size";
   if (!values.has(key)) return;
@@ -359,7 +360,8 @@ void read_context_ranks(const Values& values, bool mesh_given, Config& config, P
       fmt::format("{}, context={}", config.mesh.empty() ? "shard=*" : config.mesh, config.context_ranks);
 }
 
-/// The same by DeepSpeed's key for layers on several ranks, which are neighbours: the fastest axis.
+/// Sets the axis `tensor` from DeepSpeed's key for layers on several ranks. These are neighbours: the fastest
+/// axis.
 void read_tensor_ranks(const Values& values, bool mesh_given, Config& config, Problems& problems) {
   constexpr const char* key = "tensor_parallel.autotp_size";
   config.tensor_ranks = small_integer(values, key, 0, problems);
@@ -372,7 +374,7 @@ void read_tensor_ranks(const Values& values, bool mesh_given, Config& config, Pr
   }
 }
 
-/// Combines keys whose values depend on each other, after each has been read by itself.
+/// Combines keys whose values depend on each other, after each was read separately.
 void read_together(const Values& values, Config& config, Problems& problems) {
   read_partition(values, config, problems);
   if (config.gather_for == GatherFor::step && config.stage >= 0 && config.stage < 3) {
@@ -417,7 +419,7 @@ bool is_known_type(std::string_view block, const Json& type) {
 
 Config config_from(const Values& values, Problems& problems) {
   Config config;
-  // A file that is silent on these means other values than a Config made in C++.
+  // In a file that omits these keys they have other values than in a Config made in C++.
   config.micro_batch_size = config.accumulation_steps = 0;
   const bool clips = values.is_automatic("gradient_clipping");
   config.clipping_given = clips || values.has("gradient_clipping");
@@ -430,7 +432,7 @@ Config config_from(const Values& values, Problems& problems) {
       read_field(key, values, config, problems);
     }
   }
-  // A zero in the file is a mistake, not the absence that it stands for in the fields.
+  // A 0 in the file is a mistake; in the fields it means that the key is absent.
   for (const char* path :
        {"train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"}) {
     if (values.integer(path) == 0) problems.add(fmt::format("{}: 0 is not at least 1", path));
@@ -440,16 +442,16 @@ Config config_from(const Values& values, Problems& problems) {
   return config;
 }
 
-/// The number of ranks that the three figures of the batch are for. The figures count data ranks, each of
-/// which has as many ranks as DeepSpeed's keys ask for on the axes `pipeline`, `context` and `tensor`; where
-/// the figures do not tell a number, there is one data rank.
+/// The number of ranks that follows from the three batch figures. The figures count data ranks, each of which
+/// has as many ranks as DeepSpeed's keys set for the axes `pipeline`, `context` and `tensor`. If the figures
+/// do not determine a number, there is one data rank.
 int ranks_of_batch(const Config& config) {
   std::int64_t asked = std::int64_t{std::max(1, config.pipeline_stages)} * std::max(1, config.context_ranks);
   asked = asked <= INT32_MAX ? asked * std::max(1, config.tensor_ranks) : asked;
   const int beside = asked <= INT32_MAX ? static_cast<int>(asked) : 1;
   const std::int64_t micro = config.micro_batch_size, steps = config.accumulation_steps;
   if (micro < 1 || steps < 1 || config.train_batch_size < 1) return beside;
-  // Without their product, which may overflow.
+  // The product of steps and micro is not computed, because it may overflow.
   const std::int64_t of_step = config.train_batch_size / steps, ranks = of_step / micro;
   const bool exact = of_step * steps == config.train_batch_size && ranks * micro == of_step;
   return exact && ranks <= INT32_MAX / beside ? static_cast<int>(ranks) * beside : beside;
@@ -463,7 +465,7 @@ Reading read_config_text(std::string_view text, std::optional<int> ranks,
   std::vector<IgnoredKey> ignored;
   expand_zero_optimization(document, notes);
   apply_overrides(document, overrides, reading.problems, notes);
-  expand_zero_optimization(document, notes);  // an override may be of that form too
+  expand_zero_optimization(document, notes);  // an override may use the older form too
   reading.values = check_keys(document, strict, reading.problems, ignored);
   reading.config = config_from(reading.values, reading.problems);
   Config& config = reading.config;

@@ -1,4 +1,4 @@
-// JSON text in and out: strict parsing, overrides, and the effective configuration as text.
+// Reads and writes JSON text: strict parsing, overrides, and the effective configuration.
 
 #include <fmt/core.h>
 
@@ -57,7 +57,7 @@ void expand_zero_optimization(Json& document, std::vector<std::string>& notes) {
 
 namespace {
 
-/// A line for each override that a later one of the same key, or of a block around it, replaces.
+/// Adds a line for each override that a later one of the same key, or of an enclosing block, replaces.
 void note_replaced(const std::vector<std::string>& overrides, std::vector<std::string>& notes) {
   const auto path_of = [](const std::string& text) { return text.substr(0, text.find('=')); };
   for (std::size_t i = 0; i < overrides.size(); ++i) {
@@ -135,7 +135,7 @@ Json optimizer_parameters_json(const Config& config) {
 }
 
 Json schedule_parameters_json(const Config& config) {
-  // Sorted, as reading sorts them.
+  // Keys are sorted, because reading sorts them too.
   return nlohmann::json(read_json(config.schedule.parameters_json, "the schedule's parameters"));
 }
 

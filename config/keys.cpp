@@ -13,7 +13,7 @@
 namespace tranche::detail {
 namespace {
 
-/// "" for a path that is not directly within `block`, else its last name.
+/// The path's last name if the path is directly within `block`, otherwise "".
 std::string_view name_within(std::string_view path, std::string_view block) {
   if (!block.empty()) {
     if (path.size() <= block.size() + 1 || !path.starts_with(block) || path[block.size()] != '.') return {};
@@ -33,14 +33,14 @@ std::string_view name_of(ValueKind kind) {
 
 namespace {
 
-/// The default as documents write it.
+/// The default in the form used by the documentation.
 std::string default_text(const ConfigKey& key) {
   const Json value = value_of(key, Config());
   return value.is_number_float() ? fmt::format("{}", value.get<double>()) : value.dump();
 }
 
 std::vector<ConfigKey> all_keys() {
-  static std::deque<std::string> defaults;  // the rows view them
+  static std::deque<std::string> defaults;  // owns the texts that the rows refer to
   std::vector<ConfigKey> keys;
   for (const auto part : {training_keys(), deepspeed_keys()})
     keys.insert(keys.end(), part.begin(), part.end());
@@ -75,7 +75,7 @@ std::vector<std::string> keys_within(std::string_view block) {
 }
 
 std::string suggest_key(std::string_view block, std::string_view name) {
-  // Names that other programs have for keys of the same block.
+  // Other programs' names for keys of the same block.
   constexpr std::pair<std::string_view, std::string_view> synonyms[] = {{"learning_rate", "lr"},
                                                                         {"epsilon", "eps"}};
   for (const auto& [other, ours] : synonyms) {
@@ -105,7 +105,7 @@ std::string mistyped_key(std::string_view name) {
       if (core.ends_with(suffix) && name == core.substr(0, core.size() - suffix.size())) return known;
     }
     const std::size_t edits = edit_distance(name, known);
-    // Two edits leave little of a short name: "name" is not "amp".
+    // Two edits can turn a short name into an unrelated one: "name" into "amp".
     const bool alike =
         edits < 2 || name.size() > short_name || edit_distance(name.substr(0, 1), known.substr(0, 1)) == 0;
     if (edits < least && alike) {

@@ -1,6 +1,6 @@
 #pragma once
-/// The one table of configuration keys: the meaning of each key, and the field of Config that it fills.
-/// docs/reference/configuration.md mirrors it; a test compares.
+/// The only table of configuration keys: the meaning of each key, and the field of Config that it sets.
+/// docs/reference/configuration.md mirrors it, and a test compares them.
 
 #include <array>
 #include <cstdint>
@@ -20,9 +20,9 @@
 
 namespace tranche::detail {
 
-/// honoured: read into Config. no_meaning: accepted, a line in Config::notes. refused: an error with the
-/// reason, except for values that ask for nothing (null, false, "none", {}, a block with enabled = false, the
-/// row's own).
+/// honoured: read into Config. no_meaning: accepted, with an entry in Config::ignored. refused: an error with
+/// the reason, except for values that request nothing (null, false, "none", {}, a block with enabled = false,
+/// and the row's own default_value).
 enum class KeyClass : std::uint8_t { honoured, no_meaning, refused };
 std::string_view name_of(KeyClass key_class);
 
@@ -39,7 +39,7 @@ inline constexpr auto names_of<ValueKind> = std::to_array<std::string_view>(
     {"true or false", "an integer", "a number", "text", "a size (bytes, or text such as \"16GiB\")",
      "a list of numbers", "a list of texts", "a block {...}", "any value"});
 
-/// A field that a text of a list names: the byte of the enum (or bool) is the text's number.
+/// A field that is set by a text of a list: the value of the enum (or bool), one byte, is the text's index.
 struct NamedField {
   unsigned char* value;
   std::span<const std::string_view> names;
@@ -49,36 +49,38 @@ NamedField named_field(E& field, std::span<const std::string_view> names) {
   static_assert(sizeof(E) == 1);
   return {reinterpret_cast<unsigned char*>(&field), names};
 }
-/// A field of a Config, by its type; void*: of a row that reads and writes it in its own way.
+/// A pointer to a field of a Config, by its type; void* for a row with its own functions to read and write
+/// it.
 using FieldPointer = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
                                   std::vector<std::string>*, DataType*, NamedField, void*>;
 
-/// The values that a number may have: any while `wrong` is empty.
+/// The range of a number; without a limit while `wrong` is empty.
 struct FieldRange {
-  double least = 0, most = 0, multiple_of = 0;  ///< multiple_of 0: no such bound
-  bool or_zero = false;                         ///< 0 is allowed beside them
+  double least = 0, most = 0, multiple_of = 0;  ///< multiple_of 0: not restricted
+  bool or_zero = false;                         ///< 0 is accepted in addition
   std::string_view wrong = {};                  ///< "{0} is not between {1} and {2}": the value, least, most
 };
 
-/// One row of the table. Without more a key that has a field is read as the field's type says, and written
-/// always.
+/// One row of the table. By default a key with a field is read according to the field's type, and always
+/// written.
 struct ConfigKey {
-  std::string_view path;  ///< "zero_optimization.stage"; "[]" after a list's name stands for its entries
+  std::string_view path;  ///< "zero_optimization.stage"; "[]" after a list's name means its entries
   KeyClass key_class = KeyClass::honoured;
   ValueKind kind = ValueKind::any;
-  bool automatic = false;          ///< "auto" may stand for the default
-  std::string_view default_value;  ///< as written in JSON, for the documentation; refused: also accepted
-  std::string_view text;           ///< meaning, or why it has none, or why it is refused
+  bool automatic = false;          ///< "auto" is accepted and means the default
+  std::string_view default_value;  ///< as written in JSON, for the documentation; for refused keys this value
+                                   ///< is accepted too
+  std::string_view text;           ///< the meaning, or the reason why it has none or is refused
 
   FieldPointer (*field)(Config&) = nullptr;
   std::string_view other = {};    ///< a second name of the key
-  std::string_view choices = {};  ///< of a text: "automatic, uring, threads"
+  std::string_view choices = {};  ///< for a text: "automatic, uring, threads"
   FieldRange range = {};
   bool zero_is_default = false, zero_is_null = false, any_case = false, same_results = false;
   bool only_if_written = false, unless_default = false;
-  bool (*written)(const Config&) = nullptr;                   ///< nullptr: always
-  Json (*value)(const Config&) = nullptr;                     ///< is written in place of the field
-  void (*read)(const Values&, Config&, Problems&) = nullptr;  ///< reads in place of the field's type
+  bool (*written)(const Config&) = nullptr;  ///< nullptr: always
+  Json (*value)(const Config&) = nullptr;    ///< returns the value to write instead of the field's
+  void (*read)(const Values&, Config&, Problems&) = nullptr;  ///< reads the key instead of the default reader
 
  private:
   template <typename T>
@@ -89,11 +91,11 @@ struct ConfigKey {
   }
 
  public:
-  // Each of these returns a copy of the row with one property changed.
+  // Each of these functions returns a copy of the row with one property changed.
 
   constexpr ConfigKey may_be_auto() const { return with(&ConfigKey::automatic, true); }
   constexpr ConfigKey of_kind(ValueKind values) const { return with(&ConfigKey::kind, values); }
-  /// The default in words, or in JSON where reading a file begins with another one than C++.
+  /// Sets the default as words, or as JSON if it differs between a file and a Config made in C++.
   constexpr ConfigKey otherwise(std::string_view words) const {
     return with(&ConfigKey::default_value, words);
   }
@@ -108,19 +110,19 @@ struct ConfigKey {
   constexpr ConfigKey between(double least, double most) const {
     return within({.least = least, .most = most, .wrong = "{0} is not between {1} and {2}"});
   }
-  /// A 0 of the file is taken as the default, with a note.
+  /// A 0 in the file is replaced by the default, with a note.
   constexpr ConfigKey zero_for_default() const { return with(&ConfigKey::zero_is_default, true); }
   constexpr ConfigKey zero_as_null() const { return with(&ConfigKey::zero_is_null, true); }
   constexpr ConfigKey in_any_case() const { return with(&ConfigKey::any_case, true); }
-  /// The key, and what is in its block, changes no weight, loss or schedule (docs/internals/numerics.md), or
-  /// only summarises other keys.
+  /// Marks a key that changes no weight, loss or schedule, nor do the keys in its block
+  /// (docs/internals/numerics.md), or that only summarises other keys.
   constexpr ConfigKey quiet() const { return with(&ConfigKey::same_results, true); }
-  /// Left out otherwise, as in what versions without the key saved.
+  /// The key is written only under this condition, because versions without the key did not write it.
   constexpr ConfigKey written_if(bool (*condition)(const Config&)) const {
     return with(&ConfigKey::written, condition);
   }
   constexpr ConfigKey written_if_set() const { return with(&ConfigKey::unless_default, true); }
-  /// Neither written nor read otherwise.
+  /// The key is written and read only under this condition.
   constexpr ConfigKey only_if(bool (*condition)(const Config&)) const {
     return written_if(condition).with(&ConfigKey::only_if_written, true);
   }
@@ -142,7 +144,7 @@ FieldPointer pointer_to(T& field) {
   }
 }
 
-/// The row of the field that the members lead to from a Config: field<&Config::debug,
+/// The row of the field that these members select in a Config, such as field<&Config::debug,
 /// &DebugConfig::plan_memory>.
 template <auto... members>
 constexpr ConfigKey field(std::string_view path, std::string_view text) {
@@ -156,14 +158,14 @@ constexpr ConfigKey field(std::string_view path, std::string_view text) {
   return row.bound_to([](Config& config) { return pointer_to((config.*....*members)); });
 }
 
-/// The row with a field that its read_by() and written_as() are for, or that is read together with others.
+/// The row with a field that its own read_by() and written_as() access, or that is read together with others.
 template <auto... members>
 constexpr ConfigKey own(const ConfigKey& row) {
   return row.bound_to(
       [](Config& config) { return FieldPointer(static_cast<void*>(&(config.*....*members))); });
 }
 
-// Rows without a field of their own, by what becomes of the key.
+// Rows without a field of their own, by how the key is treated.
 constexpr ConfigKey block_of(std::string_view path, std::string_view text) {
   return {path, KeyClass::honoured, ValueKind::block, false, "{}", text};
 }
@@ -171,7 +173,7 @@ constexpr ConfigKey honoured(std::string_view path, ValueKind kind, std::string_
                              std::string_view text) {
   return {path, KeyClass::honoured, kind, false, default_value, text};
 }
-/// Hugging Face writes "auto" here.
+/// A row in which "auto" is accepted, because Hugging Face writes it.
 constexpr ConfigKey automatic(std::string_view path, ValueKind kind, std::string_view default_value,
                               std::string_view text) {
   return {path, KeyClass::honoured, kind, true, default_value, text};
@@ -185,31 +187,31 @@ constexpr ConfigKey refused(std::string_view path, std::string_view harmless, st
 
 /// All keys, parents before their children, in the order in which a configuration is written.
 std::span<const ConfigKey> configuration_keys();
-/// nullptr when the table does not have it.
+/// Returns nullptr for a key that is not in the table.
 const ConfigKey* find_configuration_key(std::string_view path);
 /// Names of the keys directly within a block ("" for the top level).
 std::vector<std::string> keys_within(std::string_view block);
-/// The suggestion for an unknown key: a key of the same block that is near, or the path of a key of that
-/// very name elsewhere; empty when there is none.
+/// The suggestion for an unknown key: a similar key of the same block, or the path of a key with exactly this
+/// name elsewhere; empty if there is none.
 std::string suggest_key(std::string_view block, std::string_view name);
 
-/// The key of the top level for which an unknown one there is a typing error: two edits away at most (short
-/// names begin with the same letter too), or the same but for "train_" in front and "_per_gpu" behind. Empty
-/// when there is none.
+/// The key of the top level that an unknown key was probably meant to be: at most two edits away (short names
+/// must also have the same first letter), or equal except for a prefix "train_" and a suffix "_per_gpu".
+/// Empty if there is none.
 std::string mistyped_key(std::string_view name);
 
 std::span<const ConfigKey> training_keys();
 std::span<const ConfigKey> deepspeed_keys();
 
-/// {}: of a block that is written before what stands between it and its keys.
+/// Returns {}, which fixes the place of a block in the document before other keys are written.
 Json empty_block(const Config& config);
-/// Reads the row's field; a Config without the key keeps its value.
+/// Reads the row's field; if the key is absent, the field keeps its value.
 void read_field(const ConfigKey& key, const Values& values, Config& config, Problems& problems);
 /// The JSON value of the key's field, also for a key that write_field() leaves out.
 Json value_of(const ConfigKey& key, const Config& config);
-/// Writes the key at its place, where it is to be written.
+/// Writes the key at its place, unless the row leaves it out.
 void write_field(const ConfigKey& key, const Config& config, Json& document);
-/// Tells a value out of the row's range or choices.
+/// Reports a value outside the row's range or choices.
 void check_field(const ConfigKey& key, const Config& config, Problems& problems);
 
 }  // namespace tranche::detail

@@ -1,4 +1,4 @@
-// The fields of a Config by the table's rows.
+// Reads, writes and checks the fields of a Config according to the table's rows.
 
 #include <fmt/format.h>
 
@@ -18,7 +18,7 @@ struct Overloaded : Visitors... {
 template <typename... Visitors>
 Overloaded(Visitors...) -> Overloaded<Visitors...>;
 
-/// A field to look at; the table's rows lead to fields that may be changed.
+/// A field for reading; the table's rows return fields of a mutable Config.
 FieldPointer field_in(const ConfigKey& key, const Config& config) {
   return key.field(const_cast<Config&>(config));
 }

@@ -31,7 +31,7 @@ constexpr auto progress_field = [](Config& config) -> FieldPointer {
 };
 
 constexpr auto batch_is_known = [](const Config& config) { return config.train_batch_size > 0; };
-/// Otherwise accumulation follows from the number of ranks, on which the result does not depend.
+/// With the setting, accumulation follows from the number of ranks, on which the result does not depend.
 constexpr auto ranks_matter = [](const Config& config) { return !config.world_size_invariant; };
 constexpr auto tensorboard_is_on = [](const Config& config) { return config.tensorboard.enabled; };
 constexpr auto csv_monitor_is_on = [](const Config& config) { return config.csv_monitor.enabled; };
@@ -53,7 +53,7 @@ constexpr auto loss_scale_power = [](const Config& config) {
   return Json(std::lround(std::log2(config.loss_scaler.initial_scale)));
 };
 constexpr auto effective_alpha = [](const Config& config) { return Json(config.lora.effective_alpha()); };
-/// A 0 that a program set would be read as the default; 1 bounds as much.
+/// A 0 set by a program would be read as the default; 1 is an equivalent limit.
 template <std::int64_t Config::*elements>
 constexpr auto at_least_1 =
     [](const Config& config) { return Json(std::max<std::int64_t>(config.*elements, 1)); };
@@ -102,7 +102,7 @@ constexpr ConfigKey keys[] = {
     no_meaning("fp16.fused_mode", "there is one fused update"),
     refused("fp16.fp16_master_weights_and_grads", "false", "with fp16 weights master weights are fp32"),
 
-    // Curves; their blocks stand above.
+    // The keys of curves; their blocks are above.
     field<&Config::tensorboard, &MonitorConfig::enabled>("tensorboard.enabled", "write them").written_if(tensorboard_is_on),
     field<&Config::tensorboard, &MonitorConfig::output_path>("tensorboard.output_path", "the folder above that of the job").may_be_auto().written_if(tensorboard_is_on),
     field<&Config::tensorboard, &MonitorConfig::job_name>("tensorboard.job_name", "the folder of the event files").may_be_auto().written_if(tensorboard_is_on),
@@ -339,7 +339,7 @@ std::string default_of(const RuleOption& option) {
   return std::isfinite(option.first) ? fmt::format("{}", option.first) : "none";
 }
 
-/// A key of optimizer.params as the rules that have it say it.
+/// A key of optimizer.params, described by the rules that have it.
 struct RuleKey {
   std::string path, default_value, text;
   RuleOption::Kind kind = RuleOption::Kind::number;

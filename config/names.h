@@ -11,7 +11,7 @@
 
 namespace tranche::detail {
 
-/// The texts of an enum's values, in their order.
+/// The texts of an enum's values, in the order of the values.
 template <typename E>
 inline constexpr std::array<std::string_view, 0> names_of = {};
 template <>

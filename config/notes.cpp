@@ -1,4 +1,4 @@
-// One line for each setting of a DeepSpeed file that means something else here.
+// Adds a note for each setting of a DeepSpeed file that has a different effect here.
 
 #include <fmt/core.h>
 
@@ -13,7 +13,7 @@
 namespace tranche::detail {
 namespace {
 
-/// Blocks and keys that results depend on; "auto" for others needs no word.
+/// Blocks and keys that affect results; "auto" for other keys is not noted.
 constexpr std::array<std::string_view, 9> arithmetic{"train_",      "gradient_",  "communication_data_type",
                                                      "data_types.", "bf16.",      "bfloat16.",
                                                      "fp16.",       "optimizer.", "scheduler."};
@@ -28,8 +28,8 @@ std::string value_of(const std::string& given, const Json& effective) {
   return std::string(find_configuration_key(path)->default_value);
 }
 
-/// Notes for keys that the trainer fills in from arguments of its own. They are not known here, and their
-/// usual value differs from the one taken.
+/// Adds notes for keys that the trainer fills in from its own arguments. These are unknown here, and their
+/// usual value differs from the default.
 void note_unknown(const Values& values, Config& config) {
   const auto note = [&](const char* path, const std::string& taken, const char* argument, const char* way) {
     if (!values.is_automatic(path)) return;

@@ -1,4 +1,4 @@
-// State beside the device: keys, checks and text of OffloadConfig.
+// Offloaded state: keys, checks and text of OffloadConfig.
 
 #include <fmt/core.h>
 
@@ -17,9 +17,9 @@ constexpr const char* optimizer_path = "zero_optimization.offload_optimizer.nvme
 constexpr const char* parameters_device = "zero_optimization.offload_param.device";
 constexpr const char* parameters_path = "zero_optimization.offload_param.nvme_path";
 
-/// Tiles begin where blocks of disks do, in every dtype of state.
+/// Tiles begin on disk blocks in every dtype of state.
 constexpr std::int64_t tile_step = 4096;
-/// The boolean that stood where the block stands now.
+/// Reads the boolean key that older versions of DeepSpeed had instead of the block.
 void read_older_key(const Values& values, const char* path, const char* older, OffloadTier& tier,
                     Config& config, Problems& problems) {
   if (!values.boolean(older).value_or(false)) return;
@@ -32,7 +32,7 @@ void read_older_key(const Values& values, const char* path, const char* older, O
   tier = OffloadTier::cpu;
 }
 
-/// `parameters_too`: whether the path of a block without effect counts.
+/// With `parameters_too`, the path of a block without effect is read too.
 void read_path(const Values& values, bool parameters_too, OffloadConfig& offload, Problems& problems) {
   const std::string own = values.text(optimizer_path).value_or("");
   const std::string other = parameters_too || own.empty() ? values.text(parameters_path).value_or("") : "";

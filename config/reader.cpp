@@ -1,4 +1,4 @@
-// A document against the table of keys.
+// Checks a document against the table of keys.
 
 #include "config/reader.h"
 
@@ -69,7 +69,7 @@ bool is_automatic(const Json& value) {
   return value.is_string() && value.get<std::string>() == "auto";
 }
 
-/// Values with which a refused key asks for nothing.
+/// True for values with which a refused key requests nothing.
 bool asks_for_nothing(const Json& value, const ConfigKey& key) {
   const Json harmless = parse_json(key.default_value);
   if (value.is_null() || value == harmless) return true;
@@ -77,7 +77,7 @@ bool asks_for_nothing(const Json& value, const ConfigKey& key) {
   if (value == Json(false) || value == Json("none")) return true;
   if (!value.is_object() || value.empty()) return value.is_object();
   const auto enabled = value.find("enabled");
-  // Hugging Face's "auto" would be what its trainer was told; here nothing was.
+  // Hugging Face's trainer would replace "auto" by an argument; here there is none.
   return enabled != value.end() && (*enabled == Json(false) || is_automatic(*enabled));
 }
 
@@ -94,7 +94,7 @@ class Walker {
         unknown(path, name, key_path);
         continue;
       }
-      // Parameters of a type that there is not are beside the point: its name is the problem.
+      // Parameters of an unknown type are not checked: the type's name is the problem.
       if (name == "params" && block.contains("type") && !is_known_type(path, block["type"])) continue;
       switch (key->key_class) {
         case KeyClass::honoured:
@@ -133,7 +133,7 @@ class Walker {
     }
   }
 
-  /// The entries of the one list of blocks.
+  /// Checks the entries of tranche.parameter_groups, the only list of blocks.
   void rules(const Json& list) {
     if (!list.is_array()) {
       problems_.add(
@@ -159,7 +159,7 @@ class Walker {
     }
   }
 
-  /// Within a block that has no meaning its keys are still checked for typing errors, where they are listed.
+  /// A block that has no meaning is still checked for mistyped names, if its keys are listed.
   void known_names_only(const Json& value, const std::string& path) {
     if (!value.is_object() || keys_within(path).empty()) return;
     for (const auto& [name, inner] : value.items()) {
@@ -293,7 +293,7 @@ std::optional<std::int64_t> size_from(std::string_view text) {
     return std::nullopt;
   }
   while (used < copy.size() && copy[used] == ' ') ++used;
-  std::string unit = copy.substr(used);  // in any case: nobody counts millibytes
+  std::string unit = copy.substr(used);  // in any case of letters: nobody means millibytes
   for (char& c : unit) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   static constexpr std::pair<std::string_view, double> units[] = {
       {"", 1},         {"b", 1},      {"kib", 0x1p10}, {"mib", 0x1p20}, {"gib", 0x1p30},

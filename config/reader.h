@@ -1,5 +1,5 @@
 #pragma once
-/// Inside of the configuration's reading: JSON text to values that the table of keys allows. Not for users.
+/// Private to config/: reads JSON text into the values that the table of keys allows.
 
 #include <cstdint>
 #include <memory>
@@ -13,20 +13,20 @@
 
 namespace tranche::detail {
 
-/// Keeps the order of the file, so that problems are told in it.
+/// Keeps the order of the file, so that problems are reported in that order.
 using Json = nlohmann::ordered_json;
 
-/// The problems of a configuration, one line each, all reported in one error.
+/// The problems of a configuration, one line each, which are reported in one error.
 class Problems {
  public:
   void add(std::string line) { lines_.push_back(std::move(line)); }
-  /// In front of all that were not added so: what makes the others beside the point.
+  /// Adds a line before all lines of add(), for a problem that makes the others irrelevant.
   void add_first(std::string line) {
     lines_.insert(lines_.begin() + static_cast<std::ptrdiff_t>(first_++), std::move(line));
   }
   bool empty() const noexcept { return lines_.empty(); }
   const std::vector<std::string>& lines() const noexcept { return lines_; }
-  /// Throws ConfigurationError with every line, `origin` in front, unless there are none.
+  /// Throws ConfigurationError with every line, preceded by `origin`, if there are any.
   void raise(const std::string& origin) const;
 
  private:
@@ -34,20 +34,19 @@ class Problems {
   std::size_t first_ = 0;
 };
 
-/// Parses JSON as people write it (core/relaxed_json.h). Throws ConfigurationError with line and column, or
-/// the path of a key that is there twice.
+/// Parses JSON in the relaxed form of core/relaxed_json.h. Throws ConfigurationError with line and column, or
+/// with the path of a duplicate key.
 Json read_json(std::string_view text, const std::string& origin);
 
-/// The older form of zero_optimization, a boolean, becomes the block that it stands for: false is stage 0,
-/// true stage 1.
+/// Replaces the older form of zero_optimization, a boolean, by a block: false means stage 0, true stage 1.
 void expand_zero_optimization(Json& document, std::vector<std::string>& notes);
 
-/// Puts "key.path=value" texts into the document; a value is JSON, or else text. `notes` gets a line for each
-/// one that a later one replaces.
+/// Applies "key.path=value" texts to the document; a value is JSON, or else text. `notes` gets a line for
+/// each one that a later one replaces.
 void apply_overrides(Json& document, const std::vector<std::string>& overrides, Problems& problems,
                      std::vector<std::string>& notes);
 
-/// The honoured keys that a document gives, by path; what stands for its default ("auto", null) is left out.
+/// The honoured keys of a document, by path, without those that have their default ("auto", null).
 class Values {
  public:
   Values();
@@ -56,7 +55,7 @@ class Values {
   Values& operator=(Values&&) noexcept;
 
   bool has(std::string_view path) const;
-  /// The value as checked against the table; nothing when it is not given.
+  /// The value after the check against the table; nullopt when the key is absent.
   std::optional<std::int64_t> integer(std::string_view path) const;
   std::optional<double> number(std::string_view path) const;
   std::optional<bool> boolean(std::string_view path) const;
@@ -64,14 +63,14 @@ class Values {
   std::optional<std::int64_t> size(std::string_view path) const;
   std::vector<double> numbers(std::string_view path) const;
   std::vector<std::string> texts(std::string_view path) const;
-  /// nullptr when it is not given.
+  /// nullptr when the key is absent.
   const Json* json(std::string_view path) const;
-  /// True when it is given as "auto".
+  /// True when the key is given as "auto".
   bool is_automatic(std::string_view path) const;
   std::vector<std::string> automatic_paths() const;
-  /// Paths of all that is given but not as "auto", in ascending order.
+  /// Paths of all keys that are given, except as "auto", in ascending order.
   std::vector<std::string> paths() const;
-  /// Last names of the given keys within a block.
+  /// The last names of the keys that are given within a block.
   std::vector<std::string> names_within(std::string_view block) const;
 
   void put(std::string path, const Json& value);
@@ -82,37 +81,37 @@ class Values {
   std::unique_ptr<Store> store_;
 };
 
-/// Walks a document along the table: unknown keys, refused ones and wrong types go to `problems`, keys
-/// without a meaning to `ignored`, the rest is returned. Unknown keys of the top level that are not near a
-/// known one go to `ignored` too, unless `strict`.
+/// Checks a document against the table. Unknown keys, refused ones and wrong types are added to `problems`,
+/// keys without a meaning to `ignored`; the other values are returned. Unknown keys of the top level that do
+/// not resemble a known one are added to `ignored` too, unless `strict`.
 Values check_keys(const Json& document, bool strict, Problems& problems, std::vector<IgnoredKey>& ignored);
 
-/// A configuration before its problems are raised.
+/// A configuration whose problems have not been thrown yet.
 struct Reading {
   Values values;
   Problems problems;
   Config config;  ///< complete when there are no problems
   int ranks = 1;
 };
-/// Reads JSON text. Without `ranks`: for as many as its three batch figures say, else 1.
+/// Reads JSON text. Without `ranks`, the number of ranks follows from the three batch figures, else it is 1.
 Reading read_config_text(std::string_view text, std::optional<int> ranks,
                          const std::vector<std::string>& overrides, bool strict, const std::string& origin);
-/// The value that "auto" became, as JSON.
+/// The value that replaced "auto", as JSON.
 std::string value_of_automatic(const std::string& path, const Config& config);
 
-/// The names of the optimizers that make_optimizer() makes.
+/// The types that make_optimizer() accepts.
 const std::vector<std::string>& optimizer_types();
-/// The keys of optimizer.params that belong to one of them; AdamW's for any other name.
+/// The keys of optimizer.params for one of these types; AdamW's for any other name.
 std::vector<std::string> optimizer_parameters(std::string_view type);
 /// True when `type` names a known optimizer (block "optimizer") or schedule (block "scheduler").
 bool is_known_type(std::string_view block, const Json& type);
 
-/// The text in small letters.
+/// The text in lower case.
 std::string lower(std::string text);
-/// An integer that lands in an int field; a problem, and `otherwise`, where it does not fit.
+/// The value of a key for an int field. If it does not fit, adds a problem and returns `otherwise`.
 int small_integer(const Values& values, std::string_view path, int otherwise, Problems& problems);
 
-// Keys that fill more than one field each, or are read in more than one way.
+// Readers and writers of keys that set several fields, or that have several forms.
 
 void read_compute(const Values& values, Config& config, Problems& problems);     ///< bf16, fp16
 void read_loss_scale(const Values& values, Config& config, Problems& problems);  ///< fixed or dynamic
@@ -127,7 +126,7 @@ Json groups_json(const Config& config);
 Json cuts_json(const Config& config);
 Json layout_json(const Config& config);
 
-/// Calls `each` with the name and the field of each key of tranche.parameter_groups[] but its pattern.
+/// Calls `each` with the name and the field of each key of tranche.parameter_groups[] except its pattern.
 template <typename Rule, typename Each>
 void each_value(Rule& rule, const Each& each) {
   each("learning_rate_factor", rule.learning_rate_factor);
@@ -138,21 +137,21 @@ void each_value(Rule& rule, const Each& each) {
   each("eps", rule.epsilon);
 }
 
-/// Fields from values; parse_config without the checks across fields.
+/// Fills the fields from values: parse_config() without the checks across fields.
 Config config_from(const Values& values, Problems& problems);
-/// Checks across fields, for a Config from anywhere; completes the batch.
+/// Checks fields against each other, for a Config from any source; completes the batch.
 void check_fields(Config& config, int ranks, Problems& problems);
-/// A line in Config::notes for each thing that the same file means otherwise in DeepSpeed, and one for what
-/// "auto" stands for. For a complete Config.
+/// Adds a line to Config::notes for each difference between this file's meaning here and in DeepSpeed, and
+/// one with the values of "auto". For a complete Config.
 void note_differences(const Values& values, Config& config);
 /// Combines the keys of offloaded state, and checks them against each other.
 void read_offload(const Values& values, Config& config, Problems& problems);
 void check_offload(Config& config, Problems& problems);
-/// True when the schedule's parameters can be read and built; problems name their keys.
+/// Checks that the schedule's parameters can be read and the schedule built; problems name their keys.
 void check_schedule(const Config& config, Problems& problems);
-/// "fp32" and its other spellings; nothing for anything else.
+/// Parses "fp32" and its other spellings; nullopt for anything else.
 std::optional<DataType> data_type_from(std::string_view text);
-/// A number of bytes; nothing when the text is none.
+/// Parses a number of bytes; nullopt when the text is invalid.
 std::optional<std::int64_t> size_from(std::string_view text);
 
 }  // namespace tranche::detail

@@ -1,4 +1,4 @@
-// Checks across the fields of a Config, wherever it was made.
+// Checks the fields of a Config against each other, whether it was parsed or made in C++.
 
 #include <fmt/core.h>
 
@@ -21,10 +21,10 @@
 namespace tranche::detail {
 namespace {
 
-/// Batch figures beyond this are typing errors, and their products would overflow.
+/// Larger batch figures are typing errors, and their products would overflow.
 constexpr std::int64_t largest_batch = 1'000'000'000;
 
-/// With tranche.world_size_invariant: the micro-batches of a step are given, and the ranks share them out.
+/// With tranche.world_size_invariant: divides the given micro-batches of a step among the ranks.
 void share_out_batch(Config& config, std::int64_t ranks, Problems& problems) {
   const std::int64_t train = config.train_batch_size, micro = config.micro_batch_size;
   constexpr const char* key = "tranche.world_size_invariant";
@@ -70,7 +70,7 @@ void complete_batch(Config& config, std::int64_t ranks, Problems& problems) {
   if (train == 0) {
     if (micro == 0) micro = 1;
     if (steps == 0) steps = 1;
-    // Two factors of at most 1e9 fit; dividing tells whether the third does.
+    // The product of two factors of at most 1e9 fits; the division shows whether the third one does too.
     if (micro * steps > largest_batch * 1000 / ranks) {
       problems.add(
           fmt::format("train_micro_batch_size_per_gpu {} * gradient_accumulation_steps {} * {} ranks is "
@@ -167,7 +167,7 @@ void check_precision(const Config& config, Problems& problems) {
   }
 }
 
-/// Refuses what would add gradients up in an order that the number of ranks changes.
+/// Refuses settings under which the number of ranks would change the order in which gradients are added.
 void check_invariance(Config& config, Problems& problems) {
   if (!config.world_size_invariant) return;
   const auto refuse = [&](const std::string& setting, const char* why) {
@@ -190,10 +190,10 @@ void check_invariance(Config& config, Problems& problems) {
   config.reduction = ReductionPolicy::micro_batch;
 }
 
-/// Refuses a noise scale where nothing tells one gradient of a step from another.
+/// Refuses a noise scale if a step has only one gradient, so that nothing can be compared.
 void check_noise(const Config& config, int ranks, Problems& problems) {
   if (!config.gradient_noise_scale || config.micro_batch_size < 1)
-    return;  // which is told as its own problem
+    return;  // the batch is reported as a separate problem
   const std::int64_t last = config.accumulation_steps - 1;
   const std::int64_t micro_batches = last * ranks + config.ranks_with_samples(last, ranks);
   if (micro_batches < 2) {
@@ -208,7 +208,7 @@ void check_noise(const Config& config, int ranks, Problems& problems) {
   }
 }
 
-/// Refuses the settings that replicas with different gradients and optimizer state cannot have.
+/// Refuses settings that are impossible for replicas with different gradients and optimizer state.
 void check_replicas(const Config& config, Problems& problems) {
   if (config.replica_sum == ReplicaSum::step && config.precision.accumulation != DataType::float32) {
     problems.add(fmt::format(
@@ -230,7 +230,7 @@ void check_replicas(const Config& config, Problems& problems) {
   }
 }
 
-/// Refuses what a pipeline does not have, and what sums by use do not.
+/// Refuses settings that pipelines, or sums by use, do not support.
 void check_pipeline(Config& config, const Mesh& mesh, Problems& problems) {
   const int stages = mesh.size(MeshAxis::pipeline);
   const std::string& schedule = config.pipeline_schedule;
@@ -279,7 +279,7 @@ void check_layout(Config& config, const Mesh& mesh, Problems& problems) {
   }
 }
 
-/// Refuses what the axis `tensor` does not have.
+/// Refuses settings that the axis `tensor` does not support.
 void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   const bool chain = config.tensor_sums == TensorSums::chain;
   if (mesh.size(MeshAxis::tensor) == 1) {
@@ -300,7 +300,7 @@ void check_tensor(Config& config, const Mesh& mesh, Problems& problems) {
   }
 }
 
-/// Refuses what the axis `context` does not have.
+/// Refuses settings that the axis `context` does not support.
 void check_context(Config& config, const Mesh& mesh, Problems& problems) {
   const int ranks = mesh.size(MeshAxis::context);
   if (ranks == 1) {
@@ -387,8 +387,7 @@ void check_names(const Config& config, Problems& problems) {
   }
 }
 
-/// Leaves out lines that are there before: a configuration is validated by whoever reads it and by each
-/// engine.
+/// Removes repeated lines: the parser validates a configuration, and each engine validates it again.
 void keep_first_of_each(std::vector<std::string>& notes) {
   std::vector<std::string> kept;
   for (std::string& note : notes) {
@@ -397,7 +396,7 @@ void keep_first_of_each(std::vector<std::string>& notes) {
   notes = std::move(kept);
 }
 
-/// All of them where the mesh is not one, which check_mesh() tells.
+/// The number of data ranks; all ranks if the mesh is invalid, which check_mesh() reports.
 int data_ranks_of(const Config& config, int ranks) {
   try {
     return config.data_ranks(ranks);

@@ -16,7 +16,7 @@ namespace tranche::detail {
 
 namespace {
 
-constexpr std::int64_t piece = std::int64_t{1} << 18;  // the most that an Initializer is asked for
+constexpr std::int64_t piece = std::int64_t{1} << 18;  // the most elements of one Initializer::fill call
 
 float rounded(float value, DataType dtype) {
   if (dtype == DataType::bfloat16) return to_float(to_bfloat16(value));
@@ -45,7 +45,7 @@ AdapterBase::AdapterBase(const ModelSpec& model, checkpoint::Reader& from) : Ada
 
 AdapterBase::AdapterBase(const ModelSpec& model, std::uint64_t seed) : seed_(seed) {
   for (const UnitSpec& unit : model.units()) {
-    const std::size_t own = unit.tensors.size() - 2 * unit.adapters.size();  // which adapters follow
+    const std::size_t own = unit.tensors.size() - 2 * unit.adapters.size();  // adapters follow these
     for (const TensorSpec& tensor : std::span(unit.tensors).first(own)) {
       indices_.emplace(tensor.name, tensors_.size());
       tensors_.push_back(&tensor);

@@ -1,6 +1,6 @@
 #pragma once
-/// The frozen base of adapters by value, whatever an engine holds it in: read from a checkpoint, or drawn
-/// again from the seed. Internal to the library.
+/// The values of the frozen base that adapters were trained with: read from a checkpoint, or drawn again from
+/// the seed. Private to engine/.
 
 #include <cstdint>
 #include <string>
@@ -14,23 +14,24 @@
 
 namespace tranche::detail {
 
-/// 32 hexadecimal digits, as BaseRecord::digest has them.
+/// 32 hexadecimal digits, in the format of BaseRecord::digest.
 std::string to_text(const kernels::Digest& digest);
-/// The seed that the drawn base of a checkpoint of adapters came from: as its record says, or, in checkpoints
-/// of earlier versions, that of the run. Throws CheckpointError naming `origin` where neither says it.
+/// The seed from which the base of a checkpoint of adapters was drawn: the recorded one, or, in checkpoints
+/// of earlier versions, that of the run. Throws CheckpointError naming `origin` if there is neither.
 std::uint64_t seed_of_base(const checkpoint::Manifest& adapters, const std::string& origin);
 
 class AdapterBase {
  public:
-  /// Adapters that `model` has are left out. Both outlive it; `from` holds the other tensors.
+  /// Uses the base held by `from`; adapters of `model` are left out. Both must outlive this.
   AdapterBase(const ModelSpec& model, checkpoint::Reader& from);
-  /// The initial weights that an engine draws from this seed.
+  /// Uses the initial weights that an engine draws from this seed.
   AdapterBase(const ModelSpec& model, std::uint64_t seed);
 
-  /// Elements of a tensor in fp32. Throws CheckpointError for what is damaged.
+  /// Reads elements of a tensor as fp32. Throws CheckpointError for damaged data.
   void read(const std::string& tensor, ElementRange elements, float* values) const;
-  /// The digest that an engine finds which holds these values rounded to `dtype` (fp32, bf16 or fp16). With
-  /// several parts, the share of one of them; the shares add up. Throws CheckpointError for what is damaged.
+  /// The digest of these values rounded to `dtype` (fp32, bf16 or fp16), as an engine that holds them
+  /// computes it. With several parts, it is the share of one of them; the shares must be added. Throws
+  /// CheckpointError for damaged data.
   kernels::Digest digest(DataType dtype, int part = 0, int parts = 1) const;
 
  private:
@@ -39,7 +40,7 @@ class AdapterBase {
   /// In the order of the units; a tensor's index keys its random numbers and its digest.
   std::vector<const TensorSpec*> tensors_;
   std::unordered_map<std::string, std::uint64_t> indices_;
-  checkpoint::Reader* from_ = nullptr;  ///< null: drawn
+  checkpoint::Reader* from_ = nullptr;  ///< null: the values are drawn
   std::uint64_t seed_ = 0;
 };
 

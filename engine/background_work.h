@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: one piece of work at a time on a thread of its own, watched by the engine's thread.
+/// Runs one function at a time on its own thread, while the engine's thread polls it. Private to engine/.
 
 #include <condition_variable>
 #include <exception>
@@ -10,24 +10,25 @@
 
 namespace tranche::detail {
 
-/// Used by one thread; only the work itself runs on another.
+/// Used by one thread; only the function itself runs on another.
 class BackgroundWork {
  public:
   BackgroundWork() = default;
-  /// Waits for the work.
+  /// Waits for the function to end.
   ~BackgroundWork();
   BackgroundWork(const BackgroundWork&) = delete;
   BackgroundWork& operator=(const BackgroundWork&) = delete;
 
-  /// Runs `work` on a new thread. LogicError while an earlier one's result was not taken.
+  /// Runs `work` on a new thread. Throws LogicError if an earlier result was not taken.
   void start(std::function<std::string()> work);
   /// True when nothing is running.
   bool at_rest() const;
-  /// Waits at most so many seconds; at_rest().
+  /// Waits at most so many seconds, and returns at_rest().
   bool wait_for(double seconds) const;
-  /// The result of the work; throws what it threw. Waits for it. LogicError when nothing was started.
+  /// Waits for the function and returns its result, or throws its exception. Throws LogicError when nothing
+  /// was started.
   std::string take();
-  /// Waits, and drops the result.
+  /// Waits for the function and drops the result.
   void drop() noexcept;
 
  private:

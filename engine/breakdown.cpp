@@ -10,7 +10,7 @@ void Breakdown::end(const std::exception_ptr& error) noexcept {
   try {
     std::rethrow_exception(error);
   } catch (const CommunicationError&) {
-    // The peers learn of it by their own failed calls and from the program (Runtime::fail).
+    // The peers notice it by their own failed calls, or the program reports it (Runtime::fail).
   } catch (...) {
     const std::string& place = runtime_.place();
     runtime_.all().post_failure((place.empty() ? "" : place + ": ") + message_of(error),

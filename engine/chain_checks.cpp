@@ -20,11 +20,12 @@ namespace {
   throw ConfigurationError("tranche.tensor_sums: chain: " + reason);
 }
 
-/// Throws where a rank's part of the tensor does not begin at a multiple of `step` elements.
+/// Throws if a rank's part of the tensor does not begin at a multiple of `step` elements.
 void check_chained_cut(const TensorSpec& tensor, const TensorCut& cut, int ranks, std::int64_t step,
                        std::string_view path) {
   const std::int64_t grains = grains_of(tensor.shape, cut);
-  // Layers also end at a multiple: their transposed products are on that path only then.
+  // The parts of layers must also end at a multiple, because only then do their transposed products use this
+  // path.
   const int ends = tensor.matrices > 0 ? ranks : ranks - 1;
   for (int rank = 1; rank <= ends; ++rank) {
     const std::int64_t begin = grains * rank / ranks * cut.grain;
@@ -71,7 +72,7 @@ void check_chains(const ModelSpec& model, const Config& config, std::span<const 
     }
     for (const TensorSpec& tensor : unit.tensors) {
       TensorCut cut = cuts[number++];
-      // A table that the layout leaves whole is computed in the same parts.
+      // A table that the layout keeps whole is still computed in the same parts.
       for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
         const Dimension& one = tensor.dimensions[d];
         if (computes_parts(one.name)) cut = {static_cast<int>(d), one.blocks, one.grain};

@@ -10,11 +10,11 @@
 
 namespace tranche::detail {
 
-/// Throws ConfigurationError where chains of sums would not have the bits of one rank: on a path of matrix
-/// products that does not add up in ascending order, or adds several elements at once across which a tensor
-/// is cut; and for a model that does not compute in chains, or for an adapter of the head. `ranks` are those
-/// of the axis `tensor`, `cuts` those of the tensors in declared order. Nothing to check where the
-/// configuration asks for no chain.
+/// Throws ConfigurationError if chained sums would differ in bits from one rank's: if matrix products use a
+/// path that does not add in ascending order, or that adds several elements at once and a cut separates
+/// these. It also throws for a model that does not support chains, and for an adapter of the head. `ranks` is
+/// the size of the axis `tensor`, `cuts` has the tensors' cuts in declared order. Does nothing unless the
+/// configuration sets chain.
 void check_chains(const ModelSpec& model, const Config& config, std::span<const TensorCut> cuts, int ranks,
                   DeviceKind device);
 

@@ -1,4 +1,5 @@
-// Finite differences against a model's backward, by the engine's public face and StepGuard.
+// Compares a model's backward with finite differences, using only the engine's public interface and
+// StepGuard.
 
 #include "tranche/engine/check_gradients.h"
 
@@ -32,7 +33,7 @@ std::string place_of(const Shape& shape, std::int64_t index) {
   return "[" + text + "]";
 }
 
-/// The start of what is said of a function that is not as it must be.
+/// The beginning of errors about the given function.
 constexpr const char* called = "check_gradients(): the micro-batches that it was given ";
 
 class Check {
@@ -127,7 +128,7 @@ class Check {
     if (options_.elements < 1) throw InvalidArgument("check_gradients() of 0 elements of a tensor");
   }
 
-  /// A step that changes nothing; `before_its_end` may read gradients.
+  /// Runs a step that changes nothing; `before_its_end` may read gradients.
   StepResult pass(const std::function<void()>& before_its_end = {}) {
     const std::int64_t steps = engine_.steps();
     const StepGuard guard(engine_);
@@ -177,12 +178,13 @@ class Check {
     return {(losses[0] - losses[1]) / (up + down), (loss_ - losses[1]) / down, (losses[0] - loss_) / up};
   }
 
-  /// Writes weights back while an exception unwinds. Only on a rank that is alone, as peers may be elsewhere.
+  /// Restores weights while an exception unwinds. Only possible on a single rank, because peers may be at
+  /// another point.
   void put_back(const std::string& tensor, const std::vector<float>& weights) noexcept {
     if (engine_.runtime().size() > 1) return;
     try {
       engine_.write_weight(tensor, weights);
-    } catch (...) {  // the engine has ended; what unwinds says why
+    } catch (...) {  // the engine has ended; the unwinding exception has the reason
     }
   }
 

@@ -19,8 +19,8 @@ namespace {
 
 constexpr OperationLabel load_label{"checkpoint", "load", Traffic::control, Tier::host};
 
-/// Collective. `path`, or the newest checkpoint in it that is not among `damaged`. One rank looks, so that
-/// all read the same also while others are being saved.
+/// Collective. Returns `path`, or the newest checkpoint in it that is not among `damaged`. Only one rank
+/// searches, so that all ranks load the same one even while others are being saved.
 std::string choose_checkpoint(Communicator& ranks, FileSystem& files, const std::string& path,
                               std::vector<std::string>& notes, const std::vector<std::string>& damaged = {}) {
   return together(ranks, load_label, [&]() -> std::string {
@@ -107,7 +107,7 @@ std::unique_ptr<checkpoint::Reader> CheckpointLoader::open_base(const checkpoint
                                                                 const checkpoint::Storage& storage) {
   const std::string& recorded = adapters.manifest().base->folder;
   const std::string& path = options.base.empty() ? recorded : options.base;
-  if (path.empty()) return nullptr;  // it was drawn
+  if (path.empty()) return nullptr;  // the base is drawn
   try {
     std::vector<std::string> notes;
     const std::string chosen = choose_checkpoint(runtime_.all(), storage.files, path, notes);
@@ -145,7 +145,7 @@ CheckpointLoader::Found CheckpointLoader::find(const std::string& path, const Lo
 }
 
 void CheckpointLoader::read(Found& found, bool weights_only) {
-  if (simulated()) return;  // there is no memory to read to
+  if (simulated()) return;  // there is no memory to read into
   std::vector<checkpoint::SectionRecord> sections = session_.whole_layout().sections;
   if (weights_only) std::erase_if(sections, [](const auto& one) { return one.kind != "weight"; });
   const auto read_part = [&](checkpoint::Reader& from, Part part, const TensorMatch& tensors) {
@@ -172,7 +172,7 @@ CheckpointLoader::Found CheckpointLoader::find_and_read(const std::string& path,
   while (true) {
     result.notes = passed_over;
     Found found = find(path, options, storage, result.notes, damaged);
-    // Weights change from here on. A failure leaves the engine with a mixture of two runs' states.
+    // Weights change from here on; a failure leaves the engine with a mixture of two states.
     half_loaded_ = found.folder;
     try {
       (void)together(runtime_.all(), load_label, [&]() -> std::string {

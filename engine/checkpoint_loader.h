@@ -1,6 +1,5 @@
 #pragma once
-/// Loading: the checkpoint that is taken, the state that is read from it, and what the run goes on with.
-/// Private to engine/.
+/// Loading a checkpoint: finds it, reads the state, and restores the run's counters. Private to engine/.
 
 #include <cstdint>
 #include <memory>
@@ -21,10 +20,10 @@
 
 namespace tranche::detail {
 
-/// All calls are collective, and no save is in progress.
+/// All calls are collective, and require that no save is in progress.
 class CheckpointLoader {
  public:
-  /// All arguments outlive it. `optimizer`: its name.
+  /// All arguments must outlive it. `optimizer` is the optimizer's name.
   CheckpointLoader(const Runtime& runtime, const Config& config, StateStore& store, std::string optimizer,
                    CheckpointSession& session, RunProgress& progress, FrozenBase& base, RunRecord& run);
 
@@ -32,27 +31,28 @@ class CheckpointLoader {
   LoadResult load(const std::string& path, const LoadOptions& options);
   /// Implements Engine::load_arrays().
   void load_arrays(const std::string& path, const std::vector<ArrayTarget>& targets);
-  /// Throws LogicError, which names `call`, where a load has failed half-way: the state is no run's.
+  /// Throws LogicError naming `call` if a load has failed after it began to replace state, which is then a
+  /// mixture.
   void require_whole_state(const char* call) const;
 
  private:
-  /// The tensors that are taken from a checkpoint: of adapters beside a frozen base it may hold both, the
-  /// base or the adapters.
+  /// The tensors that are loaded from a checkpoint. With adapters beside a frozen base it may hold both, only
+  /// the base, or only the adapters.
   enum class Part : std::uint8_t { whole, base, adapters };
-  /// The checkpoint that all ranks agreed to load. Nothing of the engine has changed when it is known.
+  /// The checkpoint that all ranks agreed to load. Finding it does not change the engine.
   struct Found {
     std::string folder;
     std::unique_ptr<checkpoint::Reader> reader;
     Part part = Part::whole;
     TensorMatch match;
-    std::unique_ptr<checkpoint::Reader> base;  ///< of adapters alone; null: it was drawn
+    std::unique_ptr<checkpoint::Reader> base;  ///< the adapters' base; null: it is drawn
     checkpoint::Companions companions;         ///< on rank 0
   };
-  /// Throws CheckpointError where the model has no use for what it holds.
+  /// Throws CheckpointError if the model cannot use the checkpoint's contents.
   Part part_of(const checkpoint::Reader& reader, const LoadOptions& options) const;
-  /// Its frozen tensors. Throws CheckpointError where one is missing or of another shape.
+  /// Matches the frozen tensors. Throws CheckpointError if one is missing or has another shape.
   TensorMatch match_base(const checkpoint::Reader& base) const;
-  /// The checkpoint of the base; null where that was drawn.
+  /// The checkpoint of the base; null if the base is drawn.
   std::unique_ptr<checkpoint::Reader> open_base(const checkpoint::Reader& adapters,
                                                 const LoadOptions& options,
                                                 const checkpoint::Storage& storage);
@@ -60,13 +60,13 @@ class CheckpointLoader {
   Found find(const std::string& path, const LoadOptions& options, const checkpoint::Storage& storage,
              std::vector<std::string>& notes, const std::vector<std::string>& damaged);
   void read(Found& found, bool weights_only);
-  /// find() and read(), and again where what was found is damaged.
+  /// Calls find() and read(), and repeats them if the checkpoint is damaged and options allow another one.
   Found find_and_read(const std::string& path, const LoadOptions& options, const checkpoint::Storage& storage,
                       LoadResult& result);
-  /// Makes the base of what was read the engine's, and sees that it is the right one.
+  /// Makes the loaded base the engine's, and verifies that it is the right one.
   void settle_base(const Found& found, const LoadOptions& options, std::vector<std::string>& notes);
   void describe(const Found& found, const std::string& path, LoadResult& result) const;
-  /// States that were saved and that the optimizer has no use for.
+  /// Adds notes about saved states that the optimizer does not use.
   void note_dropped_states(const Found& found, LoadResult& result) const;
   bool simulated() const { return runtime_.device().kind() == DeviceKind::meta; }
 
@@ -78,7 +78,7 @@ class CheckpointLoader {
   RunProgress& progress_;
   FrozenBase& base_;
   RunRecord& run_;
-  std::string half_loaded_;  ///< the checkpoint whose load failed in between
+  std::string half_loaded_;  ///< the checkpoint whose load failed after it had begun to replace state
 };
 
 }  // namespace tranche::detail

@@ -1,4 +1,4 @@
-// Ranks learn of each other's progress from the record that they exchange at the end of every step anyway.
+// The ranks learn about each other's progress from the records that they exchange at the end of every step.
 
 #include "engine/checkpoint_session.h"
 
@@ -17,7 +17,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// A span of the trace for the work on files during its life.
+/// A trace span for file operations, from construction to destruction.
 class DiskSpan {
  public:
   DiskSpan(TraceRecorder* trace, std::string name)
@@ -26,7 +26,7 @@ class DiskSpan {
     if (trace_ == nullptr) return;
     try {
       trace_->span("disk", name_, begin_, seconds_now());
-    } catch (...) {  // out of memory for a line of the trace
+    } catch (...) {  // no memory for the trace's entry
     }
   }
   DiskSpan(const DiskSpan&) = delete;
@@ -38,7 +38,7 @@ class DiskSpan {
   double begin_;
 };
 
-/// Hands out memory that was taken before, in turn; all of it comes back at once.
+/// Allocates from memory that was reserved before, in ascending order; all of it is freed together.
 class StagingMemory final : public MemoryResource {
  public:
   StagingMemory(std::span<std::byte> memory, MemoryResource& beyond) : memory_(memory), beyond_(beyond) {}
@@ -61,8 +61,8 @@ class StagingMemory final : public MemoryResource {
   std::size_t used_ = 0;
 };
 
-/// Writes a shard from a snapshot that is no image: what lives in memory and what comes by, in the order of
-/// the file.
+/// Writes a shard from a snapshot that is not an image: ranges from the snapshot, and tiles from the feed, in
+/// the order of the file.
 std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::ShardPlan& plan,
                          const SnapshotLayout& layout, std::span<std::byte> snapshot, TileFeed& feed,
                          const std::string& folder) {
@@ -100,10 +100,10 @@ std::string write_pieces(const checkpoint::Storage& storage, const checkpoint::S
   for (std::size_t a = 0; a < layout.arrays.size(); ++a) {
     if (layout.arrays[a] >= 0) writer.put_array(static_cast<int>(a), snapshot.data() + layout.arrays[a]);
   }
-  return checkpoint::to_text(writer.finish());  // which refuses when something never came
+  return checkpoint::to_text(writer.finish());  // it throws if some range was never written
 }
 
-/// However the taking of tiles ends, nobody waits for it.
+/// Closes the feed, however the taking of tiles ends, so that no giver waits.
 class FeedCloser {
  public:
   explicit FeedCloser(std::shared_ptr<TileFeed> feed) : feed_(std::move(feed)) {}
@@ -118,7 +118,7 @@ class FeedCloser {
 };
 
 constexpr OperationLabel save_label{"checkpoint", "save", Traffic::control, Tier::host};
-/// Between two looks at the others while waiting: well below any time-out of collectives.
+/// The time between two checks of the other ranks while waiting: well below any time-out of collectives.
 constexpr double look_around_seconds = 0.5;
 
 }  // namespace
@@ -156,7 +156,7 @@ std::string CheckpointSession::save(const std::string& directory, const SaveOpti
   (void)finish();
   checkpoint::Layout stored = saved_layout();
   const bool simulated = device_.kind() == DeviceKind::meta;
-  // Ranks that see the same samples, or hold the same state, give the same part of an array.
+  // Ranks that see the same samples, or hold the same state, pass the same part of an array.
   const bool replicas = stored.axis(MeshAxis::replicate) > 1 || stored.axis(MeshAxis::pipeline) > 1 ||
                         stored.axis(MeshAxis::context) > 1 || stored.axis(MeshAxis::tensor) > 1;
   checkpoint::add_arrays(stored, agree_on_arrays(ranks_, options.arrays, replicas, simulated));
@@ -209,7 +209,7 @@ void CheckpointSession::goes_on_from(const checkpoint::Manifest& loaded) {
   branches_ = loaded.branches;
   branches_.resize(ancestors_.size(), 0);
   branches_.push_back(loaded.run.applied);
-  folder_.reset();  // the next save is by the new lineage
+  folder_.reset();  // the next save belongs to the new lineage
 }
 
 std::string CheckpointSession::text() const {
@@ -252,7 +252,7 @@ std::string CheckpointSession::advance() {
         work_.start([this] {
           const DiskSpan span(trace_, "commit checkpoint of step " + std::to_string(step_));
           std::string path = folder_->commit(std::move(manifest_), companions_);
-          // The checkpoint is there: what fails from here on must not be told as its failure.
+          // The checkpoint is complete: later errors must not be reported as its failure.
           warning_ = folder_->take_warning();
           retain();
           return path;
@@ -266,7 +266,7 @@ std::string CheckpointSession::advance() {
   } catch (const CheckpointError& error) {
     phase_ = Phase::none;
     std::string told = error.message();
-    // "rank 1: cannot save ...: no space": the rank said already what it could not do.
+    // In "rank 1: cannot save ...: no space" the rank's text already has this prefix.
     if (const std::size_t said = told.find(text()); said != std::string::npos)
       told.erase(said, text().size());
     told.insert(0, text());
@@ -274,15 +274,15 @@ std::string CheckpointSession::advance() {
       try {
         folder_->discard(step_);
       } catch (const CheckpointError& left) {
-        log_.warning(left.message());  // the next save clears it
+        log_.warning(left.message());  // the next save removes the files
       }
     }
-    // A rank that leaves with an error may end the job: not before rank 0 has read the outcomes and cleared
-    // up.
+    // A rank that leaves with an error may end the job, so all wait until rank 0 has read the outcomes and
+    // removed the files.
     try {
       ranks_.barrier(save_label).wait();
     } catch (const Error&) {
-      // The save's own failure is the one to tell.
+      // The save's own failure is reported instead.
     }
     throw CheckpointError(told);
   }
@@ -341,7 +341,8 @@ std::string CheckpointSession::finish() {
 std::string CheckpointSession::drain() {
   std::string path;
   while (phase_ != Phase::none) {
-    // In short turns, so that a disk that is slower than a collective's time-out is no failure.
+    // Collectives are repeated at short intervals, so that a disk slower than their time-out is not a
+    // failure.
     std::int64_t all_at_rest = 0;
     while (all_at_rest == 0) {
       all_at_rest =
@@ -361,13 +362,13 @@ void CheckpointSession::close(bool together) noexcept {
     if (!failure_.empty()) {
       log_.error(failure_);
     } else if (phase_ != Phase::none) {
-      // Alone, a save can be finished at any moment; peers may be gone or somewhere else.
+      // A single rank can always finish a save; with several, the peers may be gone or at another point.
       if (ranks_.size() == 1 || together) {
         (void)drain();
       } else if (phase_ != Phase::writing && ranks_.rank() == 0) {
-        (void)work_.take();  // throws when it has not become a checkpoint
+        (void)work_.take();  // throws if it has not become a checkpoint
       } else {
-        // Files that were written without the others are no checkpoint, and the next save clears them.
+        // Files written without the other ranks are not a checkpoint, and the next save removes them.
         const bool lost = phase_ == Phase::writing;
         cancel_feed();
         if (io_) io_->cancel();
@@ -382,7 +383,7 @@ void CheckpointSession::close(bool together) noexcept {
   } catch (...) {
     log_.error("a checkpoint could not be finished");
   }
-  cancel_feed();  // after an error: what writes does not wait for tiles
+  cancel_feed();  // after an error, so that the writing thread does not wait for tiles
 }
 
 }  // namespace tranche::detail

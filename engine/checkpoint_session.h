@@ -1,5 +1,20 @@
 #pragma once
-/// Saving: a rank's state is copied once and written by a thread behind the next steps. Private to engine/.
+/// Saving: a rank's state is copied once, and a thread writes the copy during the next steps. Private to
+/// engine/.
+///
+/// Note: a save in progress. All ranks are in the same phase, because it changes only in collective calls:
+///
+///     none --save(): copy the state--> writing      each rank's thread writes the file of its shard
+///     writing --all ranks at rest--> committing     rank 0's thread writes the manifest, renames the folder
+///     committing --rank 0 at rest--> none           the checkpoint is complete
+///     writing --any rank failed--> none             files are removed, the next call throws CheckpointError
+///     none --settle()--> retaining --> none         rank 0 removes older checkpoints, after the saved
+///                                                   weights were proved good
+///
+/// Steps exchange the progress: each rank puts at_rest() into StepRecord::save_at_rest, and when all are at
+/// rest, the end of the step calls advance_quietly(). finish() does the same without steps, by polling. State
+/// in memory is copied by save() itself (snapshot.h). Tiles on the nvme tier are handed to the thread by the
+/// next step's update, which reads them anyway (tile_feed.h), or by finish().
 
 #include <functional>
 #include <memory>
@@ -19,54 +34,55 @@
 
 namespace tranche::detail {
 
-/// The save in progress. All ranks agree on its phase, which changes in collective calls only: none -> (every
-/// rank writes its file) writing -> (rank 0 makes it a checkpoint) committing -> none. Where the weights were
-/// not known to be good by then, none -> (rank 0 removes older checkpoints) retaining -> none once they are.
+/// The save in progress. Its phase is equal on all ranks (see the note above). If the weights were not known
+/// to be good when the checkpoint was committed, older checkpoints are removed only when they are.
 class CheckpointSession {
  public:
-  /// All arguments outlive it; calls marked collective are so over `ranks`. `log` and `trace` (which may be
-  /// null) take lines and spans of the work on files.
+  /// All arguments must outlive it; calls marked collective are collective over `ranks`. `log` and `trace`
+  /// (may be null) receive lines and spans of file operations.
   CheckpointSession(StateStore& store, const Config& config, Communicator& ranks, Device& device,
                     MemoryResource& host_memory, FileSystem& files, const Logger& log, TraceRecorder* trace);
   CheckpointSession(const CheckpointSession&) = delete;
   CheckpointSession& operator=(const CheckpointSession&) = delete;
 
-  /// Takes the memory of snapshots now (Config::save_buffer).
+  /// Allocates the memory of snapshots now (Config::save_buffer).
   void reserve();
-  /// The layout of a checkpoint of everything in the store.
+  /// The layout of a checkpoint of the whole store.
   checkpoint::Layout whole_layout() const;
-  /// The layout of a checkpoint: without the frozen base of adapters, unless LoraConfig::save_base asks for
-  /// it.
+  /// The layout of a checkpoint, without the frozen base of adapters unless LoraConfig::save_base is set.
   checkpoint::Layout saved_layout() const;
-  /// Collective. Ends the save before, copies the state and begins to write it; the path that the checkpoint
-  /// will have. `manifest` says what rank 0 adds about the run. Throws CheckpointError on all ranks.
-  /// `proven`: these weights gave a finite loss or gradient.
+  /// Collective. Finishes the save before, copies the state and starts writing it; returns the future path of
+  /// the checkpoint. `manifest` adds rank 0's record of the run. `proven`: these weights gave a finite loss
+  /// or gradient. Throws CheckpointError on all ranks.
   std::string save(const std::string& directory, const SaveOptions& options, std::int64_t step, bool proven,
                    const std::function<void(checkpoint::Manifest&)>& manifest);
-  /// Checkpoints that are saved from here on descend from this one.
+  /// Later checkpoints record this one as their ancestor.
   void goes_on_from(const checkpoint::Manifest& loaded);
-  /// The files that travel with all checkpoints that are saved from here on; only rank 0's count.
+  /// Sets the files that later checkpoints include beside the weights; only rank 0's are used.
   void carry(checkpoint::Companions companions) { companions_ = std::move(companions); }
 
-  /// The weights that were saved last gave a finite loss or gradient since, or those did that came of them.
-  /// Does nothing behind forget_last_save() until the next save.
+  /// Records that the saved weights, or later ones derived from them, gave a finite loss or gradient. No
+  /// effect between forget_last_save() and the next save.
   void prove() { proven_ = proven_ || provable_; }
-  /// Other weights were loaded or written: nothing that follows proves the weights that were saved last.
+  /// Records that other weights were loaded or written, so that later results do not prove the saved weights.
   void forget_last_save() { proven_ = provable_ = retention_waits_ = false; }
-  /// Begins the removal of older checkpoints that waited for prove(). On all ranks alike, between calls.
+  /// Starts the removal of older checkpoints that was waiting for prove(). All ranks call it at the same
+  /// point.
   void settle();
 
   bool in_progress() const { return phase_ != Phase::none; }
-  /// True when this rank's part of the phase is done.
+  /// True when this rank has finished its work of the phase.
   bool at_rest() const;
-  /// Collective, with every rank at rest. Goes on to the next phase; the path of the checkpoint when it has
-  /// become one. A failure is thrown by the next throw_failure().
+  /// Collective, with every rank at rest. Enters the next phase; returns the path of the checkpoint when it
+  /// has become complete. throw_failure() throws a failure later.
   std::string advance_quietly();
-  /// Throws the CheckpointError of a save that failed behind a step, once.
+  /// Throws, once, the CheckpointError of a save that failed after a step.
   void throw_failure();
-  /// Collective. Waits for the save in progress; the path of its checkpoint, empty when there was none.
+  /// Collective. Waits for the save in progress; returns the path of its checkpoint, empty when there was
+  /// none.
   std::string finish();
-  /// At the engine's end. `together`: the peers end here too, so that a save can be finished with them.
+  /// Called when the engine ends. `together`: the peers end here too, so that the save can be finished with
+  /// them.
   void close(bool together) noexcept;
 
  private:
@@ -86,9 +102,9 @@ class CheckpointSession {
   const Logger& log_;
   TraceRecorder* trace_;
   std::unique_ptr<BlockIo> io_;  ///< made for the first save
-  std::uint64_t token_ = 0;      ///< the number of this run, drawn by rank 0 for the first save; 0: not yet
-  std::vector<std::uint64_t> ancestors_;  ///< lineage of the checkpoint that this run goes on from
-  std::vector<std::int64_t> branches_;    ///< and of the ancestors and this run Manifest::branches
+  std::uint64_t token_ = 0;      ///< this run's number, drawn by rank 0 for the first save; 0: not drawn yet
+  std::vector<std::uint64_t> ancestors_;  ///< lineage of the checkpoint from which this run continues
+  std::vector<std::int64_t> branches_;    ///< Manifest::branches of the ancestors and this run
   checkpoint::Companions companions_;     ///< on rank 0
   Snapshot snapshot_;
   std::optional<checkpoint::RunFolder> folder_;
@@ -97,15 +113,15 @@ class CheckpointSession {
   std::string directory_;
   std::int64_t step_ = -1;
   std::unique_ptr<checkpoint::ShardPlan> plan_;
-  checkpoint::Manifest manifest_;  ///< complete but for the shards' records and what commit() fills in
+  checkpoint::Manifest manifest_;  ///< without the shards' records and the fields that commit() sets
   checkpoint::Retention retention_;
-  bool proven_ = false;           ///< what was saved last; see prove()
-  bool provable_ = false;         ///< the present weights come of what was saved last
-  bool retention_waits_ = false;  ///< for prove()
+  bool proven_ = false;           ///< the last saved weights are good; see prove()
+  bool provable_ = false;         ///< the present weights derive from the last saved ones
+  bool retention_waits_ = false;  ///< retention waits for prove()
 
-  std::string failure_;  ///< to be thrown by the next call that may
-  std::string warning_;  ///< of rank 0, written by `work_`: what failed once the checkpoint was there
-  BackgroundWork work_;  ///< last: it uses all of the above
+  std::string failure_;  ///< the message of a failure that the next call throws
+  std::string warning_;  ///< on rank 0, set by `work_`: errors after the checkpoint was complete
+  BackgroundWork work_;  ///< last member, because it uses all others
 };
 
 }  // namespace tranche::detail

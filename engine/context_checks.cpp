@@ -17,7 +17,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// Heads of the dimension `name` that a rank of the axis `tensor` has; 0: no tensor has such a dimension.
+/// The number of heads of dimension `name` on each rank of the axis `tensor`; 0: no tensor has the dimension.
 std::int64_t heads_of_rank(const ModelSpec& model, std::string_view name, int tensor_ranks) {
   for (const UnitSpec& unit : model.units()) {
     for (const TensorSpec& tensor : unit.tensors) {
@@ -32,7 +32,7 @@ std::int64_t heads_of_rank(const ModelSpec& model, std::string_view name, int te
   return 0;
 }
 
-/// ", or a context of 2, 3 or 6": the sizes that divide both numbers; empty where 1 alone does.
+/// ", or a context of 2, 3 or 6": the sizes above 1 that divide both numbers; empty if there are none.
 std::string other_sizes(std::int64_t heads, std::int64_t key_value_heads) {
   std::vector<std::string> sizes;
   for (std::int64_t size = 2; size <= heads; ++size) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Checks of what the ranks of the axis `context` are to share. Private to engine/.
+/// Checks whether the ranks of the axis `context` can divide the model's work. Private to engine/.
 
 #include "tranche/config/config.h"
 #include "tranche/engine/model_spec.h"
@@ -7,7 +7,7 @@
 
 namespace tranche::detail {
 
-/// Throws ConfigurationError for a model, samples or heads that ranks of the axis `context` cannot share.
+/// Throws ConfigurationError for a model, samples or heads that ranks of the axis `context` cannot divide.
 void check_context(const ModelSpec& model, const Config& config, const Mesh& mesh);
 
 }  // namespace tranche::detail

@@ -20,8 +20,8 @@ std::string name_of_tensor(const ModelSpec& model, int tensor) {
   return {};
 }
 
-/// The ranks of this rank's stage and replica, which share out its state, by Mesh::state_rank() and then by
-/// coordinate on `tensor`.
+/// The ranks of this rank's stage and replica, over which state is sharded, ordered by Mesh::state_rank() and
+/// then by coordinate on `tensor`.
 std::vector<int> tensor_and_shard(const Mesh& mesh, int rank) {
   std::vector<int> ranks = mesh.group({MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
   const auto order = [&](int of) {
@@ -31,7 +31,7 @@ std::vector<int> tensor_and_shard(const Mesh& mesh, int rank) {
   return ranks;
 }
 
-/// The ranks among them that hold the same part of tensors which `sharers` neighbouring ranks of the axis
+/// The subset of these ranks with the same part of tensors which `sharers` neighbouring ranks of the axis
 /// `tensor` share.
 std::vector<int> ranks_that_share(const Mesh& mesh, int sharers, int rank) {
   const auto part = [&](int of) { return mesh.coordinate(MeshAxis::tensor, of) / sharers; };
@@ -74,7 +74,7 @@ BufferRanks DataGroups::of(const Placement& placement, int buffer) {
                              (config_.layout.empty() ? "" : "; leave its dimension out of tranche.layout"));
   }
   if (shared && !sharers_) {
-    // Every stage makes its group here, whichever holds this buffer.
+    // Every stage makes its group in this call, even if another stage holds this buffer.
     const std::vector<int> group = ranks_that_share(placement.mesh(), placed.sharers, world.rank());
     const auto place = std::find(group.begin(), group.end(), world.rank()) - group.begin();
     sharers_ = world.simulated()
@@ -105,7 +105,7 @@ DataGroups::MatrixRanks DataGroups::of_matrices(const Placement& placement, int 
   }
   const bool over_replicas =
       config_.stage > 0 && config_.replicate == Replicate::parameters && mesh.size(MeshAxis::replicate) > 1;
-  // Every rank knows of all buffers, so that the stages between the ends refuse too, with the same text.
+  // Every rank knows all buffers, so that the middle stages refuse too, with the same text.
   if (tied && over_replicas) {
     refuse("tranche.replicate parameters: stages of the pipeline share tensor ",
            "write all, or leave it out");
@@ -113,7 +113,7 @@ DataGroups::MatrixRanks DataGroups::of_matrices(const Placement& placement, int 
   std::vector<int> of_stage =
       mesh.group({MeshAxis::replicate, MeshAxis::shard, MeshAxis::context, MeshAxis::tensor}, rank);
   const bool over_all = over_replicas && mesh.size(MeshAxis::tensor) > 1;
-  if (over_all && mesh.size(MeshAxis::pipeline) > 1 && !stage_) {  // every stage makes its own here
+  if (over_all && mesh.size(MeshAxis::pipeline) > 1 && !stage_) {  // every stage makes its own group here
     stage_ = world.subgroup(of_stage);
     add(stage_.get(), MeshAxis::shard);
   }
@@ -140,7 +140,7 @@ std::optional<DataGroups::Crossing> DataGroups::to_other_nodes(const StepTraffic
   const std::vector<TrafficCount>& sent = traffic.data_of_groups();
   for (std::size_t i = 0; i < sent.size(); ++i) {
     bytes.rank += sent[i].to_other_nodes;
-    // The node's other ranks are in groups of their own that do the same.
+    // The node's other ranks are in other groups, which send equal amounts.
     bytes.node += sent[i].node_to_other_nodes * groups_.front()->local_size() / groups_[i]->local_size();
   }
   return bytes;

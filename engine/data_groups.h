@@ -1,5 +1,5 @@
 #pragma once
-/// The groups of ranks that a rank sends data of a step to. Private to engine/.
+/// The groups of ranks with which a rank exchanges a step's data. Private to engine/.
 
 #include <memory>
 #include <optional>
@@ -16,39 +16,39 @@
 
 namespace tranche::detail {
 
-/// The communicators of a rank, each once: all ranks, those of its mesh's axes and what these share tensors
-/// in.
+/// A rank's communicators, each once: all ranks, those of the mesh's axes, and those that share tensors (see
+/// the note in partition/placement.h).
 class DataGroups {
  public:
-  /// All arguments outlive it.
+  /// All arguments must outlive it.
   DataGroups(const Runtime& runtime, const Config& config, const ModelSpec& model);
 
-  /// The communicators of a flat buffer of the mesh, as this rank has them. All ranks ask for the same
-  /// buffers in the same order, as some are made by that. Throws ConfigurationError for what cannot be shared
-  /// yet.
+  /// This rank's communicators for a flat buffer. All ranks must call it for the same buffers in the same
+  /// order, because some calls create a communicator. Throws ConfigurationError for unsupported combinations
+  /// of shared tensors.
   BufferRanks of(const Placement& placement, int buffer);
 
-  /// The ranks among which matrices of a buffer have owners that compute them whole.
+  /// The ranks that divide a buffer's matrices among themselves, each computing whole ones.
   struct MatrixRanks {
     Communicator* group = nullptr;    ///< null: this rank does not hold the buffer
-    std::vector<int> in_mesh;         ///< their numbers in the mesh, by their rank in the group
-    MeshAxis axis = MeshAxis::shard;  ///< that their messages go along
+    std::vector<int> in_mesh;         ///< the ranks' numbers in the mesh, by rank in the group
+    MeshAxis axis = MeshAxis::shard;  ///< the axis along which their messages are sent
   };
-  /// The ranks that have a part of the buffer: those of a stage's axes that share out state, with `tensor`
-  /// where it cuts the buffer, and with Replicate::parameters those of its replicas too. All ranks ask for
-  /// the same buffers in the same order. Throws ConfigurationError for a buffer that two stages of a pipeline
-  /// share and the axis `tensor` cuts.
+  /// The ranks that have a part of the buffer: those of one stage over which state is sharded, including
+  /// `tensor` if it cuts the buffer, and with Replicate::parameters also those of the replicas. All ranks
+  /// must call it for the same buffers in the same order. Throws ConfigurationError for a buffer that two
+  /// pipeline stages share and the axis `tensor` cuts.
   MatrixRanks of_matrices(const Placement& placement, int buffer);
 
   const std::vector<Communicator*>& all() const { return groups_; }
-  /// The axis that data goes along in a group, by its place in all().
+  /// The axis along which a group sends data, by its index in all().
   MeshAxis axis(std::size_t group) const { return axes_[group]; }
-  /// Bytes of a step's data that went to other nodes: from this rank, and from all ranks of its node, which
-  /// are taken to send alike.
+  /// Bytes of a step's data that were sent to other nodes: from this rank, and from all ranks of its node,
+  /// which are assumed to send equal amounts.
   struct Crossing {
     std::int64_t rank = 0, node = 0;
   };
-  /// Nothing where the communicators do not count them.
+  /// nullopt if the communicators do not count them.
   std::optional<Crossing> to_other_nodes(const StepTraffic& traffic) const;
 
  private:
@@ -60,10 +60,10 @@ class DataGroups {
   const ModelSpec& model_;
   std::vector<Communicator*> groups_;
   std::vector<MeshAxis> axes_;
-  /// The ranks that share key and value heads, of which there are fewer than ranks; null: there are none.
+  /// The ranks that share key/value heads, if there are fewer heads than ranks; null otherwise.
   std::unique_ptr<Communicator> sharers_;
   int sharers_size_ = 0;  ///< of the axis `tensor`
-  /// All ranks of this one's stage of a pipeline, where matrices need them; else null.
+  /// All ranks of this pipeline stage, if matrices need them; null otherwise.
   std::unique_ptr<Communicator> stage_;
 };
 

@@ -1,4 +1,4 @@
-// Life of an engine, its micro-batches and evaluations; and the calls that only pass on.
+// Construction and destruction of an engine, micro-batches and evaluations, and calls that only forward.
 
 #include "tranche/engine/engine.h"
 
@@ -37,13 +37,13 @@ LossScalerOptions scaler_options(const Config& config) {
   return fixed;
 }
 
-/// With the schedule that the configuration asks for.
+/// Returns the stages with the configured schedule.
 Stages scheduled(Stages stages, const Config& config) {
   if (stages.count > 1) stages.schedule = schedule_of(config, stages);
   return stages;
 }
 
-/// Gathering whole chunks takes as many units at once as a chunk has.
+/// The options for gathering; a schedule that gathers whole chunks needs a depth of a chunk's units.
 GatherOptions gather_options(const Config& config, const Stages& stages, const ModelSpec& model) {
   GatherOptions options(config);
   options.depth = std::max(options.depth, units_held(stages, model));
@@ -52,7 +52,7 @@ GatherOptions gather_options(const Config& config, const Stages& stages, const M
 
 }  // namespace
 
-/// With the mesh that the runtime was made with, where the configuration leaves it open.
+/// Sets the runtime's mesh if the configuration leaves it open.
 Config Engine::Impl::checked(Config config, const Runtime& runtime) {
   if (config.mesh.empty() && (runtime.replicas() != nullptr || runtime.pipeline() != nullptr ||
                               runtime.context() != nullptr || runtime.tensor() != nullptr))
@@ -122,7 +122,7 @@ Engine::Impl::Impl(Runtime& runtime_in, ModelSpec model_in, Config config_in, En
     allocate();
     if (config.save_buffer) session.reserve();
   });
-  // Once all ranks have found room, so that none looks at a disk that others fill already.
+  // After all ranks have allocated, so that no rank measures the disk's free space while others fill it.
   if (store.offload() != nullptr && store.offload()->swap() != nullptr) {
     on_all([this] { store.offload()->swap()->create(); });
   }
@@ -177,7 +177,7 @@ void Engine::Impl::on_all(const std::function<void()>& work) {
 }
 
 Engine::Impl::~Impl() {
-  // Collectives in progress in the middle of a step would wait for peers that wait for this rank.
+  // Collectives in progress in the middle of a step would wait for peers, which wait for this rank.
   if (breakdown.unwinding() && !sequence.idle()) {
     breakdown.end_by_unwinding("in the middle of " + (sequence.in_evaluation()
                                                           ? "an evaluation"
@@ -232,7 +232,7 @@ void Engine::break_down(const std::exception_ptr& error) noexcept {
 }
 
 GatheredUnit Engine::gathered(UnitId unit, bool of_micro_batch) {
-  impl_->model.unit(unit);  // throws on an unknown unit
+  impl_->model.unit(unit);  // throws for an unknown unit
   impl_->guarded([&] { impl_->sequence.acquire(unit.index, of_micro_batch); });
   GatheredUnit handle;
   handle.engine_ = this;

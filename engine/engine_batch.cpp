@@ -1,4 +1,4 @@
-// A batch that changes between steps: what of the engine was made for the one before.
+// Changes the batch between steps, and everything in the engine that depends on it.
 
 #include <algorithm>
 #include <cmath>
@@ -67,7 +67,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
       throw InvalidArgument("set_batch() to " + mine.text() + " a step: " + error.message());
     }
   }
-  recorder.forget_passes();  // refuses while memory of a pass is held: before anything has changed
+  recorder.forget_passes();  // throws while memory of a pass is held, before anything has changed
   stages.schedule = std::move(schedule);
   step_schedule = nullptr;
   config.micro_batch_size = micro_batch_size;
@@ -78,7 +78,7 @@ void Engine::Impl::set_batch(std::int64_t micro_batch_size, std::int64_t accumul
   on_all([this] {
     allocate_scalars();
     for (FlatBuffer* flat : store.trainable()) {
-      // With one micro-batch a step the main gradient takes memory of the step; with several it is kept.
+      // With one micro-batch a step the main gradient uses memory of the step; with several it is persistent.
       if (store.residency().transient_gradients(*flat)) {
         flat->gradients = {};
       } else {

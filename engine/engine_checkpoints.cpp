@@ -1,4 +1,4 @@
-// Saving and loading: when they may be called.
+// Saving and loading, with the checks of when they may be called.
 
 #include "engine/engine_impl.h"
 

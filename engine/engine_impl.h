@@ -1,6 +1,6 @@
 #pragma once
-/// The engine's façade: the parts, what orders their work in a step, and the run's counters. For engine*.cpp
-/// alone.
+/// The engine's implementation: its parts, the order of their work in a step, and the run's counters. Only
+/// for engine*.cpp.
 
 #include <atomic>
 #include <cstdint>
@@ -44,31 +44,31 @@ struct Engine::Impl {
   static Config checked(Config config, const Runtime& runtime);
   ~Impl();
 
-  // --- engine.cpp: life, micro-batches, forward passes ---
+  // --- engine.cpp: construction, micro-batches, forward passes ---
   void set_phase(std::string_view phase, std::string_view unit = {});
-  /// Runs one call of the public face. An error after which the engine cannot go on ends it.
+  /// Runs one public call. An error after which the engine is unusable ends it.
   template <typename Call>
   auto guarded(Call&& call);
-  /// `beside`: others may be open.
+  /// `beside`: other micro-batches may be open.
   std::int64_t open_micro_batch(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
   bool simulated() const { return runtime.device().kind() == DeviceKind::meta; }
 
-  /// Takes the memory of state and steps.
+  /// Allocates the memory of state and steps.
   void allocate();
-  /// Collective. Throws OutOfMemory on all ranks when the work of any has run out.
+  /// Collective. Throws OutOfMemory on all ranks if `work` ran out of memory on any.
   void on_all(const std::function<void()>& work);
 
   // --- engine_batch.cpp ---
-  /// k: 2^k is the power of two nearest the step's nominal tokens.
+  /// The exponent k: 2^k is the power of two nearest the step's nominal tokens.
   int loss_exponent() const;
-  /// Takes the memory of a step's numbers.
+  /// Allocates the memory of a step's scalars.
   void allocate_scalars();
   void set_batch(std::int64_t micro_batch_size, std::int64_t accumulation_steps);
 
   // --- engine_state.cpp ---
   detail::TensorAccess access();
-  /// Factor from the main gradient to the mean gradient so far, or to the gradient that the update takes
-  /// while the hook runs; collective.
+  /// The factor from the main gradient to the mean gradient so far, or, while the hook runs, to the gradient
+  /// that the update uses; collective.
   double gradient_scale();
   int find_trainable(std::string_view name) const;
   void require_size(const detail::TensorState& tensor, std::size_t given, const char* call) const;
@@ -82,14 +82,15 @@ struct Engine::Impl {
 
   // --- engine_step.cpp ---
   StepResult finish_step();
-  /// Refuses what is no end of a step, and has the compute stream wait for the step's gradients.
+  /// Throws unless the step may end now, and makes the compute stream wait for the step's gradients.
   void end_passes();
-  /// The factor that turns the main gradient, which is loss_scale * 2^-k times that of the summed loss, into
-  /// the mean over so many tokens; 0 without any.
+  /// The factor from the main gradient, which is loss_scale * 2^-k times that of the summed loss, to the mean
+  /// over `tokens` tokens; 0 for no tokens.
   double unscale(std::int64_t tokens) const;
-  /// Decides from the agreed loss and gradients whether the step is applied, and whether it is clipped.
+  /// Decides from the agreed loss and gradients whether the step is applied, and whether gradients are
+  /// clipped.
   void judge_gradients(const detail::StepBoundary::Agreement& found, StepResult& result);
-  /// The engine is between steps again.
+  /// Returns the engine to the state between steps.
   void close_step(StepResult& result);
 
   Runtime& runtime;
@@ -125,9 +126,9 @@ struct Engine::Impl {
   detail::CheckpointLoader loader;
   detail::StepSequence sequence;
 
-  bool gradient_written = false;  ///< since the last step: it is not the sum of what was reduced
+  bool gradient_written = false;  ///< since the last step; it then differs from the sum of reduced gradients
   std::vector<std::string> start_notes;
-  /// Engine::rank_schedule(), of a step and of a forward pass; null until they are asked for.
+  /// Results of Engine::rank_schedule() for a step and for a forward pass; null until first requested.
   std::unique_ptr<const pipeline::RankSchedule> step_schedule, forward_schedule;
   std::atomic<bool> stop_wanted = false;
 };

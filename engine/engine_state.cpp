@@ -1,4 +1,4 @@
-// Tensors by name: what may be read and written when.
+// Reads and writes tensors by name, with the checks of when this is allowed.
 
 #include <cmath>
 
@@ -88,7 +88,7 @@ double Engine::Impl::gradient_scale() {
   runtime.device().copy_to_host(compute, counts.data(), scalars.tokens(), own * 8);
   compute.synchronize();
   std::int64_t tokens = 0;
-  // The ranks of the axis `tensor` have seen the same tokens, which the first counts.
+  // The ranks of the axis `tensor` have seen the same tokens, so only the first one counts them.
   if (world.simulated() || runtime.mesh().coordinate(MeshAxis::tensor, world.rank()) == 0) {
     for (const std::int64_t count : counts) tokens += count;
   }
@@ -119,7 +119,8 @@ std::vector<float> Engine::Impl::read_gradient(std::string_view name) {
           "read_gradient(" + tensor.name +
               ") before the last micro-batch of a step: its uses' gradients are kept apart until then "
               "(tranche.tie_sum by_use, or a pipeline)");
-  // The replicas keep what they own: complete behind each micro-batch where they add it up that often.
+  // Replicas keep the ranges that they own, which are complete after each micro-batch if they are summed so
+  // often.
   const bool complete = residency.over_replicas(flat) && !residency.sums_replicas_once(flat);
   require(runtime.replicas() == nullptr || !reduced || last || complete,
           "read_gradient(" + tensor.name +

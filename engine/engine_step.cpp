@@ -1,4 +1,4 @@
-// The end of a step: what the ranks agreed on becomes an update, or a skipped step.
+// The end of a step: an update, or a skipped step, as the ranks agree (see the note in step_record.h).
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@ void Engine::Impl::end_passes() {
                                    std::to_string(config.accumulation_steps) + " micro-batches");
   set_phase("step");
   gatherer.end_step();
-  recorder.end_pass();  // refuses while the model still holds memory of the step: before anything has changed
+  recorder.end_pass();  // throws while the model still holds memory of the step, before anything has changed
   for (const FlatBuffer* flat : store.trainable()) {
     recorder.exposed().wait_for(flat->reduce_done, Exposed::reduce);
     if (flat->optimizer_tier != OffloadTier::none) {
@@ -65,7 +65,7 @@ void Engine::Impl::close_step(StepResult& result) {
   const std::int64_t quantized = gatherer.take_quantized_elements();
   traffic.set_gathered(gatherer.take_gathered_elements(), quantized);
   const bool second = recorder.passes(Program::train) == 2;
-  // The layout of the step is settled: what earlier passes took beside it goes back.
+  // The layout of the step is final: memory that earlier passes used outside it is freed.
   if (recorder.take_repacked() || second) runtime.device().release_unused();
   if (second) {
     for (const std::string& problem : boundary.replay_problems()) runtime.log().warning(problem);
@@ -89,7 +89,7 @@ StepResult Engine::Impl::finish_step() {
   const StepBoundary::Agreement found =
       boundary.agree(mine, config.micro_batch_size * model.tokens_per_sample, result.step);
   rule.check(found.records, result.step);
-  // A device has passed the point by now: agree() has synchronized.
+  // The device has passed this point, because agree() has synchronized.
   const double arrived = gradients_arrived.state() ? gradients_arrived.passed_at() : issued;
 
   judge_gradients(found, result);
@@ -104,8 +104,8 @@ StepResult Engine::Impl::finish_step() {
   update.apply = result.applied;
   boundary.update(update);
 
-  // The scaler may give up; that is told once the step is closed. A step without tokens says nothing of the
-  // scale.
+  // The scaler may give up, which is thrown after the step is closed. A step without tokens does not affect
+  // the scale.
   std::exception_ptr gave_up;
   if (config.loss_scaling && result.tokens > 0) {
     try {
@@ -125,7 +125,8 @@ StepResult Engine::Impl::finish_step() {
   set_phase("idle");
   if (!gave_up) gave_up = progress.too_many_skips(result);
   if (gave_up && !result.saved.empty() && world.rank() == 0) {
-    runtime.log().info("the checkpoint " + result.saved + " is complete");  // the result does not get through
+    // The exception replaces the result, so this is logged.
+    runtime.log().info("the checkpoint " + result.saved + " is complete");
   }
   if (gave_up) std::rethrow_exception(gave_up);
   return result;

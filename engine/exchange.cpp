@@ -11,8 +11,8 @@ namespace tranche::detail {
 // --- Over the group -------------------------------------------------------------------------------------
 
 GradientExchange::Bytes GradientExchange::bytes(const FlatBuffer& flat, DataType dtype) const {
-  // Nothing is copied when they are in that dtype already, or when the communicator rounds on the way into
-  // the main gradient.
+  // Gradients that already have that dtype need no copy, nor do those that the communicator rounds while it
+  // reduces them.
   const DataType communication = config_.precision.communication;
   if (flat.group->rounds(dtype, communication)) return {};
   return {flat.layout.padded_elements() * size_of(communication), 0};
@@ -30,7 +30,7 @@ ReductionOptions GradientExchange::options_of(const GradientSum& sum, const Flat
   options.group_size = sum.group_size;
   options.accumulate = sum.accumulate;
   options.bucket_elements = config_.reduce_bucket_elements;
-  if (!flat.sums_uses()) options.round_to = config_.precision.communication;  // else uses were rounded
+  if (!flat.sums_uses()) options.round_to = config_.precision.communication;  // uses are rounded separately
   options.givers = config_.ranks_with_samples(sum.micro_batch, flat.data_ranks()) * flat.givers_a_data_rank();
   return options;
 }
@@ -61,9 +61,9 @@ void WeightExchange::gather_updated(FlatBuffer& flat, bool training, const Opera
 
 namespace {
 
-/// Replicas add up the groups' sums, in fp32 and in their order, and each keeps what it owns; with a
-/// reduction group of the group's size these are the bits of one reduction over all of them. Once the step's
-/// gradients are complete, ranks that keep more gather it in the accumulation dtype.
+/// The replicas sum the groups' sums, in fp32 and in their order, and each keeps the range that it owns. With
+/// a reduction group of the group's size this has the same bits as one reduction over all of them. Once the
+/// step's gradients are complete, ranks that keep more than this range gather it in the accumulation dtype.
 class CopiedGradients final : public GradientExchange {
  public:
   CopiedGradients(const Config& config, std::shared_ptr<GradientExchange> inner, StepArena& arena)
@@ -132,7 +132,7 @@ class CopiedGradients final : public GradientExchange {
   StepArena& arena_;
 };
 
-/// Replicas have updated a part of the shard each, which they gather first.
+/// Each replica has updated a part of the shard; the replicas gather these parts first.
 class ReplicatedWeights final : public WeightExchange {
  public:
   ReplicatedWeights(const Config& config, std::shared_ptr<WeightExchange> inner)

@@ -1,5 +1,5 @@
 #pragma once
-/// How the gradients and the weights of a flat buffer travel between the ranks that hold it. Private to
+/// Reduces the gradients and gathers the weights of a flat buffer between the ranks that hold it. Private to
 /// engine/.
 
 #include <cstdint>
@@ -13,66 +13,66 @@
 
 namespace tranche::detail {
 
-/// One reduction of a flat buffer's gradients, whatever their way.
+/// The options of one reduction of a flat buffer's gradients, for any GradientExchange.
 struct GradientSum {
-  std::int64_t micro_batch = 0;  ///< says how many ranks have gradients to give
-  int group_size = 1;            ///< the order, as in ReductionOptions
-  bool accumulate = false;       ///< adds to what the main gradient holds
-  bool last = true;              ///< completes the step's gradients
+  std::int64_t micro_batch = 0;  ///< determines how many ranks contribute gradients
+  int group_size = 1;            ///< the reduction order, as in ReductionOptions
+  bool accumulate = false;       ///< add to the present main gradient
+  bool last = true;              ///< this completes the step's gradients
 };
 
-/// Adds up gradients over the ranks that contribute to them: in the communication dtype, over the buffer's
-/// group.
+/// Reduces gradients over the ranks that contribute to them. This class does so in the communication dtype,
+/// over the buffer's group.
 class GradientExchange {
  public:
-  /// The configuration outlives it.
+  /// The configuration must outlive it.
   explicit GradientExchange(const Config& config) : config_(config), residency_(config) {}
   virtual ~GradientExchange() = default;
 
-  /// Device memory for the gradients of a whole buffer on their way.
+  /// Device memory for a whole buffer's gradients during a reduction.
   struct Bytes {
-    std::int64_t sent = 0;      ///< of their rounded copy; 0: they are sent from where they lie
-    std::int64_t received = 0;  ///< of other ranks' copies
+    std::int64_t sent = 0;      ///< their rounded copy; 0: they are sent without a copy
+    std::int64_t received = 0;  ///< other ranks' copies
   };
   virtual Bytes bytes(const FlatBuffer& flat, DataType dtype) const;
-  /// Issues the rounding of gradients to memory of bytes().sent, and returns what reduce() sends.
+  /// Issues the rounding of gradients into memory of bytes().sent, and returns the view to pass to reduce().
   virtual ConstTensorView round(Stream& stream, const FlatBuffer& flat, const TensorView& gradients,
                                 void* memory) const;
-  /// `out` = the deterministic sum over all ranks, for the part of the buffer that this rank owns. `received`
-  /// is memory of bytes().received. flat.reduce_done follows it call by call, so that it covers what was
-  /// issued before an error too. Collective over the buffer's group and replicas.
+  /// `out` = the deterministic sum over all ranks, for the range of the buffer that this rank owns.
+  /// `received` is memory of bytes().received. flat.reduce_done is updated after each issued operation, so
+  /// that it covers all of them even after an error. Collective over the buffer's group and replicas.
   virtual void reduce(FlatBuffer& flat, const ConstTensorView& sent, void* received, const TensorView& out,
                       const GradientSum& sum, std::vector<Event> ready, const OperationLabel& label);
-  /// The exchange within the buffer's group alone, where `out` is the whole shard.
+  /// The exchange restricted to the buffer's group, for which `out` is the whole shard.
   virtual GradientExchange& in_group() { return *this; }
 
  protected:
-  /// For a communicator of the buffer's group.
+  /// The options for a communicator of the buffer's group.
   ReductionOptions options_of(const GradientSum& sum, const FlatBuffer& flat) const;
 
   const Config& config_;
   const Residency residency_;
 };
 
-/// Brings weights from the ranks that update them to those that read them: in the compute dtype, over the
-/// buffer's group.
+/// Gathers weights from the ranks that update them to those that read them. This class does so in the compute
+/// dtype, over the buffer's group.
 class WeightExchange {
  public:
-  /// The configuration outlives it.
+  /// The configuration must outlive it.
   explicit WeightExchange(const Config& config) : config_(config), residency_(config) {}
   virtual ~WeightExchange() = default;
 
-  /// Takes its memory, unless it has it.
+  /// Allocates the memory that it needs, once.
   virtual void allocate(MemoryResource& /*memory*/) {}
-  /// True when weights that training reads are rounded on the way, also on a rank alone.
+  /// True when the weights that training reads are rounded for sending, even with a single rank.
   virtual bool rounds() const { return false; }
-  /// whole = the weights of all ranks of the buffer's group. `own` is this rank's shard, which may lie in its
-  /// place in `whole`; or all of `whole`, and nothing is sent. flat.gather_done says when they are there.
-  /// Collective over the group.
+  /// whole = the weights of all ranks of the buffer's group. `own` is this rank's shard, possibly at its
+  /// place in `whole`; or all of `whole`, and then nothing is sent. flat.gather_done completes when the
+  /// weights are in place. Collective over the group.
   virtual void gather(FlatBuffer& flat, const ConstTensorView& own, const TensorView& whole,
                       std::span<const Event> ready, bool training, const OperationLabel& label);
-  /// Fills the parameters that this rank keeps beyond those that it has updated. Collective over the group
-  /// and the replicas.
+  /// Fills the parameters that this rank keeps but has not updated itself. Collective over the group and the
+  /// replicas.
   virtual void gather_updated(FlatBuffer& flat, bool training, const OperationLabel& label);
 
  protected:
@@ -80,8 +80,8 @@ class WeightExchange {
   const Residency residency_;
 };
 
-/// Gives each buffer of the layout the exchanges that the configuration wants for it. The configuration, the
-/// device and the arena outlive them; `trace` may be null.
+/// Gives each buffer of the layout the exchanges for this configuration. The configuration, the device and
+/// the arena must outlive them; `trace` may be null.
 StateLayout with_exchanges(StateLayout layout, const Config& config, Device& device, StepArena& arena,
                            TraceRecorder* trace);
 

@@ -20,7 +20,7 @@ std::pair<double, double> PassTimes::take() {
     if (!one.turned.taken || !one.ended.taken) continue;
     const double before = one.turned.seconds() - one.begun.seconds();
     const double after = one.ended.seconds() - one.turned.seconds();
-    if (before > 0) forward += before;  // false where a time is unknown
+    if (before > 0) forward += before;  // false if a time is unknown
     if (after > 0) backward += after;
   }
   return {forward, backward};
@@ -40,7 +40,7 @@ void ExposedTime::settle() {
   for (const Wait& wait : waits_) {
     const double arrived = wait.arrived.state() ? wait.arrived.passed_at() : wait.issued;
     const double waited = wait.awaited.passed_at() - arrived;
-    if (waited > 0) seconds_[static_cast<std::size_t>(wait.what)] += waited;  // false where a time is unknown
+    if (waited > 0) seconds_[static_cast<std::size_t>(wait.what)] += waited;  // false if a time is unknown
   }
   waits_.clear();
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// How long the compute stream waited for others, which is the part of their work that computation
-/// did not hide. Private to engine/.
+/// Measures how long the compute stream waited for other work, which is the part that computation did not
+/// hide. Private to engine/.
 
 #include <array>
 #include <cstddef>
@@ -12,14 +12,14 @@
 
 namespace tranche::detail {
 
-/// The operation that was waited for.
+/// The operation for which the compute stream waited.
 enum class Exposed { gather, reduce, offload, message };
 
-/// When the compute stream passes points of a pass that the host issues.
+/// The times at which the compute stream passes certain points of a pass.
 class PassTimes {
  public:
   explicit PassTimes(Stream& compute) : compute_(compute) {}
-  /// The end of one part of a micro-batch and the beginning of the next.
+  /// Marks the boundary between the first part of a micro-batch and the second.
   void begin() { marks_.push_back({mark(), {}, {}}); }
   void turn() {
     if (!marks_.empty() && !marks_.back().turned.taken) marks_.back().turned = mark();
@@ -27,14 +27,14 @@ class PassTimes {
   void end() {
     if (!marks_.empty()) marks_.back().ended = mark();
   }
-  /// Seconds of all micro-batches from begin() to turn() and from there to end(), which the device has
-  /// passed. Forgets them.
+  /// Seconds of all micro-batches from begin() to turn(), and from there to end(). The device must have
+  /// passed them. Then forgets them.
   std::pair<double, double> take();
   void clear() { marks_.clear(); }
 
  private:
   struct Mark {
-    Event passed;  ///< without a time of its own where work is inline
+    Event passed;  ///< has no time if work is inline
     double issued = 0;
     bool taken = false;
     double seconds() const;
@@ -50,23 +50,22 @@ class PassTimes {
 
 class ExposedTime {
  public:
-  /// `compute` outlives it.
+  /// `compute` must outlive it.
   explicit ExposedTime(Stream& compute) : compute_(compute) {}
 
-  /// Has the compute stream wait for a collective's or a copy's event; the time that this costs is known once
-  /// the device has passed both points. Rethrows the event's failure.
+  /// Makes the compute stream wait for the event of a collective or a copy. The time of the wait is known
+  /// once the device has passed both points. Rethrows the event's failure.
   void wait_for(const Event& event, Exposed what);
-  /// The device has passed all that was waited for: adds up what it cost.
+  /// Adds up the times of all waits; the device must have passed them.
   void settle();
-  /// Seconds settled since it was last taken.
+  /// Seconds added up since the last call.
   double take(Exposed what);
-  /// Forgets everything, also what is not settled.
+  /// Forgets everything, including waits not yet added up.
   void clear();
 
  private:
   struct Wait {
-    Event arrived;  ///< the point at which the compute stream began to wait; without a time of its own where
-                    ///< work is inline
+    Event arrived;  ///< the point at which the compute stream began to wait; has no time if work is inline
     double issued = 0;
     Event awaited;
     Exposed what;

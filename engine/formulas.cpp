@@ -205,7 +205,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const std::int64_t kept = residency.optimizer_range(flat).size();
       bytes += residency.separate_master(flat) ? bytes_of(residency.master_type(flat), kept) : 0;
       bytes += state_bytes(flat.states, kept);
-      // Kernels add into a slot of their own unless the accumulator itself can be one.
+      // Kernels add into a separate slot unless they can add to the accumulator.
       const bool slot = !boundary || precision.accumulation != DataType::float32;
       const DataType source = boundary ? precision.accumulation : DataType::float32;
       const std::int64_t slot_bytes = slot ? size_of(DataType::float32) : 0;
@@ -213,8 +213,7 @@ std::int64_t StateFormulas::resident_bytes(int of_stage) const {
       const std::int64_t of_replica = flat.replicas == nullptr || residency.sums_replicas_once(flat)
                                           ? 0
                                           : flat.layout.shard_elements() * size_of(DataType::float32);
-      // A unit that is used several times a micro-batch keeps its slot from the first use in backward to the
-      // last.
+      // A unit with several uses in a micro-batch keeps its slot from the first use in backward to the last.
       const bool stays = unit.uses_per_micro_batch() > 1;
       if (stays) tied += elements * slot_bytes;
       largest_reduction = std::max(largest_reduction, elements * (stays ? 0 : slot_bytes) + travels.sent +
@@ -265,7 +264,7 @@ std::vector<std::int64_t> StateFormulas::gathers_of_step(GatherFor gather_for) c
   }
   std::vector<std::int64_t> gathers;
   for (std::size_t u = 0; u < declared.size(); ++u) {
-    // A stage of a pipeline gathers a unit for its own uses.
+    // A pipeline stage gathers a unit only for its own uses.
     const UnitState& unit = store_.units()[u];
     const int count = declared[u] * unit.uses_per_micro_batch() / std::max(unit.uses_in_model, 1);
     gathers.push_back(gather_for == GatherFor::step ? std::min(count, 1)

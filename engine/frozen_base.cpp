@@ -13,7 +13,7 @@
 namespace tranche::detail {
 
 void FrozenBase::read_from(const std::string& folder) {
-  // So that a run which starts in another folder finds it.
+  // The path is absolute, so that a run started in another folder finds it.
   std::error_code failed;
   const std::filesystem::path whole = std::filesystem::absolute(folder, failed).lexically_normal();
   folder_ = failed ? folder : whole.string();

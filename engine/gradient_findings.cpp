@@ -13,20 +13,20 @@ namespace tranche::detail {
 
 namespace {
 
-/// Steps of the differences that are tried, each a quarter of the one before; the first is a quarter of the
+/// The number of step sizes that are tried, each a quarter of the one before; the first is a quarter of the
 /// weights' size, or of 1.
 constexpr int step_sizes = 6;
-/// Elements on which all of them are tried: the tensor is compared with the step whose slopes agree best with
-/// those of the next.
+/// The number of elements on which all sizes are tried. The tensor is compared at the size whose slopes agree
+/// best with those of the next.
 constexpr std::size_t probes = 3;
-/// Errors of differences are estimated from two of them; so many estimates are let pass.
+/// The error of a difference is estimated from two of them; up to so many times this estimate is accepted.
 constexpr double certainty = 3;
-/// An element counts as resolved where its error by that estimate is at most so much of it.
+/// An element is resolved if its estimated error is at most this fraction of it.
 constexpr double resolved_error = 0.1;
-/// Sums in fp32 leave so much of a tensor's largest gradient in the small ones.
+/// Sums in fp32 cause an error of this fraction of a tensor's largest gradient in its small ones.
 constexpr double rounding = 1e-5;
 
-/// The slope without its second-order term, of differences with a step and with a quarter of it.
+/// Removes the second-order term from the slopes with a step and with a quarter of it.
 double extrapolated(double wide, double narrow) {
   return (16 * narrow - wide) / 15;
 }
@@ -54,8 +54,8 @@ void GradientFindings::compare(
   const double size = std::max(1.0, std::sqrt(squares / static_cast<double>(weights.size())));
 
   std::vector<Element> elements = sample(gradient);
-  // Slopes of `count` steps from `first` on, each with the next: large steps are curved, small ones drown
-  // in the loss's rounding.
+  // Computes slopes for `count` + 1 steps, starting with number `first`: large steps suffer from curvature,
+  // small ones from the loss's rounding.
   const auto raw_slopes = [&](std::int64_t index, int first, int count) {
     std::vector<Slopes> found;
     for (int step = first; step <= first + count; ++step) {
@@ -88,7 +88,7 @@ void GradientFindings::compare(
     element.uncertain = std::isfinite(apart) ? apart : std::numeric_limits<double>::infinity();
     uncertain.push_back(element.uncertain);
   }
-  // Two differences may agree by chance: what most of the tensor's elements show holds for all.
+  // Two differences may agree by chance, so the error is at least that of three quarters of the elements.
   const auto most = uncertain.begin() + static_cast<std::ptrdiff_t>(uncertain.size() * 3 / 4);
   std::nth_element(uncertain.begin(), most, uncertain.end());
   for (std::size_t e = 0; e < elements.size(); ++e) {
@@ -107,7 +107,7 @@ std::vector<GradientFindings::Element> GradientFindings::sample(const std::vecto
     if (gradient[static_cast<std::size_t>(i)] != 0) with_gradient.push_back(i);
   }
   const RandomKey key{.seed = options_.seed, .subject = static_cast<std::uint64_t>(count)};
-  const auto most_draws = 8 * static_cast<std::uint64_t>(options_.elements);  // some are drawn again
+  const auto most_draws = 8 * static_cast<std::uint64_t>(options_.elements);  // some are repeated
   for (std::uint64_t draw = 0;
        static_cast<std::int64_t>(wanted.size()) < std::min(count, options_.elements) && draw < most_draws;
        ++draw) {
@@ -139,7 +139,7 @@ bool GradientFindings::at_kink(const Element& element, const Slopes& wide, const
 }
 
 bool GradientFindings::is_wrong(const Element& element, double largest) const {
-  // A difference that is not finite, of a loss that is not, says nothing.
+  // A difference of losses that are not finite proves nothing.
   return !element.kink && element.apart() > certainty * element.uncertain +
                                                 options_.tolerance * element.size() + rounding * largest;
 }

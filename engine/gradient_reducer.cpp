@@ -94,7 +94,7 @@ bool GradientReducer::submitted(std::int64_t micro_batch, int unit) const {
          store_.units()[static_cast<std::size_t>(unit)].uses_per_micro_batch();
 }
 
-// --- Where kernels add ----------------------------------------------------------------------------------
+// --- The memory to which kernels add --------------------------------------------------------------------
 
 void GradientReducer::check_open(std::int64_t micro_batch, int index) const {
   const UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
@@ -140,7 +140,7 @@ void GradientReducer::open(std::int64_t micro_batch, int index) {
     const auto position = static_cast<std::size_t>(flat.trainable_index);
     Target& target = target_of(uses, flat, static_cast<int>(b));
     if (store_.residency().direct_accumulation(flat)) {
-      // First use of the step: nothing has been added yet.
+      // The first use in the step: nothing has been added yet.
       if (std::exchange(accumulated_[uses.of_last(flat) ? 1 : 0][position], 1) != 0) continue;
       take_transient_gradients(flat);
       target.accumulator = accumulator_of(flat, uses.of_last(flat)).data;
@@ -173,7 +173,7 @@ TensorView GradientReducer::range_of(const Target& target, std::int64_t position
 }
 
 void GradientReducer::begin_target(Target& target, const FlatBuffer& flat) {
-  // A small tensor costs less to clear along with its neighbours than in a call of its own.
+  // Small tensors are cleared together with their neighbours, which costs less than separate calls.
   constexpr std::int64_t large = 4096;
   const FlatLayout& layout = flat.layout;
   target.unwritten.assign(static_cast<std::size_t>(layout.tensors()), 0);
@@ -205,7 +205,7 @@ TensorView GradientReducer::view(std::int64_t micro_batch, int unit, int index) 
     uses.scratch.resize(store_.units()[static_cast<std::size_t>(unit)].tensors.size());
     StepBuffer& scratch = uses.scratch[static_cast<std::size_t>(index)];
     if (!scratch) {
-      // No gradient, which a frozen tensor has none of: what a kernel computes along with another one's.
+      // It is not a gradient: a frozen tensor has none. A kernel computes it together with another one.
       scratch = acquire(tensor.local.elements() * size_of(DataType::float32), Category::workspace,
                         tensor.name + " frozen scratch");
       kernels::fill_zero(compute_, {scratch.data(), DataType::float32, tensor.local});
@@ -333,7 +333,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
 
   pieces_.take(flat, source, reduce_once ? 0 : micro_batch);
 
-  // Rounded once, unless it is a sum of what was rounded.
+  // Rounded once, unless it is already a sum of rounded gradients.
   GradientExchange& exchange = *flat.gradients_over;
   const GradientExchange::Bytes bytes =
       flat.sums_uses() ? GradientExchange::Bytes() : exchange.bytes(flat, source.dtype);
@@ -350,12 +350,12 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   GradientSum sum;
   sum.micro_batch = micro_batch;
   sum.group_size = reduction_group_;
-  // The uses of one data rank are added up first, then data ranks one by one, wherever the uses are. Where
-  // these are added to the main gradient in turn, they are so without a pipeline too.
+  // The uses of one data rank are added first, then data ranks one by one, wherever the uses are. If data
+  // ranks are added to the main gradient in turn, a run without a pipeline does the same.
   if (flat.stages > 1) {
     sum.group_size = reduction_group_ == 0 ? -flat.stages : flat.stages;
   } else if (flat.sharers > 1) {
-    // The parts of one data rank's gradient are added up first.
+    // The addends of one data rank's gradient are added first.
     sum.group_size = reduction_group_ == 0 ? -flat.sharers : flat.sharers;
   } else if (flat.sums_uses() && reduction_group_ > 0) {
     sum.group_size = 1;
@@ -370,7 +370,7 @@ void GradientReducer::reduce(Target& target, Target& last_use, FlatBuffer& flat,
   rounded.release(flat.reduce_done);
   received.release(flat.reduce_done);
   target.slot.release(flat.reduce_done);
-  // Another stage may submit its part only once it has what this rank computes next.
+  // Another stage may be able to submit its part only after it has received this rank's next results.
   if (!overlap_ && flat.stages == 1) flat.reduce_done.wait();
   if (last && flat.optimizer_tier != OffloadTier::none) {
     store_.offload()->send_gradients(flat, scalars_.statistics() + flat.trainable_index);

@@ -33,8 +33,8 @@ HostCopy& HostCopy::operator=(HostCopy&& other) noexcept {
 
 void HostCopy::leave_device() noexcept {
   if (owner_ == nullptr || coming_ || !device_) return;
-  // Both must have passed: the copy, and what the compute stream was given. One event can say both once the
-  // link has waited for the compute stream; the next thing to be sent is not ready before that either.
+  // The memory is free after the copy and after the compute stream's present work. One event covers both if
+  // the link waits for the compute stream, because later copies need that work anyway.
   Event after = out_;
   try {
     if (const Event used = owner_->compute_.record(); !used.query()) {
@@ -42,7 +42,7 @@ void HostCopy::leave_device() noexcept {
       after = owner_->link_.to_host_stream().record();
     }
   } catch (...) {
-    // Without an event the memory could be reused too early. A stream that fails reads nothing any more.
+    // Without an event the memory could be reused too early. A failed stream no longer reads it.
     try {
       owner_->compute_.synchronize();
     } catch (...) {
@@ -57,7 +57,7 @@ void HostCopy::release() noexcept {
     host_.release(in_);
   } else {
     leave_device();
-    device_.release();  // the buffer was never sent
+    device_.release();  // for a buffer that was never sent
     host_.release(out_);
   }
   owner_ = nullptr;
@@ -123,7 +123,7 @@ StepBuffer HostCopies::fetch(HostCopy copy) {
     copy.host_.release(copy.in_);
     copy.device_.used_on(owner.compute_);
   } else {
-    owner.wait_(copy.out_);  // it never left; who writes it, or lets go of it, must not disturb the copy
+    owner.wait_(copy.out_);  // it never left the device; later writes must not disturb the copy
     copy.host_.release(copy.out_);
   }
   copy.coming_ = false;

@@ -28,13 +28,13 @@ class InitialWeights {
   void draw_frozen(FlatBuffer& flat);
 
  private:
-  /// All of a state to one value.
+  /// Sets all elements of a state to one value.
   void fill_state(const ShardSlice& slice, const TensorView& state, float value);
-  /// The caller's own values, by way of host memory.
+  /// Writes the caller's values, through host memory.
   void fill(const Initializer& how, std::int64_t first, const TensorView& target);
-  /// Draws the master weights of a slice, which are elements of a piece from the `done`-th on.
+  /// Draws the master weights of a slice, which is the elements of `piece` from number `done` on.
   void draw_master(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const ShardSlice& to);
-  /// Draws the elements of a piece from the `done`-th on.
+  /// Draws the elements of a piece from number `done` on.
   void draw(const FlatBuffer& flat, const TensorPiece& piece, std::int64_t done, const TensorView& target);
   bool simulated() const { return device_.kind() == DeviceKind::meta; }
 
@@ -57,7 +57,7 @@ void InitialWeights::fill(const Initializer& how, std::int64_t first, const Tens
     auto* values = static_cast<float*>(staged.data());
     if (!simulated()) how.fill(first + done, {values, static_cast<std::size_t>(count)});
     device_.copy_from_host(compute_, target.as<float>() + done, values, count * size_of(DataType::float32));
-    compute_.synchronize();  // the next values take the place of these
+    compute_.synchronize();  // the next values overwrite these
   }
 }
 
@@ -133,7 +133,7 @@ void InitialWeights::draw_trainable(FlatBuffer& flat) {
   } else if (flat.parameters_tier == OffloadTier::cpu) {
     Stream& host = store_.offload()->host();
     kernels::fill_zero(host, residency.parameters(flat, residency.parameters_range(flat)));
-    host.synchronize();  // weights drawn on the device take another road
+    host.synchronize();  // weights drawn on the device are copied by another stream
   }
   const std::int64_t most = workspace_.bytes / size_of(DataType::float32);
   const bool offloaded = residency.offloaded(flat);
@@ -173,7 +173,7 @@ void InitialWeights::draw_frozen(FlatBuffer& flat) {
   } else if (flat.parameters_tier == OffloadTier::cpu && !simulated()) {
     std::memset(flat.parameters.data(), 0, static_cast<std::size_t>(flat.parameters.bytes()));
   }
-  // fp32 draws, their rounding, and for what lives elsewhere a copy on the way there.
+  // The workspace holds fp32 draws, and their rounded values on the way to another tier.
   const std::int64_t most = workspace_.bytes / (2 * size_of(DataType::float32));
   auto* second = static_cast<std::byte*>(workspace_.data) + most * size_of(DataType::float32);
   std::vector<std::byte> there;

@@ -1,6 +1,6 @@
 #pragma once
-/// Initial weights: drawn by tensor and element, each rank what it keeps, to where it lives. Private to
-/// engine/.
+/// Draws the initial weights by tensor and element; each rank draws those that it keeps, on any tier. Private
+/// to engine/.
 
 #include <cstdint>
 
@@ -9,14 +9,14 @@
 
 namespace tranche::detail {
 
-/// Draws the weights of all tensors on the device, whose bits they are, in ranges that fit `workspace`, and
-/// sets optimizer state to its initial values. Collective over each buffer's group where ranks keep whole
-/// parameters but share the optimizer's state (the gather is in progress on return).
+/// Draws the weights of all tensors on the device, which determines their bits, in ranges that fit
+/// `workspace`, and sets optimizer state to its initial values. Collective over each buffer's group if ranks
+/// keep whole parameters but share the optimizer's state (the gather is in progress on return).
 void draw_initial_weights(StateStore& store, const Config& config, Device& device,
                           MemoryResource& host_memory, kernels::Workspace workspace);
 
-/// Draws the weights of frozen tensors alone, from a seed that may be another than the configuration's.
-/// Collective as above.
+/// Draws only the weights of frozen tensors, from a seed that may differ from the configuration's. Collective
+/// likewise.
 void draw_frozen_weights(StateStore& store, const Config& config, std::uint64_t seed, Device& device,
                          MemoryResource& host_memory, kernels::Workspace workspace);
 

@@ -16,7 +16,7 @@ namespace tranche {
 namespace {
 
 constexpr std::string_view weight_suffix = ".weight", all_linear = "all-linear";
-/// Sites of dropout above those that models number themselves.
+/// Dropout sites above those that models use.
 constexpr std::uint32_t first_site = 1u << 31;
 
 std::string without_suffix(const std::string& name) {
@@ -24,7 +24,7 @@ std::string without_suffix(const std::string& name) {
 }
 
 bool is_head(const ModelSpec& model, const UnitSpec& unit, const TensorSpec& tensor) {
-  // A tied table, or the linear layer of a last unit that is no block.
+  // The head is a tied table, or the linear layer of a last unit named "head".
   return !tensor.aliases.empty() || (&unit == &model.units().back() && unit.name == "head");
 }
 
@@ -32,7 +32,7 @@ bool matches_target(const std::string& linear, const std::string& target) {
   return matches_pattern(linear, target) || matches_pattern(linear, "*." + target);
 }
 
-/// Throws for a target that matched nothing.
+/// Throws for a target that matched no layer.
 void require_match(const ModelSpec& model, const std::string& target) {
   std::vector<std::string> names;
   for (const UnitSpec& unit : model.units()) {
@@ -78,7 +78,7 @@ std::string adapter_b_name(std::string_view linear) {
 ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
   if (const std::string problem = lora.problem(); !problem.empty()) throw ConfigurationError(problem);
   if (!lora.any()) return model;
-  ModelSpec result = model.without_units();  // adapters lie within their layers' messages
+  ModelSpec result = model.without_units();  // adapters need no messages beyond those of their layers
   std::vector<bool> matched(lora.targets.size(), false);
   std::uint32_t site = first_site;
   for (const UnitSpec& of : model.units()) {
@@ -104,14 +104,14 @@ ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora) {
       for (const int factor : {first, first + 1}) {
         TensorSpec& adapter = unit.tensors[static_cast<std::size_t>(factor)];
         adapter.matrices = 1;
-        // A is cut with the layer's inputs and B with its outputs, so that each rank of the axis `tensor`
-        // multiplies what it has.
+        // A is cut like the layer's inputs and B like its outputs, so that each rank of the axis `tensor`
+        // multiplies its own parts.
         if (!tensor.dimensions.empty()) {
           const bool is_a = factor == first;
           const Dimension& with = tensor.dimensions[in_out == is_a ? 0 : 1];
           adapter.dimensions = is_a ? std::vector<Dimension>{{}, with} : std::vector<Dimension>{with, {}};
         }
-        // A weight that is tied to an embedding is a linear layer in its last use alone.
+        // A weight that is tied to an embedding is a linear layer only in its last use.
         if (unit.uses_per_micro_batch > 1) adapter.uses = {unit.uses_per_micro_batch - 1};
       }
       unit.adapters.push_back({.weight = static_cast<int>(i),

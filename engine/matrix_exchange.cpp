@@ -33,7 +33,7 @@ class Planner {
       exchange.everywhere = store_.residency().whole_optimizer(*flat);
       plan_.exchanges.push_back(std::move(exchange));
     }
-    // One plan for all buffers of a group.
+    // All buffers of a group have one plan.
     std::vector<Communicator*> planned;
     for (const MatrixExchange& exchange : plan_.exchanges) {
       if (std::find(planned.begin(), planned.end(), &exchange.group()) != planned.end()) continue;
@@ -53,7 +53,7 @@ class Planner {
     return store_.placement().buffer(exchange.buffer).layout(part);
   }
 
-  /// Elements of its part of the buffer that a rank of the exchange's group brings to it.
+  /// The elements of its part of the buffer that a rank of the exchange's group sends.
   ElementRange brought_by(const MatrixExchange& exchange, int rank) const {
     const int number = exchange.ranks.in_mesh[static_cast<std::size_t>(rank)];
     const Placement& placement = store_.placement();
@@ -64,7 +64,7 @@ class Planner {
                                                             : placement.shard(exchange.buffer, number);
   }
 
-  /// If several ranks keep the same part, the owner sends it, or the next of them behind the owner.
+  /// If several ranks keep the same part, the owner sends it, or the next such rank after the owner.
   bool gives(const MatrixExchange& exchange, int rank, int owner) const {
     if (!(exchange.cut && exchange.everywhere)) return true;
     const int part = part_of(exchange, rank), ranks = exchange.group().size();
@@ -101,7 +101,7 @@ class Planner {
     }
   }
 
-  /// Plans the message to the owners of matrices, of what this rank keeps.
+  /// Plans the messages to the matrices' owners, with the elements that this rank keeps.
   void plan_messages(MatrixExchange& exchange, std::span<const int> owners) {
     const FlatBuffer& flat = *exchange.flat;
     const ElementRange kept = store_.residency().optimizer_range(flat);
@@ -121,13 +121,13 @@ class Planner {
     }
   }
 
-  /// Plans the matrices that this rank owns, and their parts that each rank brings.
+  /// Plans the matrices that this rank owns, and their parts from each rank.
   void plan_owned(MatrixExchange& exchange, std::span<const int> owners) {
     const FlatBuffer& flat = *exchange.flat;
     const Placement& placement = store_.placement();
     const int own = exchange.group().rank();
     exchange.matrices.resize(static_cast<std::size_t>(exchange.group().size()));
-    // The matrices lie in the message, one behind the other, where all ranks keep everything.
+    // If all ranks keep everything, the matrices are contiguous in the message.
     const std::int64_t first =
         exchange.all_have_all() ? exchange.messages[static_cast<std::size_t>(own)].first : 0;
     for (int t = 0; t < flat.layout.tensors(); ++t) {
@@ -138,7 +138,8 @@ class Planner {
       exchange.scratch_bytes = std::max(exchange.scratch_bytes, optimizer_.whole_work(facts).scratch_bytes);
       if (exchange.cut) exchange.largest_matrix = std::max(exchange.largest_matrix, facts.shape.elements());
     }
-    // Part by part: what one rank brings of all matrices is contiguous here, as it is in its buffer.
+    // Parts are the outer loop: the elements of one rank, over all matrices, are contiguous here as in its
+    // buffer.
     for (int part = 0; part < placement.buffer(exchange.buffer).parts(); ++part) {
       auto matrix = exchange.owned.begin();
       for (int t = 0; t < flat.layout.tensors(); ++t) {

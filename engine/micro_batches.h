@@ -1,5 +1,5 @@
 #pragma once
-/// The micro-batches of a step that are open, and which one a model's calls are of. Private to engine/.
+/// The open micro-batches of a step, and the current one, to which a model's calls apply. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,19 +9,19 @@
 
 namespace tranche::detail {
 
-/// Numbers micro-batches from 0 on within a step (or an evaluation, where one is open at a time) and keeps
-/// what belongs to each while it is open. Knows no other part of the engine.
+/// Numbers micro-batches from 0 within a step (or an evaluation, where only one is open at a time) and stores
+/// the data of each while it is open. It uses no other part of the engine.
 class MicroBatches {
  public:
-  /// `units`: how many units a micro-batch may hold.
+  /// `units`: the model's number of units.
   explicit MicroBatches(std::size_t units) : units_(units) {}
 
-  /// Opens the next one, of these samples (in the caller's memory), and makes it the current one. Returns its
-  /// number.
+  /// Opens the next micro-batch with these samples (in the caller's memory), makes it the current one and
+  /// returns its number.
   std::int64_t open(std::span<const std::int64_t> samples);
-  /// Closes an open one. If it was the current one, the lowest of those that stay open becomes it.
+  /// Closes an open one. If it was the current one, the lowest remaining open one becomes current.
   void close(std::int64_t number);
-  /// Numbers begin at 0 again. Those that are open are forgotten.
+  /// Restarts the numbers at 0 and discards open micro-batches.
   void restart() {
     begun_ = 0;
     open_.clear();
@@ -29,29 +29,29 @@ class MicroBatches {
 
   bool any_open() const { return !open_.empty(); }
   bool is_open(std::int64_t number) const;
-  /// How many of the step were opened.
+  /// The number of micro-batches of the step that were opened.
   std::int64_t begun() const { return begun_; }
-  /// How many of the step were closed.
+  /// The number of micro-batches of the step that were closed.
   std::int64_t closed() const { return begun_ - static_cast<std::int64_t>(open_.size()); }
-  /// The one that calls without a number are of; the number of the next one while none is open.
+  /// The current micro-batch; if none is open, the number of the next one.
   std::int64_t current() const { return any_open() ? current_ : begun_; }
   /// Makes an open one the current one.
   void select(std::int64_t number) { current_ = number; }
-  /// Samples of the current one; empty while none is open.
+  /// Samples of the current micro-batch; empty if none is open.
   std::span<const std::int64_t> samples() const;
 
-  /// Counts the handles of a unit that a micro-batch holds.
+  /// Counts a handle of the unit for the micro-batch.
   void hold(std::int64_t number, int unit) { ++held(number, unit); }
-  /// Does nothing for a micro-batch that is closed already.
+  /// Releases a handle; no effect if the micro-batch is already closed.
   void let_go(std::int64_t number, int unit);
-  /// The lowest unit that the micro-batch holds; -1: none.
+  /// The lowest unit of which the micro-batch holds a handle; -1: none.
   int first_held(std::int64_t number) const;
 
  private:
   struct Open {
     std::int64_t number = 0;
     std::span<const std::int64_t> samples;
-    std::vector<int> held;  ///< by unit: handles
+    std::vector<int> held;  ///< the number of handles, by unit
   };
   const Open* find(std::int64_t number) const;
   int& held(std::int64_t number, int unit);

@@ -14,7 +14,8 @@
 namespace tranche {
 namespace {
 
-/// 64-bit FNV-1a over bytes, with lengths in front of texts so that no two sequences run together.
+/// 64-bit FNV-1a over bytes. Texts are preceded by their length, so that different sequences have different
+/// bytes.
 class Hash {
  public:
   void add(std::int64_t value) {
@@ -31,7 +32,7 @@ class Hash {
   std::uint64_t value_ = 0xcbf29ce484222325u;
 };
 
-/// Throws InvalidArgument unless the dimensions of a tensor, if it has any, divide its shape.
+/// Throws InvalidArgument unless the tensor's dimensions, if it has any, divide its shape.
 void require_dimensions(const UnitSpec& unit, const TensorSpec& tensor) {
   bool fits =
       tensor.dimensions.empty() || tensor.dimensions.size() == static_cast<std::size_t>(tensor.shape.rank());

@@ -1,6 +1,6 @@
 #pragma once
-/// The choice of units that leave the device when only a share of the optimizer's state does, and of state
-/// that stays in host memory though it is asked for on nvme.
+/// Chooses the units that are offloaded if only a share of the optimizer's state is, and the state that stays
+/// in host memory though it is requested on nvme.
 
 #include <cstdint>
 #include <span>
@@ -10,9 +10,10 @@
 
 namespace tranche::detail {
 
-/// `padded_elements`: of each unit's trainable flat buffer, in forward order; `ratio`: the share that is
-/// asked to move, 0 to 1. Whole units move, so that the share that does is `ratio` or above. The units that a
-/// forward pass uses first stay: their gradients come last, and their weights are needed first.
+/// `padded_elements`: those of each unit's trainable flat buffer, in forward order; `ratio`: the share to
+/// offload, 0 to 1. Only whole units are offloaded, so that at least `ratio` is. The units at the beginning
+/// of a forward pass stay on the device, because their gradients are computed last and their weights are
+/// needed first.
 std::vector<bool> units_that_move(std::span<const std::int64_t> padded_elements, double ratio);
 
 /// The host memory in which state stays that is asked for on nvme (tranche.host_state). Buffers are offered

@@ -39,8 +39,8 @@ void ParameterGatherer::acquire(int index) {
   const bool in_order = expected.known && expected.position < expected.units.size() &&
                         expected.units[expected.position] == index;
   if (expected.known && !in_order) {
-    // Another order than recorded: the prefetched units are of no use, and nothing more is prefetched in this
-    // sequence, whose order is recorded for the next.
+    // The order differs from the recorded one: prefetched units are useless, and nothing more is prefetched
+    // in this sequence, whose order is recorded for the next.
     expected.known = false;
     drop_unused();
   }
@@ -81,10 +81,10 @@ void ParameterGatherer::issue(int index) {
                            unit.name + " gathered");
     std::vector<Event> ready = whole.ready();
     ready.push_back(flat.shard_ready);
-    ready.push_back(flat.gather_done);  // one gather at a time reads the shard: the last stands for all
+    ready.push_back(flat.gather_done);  // gathers read the shard in order: the last event covers all
     const void* from = flat.parameters.data();
     if (flat.parameters_tier != OffloadTier::none) {
-      // The shard goes to its place among the others, and is sent from there.
+      // The shard is copied to its place in the whole buffer, and is sent from there.
       std::byte* place = static_cast<std::byte*>(whole.data()) + flat.shard().begin * size_of(dtype);
       flat.gather_done = store_.offload()->fetch_shard(flat, place, std::move(ready));
       ready = {flat.gather_done};
@@ -107,9 +107,9 @@ void ParameterGatherer::gather_ahead() {
   Order& expected = order();
   if (!expected.known) return;
   const std::size_t length = expected.units.size();
-  std::int64_t beyond = 0;  // elements that are prefetched, the next unit's apart
+  std::int64_t beyond = 0;  // prefetched elements, without the next unit's
   std::int64_t live = 0;
-  bool first = true;  // of those that are still to be gathered
+  bool first = true;  // the next unit has not been seen yet
   for (std::size_t u = 0; u < states_.size(); ++u) {
     if (!states_[u].resident) continue;
     const std::int64_t elements = store_.units()[u].gathered_elements();
@@ -117,7 +117,7 @@ void ParameterGatherer::gather_ahead() {
     if (states_[u].holders == 0 && !states_[u].kept) beyond += elements;
   }
   for (std::size_t next = expected.position; resident_units_ < options_.depth; ++next) {
-    // The next sequence begins with the same units; the last one has no successor.
+    // The next sequence begins with the same units; without a next one, the last unit has no successor.
     if (next >= length && (!another_follows_ || next >= 2 * length)) return;
     const int index = expected.units[next % length];
     const UnitState& unit = store_.units()[static_cast<std::size_t>(index)];
@@ -126,13 +126,14 @@ void ParameterGatherer::gather_ahead() {
     const std::int64_t elements = unit.gathered_elements();
     const bool is_next = std::exchange(first, false);
     if (at(index).resident) {
-      // Held now and wanted again: it will be gathered on demand, and nothing behind it overtakes.
+      // It is held now and requested again later; that request gathers it, and later units must not be
+      // gathered before it.
       if (at(index).holders > 0) return;
       if (is_next) beyond -= elements;
       continue;
     }
-    // The next unit is gathered however large it is: were it not, its whole gather would be waited for. The
-    // keys bound what comes beyond it.
+    // The next unit is always gathered, whatever its size, because otherwise the whole gather would be
+    // exposed. The configured limits apply to units after it.
     if (!is_next &&
         (beyond + elements > options_.prefetch_elements || live + elements > options_.max_live_elements)) {
       return;
@@ -144,22 +145,22 @@ void ParameterGatherer::gather_ahead() {
 }
 
 void ParameterGatherer::drop_unused() {
-  if (keeps()) return;  // it is used later in the step, or freed with it
+  if (keeps()) return;  // it is used later in the step, or freed at its end
   for (std::size_t u = 0; u < states_.size(); ++u) {
     if (states_[u].resident && states_[u].holders == 0) free_unit(static_cast<int>(u), /*read=*/false);
   }
 }
 
 void ParameterGatherer::free_unit(int index, bool read) noexcept {
-  // Reuse of the slot waits for the gather that fills it. Whoever read it had the compute stream wait for
-  // that first, so the readers' point covers both. `gather_done` stays: peers may still be reading this
-  // rank's shard.
+  // Reuse of the slot must wait for the gather that fills it. If the unit was held, the compute stream has
+  // waited for that gather, so the stream's present point covers both. `gather_done` is kept, because peers
+  // may still read this rank's shard.
   UnitGather& state = at(index);
   for (std::size_t b = 0; b < state.buffers.size(); ++b) {
     StepBuffer& whole = state.buffers[b];
     if (!whole) continue;
     if (read) {
-      whole.used_on(compute_);  // its release() copes with a stream that has failed
+      whole.used_on(compute_);  // release() also handles a stream that has failed
       whole.release();
     } else {
       whole.release(store_.units()[static_cast<std::size_t>(index)].buffers[b].gather_done);

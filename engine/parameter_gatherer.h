@@ -1,5 +1,18 @@
 #pragma once
-/// Units' full parameters: which are in memory, which come next. Private to engine/.
+/// Gathers units' full parameters, and tracks which are in memory and which are next. Private to engine/.
+///
+/// Note: the life of a gather slot, the step memory that holds one unit's gathered parameters in stage 3.
+///
+///     free --issue(): by acquire() or gather_ahead()--> resident, the gather may still run
+///     resident --acquire(): the compute stream waits for gather_done--> held
+///     held --last handle released--> free             memory reused after the compute stream's present work
+///     held --last handle, GatherFor::step--> kept     until end_step(), or held again
+///     resident, never held --drop_unused()--> free    memory reused after the gather itself
+///     kept --end_step()--> free
+///
+/// At most `depth` units are resident or held, except that GatherFor::step does not limit held ones; kept
+/// ones do not count. gather_ahead() issues units in the order recorded for the program, one after another. A
+/// request in another order discards the recorded order and releases the units gathered ahead.
 
 #include <array>
 #include <cstddef>
@@ -12,11 +25,11 @@
 
 namespace tranche::detail {
 
-/// The kinds of passes that a rank runs. Each has an order of units and a memory of its own.
+/// The kinds of passes that a rank runs. Each has its own order of units and its own memory.
 enum class Program { train, evaluate, infer };
 inline constexpr std::size_t program_count = 3;
 
-/// How far ahead units are gathered, and how long they are kept.
+/// Limits how far ahead units are gathered, and determines how long they are kept.
 struct GatherOptions {
   explicit GatherOptions(const Config& config)
       : overlap(config.overlap),
@@ -25,63 +38,64 @@ struct GatherOptions {
         prefetch_elements(config.prefetch_elements),
         max_live_elements(config.max_live_elements) {}
   bool overlap, keep_for_step;
-  int depth;  ///< units that are held or gathered ahead at once
+  int depth;  ///< the most units held or gathered ahead at once
   std::int64_t prefetch_elements, max_live_elements;
 };
 
-/// Gathers units (stage 3) on demand, and ahead of their use in the order that the first sequence of requests
-/// of a program had. A sequence is what its caller says it is: a micro-batch, or several in one order.
-/// Training with GatherFor::step keeps a gathered unit for the sequences that follow, up to end_step().
-/// Gathers are collective over each buffer's group; all ranks of it make the same calls in the same order.
+/// Gathers units (stage 3) on demand, and ahead of their use in the order that was recorded in the first
+/// sequence of a program. The caller defines a sequence: a micro-batch, or several in one order. Training
+/// with GatherFor::step keeps a gathered unit for later sequences until end_step(). Gathers are collective
+/// over each buffer's group; all its ranks make the same calls in the same order.
 class ParameterGatherer {
  public:
-  /// All arguments outlive it.
+  /// All arguments must outlive it.
   ParameterGatherer(StateStore& store, const GatherOptions& options, StepArena& arena, Stream& compute,
                     ExposedTime& exposed);
-  /// Waits for gathers into slots that it still has.
+  /// Waits for gathers into its remaining slots.
   ~ParameterGatherer();
   ParameterGatherer(const ParameterGatherer&) = delete;
   ParameterGatherer& operator=(const ParameterGatherer&) = delete;
 
-  /// `another_follows`: a sequence of the same program begins right after this one.
+  /// `another_follows`: a sequence of the same program begins directly after this one.
   void begin_sequence(Program program, bool another_follows);
   /// Ends the sequence. If its order differed from the recorded one, the new order is recorded.
   void end_sequence();
-  /// The sequence was given up: nothing is recorded, and prefetched units are released.
+  /// Ends a sequence that was abandoned: nothing is recorded, and units gathered ahead are released.
   void abandon_sequence();
   bool in_sequence() const { return in_sequence_; }
-  /// The step's gradients are complete: frees what GatherFor::step kept. No unit is held.
+  /// Called when the step's gradients are complete: frees the units kept by GatherFor::step. No unit may be
+  /// held.
   void end_step();
 
-  /// Makes the unit's parameters whole; the compute stream waits for them. Throws LogicError, naming the
-  /// holders, when more units than the configured depth would be held at once; GatherFor::step has no such
-  /// bound.
+  /// Gathers the unit's parameters; the compute stream waits for them. Throws LogicError, naming the units
+  /// that are held, when more units than the configured depth would be held at once; GatherFor::step has no
+  /// such limit.
   void acquire(int unit);
-  /// Gathering ahead after a release. Where an exception lets the unit go it is not known whether the rank
-  /// goes on: what would be gathered now is gathered by the next call (catch_up), so that the ranks'
-  /// sequences stay equal if it does.
+  /// When to gather ahead after a release. If an exception causes the release, it is unknown whether the rank
+  /// continues. Then the gathers are postponed to the next call (catch_up()), so that the ranks' sequences
+  /// stay equal if it continues.
   enum class Ahead { now, later, never };
-  /// Throws what gathering ahead throws.
+  /// Throws errors of gathering ahead.
   void release(int unit, Ahead ahead);
   void catch_up();
   int holders(int unit) const { return states_[static_cast<std::size_t>(unit)].holders; }
 
   /// A tensor of a unit that is held. Throws InvalidArgument when the unit has no such index.
   ConstTensorView view(int unit, int index) const;
-  /// Padded elements of the gathers since the last call.
+  /// Padded elements gathered since the last call.
   std::int64_t take_gathered_elements();
-  /// The part of these elements that were rounded on the way. Ask for it before take_gathered_elements().
+  /// How many of these elements were rounded for sending. Must be called before take_gathered_elements().
   std::int64_t take_quantized_elements();
 
  private:
-  /// The gather of a unit that is not kept whole.
+  /// The gather slots of a unit (see the note above).
   struct UnitGather {
     bool resident = false;            ///< gathered, or being gathered
-    bool kept = false;                ///< read before, not held now, and kept for the step
-    int holders = 0;                  ///< handles
-    std::vector<StepBuffer> buffers;  ///< the whole buffers while resident, by flat buffer
+    bool kept = false;                ///< was held, is not held now, and is kept for the step
+    int holders = 0;                  ///< the number of handles
+    std::vector<StepBuffer> buffers;  ///< the gathered buffers while resident, by flat buffer
   };
-  /// The order in which units were asked for, recorded in the first sequence of a program.
+  /// The order in which units were requested, recorded in the first sequence of a program.
   struct Order {
     std::vector<int> units;
     bool known = false;
@@ -105,8 +119,8 @@ class ParameterGatherer {
   std::array<Order, program_count> orders_;
   Program program_ = Program::train;
   bool in_sequence_ = false, another_follows_ = false;
-  std::vector<int> observed_;  ///< requests of the open sequence
-  int resident_units_ = 0;     ///< held or gathered ahead; those that are kept apart
+  std::vector<int> observed_;  ///< requests in the open sequence
+  int resident_units_ = 0;     ///< held or gathered ahead; kept units are not counted
   bool owes_gathers_ = false;
   std::int64_t gathered_elements_ = 0, quantized_elements_ = 0;
 };

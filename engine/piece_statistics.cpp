@@ -15,7 +15,7 @@ void PieceStatistics::take(const FlatBuffer& flat, const ConstTensorView& gradie
   if (!scalars_.has_pieces()) return;
   kernels::GradientStatistics* const statistics = scalars_.of_piece(piece) + flat.trainable_index;
   if (flat.sharers == 1) return kernels::gradient_statistics(compute_, gradient, statistics);
-  // A buffer is whole shards of each rank that shares it, so that shares are equal.
+  // A buffer consists of whole shards of each rank that shares it, so shares are equal.
   const auto sharers = static_cast<std::size_t>(flat.sharers);
   const std::int64_t share = gradient.elements() / flat.sharers;
   const std::size_t first = static_cast<std::size_t>(tensor_->rank()) / sharers * sharers;
@@ -49,13 +49,13 @@ std::vector<SquareSum> PieceStatistics::sums(Device& device, std::span<FlatBuffe
   compute_.synchronize();
   std::vector<SquareSum> sums(static_cast<std::size_t>(pieces));
   for (std::size_t i = 0; i < statistics.size(); ++i) {
-    if (trainable[i % count]->empty()) continue;  // never reduced
+    if (trainable[i % count]->empty()) continue;  // it is never reduced
     SquareSum& sum = sums[i / count];
     sum += statistics[i].squares;
     if (statistics[i].first_non_finite >= 0) sum.add_infinity();
   }
   if (tensor_ == nullptr) return sums;
-  // Without peers that answer (a plan) nothing is received.
+  // Nothing is received from simulated peers (a plan).
   const std::size_t ranks = tensor_->simulated() ? 1 : static_cast<std::size_t>(tensor_->size());
   std::vector<SquareSum> received(ranks * sums.size());
   tensor_

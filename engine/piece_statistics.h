@@ -1,5 +1,6 @@
 #pragma once
-/// The squares of gradients that are reduced apart, for the noise of a step's gradient. Private to engine/.
+/// The sums of squares of separate gradients of a step, for measuring the gradient's noise. Private to
+/// engine/.
 
 #include <cstdint>
 #include <span>
@@ -14,22 +15,22 @@
 
 namespace tranche::detail {
 
-/// Takes them where a buffer's gradients are reduced, and adds them up at the step's end.
+/// Computes the squares when a buffer's gradients are reduced, and sums them at the end of the step.
 ///
-/// Each rank of the axis `tensor` has a part of its data rank's gradient. The parts of a tensor that the axis
-/// cuts are different elements, whose squares add up. A tensor that several ranks hold whole gets an addend
-/// from each of them, so that they add it up first, each a share of its elements.
+/// Each rank of the axis `tensor` has a part of its data rank's gradient. If the axis cuts a tensor, the
+/// parts have different elements, whose squares are added. If several ranks hold a tensor whole, each has an
+/// addend of its gradient, so these ranks first sum the gradient, each for a share of its elements.
 class PieceStatistics {
  public:
-  /// `tensor`: the ranks of the axis; null where that is 1. All arguments outlive it.
+  /// `tensor`: the ranks of the axis; null if it has size 1. All arguments must outlive it.
   PieceStatistics(const StepScalars& scalars, Communicator* tensor, StepArena& arena, Stream& compute)
       : scalars_(scalars), tensor_(tensor), arena_(arena), compute_(compute) {}
 
-  /// Takes the squares of a whole buffer's gradient, which is a data rank's, into those of piece number
-  /// `piece`, where the noise is measured. Collective over `tensor` where ranks of it share the buffer.
+  /// If the noise is measured, adds the squares of a data rank's gradient of a whole buffer to piece number
+  /// `piece`. Collective over `tensor` if its ranks share the buffer.
   void take(const FlatBuffer& flat, const ConstTensorView& gradient, std::int64_t piece) const;
-  /// The squares of each of the first `pieces` pieces over all trainable buffers and all ranks of `tensor`,
-  /// over which it is collective. Infinite where an element is not finite. Waits for the compute stream.
+  /// The sums of squares of each of the first `pieces` pieces over all trainable buffers and all ranks of
+  /// `tensor`; collective over these. Infinite if an element is not finite. Waits for the compute stream.
   std::vector<SquareSum> sums(Device& device, std::span<FlatBuffer* const> trainable,
                               std::int64_t pieces) const;
   /// Elements that this rank sends to others in each take() of a buffer.

@@ -21,7 +21,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// Calls work() and puts the key in front of what it refuses.
+/// Calls work(), and puts the key before the text of its errors.
 template <typename Work>
 auto of_key(const Work& work) {
   try {
@@ -33,7 +33,7 @@ auto of_key(const Work& work) {
   }
 }
 
-/// Compute actions alone, or with what a file has beside them.
+/// Loads compute actions, and with a file also its messages, gathers and frees.
 pipeline::PipelineSchedule load(const Config& config, int stages) {
   const std::string& name = config.pipeline_schedule;
   pipeline::PipelineSchedule schedule =
@@ -43,8 +43,8 @@ pipeline::PipelineSchedule load(const Config& config, int stages) {
                            "; the first stage has to hold it, whose actions are in line 1");
 }
 
-/// Follows what a stage holds by its GATHER and FREE. Calls gathered(chunks by unit that is held, unit) for
-/// each unit that no other chunk of the stage held.
+/// Follows a stage's GATHER and FREE actions. Calls gathered(number of chunks by held unit, unit) for each
+/// unit that becomes held.
 template <typename Gathered>
 void hold_units(const Stages& stages, const ModelSpec& model, int stage, const Gathered& gathered) {
   std::map<int, int> held;
@@ -66,7 +66,7 @@ void hold_units(const Stages& stages, const ModelSpec& model, int stage, const G
 
 std::vector<int> stages_of_chunks(const Config& config, int stages) {
   return of_key([&] {
-    // Without the number of micro-batches, which a plan may not know yet.
+    // The number of micro-batches is not used, because a plan may not know it yet.
     const pipeline::NamedSchedule* const named = pipeline::find_schedule(config.pipeline_schedule);
     if (named == nullptr) return load(config, stages).rank_of_chunk;
     return pipeline::ranks_of_chunks(

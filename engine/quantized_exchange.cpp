@@ -25,7 +25,7 @@ std::unique_ptr<Stream> make_stream(Device& device, const char* name, TraceRecor
 void finish(Stream& stream) noexcept {
   try {
     stream.synchronize();
-  } catch (...) {  // whoever used what failed has the error
+  } catch (...) {  // the user of the failed work has the error
   }
 }
 
@@ -127,7 +127,7 @@ void BlockWeights::gather(FlatBuffer& flat, const ConstTensorView& own, const Te
   kernels::quantize(*packing_, own, mine);
   Event arrived = packing_->record();
   if (!alone) {
-    // A bucket in the bytes that it is.
+    // The bucket is converted to bytes.
     const std::int64_t bucket =
         config_.allgather_bucket_elements + config_.allgather_bucket_elements / (quantized_block / 4);
     const std::vector<Event> packed{arrived};

@@ -1,7 +1,7 @@
 #pragma once
-/// Gradients and weights that travel between ranks as int8 blocks (kernels/quantization.h). Blocks are cut by
-/// the position in the flat buffer, of which every shard has whole blocks: so they are the same for every
-/// number of ranks, bucket and stage. A rank reads its own elements back from their blocks too. Private to
+/// Exchanges that send gradients and weights as int8 blocks (kernels/quantization.h). Blocks are divided by
+/// position in the flat buffer, and every shard has whole blocks, so they do not depend on the number of
+/// ranks, the bucket or the stage. A rank also uses the quantized values of its own elements. Private to
 /// engine/.
 
 #include <algorithm>
@@ -16,11 +16,11 @@
 
 namespace tranche::detail {
 
-/// The sum over the ranks of the group of what their blocks say, as Communicator::reduce_scatter orders it.
-/// All ranks send, whoever gives.
+/// The sum over the group's ranks of their dequantized blocks, in the order of Communicator::reduce_scatter.
+/// All ranks send, even those without gradients.
 class BlockGradients final : public GradientExchange {
  public:
-  /// The configuration and the device outlive it; `trace` may be null.
+  /// The configuration and the device must outlive it; `trace` may be null.
   BlockGradients(const Config& config, Device& device, TraceRecorder* trace);
   /// Waits for its stream.
   ~BlockGradients() override;
@@ -33,22 +33,22 @@ class BlockGradients final : public GradientExchange {
               const GradientSum& sum, std::vector<Event> ready, const OperationLabel& label) override;
 
  private:
-  /// Elements of a shard that reduce() exchanges at once: whole blocks, of all ranks at most a bucket as far
-  /// as that is a block for each.
+  /// Elements of a shard that reduce() exchanges at once: whole blocks, for all ranks together at most a
+  /// bucket, but at least one block for each.
   std::int64_t slice_elements(const FlatBuffer& flat) const;
 
   std::unique_ptr<Stream> summing_;
 };
 
-/// Training reads weights as their blocks say them, everything else as they are.
+/// Training reads the quantized weights; all other uses read the exact ones.
 class BlockWeights final : public WeightExchange {
  public:
-  /// The configuration and the device outlive it; `trace` may be null.
+  /// The configuration and the device must outlive it; `trace` may be null.
   BlockWeights(const Config& config, Device& device, TraceRecorder* trace);
   /// Waits for its streams.
   ~BlockWeights() override;
 
-  /// Before allocate(): some flat buffer has so many elements.
+  /// Must be called before allocate(), with the elements of each flat buffer.
   void expect(std::int64_t elements) { largest_ = std::max(largest_, elements); }
   void allocate(MemoryResource& memory) override;
   bool rounds() const override { return true; }
@@ -61,9 +61,9 @@ class BlockWeights final : public WeightExchange {
     Event free;
   };
   std::unique_ptr<Stream> packing_, unpacking_;
-  std::array<Slot, 2> slots_;  ///< so that one travels while another is rounded or read back
+  std::array<Slot, 2> slots_;  ///< two, so that one is sent while another is quantized or dequantized
   std::size_t next_slot_ = 0;
-  std::int64_t largest_ = 0;  ///< elements of a flat buffer
+  std::int64_t largest_ = 0;  ///< elements of the largest flat buffer
 };
 
 }  // namespace tranche::detail

@@ -1,5 +1,5 @@
 #pragma once
-/// Internal: texts and outcomes that all ranks learn of.
+/// Exchanges texts and outcomes between all ranks. Private to engine/.
 
 #include <functional>
 #include <string>
@@ -9,11 +9,11 @@
 
 namespace tranche::detail {
 
-/// Every rank's text on every rank, by rank. Collective.
+/// Returns every rank's text on every rank, by rank. Collective.
 std::vector<std::string> exchange_texts(Communicator& ranks, const std::string& mine, OperationLabel label);
 
-/// Runs `work` on this rank; every rank learns whether it went well everywhere, and all throw CheckpointError
-/// with the first failing rank's text if not. Returns what the ranks' works returned. Collective.
+/// Runs `work` on this rank and returns the results of all ranks. If it throws on any rank, all throw
+/// CheckpointError with the text of the first failing rank. Collective.
 std::vector<std::string> together(Communicator& ranks, OperationLabel label,
                                   const std::function<std::string()>& work);
 

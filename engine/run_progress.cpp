@@ -15,10 +15,10 @@ void RunProgress::take_step(const StepResult& result, bool skipped_by_hook) {
   tokens_ += result.tokens;
   if (result.applied) weights_written_ = false;
   if (result.applied || skipped_by_hook) {
-    // A model of the program's own may give a loss that is not finite beside gradients that are.
+    // A user's model may have a loss that is not finite although its gradients are.
     const bool sound = std::isfinite(result.loss);
     if (sound) session_.prove();
-    proven_ = sound && skipped_by_hook;  // an update may ruin what it changes
+    proven_ = sound && skipped_by_hook;  // an applied update may ruin the weights
     in_doubt_ = !sound;
     skipped_at_end_ = consecutive_skips_ = 0;
     return;
@@ -26,7 +26,7 @@ void RunProgress::take_step(const StepResult& result, bool skipped_by_hook) {
   ++consecutive_skips_;
   ++skipped_at_end_;
   proven_ = false;
-  // An overflow of scaled gradients is ordinary; what has no finite loss is not.
+  // With loss scaling an overflow is ordinary if the loss is finite.
   const bool ordinary = config_.loss_scaling && std::isfinite(result.loss);
   if (result.tokens > 0 && !ordinary) in_doubt_ = true;
 }
@@ -40,7 +40,7 @@ std::exception_ptr RunProgress::too_many_skips(const StepResult& last) const {
 }
 
 void RunProgress::take_evaluation(const EvaluationResult& result) {
-  if (result.tokens <= 0 || weights_written_) return;  // what the program wrote says nothing of the training
+  if (result.tokens <= 0 || weights_written_) return;  // written weights prove nothing about training
   if (!std::isfinite(result.loss)) {
     in_doubt_ = true;
     proven_ = false;
@@ -62,7 +62,8 @@ void RunProgress::weights_loaded() {
 }
 
 GradientNoise RunProgress::noise_of(const StepBoundary::Agreement& found, double unscale) {
-  // For sums s over t tokens each, E |s|^2 / t is t |G|^2 + V, with V the variance of a token's gradient.
+  // For sums s over t tokens each, E |s|^2 / t is t |G|^2 + V, where V is the variance of one token's
+  // gradient.
   const auto tokens = static_cast<double>(found.tokens);
   const double apart = found.squares_of_pieces * unscale * unscale;
   const double together = found.sum_of_squares * unscale * unscale / tokens;
@@ -70,7 +71,7 @@ GradientNoise RunProgress::noise_of(const StepBoundary::Agreement& found, double
   noise.measured = true;
   noise.variance = (apart - together) / static_cast<double>(found.pieces - 1);
   noise.squares = (together - noise.variance) / tokens;
-  noise.variance *= static_cast<double>(config_.train_batch_size) / tokens;  // of a sample
+  noise.variance *= static_cast<double>(config_.train_batch_size) / tokens;  // of one sample
   const double left = config_.gradient_noise_smoothing;
   noise_.variance = left * noise_.variance + (1 - left) * noise.variance;
   noise_.squares = left * noise_.squares + (1 - left) * noise.squares;
@@ -88,7 +89,7 @@ void RunProgress::describe(checkpoint::RunState& run) const {
 }
 
 void RunProgress::go_on_from(const checkpoint::RunState& run) {
-  noise_ = {};  // of the run that this engine leaves
+  noise_ = {};  // it belongs to the run that this engine leaves
   steps_ = run.step;
   applied_ = run.applied;
   skipped_at_end_ = run.skipped;

@@ -1,5 +1,5 @@
 #pragma once
-/// How far a run has come, and whether its weights are sound. Private to engine/.
+/// The progress of a run, and whether its weights are sound. Private to engine/.
 
 #include <cstdint>
 #include <exception>
@@ -14,32 +14,31 @@ namespace tranche::detail {
 
 class RunProgress {
  public:
-  /// Both outlive it. Hears in `session` of weights that have proved good.
+  /// Both must outlive it. Notifies `session` when weights have proved good.
   RunProgress(const Config& config, CheckpointSession& session) : config_(config), session_(session) {}
 
   std::int64_t steps() const { return steps_; }
   std::int64_t applied() const { return applied_; }
   std::int64_t samples() const { return samples_; }
-  /// Steps in a row that were skipped, those by the hook not counted; those before a load() included.
+  /// Consecutive skipped steps, without those skipped by the hook; includes those before a load().
   std::int64_t skipped_at_end() const { return skipped_at_end_; }
-  /// The last loss or gradient of the present weights was not finite.
+  /// True when the last loss or gradient of the present weights was not finite.
   bool in_doubt() const { return in_doubt_; }
-  /// The present weights gave a finite loss, and no step was skipped since.
+  /// True when the present weights gave a finite loss, and no step was skipped since.
   bool proven() const { return proven_; }
 
-  /// Counts a step, and takes down what it has shown of the weights that it began with.
+  /// Counts a step, and records its result as evidence about the weights with which it began.
   void take_step(const StepResult& result, bool skipped_by_hook);
-  /// NumericalError, to be thrown where too many steps in a row were skipped, up to `last`; null: they were
-  /// not.
+  /// The NumericalError to throw if too many consecutive steps, up to `last`, were skipped; null otherwise.
   std::exception_ptr too_many_skips(const StepResult& last) const;
-  /// Takes down what an evaluation has shown of the weights.
+  /// Records an evaluation's result as evidence about the weights.
   void take_evaluation(const EvaluationResult& result);
-  /// The program wrote weights.
+  /// Called after the program has written weights.
   void weights_written();
-  /// All weights were loaded.
+  /// Called after all weights were loaded.
   void weights_loaded();
-  /// The noise of a step's gradient, averaged over those of this run. `unscale`: from the main gradient to
-  /// the gradient of the summed loss.
+  /// The noise of a step's gradient, averaged over the steps of this run. `unscale` is the factor from the
+  /// main gradient to the gradient of the summed loss.
   GradientNoise noise_of(const StepBoundary::Agreement& found, double unscale);
 
   void describe(checkpoint::RunState& run) const;
@@ -52,7 +51,7 @@ class RunProgress {
   std::int64_t consecutive_skips_ = 0;  ///< since this engine was made
   std::int64_t skipped_at_end_ = 0;
   bool in_doubt_ = false, proven_ = false;
-  bool weights_written_ = false;  ///< since the last step that was applied
+  bool weights_written_ = false;  ///< since the last applied step
   GradientNoise noise_;           ///< weighted sums over the steps of this run
 };
 

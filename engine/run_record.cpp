@@ -14,7 +14,8 @@ using nlohmann::ordered_json;
 
 namespace {
 
-/// The parts of a fingerprint, which "; " divides, that another has not; all of it where that tells nothing.
+/// The parts of a fingerprint, separated by "; ", that another one lacks; the whole fingerprint if there are
+/// none.
 std::string parts_not_in(const std::string& fingerprint, const std::string& other) {
   const std::string divider = "; ", whole = divider + other + divider;
   std::string parts;
@@ -81,7 +82,7 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
     return saved.is_object() && saved.contains(place) && saved[place] == value;
   };
   const int saved_tensor_ranks = std::max(1, manifest.layout.axis(MeshAxis::tensor));
-  // Chains have one rank's sums, on however many ranks of the axis tensor.
+  // Chains have the sums of one rank for any size of the axis tensor.
   const bool saved_as_one = saved_tensor_ranks == 1 || was("/tranche/tensor_sums", "chain");
   const bool now_as_one = runtime_.tensor() == nullptr || config_.tensor_sums == TensorSums::chain;
   const bool other_parts =
@@ -120,7 +121,7 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
                                      (saved_tensor_ranks > 1 || runtime_.tensor() != nullptr));
   if (saved_data_ranks == data_ranks && !other_context && runtime_.replicas() == nullptr &&
       config_.reduction_group == 0) {
-    // Copies of a model add gradients up as one that is sharded over all ranks does with the same groups.
+    // Replicas with this reduction group add gradients in the same order as a model sharded over all ranks.
     reducer_.set_reduction_group(manifest.reduction_group);
   }
   if (world != ranks || saved_data_ranks != data_ranks || other_context || other_parts) {
@@ -143,7 +144,7 @@ void RunRecord::take_order_of_sums(const checkpoint::Manifest& manifest, std::ve
 }
 
 void RunRecord::note_defaults(const checkpoint::RunState& run, std::vector<std::string>& notes) const {
-  // Nobody chose these, so that a program which compares no configurations would not know.
+  // The defaults were not chosen by the user, so comparing configurations would not show them.
   const EarlierDefaults earlier = earlier_defaults(config_, run.config);
   if (earlier.bf16) {
     notes.emplace_back(

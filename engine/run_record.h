@@ -1,6 +1,6 @@
 #pragma once
-/// The record of a run in its checkpoints: written by a save, and read by a run that goes on from one.
-/// Private to engine/.
+/// The record of a run in its checkpoints: save() writes it, and load() restores a run from it. Private to
+/// engine/.
 
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ namespace tranche::detail {
 
 class RunRecord {
  public:
-  /// All arguments outlive it.
+  /// All arguments must outlive it.
   RunRecord(const Runtime& runtime, const Config& config, const Optimizer& optimizer, RunProgress& progress,
             StepRule& rule, LossScaler& scaler, GradientReducer& reducer)
       : runtime_(runtime),
@@ -29,12 +29,13 @@ class RunRecord {
         reducer_(reducer) {}
 
   void describe(checkpoint::Manifest& manifest) const;
-  /// The program goes on where that run ended; notes in `result` say what differs.
+  /// Continues the run of that checkpoint; notes in `result` list the differences.
   void go_on_from(const checkpoint::Manifest& manifest, LoadResult& result);
 
  private:
   void take_loss_scale(const checkpoint::RunState& run, std::vector<std::string>& notes);
-  /// Takes the order in which the run added gradients up, as far as it can, and says where it differs.
+  /// Restores the order in which the saved run added gradients, as far as possible, and notes where it
+  /// differs.
   void take_order_of_sums(const checkpoint::Manifest& manifest, std::vector<std::string>& notes);
   void note_defaults(const checkpoint::RunState& run, std::vector<std::string>& notes) const;
   void note_numerics(const std::string& saved, std::vector<std::string>& notes) const;

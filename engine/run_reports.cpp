@@ -31,8 +31,8 @@ std::string memory_report(const Runtime& runtime) {
   }
   const MemoryInfo info = runtime.device().memory_info();
   if (info.total > 0) {
-    // The device's own figure, so that the account closes: all that is taken there and is not this rank's is
-    // the driver's, the libraries' and that of other processes (ranks that share the device among them).
+    // The figures are the device's own, so that they add up: memory in use that is not this rank's belongs to
+    // the driver, to libraries and to other processes (ranks that share the device among them).
     std::int64_t values[] = {info.total, info.mapped, info.mapped - info.placed,
                              info.total - info.free - info.mapped};
     runtime.all()

@@ -8,7 +8,7 @@
 
 namespace tranche::detail {
 
-/// JSON text of the report's `memory` object: by tier the largest of all ranks. Collective.
+/// JSON text of the report's `memory` object: the largest of all ranks, by tier. Collective.
 std::string memory_report(const Runtime& runtime);
 /// JSON text of its `model` object.
 std::string model_report(const ModelSpec& model);

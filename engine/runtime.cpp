@@ -26,9 +26,9 @@ namespace tranche {
 
 namespace {
 
-/// Before a configuration is read its time-out is not known.
+/// The time-out before a configuration is read.
 constexpr double start_timeout_seconds = 60;
-/// For up to 65,536 ranks: memory that is not used is not taken.
+/// The staging size before a configuration is read, enough for 65,536 ranks; unused memory is not committed.
 constexpr std::int64_t start_staging_bytes = 1 << 26;
 
 std::unique_ptr<Communicator> communicator_of_environment(const CommunicatorOptions& options) {
@@ -36,8 +36,8 @@ std::unique_ptr<Communicator> communicator_of_environment(const CommunicatorOpti
   return started_by_mpi_launcher() ? make_mpi_communicator(options) : make_self_communicator(options);
 }
 
-/// The mesh that all ranks were started with; how they were not, for all to throw, in `problem`. Collective:
-/// groups of different meshes would wait for each other for ever.
+/// Returns the mesh of all ranks. If they were started with different meshes, `problem` gets the error that
+/// all must throw. Collective, because groups of different meshes would wait for each other forever.
 Mesh agreed_mesh(Communicator& world, const std::string& text, std::string& problem) {
   if (world.simulated()) return Mesh::parse(text, world.size());
   const std::vector<std::string> texts =
@@ -58,11 +58,12 @@ Mesh agreed_mesh(Communicator& world, const std::string& text, std::string& prob
   return Mesh(world.size());
 }
 
-/// The group of `ranks`, this one among them, by ascending `order`. All ranks call it, with disjoint groups.
+/// The group of `ranks`, which includes this one, by ascending `order`. All ranks call it, with disjoint
+/// groups.
 std::unique_ptr<Communicator> subgroup_in_order(Communicator& world, std::vector<int> ranks,
                                                 const std::function<int(int)>& order) {
   if (!world.simulated()) return world.split(ranks.front(), order(world.rank()));
-  // A simulated group takes ranks in any order.
+  // A simulated group accepts ranks in any order.
   std::sort(ranks.begin(), ranks.end(), [&](int one, int other) { return order(one) < order(other); });
   return world.subgroup(ranks);
 }
@@ -70,8 +71,8 @@ std::unique_ptr<Communicator> subgroup_in_order(Communicator& world, std::vector
 std::string said(const std::string& value) {
   return value;
 }
-/// The ranks of a node share its cores. A task of Slurm's that is not bound sees all of them, whatever it was
-/// given.
+/// The number of threads of a rank: the node's ranks share its cores. A task of Slurm without core binding
+/// sees all cores, so the number that Slurm gave it is a limit.
 int threads_of_rank(int cores, const Communicator& world) {
   const int threads = std::max(1, cores / std::max(1, world.local_size())),
             given = cores_of_rank_by_launcher();
@@ -90,20 +91,20 @@ std::string said(std::int64_t value) {
 }  // namespace
 
 struct Runtime::Impl {
-  std::optional<Config> config;  ///< of from_config()
-  // Order matters: what comes later is destroyed first and may use what comes earlier.
+  std::optional<Config> config;  ///< set by from_config()
+  // The order matters: later members are destroyed first and may use earlier ones.
   RuntimeOptions options;
   comm::CollectiveChoice choice;
   Ledger ledger;
   std::unique_ptr<Device> device;
-  /// Set when ranks of a node read each other's memory: buffers that they exchange are allocated here.
+  /// Set when ranks of a node read each other's memory; buffers that they exchange are allocated in it.
   std::unique_ptr<comm::WindowMemory> window;
   std::unique_ptr<PoisonResource> poison;
   std::unique_ptr<LimitResource> limit, host_limit;
   std::unique_ptr<TrackingResource> tracking;
   std::unique_ptr<TrackingResource> host_tracking;
-  /// Numbered devices: where the staging buffer of the communicator in host memory lies, which is
-  /// there before the device is.
+  /// For numbered devices: the host memory for the communicator's staging buffer, which is allocated before
+  /// the device exists.
   std::unique_ptr<MemoryResource> staging_memory;
   std::unique_ptr<LimitResource> staging_limit;
   std::unique_ptr<TrackingResource> staging_tracking;
@@ -117,11 +118,11 @@ struct Runtime::Impl {
   std::unique_ptr<Communicator> tensor, tensor_and_shard;  ///< null without a tensor axis
   std::string place;                                       ///< set_place()
   Logger log;
-  std::exception_ptr told;  ///< the last that fail() was called with
+  std::exception_ptr told;  ///< the last error passed to fail()
 
-  /// The device and its memory with its accounting.
+  /// Makes the device and its tracked memory.
   void make_device(int index);
-  /// Makes the window where several processes share the host.
+  /// Makes the window if several processes share the host.
   void make_window(Tier tier);
   CommunicatorOptions communicator_options(MemoryResource& memory);
   void start_on_one_of_several(const CommunicatorFactory& factory, int devices);
@@ -154,7 +155,8 @@ Runtime Runtime::from_environment(const RuntimeOptions& options) {
 }
 
 Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptions& beside) {
-  // The ranks meet twice: what the configuration says of the runtime may depend on how many there are.
+  // Two communicators are made: the runtime's configuration may depend on the number of ranks, which only the
+  // first one knows.
   CommunicatorOptions first;
   first.timeout_seconds = start_timeout_seconds;
   first.staging_bytes = start_staging_bytes;
@@ -167,7 +169,7 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
   } catch (const ConfigurationError& error) {
     problem = error.message();
   }
-  // A file may be missing on one host: no rank goes on alone.
+  // A file may be missing on one host only; then all ranks throw.
   const std::vector<std::string> problems =
       detail::exchange_texts(*world, problem, {"start", "configuration", Traffic::control, Tier::host});
   const auto refused =
@@ -178,7 +180,8 @@ Runtime Runtime::from_config(const std::string& path_or_json, const RuntimeOptio
     ConfigurationError error((alike ? "" : "rank " + std::to_string(refused - problems.begin()) + ": ") +
                              *refused);
     error.attach_rank(world->rank());
-    world.reset();  // in order: a communicator that goes while an exception is thrown leaves MPI as it is
+    // Destroyed before the throw, because destroying it while an exception is in flight leaves MPI open.
+    world.reset();
     throw error;
   }
   Runtime runtime = from_environment(RuntimeOptions::from(config, beside));
@@ -218,7 +221,7 @@ void Runtime::Impl::make_device(int index) {
   MemoryResource* host = &device->memory(Tier::host);
   if (options.host_memory_limit > 0) {
     host_limit = std::make_unique<LimitResource>(*host, options.host_memory_limit, &ledger);
-    // The communicator through which the ranks met was made before there was a device.
+    // The first communicator was made before the device, so its memory is counted here.
     host_limit->hold(ledger.total(Tier::host));
     host = host_limit.get();
   }
@@ -238,7 +241,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   communicator.recorder = options.recorder;
   communicator.mesh = options.mesh;
   if (options.trace) {
-    // The recorder wants the rank, which only the communicator knows: it is made once that is there.
+    // The recorder needs the rank, which only the communicator knows, and is given it later.
     trace = std::make_unique<TraceRecorder>(0);
     trace->set_capacity(options.trace_events);
     communicator.trace = trace.get();
@@ -246,7 +249,7 @@ CommunicatorOptions Runtime::Impl::communicator_options(MemoryResource& memory) 
   return communicator;
 }
 
-// The rank on its host chooses the device, so the ranks meet first.
+// The local rank chooses the device, so a communicator is made first.
 void Runtime::Impl::start_on_one_of_several(const CommunicatorFactory& factory, int devices) {
   make_window(Tier::host);
   if (!window) staging_memory = make_host_resource(Tier::host);
@@ -292,7 +295,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   if (!problem.empty()) {
     ConfigurationError error(problem);
     error.attach_rank(impl.world->rank());
-    impl.world.reset();  // in order, as in from_config()
+    impl.world.reset();  // before the throw, as in from_config()
     throw error;
   }
   const Mesh& mesh = impl.mesh;
@@ -317,7 +320,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
   }
   if (stages > 1) {
     impl.pipeline = impl.world->line(mesh.group({MeshAxis::pipeline}, rank));
-    // The group is ordered by state rank, and within one by stage, as Placement::group() has it.
+    // The group is ordered by state rank, then by stage, like Placement::group().
     const int stage = mesh.coordinate(MeshAxis::pipeline, rank);
     const bool at_an_end = stage == 0 || stage == stages - 1;
     if (impl.world->simulated() && at_an_end) {
@@ -326,7 +329,7 @@ Runtime::Runtime(const RuntimeOptions& options, const CommunicatorFactory& facto
         const int of = mesh.coordinate(MeshAxis::pipeline, other);
         if (of == 0 || of == stages - 1) ends.push_back(other);
       }
-      // A simulated group takes ranks in any order.
+      // A simulated group accepts ranks in any order.
       std::stable_sort(ends.begin(), ends.end(),
                        [&](int one, int other) { return mesh.state_rank(one) < mesh.state_rank(other); });
       impl.ends = impl.world->subgroup(ends);
@@ -463,7 +466,7 @@ std::int64_t Runtime::nvme_limit() const {
   return impl_->options.nvme_limit;
 }
 std::int64_t Runtime::memory_calls(Tier tier) const {
-  if (tier == Tier::nvme) return 0;  // files are no memory resource
+  if (tier == Tier::nvme) return 0;  // files are not a memory resource
   return (tier == Tier::host ? impl_->host_tracking : impl_->tracking)->calls();
 }
 
@@ -502,7 +505,7 @@ int Runtime::fail(std::exception_ptr error) noexcept {
     } else {
       here = std::max(0, known.rank());
     }
-    // The log puts this rank in front of every line.
+    // The logger puts this rank before every line.
     text = known.rank() == here ? known.message() + " (" + known.position() + ")" : known.what();
   } catch (...) {
   }
@@ -514,7 +517,7 @@ int Runtime::fail(std::exception_ptr error) noexcept {
   (impl_ ? log() : Logger(here)).error(text);
   if (impl_) {
     all().post_failure(told, status, 2.0);
-    impl_->place.clear();  // another error comes from another place
+    impl_->place.clear();  // a later error comes from another place
   }
   return static_cast<int>(status);
 }

@@ -20,14 +20,14 @@ namespace {
 
 enum class Kind { whole, part, of_rank };
 
-/// One array as one rank gives it.
+/// One array, as one rank passes it.
 struct Given {
   std::string name;
   Kind kind = Kind::whole;
   DataType dtype = DataType::float32;
   Shape shape;
   ElementRange range;
-  std::string digest;  ///< of what every rank gives alike
+  std::string digest;  ///< of values that must be equal on all ranks
 };
 
 Kind kind_of(const SavedArray& array) {
@@ -105,20 +105,20 @@ bool same_array(const Given& a, const Given& b) {
          (a.kind == Kind::of_rank || a.shape == b.shape);
 }
 
-/// Parts follow each other in the order of ranks; of those that give the same part each stores a share.
+/// Parts follow each other in rank order; ranks with the same part store a share of it each.
 std::vector<checkpoint::StoredRange> ranges_of_parts(const std::vector<const Given*>& parts, std::size_t own,
                                                      bool simulated) {
   const std::int64_t elements = parts.front()->shape.elements();
   if (simulated) {
-    // Nothing is known of peers: what lies before this rank's part is the first rank's, what lies behind the
-    // last one's.
+    // Without knowledge of peers, everything before this rank's part is assigned to the first rank, and
+    // everything after it to the last.
     const ElementRange mine = parts[own]->range;
     std::vector<std::int64_t> cuts{0};
     for (std::size_t r = 0; r < parts.size(); ++r) cuts.push_back(r < own ? mine.begin : mine.end);
     cuts.back() = elements;
     return checkpoint::ranges_between(cuts);
   }
-  std::vector<std::pair<ElementRange, std::vector<std::size_t>>> held;  // parts, and the ranks that have them
+  std::vector<std::pair<ElementRange, std::vector<std::size_t>>> held;  // parts, and the ranks with each
   std::int64_t end = 0;
   for (std::size_t r = 0; r < parts.size(); ++r) {
     const ElementRange part = parts[r]->range;
@@ -189,7 +189,7 @@ std::vector<ArrayRecord> agree_on_arrays(Communicator& ranks, const std::vector<
       for (const Given* one : given) record.shapes.push_back(one->shape);
     } else if (first[a].kind == Kind::part) {
       record.ranges = ranges_of_parts(given, static_cast<std::size_t>(ranks.rank()), simulated);
-    } else {  // every rank has all of it, and stores its share
+    } else {  // every rank has the whole array, and stores a share
       const std::int64_t elements = first[a].shape.elements(), size = ranks.size();
       const std::int64_t share = (elements + size - 1) / size;
       std::vector<std::int64_t> cuts;

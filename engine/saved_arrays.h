@@ -1,5 +1,5 @@
 #pragma once
-/// The program's own arrays, from what each rank gives to what a checkpoint stores. Private to engine/.
+/// Combines the program's own arrays from all ranks into a checkpoint's records. Private to engine/.
 
 #include <string>
 #include <vector>
@@ -10,14 +10,14 @@
 
 namespace tranche::detail {
 
-/// Collective. Combines what the ranks give: one record of each array, equal on all ranks. Throws
-/// InvalidArgument on all of them, naming rank and array, when it does not fit together. `replicas`: some
-/// ranks hold the same state, and may give the same part. `simulated`: there are no peers, and all that is
-/// known is what this rank gives.
+/// Collective. Combines the ranks' arrays into one record for each array, equal on all ranks. Throws
+/// InvalidArgument on all of them, naming rank and array, when they do not fit together. `replicas`: some
+/// ranks hold the same state, and may pass the same part. `simulated`: there are no peers, and only this
+/// rank's arrays are known.
 std::vector<checkpoint::ArrayRecord> agree_on_arrays(Communicator& ranks, const std::vector<SavedArray>& mine,
                                                      bool replicas, bool simulated);
 
-/// This rank's elements of `record` in the memory that it gave.
+/// The elements of `record` that this rank stores, in the program's memory.
 const void* stored_part(const checkpoint::ArrayRecord& record, const SavedArray& given, int rank);
 
 }  // namespace tranche::detail

@@ -1,5 +1,5 @@
 #pragma once
-/// A rank's state as the sections of a checkpoint name it. Private to engine/.
+/// Maps a rank's state to the sections of a checkpoint. Private to engine/.
 
 #include <cstddef>
 #include <vector>
@@ -11,19 +11,20 @@
 
 namespace tranche::detail {
 
-/// The elements of a slice that a section of trainable tensors with these states stores; of master weights in
-/// halves the lower ones.
+/// The elements of a slice that this section of trainable tensors stores; if master weights are in halves,
+/// the lower ones.
 TensorView section_of(const ShardSlice& slice, const checkpoint::SectionRecord& section,
                       const std::vector<OptimizerStateTensor>& states);
 
-/// The flat buffer of which a piece of a layout is. A checkpoint's buffers are the kinds of a unit's flat
-/// buffers (a state class, or frozen), and their instances are the parts of the flat buffers of a kind. The
-/// tensors say which one it is: without frozen tensors the layout may have the flat buffers in another order.
+/// The flat buffer for a piece of a checkpoint's layout. A checkpoint's buffers are the kinds of a unit's
+/// flat buffers (a state class, or frozen), and their instances are the parts of the flat buffers of a kind.
+/// The tensors identify the flat buffer, because a layout without frozen tensors may have another order of
+/// buffers.
 FlatBuffer& buffer_of(StateStore& store, const checkpoint::Layout& layout,
                       const checkpoint::SectionPiece& piece);
 
-/// The layout of a checkpoint of the store, over the ranks of `mesh`: of everything, or, without `frozen`, of
-/// what is trained. A unit of which nothing is saved stays, empty.
+/// The layout of a checkpoint of the store, over the ranks of `mesh`: of all tensors, or, without `frozen`,
+/// of trainable ones. A unit without saved tensors is kept, empty.
 checkpoint::Layout checkpoint_layout(const StateStore& store, DataType compute, const Mesh& mesh,
                                      bool frozen = true);
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Elements of a flat buffer in the memory of this rank, wherever that is. Private to engine/.
+/// Elements of a flat buffer in this rank's memory, on any tier. Private to engine/.
 
 #include <vector>
 
@@ -10,34 +10,34 @@
 
 namespace tranche::detail {
 
-/// The state of elements [range) of a flat buffer. Views have as many elements as the range, or null data
-/// where the one who made the slice did not ask for them.
+/// The state of elements [range) of a flat buffer. Views have as many elements as the range, or null data if
+/// the caller that made the slice did not request them.
 struct ShardSlice {
   ElementRange range;
   TensorView gradient;            ///< main gradient, accumulation dtype
-  TensorView master;              ///< as Residency::master_type() says
+  TensorView master;              ///< dtype: Residency::master_type()
   std::vector<TensorView> state;  ///< one for each of FlatBuffer::states
   TensorView weight;              ///< compute dtype; null data: master is the weight
   kernels::WeightRounding rounding = kernels::WeightRounding::nearest_even;  ///< of weights
-  Stream* stream = nullptr;                                                  ///< for kernels that work on it
-  bool on_host = false;  ///< host memory, else device memory
+  Stream* stream = nullptr;  ///< the stream for kernels that use it
+  bool on_host = false;      ///< in host memory; otherwise in device memory
 
-  /// `master` has the lower halves of fp32 numbers, `weight` the upper ones.
+  /// True if `master` has the lower halves of fp32 numbers, and `weight` the upper ones.
   bool in_halves() const { return master.dtype == DataType::uint16; }
 };
 
-/// The elements `range`, which lie within the view's own range from `first` on. LogicError where they begin
+/// The elements `range` of a view whose first element is number `first`. Throws LogicError if they begin
 /// within a block.
 TensorView part_of(const TensorView& view, std::int64_t first, ElementRange range);
-/// The elements `range`, which lie within the slice's range.
+/// The elements `range`, which must lie within the slice's range.
 ShardSlice part_of(const ShardSlice& slice, ElementRange range);
-/// Issues the copy from master to weight, rounded to its dtype, to the slice's stream; nothing where master
+/// Issues the copy from master to weight, rounded to its dtype, on the slice's stream. Does nothing if master
 /// is the weight, or its lower half.
 void copy_master_to_weight(const ShardSlice& slice);
-/// The master weights of a slice in fp32: the slice's own, or `scratch` (fp32, as many elements, in the
-/// slice's memory), to which its stream is given the conversion.
+/// The master weights of a slice in fp32: the slice's own memory, or `scratch` (fp32, as many elements, in
+/// the slice's memory), into which the conversion is issued.
 TensorView master_in_fp32(const ShardSlice& slice, void* scratch);
-/// Issues the rounding of `values` (fp32) to master weights that are not fp32: bf16 to nearest even.
+/// Issues the rounding of `values` (fp32) into master weights that are not fp32: bf16 to nearest even.
 void take_master_from_fp32(const ShardSlice& slice, const TensorView& values);
 
 }  // namespace tranche::detail

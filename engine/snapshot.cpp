@@ -14,7 +14,7 @@
 namespace tranche::detail {
 
 namespace {
-/// Tiles of one pass over a buffer between two looks at the clock.
+/// The number of tiles in one pass over a buffer before the time is checked.
 constexpr std::int64_t tiles_a_pass = 16;
 }  // namespace
 
@@ -69,7 +69,7 @@ void Snapshot::reserve(const checkpoint::ShardPlan& plan) {
   memory_ = AlignedBuffer();
   memory_ = AlignedBuffer(host_memory_, bytes, Category::other, "checkpoint snapshot");
   if (device_.kind() == DeviceKind::meta) return;
-  // Pages are made here, once, and not while training waits for the copy.
+  // Pages are touched here, once, rather than while training waits for the copy.
   std::memset(memory_.data(), 0, static_cast<std::size_t>(bytes));
 }
 
@@ -127,7 +127,7 @@ void Snapshot::take(const checkpoint::ShardPlan& plan, const std::vector<SavedAr
       }
     };
     if (flat.optimizer_tier == OffloadTier::none) {
-      copy_out(store_.slice(flat, whole));  // waited for once, below
+      copy_out(store_.slice(flat, whole));  // synchronized below, once for all
     } else {
       store_.visit(flat, whole, StateStore::Access::read, copy_out);
     }

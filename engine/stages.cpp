@@ -17,8 +17,8 @@ namespace tranche::detail {
 
 namespace {
 
-/// The parameters that a stage of uses [begin, end) of ModelSpec::forward holds: each tensor once, however
-/// many of these uses read it.
+/// The parameters of a stage with uses [begin, end) of ModelSpec::forward; tensors that several of these uses
+/// read count once.
 class ParameterShares {
  public:
   explicit ParameterShares(const ModelSpec& model) {
@@ -43,10 +43,10 @@ class ParameterShares {
   }
 
  private:
-  std::vector<std::vector<double>> sums_;  ///< by begin, then by how many uses follow it
+  std::vector<std::vector<double>> sums_;  ///< by begin, then by the number of uses, minus 1
 };
 
-/// Cuts into `chunks` chunks, of which each of the stages has as many.
+/// Cuts the model into `chunks` chunks, an equal number for each stage.
 std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stages, int chunks) {
   const auto uses = static_cast<int>(model.forward.size());
   const std::string mesh = "tranche.mesh \"" + config.mesh + "\"";
@@ -82,7 +82,7 @@ std::vector<int> cuts_of(const ModelSpec& model, const Config& config, int stage
   return balanced_cuts(work, chunks);
 }
 
-/// Throws ConfigurationError unless ModelSpec::forward has each use of each unit once.
+/// Throws ConfigurationError unless ModelSpec::forward contains each use of each unit exactly once.
 void require_whole_forward(const ModelSpec& model) {
   for (std::size_t u = 0; u < model.units().size(); ++u) {
     const UnitSpec& unit = model.units()[u];

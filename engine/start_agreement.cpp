@@ -20,7 +20,7 @@ std::uint64_t hash_text(std::string_view text) {
   return hash;
 }
 
-/// Collective. The first line of ModelSpec::describe() in which the model of `other` is not rank 0's.
+/// Collective. The first line of ModelSpec::describe() in which rank `other` differs from rank 0.
 std::string difference_of_models(Communicator& ranks, const ModelSpec& model, int other) {
   const OperationLabel label{"start", "models", Traffic::control, Tier::host};
   const auto text_of = [&](int root) {
@@ -50,7 +50,7 @@ std::string difference_of_models(Communicator& ranks, const ModelSpec& model, in
 int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec& model, const Stages& stages,
                    const Optimizer& optimizer, const std::string& schedule) {
   Communicator& world = runtime.all();
-  // The values that must be equal on all ranks, in the order in which a difference is most useful to name.
+  // The values that must be equal on all ranks, in the order in which a difference should be reported.
   struct Start {
     std::uint64_t version, cut, pipeline_schedule, configuration, optimizer, schedule, model_hash,
         fingerprint;
@@ -75,7 +75,7 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
       .wait();
   constexpr const char* of_model = "model";
   for (std::size_t r = 0; r < starts.size(); ++r) {
-    // A cut that differs under one configuration is a consequence of what differs in the model.
+    // A different cut under the same configuration follows from a different model, which is reported instead.
     const bool configured = starts[r].configuration != starts[0].configuration;
     const char* differs = starts[r].version != starts[0].version         ? "library version"
                           : configured && starts[r].cut != starts[0].cut ? "cut"
@@ -100,7 +100,7 @@ int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec
                                " than rank 0; start all ranks with the same program, files and flags");
     }
   }
-  // Nodes may hold different numbers of ranks; the order of a sum must be one for all.
+  // Nodes may have different numbers of ranks, but all ranks need the same reduction order.
   return config.world_size_invariant     ? 0
          : runtime.replicas() != nullptr ? runtime.shard().size()
          : config.reduction_group > 0    ? config.reduction_group
@@ -122,7 +122,7 @@ void allocate_on_all(const Runtime& runtime, const std::function<void()>& work,
     }
     of_budget = error.of_budget();
   }
-  // Ranks need not run out together; all of them end with the same kind of error.
+  // Only some ranks may run out of memory, but all of them end with the same kind of error.
   const OperationLabel label{"start", "memory", Traffic::control, Tier::host};
   std::int64_t first = problem.empty() ? ranks : rank;
   world.all_reduce(&first, 1, DataType::int64, ReduceOperation::minimum, label).wait();
@@ -134,11 +134,11 @@ void allocate_on_all(const Runtime& runtime, const std::function<void()>& work,
   if (problem.empty())
     problem = runtime.mesh().name_of_rank(static_cast<int>(first)) + " ran out of memory: " + text.data();
   try {
-    // Before all have the text none may end: its failure ends the sender's broadcast too, and who receives
-    // after that reads what has taken the text's place.
+    // No rank may end before all have the text: a failing rank also ends the broadcast of the sender, and a
+    // later receiver would read whatever replaced the text.
     world.barrier(label).wait();
   } catch (const CommunicationError&) {
-    // A peer that has left the barrier ended first, and this rank knows why.
+    // A peer has ended after the broadcast; this rank knows the reason.
   }
   throw OutOfMemory(problem, of_budget);
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// The agreement of the ranks of an engine at its start. Private to engine/.
+/// Makes the ranks of an engine agree at its start. Private to engine/.
 
 #include <functional>
 #include <string>
@@ -11,13 +11,13 @@
 namespace tranche::detail {
 
 /// Throws ConfigurationError, on all ranks, naming a rank that was started with another version,
-/// configuration, optimizer, schedule, model or numerics than rank 0. `schedule` describes the program's own.
-/// Returns GradientReducer::reduction_group() for all. Collective.
+/// configuration, optimizer, schedule, model or numerics than rank 0. `schedule` describes the program's own
+/// schedule. Returns GradientReducer::reduction_group() for all ranks. Collective.
 int agree_on_start(const Runtime& runtime, const Config& config, const ModelSpec& model, const Stages& stages,
                    const Optimizer& optimizer, const std::string& schedule);
 
-/// Throws OutOfMemory on all ranks when the work of any has run out; `advice` is added to what that rank
-/// says. Collective.
+/// Runs `work`. Throws OutOfMemory on all ranks if it ran out of memory on any; `advice` is appended to that
+/// rank's message. Collective.
 void allocate_on_all(const Runtime& runtime, const std::function<void()>& work,
                      const std::function<std::string()>& advice);
 

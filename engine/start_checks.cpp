@@ -38,7 +38,7 @@ std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> 
 
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas) {
-  // A CPU's device memory is the host's; a limit of it has its own words.
+  // On a CPU device memory is host memory; a limit of device memory has a separate error.
   const bool device_counts = runtime.device().host_accessible() && config.device_memory_limit == 0;
   if (runtime.device().kind() == DeviceKind::meta || !(config.offload.any() || device_counts)) return;
   std::int64_t needed = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// Checks that each rank makes by itself when an engine starts. Private to engine/.
+/// Checks that each rank makes on its own when an engine starts. Private to engine/.
 
 #include <span>
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace tranche::detail {
 
-/// Matrix products of this run may have other bits on another number of threads.
+/// True if this run's matrix products may have other bits with another number of threads.
 bool threads_change_bits(const Config& config, const Device& device);
-/// Throws ConfigurationError for a number of threads that follows that of the ranks, where one result is
-/// asked for.
+/// Throws ConfigurationError if the number of threads depends on the number of ranks although
+/// world_size_invariant is set and threads change bits.
 void check_threads(const Config& config, const Device& device);
-/// Optimizer::routing(). Throws ConfigurationError where the optimizer has nothing to do.
+/// Returns Optimizer::routing(). Throws ConfigurationError if no tensor uses the optimizer.
 std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> tensors);
-/// Throws OutOfMemory where the host has not the memory that the state takes there on all ranks of the node.
+/// Throws OutOfMemory if the host has less memory than the state of all ranks of the node needs there.
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas);
 

@@ -8,9 +8,9 @@ namespace tranche::detail {
 
 namespace {
 
-/// Below it a message's latency is no small part of its time.
+/// In shorter messages the latency is a considerable part of the time.
 constexpr std::int64_t short_message_bytes = 64 << 10;
-/// Below it the beginning of a tile's transfers and of its update is no small part of their time.
+/// For smaller tiles the latencies of transfers and update are a considerable part of the time.
 constexpr std::int64_t small_tile_elements = 64 << 10;
 
 /// The two neighbours in forward order with the most gathered elements.
@@ -25,7 +25,7 @@ std::size_t largest_pair(const std::vector<UnitState>& units) {
   return first;
 }
 
-/// A line where less memory is left than `needed` bytes of what the steps gather at once.
+/// Adds a note if less memory is left than the `needed` bytes that steps gather at once.
 void note_memory(std::int64_t needed, const std::string& of, const char* advice, const Config& config,
                  const Ledger& ledger, Device& device, std::vector<std::string>& notes) {
   const auto must_hold = [&](const std::string& whose, std::int64_t left) {
@@ -61,7 +61,7 @@ void note_kept_for_step(const StateStore& store, const Config& config, const Led
               "tranche.gather_for use gathers them anew for each use", config, ledger, device, notes);
 }
 
-/// A note of gradients that keep their dtype where others travel as int8 blocks.
+/// Adds a note about gradients that keep their dtype while others are sent as int8 blocks.
 void note_added_by_use(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
   for (const FlatBuffer* flat : store.trainable()) {
     if (!config.quantized_gradients || flat->empty() || store.residency().quantizes_gradients(*flat))
@@ -76,7 +76,7 @@ void note_added_by_use(const StateStore& store, const Config& config, std::vecto
   }
 }
 
-/// A note of the buffers that stay whole at stage 3, and of their price.
+/// Adds a note about the buffers that stage 3 keeps whole, and their cost.
 void note_persistent(const StateStore& store, const Config& config, std::vector<std::string>& notes) {
   std::int64_t elements = 0, bytes = 0;
   std::size_t count = 0;

@@ -1,5 +1,5 @@
 #pragma once
-/// Notes at the start about settings that cost overlap or memory in a way their keys do not say. Private to
+/// Start-up notes about settings whose cost in overlap or memory is not obvious from their keys. Private to
 /// engine/.
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace tranche::detail {
 
-/// One line for each. `ledger` and `device`: what is taken already, and what there is.
+/// One line for each note. `ledger` has the memory already in use, and `device` the memory available.
 std::vector<std::string> notes_on_overlap(const StateStore& store, const Config& config, const Ledger& ledger,
                                           Device& device);
 

@@ -13,7 +13,8 @@ namespace tranche::detail {
 
 namespace {
 
-/// Micro-batches of a step from which on a pipeline's start says what stage 3 gathers in each of them.
+/// With at least so many micro-batches in a step, a pipeline's table notes that stage 3 gathers in each of
+/// them.
 constexpr std::int64_t noted_micro_batches = 4;
 
 }  // namespace
@@ -127,7 +128,7 @@ void StartTable::add_resident() {
   }
   if (runtime_.size() > 1) resident += ", " + format_bytes(config_.staging_bytes) + " staging buffer";
   row("also resident", resident);
-  // Stages are compared where all of their state is on the device.
+  // Stages are compared if all of their state is on the device.
   for (int lower = config_.stage - 1; lower >= 0 && shards_ > 1 && !config_.offload.any(); --lower) {
     const std::int64_t here = formulas_.resident_bytes(config_.stage),
                        there = formulas_.resident_bytes(lower);
@@ -245,7 +246,7 @@ void StartTable::add_messages_between_nodes(const Communicator* group, MeshAxis 
   if (group == nullptr) return;
   const Mesh& mesh = runtime_.mesh();
   const int size = group->size(), per_node = std::max(1, runtime_.all().local_size());
-  // Nodes have consecutive ranks. The ranks of every group are as far apart as those of the first.
+  // Nodes have consecutive ranks. All groups of an axis have the same stride.
   const std::vector<int> first = mesh.group({axis}, 0);
   const int stride = first[1] - first[0];
   int elsewhere = size - group->local_size();

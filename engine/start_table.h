@@ -1,5 +1,5 @@
 #pragma once
-/// The table that a run begins with, for people. Private to engine/.
+/// The table that a run prints first, for people. Private to engine/.
 
 #include <string>
 #include <string_view>
@@ -15,13 +15,13 @@ namespace tranche::detail {
 
 class StartTable {
  public:
-  /// All arguments outlive it.
+  /// All arguments must outlive it.
   StartTable(const Runtime& runtime, const Config& config, const ModelSpec& model, const Stages& stages,
              const StateStore& store, const StateFormulas& formulas, const TrafficFormulas& traffic,
              const WholeMatrices& matrices);
 
-  /// `routing`: Optimizer::routing(). `notes` stand behind those of the configuration, of whose ignored keys
-  /// each has a line, or, unless `verbose`, all together.
+  /// `routing`: Optimizer::routing(). `notes` are printed after those of the configuration. Its ignored keys
+  /// have a line each, or, unless `verbose`, one line together.
   std::string text(const std::string& routing, const std::vector<std::string>& notes, bool verbose);
 
  private:
@@ -32,12 +32,13 @@ class StartTable {
   void add_resident();
   void add_activations();
   void add_traffic();
-  /// Tells what the layers of a group of the axis `tensor` send between nodes.
+  /// Notes the bytes that the layers of a group of the axes `tensor` and `context` send between nodes.
   void add_messages_between_nodes();
-  /// A note where `group`, this rank's of `axis`, has ranks of several nodes and its layers send `bytes`.
+  /// Adds a note if `group`, this rank's group of `axis`, has ranks on several nodes and its layers send
+  /// `bytes`.
   void add_messages_between_nodes(const Communicator* group, MeshAxis axis, std::int64_t bytes);
   void add_notes(const std::vector<std::string>& notes, bool verbose);
-  /// The bytes that a rank sends of so many elements of a group's buffers, and of others as int8 blocks.
+  /// The bytes that a rank sends for so many elements of a group's buffers, plus others as int8 blocks.
   std::string sent(std::int64_t elements, DataType dtype, std::int64_t as_blocks) const;
   std::string sent_parameters(std::int64_t elements) const;
   bool gathers_each_use() const { return gathers_ && config_.gather_for == GatherFor::use; }
@@ -50,7 +51,7 @@ class StartTable {
   const StateFormulas& formulas_;
   const TrafficFormulas& traffic_;
   const WholeMatrices& matrices_;
-  int shards_;            ///< which is what the stages of ZeRO share state among
+  int shards_;            ///< ranks over which ZeRO shards state
   bool gathers_ = false;  ///< some unit is gathered when it is used
   std::string text_;
 };

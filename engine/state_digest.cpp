@@ -12,10 +12,10 @@ namespace tranche::detail {
 
 namespace {
 
-/// The least number of elements whose halves are put together at once for a tensor's digest.
+/// The least number of elements whose halves are joined at once.
 constexpr std::int64_t joined_at_once = 1 << 12;
 
-/// A piece's elements by their numbers in the tensor.
+/// The range of a piece's elements within the tensor.
 ElementRange elements_of_piece(const TensorPiece& piece) {
   return {piece.tensor_begin, piece.tensor_begin + piece.elements};
 }
@@ -32,7 +32,7 @@ StateDigest::StateDigest(StateStore& store, const Config& config, const Mesh& me
       with_state_(with_state),
       frozen_(frozen),
       scratch_(workspace) {
-  // In the workspace, which nothing uses between steps, so that a digest never makes the peak.
+  // The workspace is unused between steps, so a digest does not raise peak memory.
   constexpr std::int64_t least_bytes = joined_at + joined_at_once * size_of(DataType::float32);
   if (workspace.bytes < least_bytes) {
     instead_ = Buffer(memory, least_bytes, Category::other, "digest");
@@ -51,7 +51,7 @@ kernels::Digest StateDigest::over(Communicator& ranks, const OperationLabel& lab
   device_.copy_to_host(compute_, mine.data(), scratch_.data, sizeof(mine));
   compute_.synchronize();
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] += host_sums_[i];
-  // All sums of all ranks at once, so that where copies differ all throw, whichever group they are of.
+  // All ranks exchange all sums, so that all throw if copies differ in any group.
   std::vector<Sums> all(static_cast<std::size_t>(ranks.size()), mine);
   ranks.all_gather(&mine, all.data(), sizeof(mine), DataType::uint8, 0, {}, label).wait();
   compare_copies(all);
@@ -118,7 +118,7 @@ void StateDigest::add_slice(const FlatBuffer& flat, const ShardSlice& slice, Sum
       for (std::size_t s = 0; with_state_ && s < part.state.size(); ++s) {
         TensorView state = part.state[s];
         std::int64_t first = run.global;
-        if (is_block(state.dtype)) {  // as words
+        if (is_block(state.dtype)) {  // counted in words
           first = bytes_of(state.dtype, first) / size_of(DataType::float32);
           state = {state.data, DataType::float32, Shape{state.bytes() / size_of(DataType::float32)}};
         }
@@ -191,11 +191,11 @@ int StateDigest::sharers_of_slices() const {
 }
 
 void StateDigest::compare_copies(const std::vector<Sums>& all) const {
-  std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the buffers that it holds
-  // The lowest rank of each group of the axis tensor, and of each that shares slices.
+  std::map<std::pair<int, int>, int> holders;  // the lowest rank with a shard, by the class of its buffers
+  // The lowest rank of each group of the axis tensor, and of each group that shares slices.
   std::map<std::array<int, 4>, int> first_parts;
   const int parts = mesh_.size(MeshAxis::tensor), sharers = sharers_of_slices();
-  const std::vector<int> ends = mesh_.group({MeshAxis::tensor}, 0);  // of the first stage, as rank 0 is
+  const std::vector<int> ends = mesh_.group({MeshAxis::tensor}, 0);  // of the first stage, as rank 0
   for (int rank = 0; rank < static_cast<int>(all.size()); ++rank) {
     const auto& sums_of_rank = all[static_cast<std::size_t>(rank)];
     const int alike = store_.placement().class_of(rank);

@@ -1,5 +1,6 @@
 #pragma once
-/// The digest of a model's state, whatever ranks hold it, and whether copies of it agree. Private to engine/.
+/// The digest of a model's state, independent of its distribution over ranks, and the comparison of copies.
+/// Private to engine/.
 
 #include <array>
 #include <cstddef>
@@ -15,19 +16,20 @@ namespace tranche::detail {
 
 class StateDigest {
  public:
-  /// All arguments outlive it; nothing else uses the workspace while it lives. `with_state`: of the
-  /// optimizer's state too; `frozen`: of frozen weights alone.
+  /// All arguments must outlive it; nothing else may use the workspace during its lifetime. `with_state`
+  /// includes the optimizer's state; `frozen` restricts it to frozen weights.
   StateDigest(StateStore& store, const Config& config, const Mesh& mesh, Device& device,
               MemoryResource& memory, kernels::Workspace workspace, bool with_state, bool frozen);
 
-  /// Over all ranks; optimizer state comes under indices behind the weights'. Throws CommunicationError on
-  /// all ranks when copies differ, naming the first rank that holds another. Collective.
+  /// The digest over all ranks; optimizer state has higher indices than weights. Throws CommunicationError on
+  /// all ranks when copies differ, naming the first rank with a different copy. Collective.
   kernels::Digest over(Communicator& ranks, const OperationLabel& label);
 
  private:
-  /// Sums of what this rank owns, of weights and of state that all ranks keep alike, and of those parts of a
-  /// shard that its replicas keep alike; and of what both ends of a pipeline, all ranks of the axis `tensor`,
-  /// or the neighbours on it that share a slice, keep alike.
+  /// Sums over different sets of elements: those that this rank owns; weights and state of which all ranks
+  /// keep equal copies; the parts of a shard of which its replicas keep copies; and the elements of which
+  /// both ends of a pipeline, all ranks of the axis `tensor`, or the neighbours on it that share a slice keep
+  /// copies.
   enum Sum {
     own_elements,
     weights_of_all,
@@ -50,15 +52,15 @@ class StateDigest {
   void add_parameters(const FlatBuffer& flat, ElementRange range, Sum sum);
   void add_state(FlatBuffer& flat, ElementRange range, Sum sum);
   void add_slice(const FlatBuffer& flat, const ShardSlice& slice, Sum sum);
-  /// A part of one tensor whose master weights are in halves.
+  /// Adds a part of one tensor whose master weights are in halves.
   void add_joined(const ShardSlice& part, std::uint64_t index, std::int64_t first, kernels::Digest* target);
-  /// Adds the elements that this rank owns of a frozen buffer that lives off the device.
+  /// Adds the elements that this rank owns of a frozen buffer on another tier than the device.
   void add_frozen_off_device(FlatBuffer& flat);
-  /// Adds the elements that other ranks hold copies of.
+  /// Adds the elements of which other ranks hold copies.
   void add_copies(FlatBuffer& flat);
   void compare_copies(const std::vector<Sums>& all) const;
-  /// The number of neighbours on the axis `tensor` that share slices; 1 where each slice has one rank. All
-  /// such slices of a model have the same number (DataGroups).
+  /// The number of neighbours on the axis `tensor` that share slices; 1 if each slice is on one rank. It is
+  /// the same for all shared slices of a model (DataGroups).
   int sharers_of_slices() const;
 
   StateStore& store_;
@@ -67,9 +69,9 @@ class StateDigest {
   Device& device_;
   Stream& compute_;
   bool with_state_, frozen_;
-  Buffer instead_;              ///< of a workspace that is too small
-  kernels::Workspace scratch_;  ///< sums, then room for numbers whose halves are put together
-  Sums host_sums_;              ///< of what lives in host memory
+  Buffer instead_;              ///< used if the workspace is too small
+  kernels::Workspace scratch_;  ///< the sums, followed by memory for joining halves
+  Sums host_sums_;              ///< the sums over state in host memory
 };
 
 }  // namespace tranche::detail

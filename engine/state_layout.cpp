@@ -15,7 +15,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// A tensor as optimizers see it.
+/// The properties of a tensor that optimizers use.
 TrainableTensor facts_of(const TensorSpec& tensor, const ParameterGroups& groups) {
   return {tensor.name, tensor.shape, groups.resolve(tensor.name, tensor.shape.rank()), tensor.matrices,
           tensor.linear != LinearLayout::in_out};
@@ -165,7 +165,7 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
     adapters += 2 * spec.adapters.size();
   }
   layout.tensors.reserve(total);
-  // Adapters have the last indices, so that a model draws the same weights with them as without.
+  // Adapters have the last indices, so that the model's other weights are drawn as without adapters.
   std::size_t next_index = 0, next_adapter_index = total - adapters;
   for (const UnitSpec& spec : model.units()) {
     UnitState unit;
@@ -173,7 +173,7 @@ StateLayout lay_out(const ModelSpec& model, const ParameterGroups& groups, const
     unit.uses_in_model = spec.uses_per_micro_batch;
     unit.uses = stages.uses_of(model, static_cast<int>(layout.units.size()),
                                mesh.coordinate(MeshAxis::pipeline, rank));
-    const std::size_t own = spec.tensors.size() - 2 * spec.adapters.size();  // which adapters follow
+    const std::size_t own = spec.tensors.size() - 2 * spec.adapters.size();  // adapters follow these
     for (const TensorSpec& tensor : spec.tensors) {
       TensorState state;
       state.name = tensor.name;

@@ -11,8 +11,8 @@ namespace tranche::detail {
 
 namespace {
 
-/// Asks for elements [first, ...) of a section of a flat buffer, to be read to `host`, which has the view's
-/// elements; what no tensor covers is zeroed, what the match leaves out is not touched.
+/// Adds requests that read elements [first, ...) of a flat buffer's section into `host`. Elements outside
+/// tensors are zeroed, and elements of tensors that the match leaves out are not changed.
 void request(const StateStore& store, const checkpoint::Reader& reader, const TensorMatch& match,
              const FlatBuffer& flat, const std::string& kind, std::int64_t first, const TensorView& host,
              std::vector<checkpoint::ReadRequest>& requests) {
@@ -35,7 +35,7 @@ void request(const StateStore& store, const checkpoint::Reader& reader, const Te
   pad_to(range.end);
 }
 
-/// True when some elements in the range stay as they are.
+/// True if some elements in the range are not read.
 bool keeps_some(const TensorMatch& match, const FlatBuffer& flat, const std::string& kind,
                 const ElementRange& range) {
   const std::vector<TensorPiece> pieces = flat.layout.pieces(range);
@@ -78,8 +78,8 @@ class SectionReader {
     requests_.clear();
   }
 
-  /// Reads elements of a section to host memory, from where `write` takes them. `keep` fills it
-  /// before, where some of them stay as they are.
+  /// Reads elements of a section into host memory, from which `write` takes them. If some elements are not
+  /// read, `keep` first fills the memory with their present values.
   void read_staged(const FlatBuffer& flat, const std::string& kind, const ElementRange& range, DataType dtype,
                    const char* what, const std::function<void(void*)>& keep,
                    const std::function<void(void*)>& write) {
@@ -124,7 +124,7 @@ class SectionReader {
                             slice.on_host);
                      }
                    }
-                   // A tile's memory is the next one's.
+                   // The tile's memory is reused for the next tile.
                    if (flat.optimizer_tier == OffloadTier::nvme) read_now();
                  });
   }
@@ -151,7 +151,7 @@ class SectionReader {
   const std::vector<checkpoint::SectionRecord>& sections_;
   Device& device_;
   MemoryResource& host_memory_;
-  std::string unit_;  ///< the name of the one that is read, for errors
+  std::string unit_;  ///< the name of the unit being read, for errors
   std::vector<checkpoint::ReadRequest> requests_;
 };
 

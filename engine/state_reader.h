@@ -10,10 +10,10 @@
 
 namespace tranche::detail {
 
-/// Reads what this rank keeps of these sections of all units: straight to where it is kept, as one pipeline,
-/// where that is memory of this process; else a buffer after the other, through host memory. Sections that
-/// are not named and tensors that the match leaves out stay as they are; padding is zeroed. Throws
-/// CheckpointError for damage, some state being new then.
+/// Reads this rank's part of these sections of all units. State in this process's memory is read directly, as
+/// one pipeline; other state is read through host memory, one buffer after another. Other sections, and
+/// tensors that the match leaves out, do not change; padding is zeroed. Throws CheckpointError for damage,
+/// after which some state may already be replaced.
 void read_sections(StateStore& store, checkpoint::Reader& reader, const TensorMatch& match,
                    const std::vector<checkpoint::SectionRecord>& sections, Device& device,
                    MemoryResource& host_memory);

@@ -1,11 +1,11 @@
 #pragma once
-/// Private to engine/.
+/// Abandons a step at the end of a scope. Private to engine/.
 
 #include "tranche/engine/engine.h"
 
 namespace tranche {
 
-/// Gives up the step that is open where its scope ends, on this rank: its peers have to do the same.
+/// Abandons the open step of this rank, if there is one, when its scope ends; the peers must do the same.
 class StepGuard {
  public:
   explicit StepGuard(Engine& engine) : engine_(engine) {}

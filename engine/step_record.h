@@ -1,5 +1,16 @@
 #pragma once
 /// The record that ranks exchange at the end of a step. Private to engine/.
+///
+/// Note: a step's agreement. At the end of a step (engine_step.cpp) all ranks must make the same decision,
+/// although each knows only its own part of the gradients:
+///
+///     every rank   fills a StepRecord: statistics of the gradients that it owns, losses and tokens, hashes
+///                  of its collective calls, rates, hook, and whether its save is at rest
+///     all ranks    exchange these records (StepBoundary::agree()), and compute the same Agreement from them
+///                  in rank order; if there is a gradient hook, they also exchange its answers
+///     all ranks    apply the step, or skip it (no tokens, not finite, hook), only from these common values
+///
+/// A skipped step issues the same work as an applied one, masked, so that later collectives match.
 
 #include <cmath>
 #include <cstdint>
@@ -8,7 +19,7 @@
 
 namespace tranche::detail {
 
-/// A sum of losses, rounded once; an infinity or NaN makes the whole of it one.
+/// A sum of losses, rounded once; an infinity or NaN makes the sum infinite or NaN.
 struct LossTotal {
   LossSum finite;
   double not_finite = 0;
@@ -28,17 +39,17 @@ struct LossTotal {
   double value() const { return finite.value() + not_finite; }
 };
 
-/// The record that each rank sends all others at the end of a step.
+/// The record that each rank sends to all others at the end of a step.
 struct StepRecord {
-  SquareSum squares;  ///< of this rank's share of the main gradient
+  SquareSum squares;  ///< of the main gradient that this rank owns
   LossTotal losses;   ///< of its micro-batches
   std::int64_t tokens = 0;
   std::int64_t non_finite_buffer =
-      -1;  ///< first trainable buffer with an infinity or NaN in what this rank owns
+      -1;  ///< the first trainable buffer in which this rank owns an infinity or NaN
   std::int64_t non_finite_element = -1;  ///< its position in the flat buffer
-  std::uint64_t sequence_hash = 0;       ///< of the calls that all ranks make together
-  std::uint64_t group_hash = 0;          ///< of those that the groups of its buffers make
-  std::int64_t save_at_rest = 1;         ///< 0: this rank's part of a save is being written
+  std::uint64_t sequence_hash = 0;       ///< of the calls that are collective over all ranks
+  std::uint64_t group_hash = 0;          ///< of the calls that are collective over the groups of its buffers
+  std::int64_t save_at_rest = 1;         ///< 0: this rank still writes its part of a save
   std::int64_t stop_requested = 0;
   double learning_rate = 0, momentum = 0;  ///< the rates of this rank's update
   std::int64_t has_hook = 0;

@@ -29,7 +29,7 @@ void StepRecorder::begin_pass(Program program, const Shape& shape) {
   const bool record = plan_memory_ && passes == 1;
   if (host_copies_ != nullptr) host_copies_->begin_pass(name_of(program), record, shape);
   arena_.begin(name_of(program), record, shape);
-  // A training pass counts once its step is complete.
+  // A training pass is counted once its step is complete.
   if (program != Program::train) ++passes;
 }
 
@@ -54,9 +54,9 @@ void StepRecorder::abandon_pass(Program program) {
 }
 
 void StepRecorder::forget_passes() {
-  arena_.forget();  // refuses while memory of a pass is held: before anything has changed
+  arena_.forget();  // throws while memory of a pass is held, before anything has changed
   if (host_copies_ != nullptr) host_copies_->forget();
-  // Orders of units stay known, so that the next pass of each program is the one that is recorded and packed.
+  // Orders of units stay valid, so the next pass of each program is recorded and packed.
   for (std::int64_t& passes : passes_) passes = std::min<std::int64_t>(passes, 1);
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// A step's passes, times and traffic as they are recorded. Private to engine/.
+/// Records a step's passes, times and traffic. Private to engine/.
 
 #include <array>
 #include <cstdint>
@@ -13,28 +13,30 @@
 
 namespace tranche::detail {
 
-/// Knows no other part of the engine. The first pass of a program records the order of units, the second runs
-/// with prefetch and has its memory packed, later ones replay that, or have what is larger packed again.
+/// It uses no other part of the engine. The first pass of a program records the order of units; the second
+/// runs with prefetch, after which its memory is packed; later ones reuse that, or have larger sizes packed
+/// again.
 class StepRecorder {
  public:
-  /// Both outlive it. `plan_memory` false: passes are never packed.
+  /// Both must outlive it. `plan_memory` false: passes are never packed.
   StepRecorder(StepArena& arena, Stream& compute, bool plan_memory);
 
-  /// Activations that leave the device repeat with the passes; null: they stay.
+  /// The passes then include the copies of activations in host memory; null: activations stay on the device.
   void set_host_copies(HostCopies* copies) { host_copies_ = copies; }
 
   // --- Passes ---
-  /// `shape`: of the first micro-batch (StepArena::begin).
+  /// `shape`: the first micro-batch's (StepArena::begin).
   void begin_pass(Program program, const Shape& shape = {});
   void next_micro_batch(const Shape& shape);
-  /// LogicError, nothing having changed, while memory of the pass is held.
+  /// Throws LogicError, with nothing changed, while memory of the pass is held.
   void end_pass();
-  /// Gives the pass up. Buffers that are still held stay valid; the program's next pass records anew.
+  /// Abandons the pass. Buffers that are still held stay valid; the program's next pass records anew.
   void abandon_pass(Program program);
   bool pass_open() const { return arena_.active(); }
-  /// True where plans were made since the last call: what the passes took beside the block can go back.
+  /// True if plans were made since the last call, so that memory outside the packed block can be freed.
   bool take_repacked();
-  /// The next pass of each program takes its memory anew and is packed. LogicError while memory is held.
+  /// The next pass of each program allocates its memory anew and is packed. Throws LogicError while memory is
+  /// held.
   void forget_passes();
   std::int64_t passes(Program program) const { return passes_[static_cast<std::size_t>(program)]; }
 
@@ -42,14 +44,14 @@ class StepRecorder {
   ExposedTime& exposed() { return exposed_; }
   PassTimes& pass_times() { return pass_times_; }
   const StepTraffic& traffic() const { return traffic_; }
-  /// The first micro-batch of a step begins.
+  /// Called when the first micro-batch of a step begins.
   void begin_step(std::span<Communicator* const> groups);
-  /// The step is complete: its times, and the passes of the training program. The device has passed the
-  /// step's end.
+  /// Called when the step is complete: sets its times in `result`, and counts the training pass. The device
+  /// must have passed the step's end.
   void end_step(std::span<Communicator* const> groups, StepResult& result);
-  /// `update_began`: when gradients were there, in seconds_now().
+  /// `update_began`: when the gradients were available, in seconds_now().
   void stamp(StepResult& result, double update_began);
-  /// Forgets times of a forward pass alone.
+  /// Forgets the times of a pass without backward.
   void clear_times();
 
  private:
@@ -57,7 +59,7 @@ class StepRecorder {
   bool plan_memory_;
   HostCopies* host_copies_ = nullptr;
   std::array<std::int64_t, program_count> passes_{};
-  std::int64_t packings_ = 0;  ///< of the arena at the last take_repacked()
+  std::int64_t packings_ = 0;  ///< the arena's count at the last take_repacked()
   ExposedTime exposed_;
   PassTimes pass_times_;  ///< with wall_clock_breakdown
   StepTraffic traffic_;

@@ -68,7 +68,7 @@ void StepRule::check(const std::vector<StepRecord>& records, std::int64_t step) 
     }
   }
   if (!std::isfinite(records[0].learning_rate) || !std::isfinite(records[0].momentum)) {
-    // All ranks throw it: none has to be told.
+    // All ranks throw it, so no peer needs to be notified.
     breakdown_.end_untold(std::make_exception_ptr(ConfigurationError(
         fmt::format("schedule {} gives a learning rate of {} and a momentum of {}{}; both must be finite",
                     schedule_->describe(), records[0].learning_rate, records[0].momentum, of_step))));
@@ -107,14 +107,14 @@ void StepRule::take_saved(const std::string& text, std::vector<std::string>& not
 
 std::string StepRule::ask_hook(const StepResult& found, double gradient_scale) {
   if (!hook_) return {};
-  const GradientHook hook = hook_;  // which may set another
+  const GradientHook hook = hook_;  // a copy, because the hook may set another hook
   hook_scale_ = gradient_scale;
   std::string reason;
   try {
     reason = hook(found);
   } catch (...) {
     hook_scale_.reset();
-    breakdown_.end(std::current_exception());  // whatever it is: the step cannot be taken back
+    breakdown_.end(std::current_exception());  // for any exception, because the step cannot be undone
     throw;
   }
   hook_scale_.reset();

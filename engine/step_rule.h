@@ -1,6 +1,6 @@
 #pragma once
-/// The decisions about a step that a program can take from the configuration: the learning rate, and whether
-/// a gradient hook lets the step happen. Private to engine/.
+/// The parts of a step that a program can decide instead of the configuration: the learning rate, and whether
+/// a gradient hook skips the step. Private to engine/.
 
 #include <cstdint>
 #include <memory>
@@ -18,35 +18,35 @@ namespace tranche::detail {
 
 class StepRule {
  public:
-  /// `own`: the program's schedule; null: the configuration's. The others outlive it.
+  /// `own`: the program's schedule; null: the configuration's. The other arguments must outlive it.
   StepRule(const Runtime& runtime, const Config& config, std::unique_ptr<Schedule> own, Breakdown& breakdown);
 
-  /// In place of the schedule's; nullopt: the schedule's again. Throws InvalidArgument.
+  /// Sets a rate instead of the schedule's; nullopt restores the schedule's. Throws InvalidArgument.
   void set_rate(std::optional<double> rate);
   void set_hook(GradientHook hook) { hook_ = std::move(hook); }
-  /// Schedule::describe() of the program's own; else that it is the configuration's.
+  /// Schedule::describe() of the program's own schedule, or else a text that it is the configuration's.
   std::string schedule() const;
 
-  /// Number, rate and momentum of an update.
+  /// The number, rate and momentum of an update.
   OptimizerStep update(std::int64_t number) const;
-  /// Says to the other ranks what update() gives and whether there is a hook.
+  /// Sets this rank's rate, momentum and hook in its record.
   void declare(const OptimizerStep& update, StepRecord& mine) const;
-  /// Throws unless all ranks would update alike, and with numbers.
+  /// Throws unless all ranks have equal, finite rates and momenta, and agree about a hook.
   void check(const std::vector<StepRecord>& records, std::int64_t step) const;
-  /// Collective. Why the program's hook wants the step skipped, as all ranks say; empty: it does not.
-  /// `gradient_scale`: from the main gradient to what the update takes.
+  /// Collective. The reason why the program's hook wants the step skipped, equal on all ranks; empty: it does
+  /// not. `gradient_scale` is the factor from the main gradient to the gradient that the update uses.
   std::string ask_hook(const StepResult& found, double gradient_scale);
   /// `gradient_scale` of ask_hook() while the hook runs; empty otherwise.
   const std::optional<double>& hook_scale() const { return hook_scale_; }
 
-  /// JSON text for a checkpoint, and back.
+  /// The rule's state as JSON text for a checkpoint.
   std::string saved() const;
   void take_saved(const std::string& text, std::vector<std::string>& notes);
 
  private:
   const Runtime& runtime_;
   const Config& config_;
-  std::optional<std::string> own_;  ///< Schedule::describe() of one that the program brought
+  std::optional<std::string> own_;  ///< Schedule::describe() of the program's own
   std::unique_ptr<Schedule> schedule_;
   Breakdown& breakdown_;
   std::optional<double> rate_;

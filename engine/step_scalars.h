@@ -1,5 +1,5 @@
 #pragma once
-/// The numbers of a step that kernels leave in device memory for its end. Private to engine/.
+/// The scalars of a step, which kernels leave in device memory until its end. Private to engine/.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace tranche::detail {
 
-/// One buffer: losses [micro-batches] fp64, token counts [micro-batches] int64, statistics of
-/// the main gradient [trainable flat buffers], and of what was reduced apart [pieces, trainable flat
-/// buffers], where the noise of gradients is measured.
+/// One buffer: losses [micro-batches] fp64, token counts [micro-batches] int64, statistics of the main
+/// gradient [trainable flat buffers], and, if the noise of gradients is measured, of separate gradients
+/// [pieces, trainable flat buffers].
 class StepScalars {
  public:
   StepScalars() = default;
@@ -29,7 +29,7 @@ class StepScalars {
   kernels::GradientStatistics* statistics() const {
     return reinterpret_cast<kernels::GradientStatistics*>(tokens() + micro_batches_);
   }
-  /// The noise of gradients is measured.
+  /// True if the noise of gradients is measured.
   bool has_pieces() const { return pieces_ > 0; }
   kernels::GradientStatistics* of_piece(std::int64_t piece) const {
     return statistics() + static_cast<std::size_t>(1 + piece) * units_;

@@ -44,7 +44,7 @@ std::int64_t StepSequence::open(const Shape& shape, std::span<const std::int64_t
   } else {
     parts_.recorder.next_micro_batch(shape);
   }
-  // A rule with sums goes through its state once before the update.
+  // A rule with sums first reads its state once, before the update.
   if (last && offload != nullptr && !parts_.updater.has_sums()) offload->begin_update();
   parts_.reducer.begin_micro_batch(number);
   if (!parts_.gatherer.in_sequence()) {
@@ -56,7 +56,7 @@ std::int64_t StepSequence::open(const Shape& shape, std::span<const std::int64_t
 }
 
 std::int64_t StepSequence::open_for_evaluation(const Shape& shape, std::span<const std::int64_t> samples) {
-  // A pass ends when the next begins, so that what holds the loss may outlive end_micro_batch().
+  // A pass ends when the next one begins, so that the memory of the loss may outlive end_micro_batch().
   if (parts_.recorder.pass_open()) parts_.recorder.end_pass();
   parts_.recorder.begin_pass(Program::evaluate, shape);
   micro_batches_.restart();
@@ -80,7 +80,7 @@ void StepSequence::require_let_go(std::int64_t micro_batch) {
   require(held.empty(), "end_micro_batch() while gradients of unit " + held + " are still held");
   const std::string missing = failure_.empty() ? parts_.reducer.missing(micro_batch) : failure_;
   if (missing.empty()) return;
-  // The peers wait in the reduction of this unit: they must learn of it.
+  // The peers wait in this unit's reduction, so they must be notified.
   breakdown_.end(std::make_exception_ptr(LogicError(missing)));
   breakdown_.throw_if_ended();
 }
@@ -161,7 +161,7 @@ EvaluationResult StepSequence::end_evaluation() {
   require(state_ == State::evaluating && !micro_batches_.any_open(),
           "end_evaluation() without begin_evaluation(), or inside a micro-batch");
   if (parts_.recorder.pass_open()) parts_.recorder.end_pass();
-  // The ranks of the axis `tensor` have equal sums, of which the first counts its own.
+  // The ranks of the axis `tensor` have equal sums, so only the first one counts them.
   const Communicator* const tensor = runtime_.tensor();
   const bool counts =
       runtime_.device().kind() == DeviceKind::meta || tensor == nullptr || tensor->rank() == 0;
@@ -211,7 +211,7 @@ void StepSequence::end_inference(bool unwinding) noexcept {
   } catch (const LogicError& error) {
     held = error.message();
   } catch (...) {
-    breakdown_.end(std::current_exception());  // a destructor's caller: the next call throws it
+    breakdown_.end(std::current_exception());  // the caller is a destructor, so the next call throws it
   }
   if (parts_.recorder.pass_open()) {
     parts_.gatherer.abandon_sequence();
@@ -243,7 +243,7 @@ void StepSequence::note_dropped_plans() {
 void StepSequence::acquire(int unit, bool of_micro_batch) {
   const std::string& name = name_of_unit(unit);
   require(in_pass(), "gather(" + name + ") outside a micro-batch");
-  // Backward has begun with the first gradients of the micro-batch; recomputation is part of it.
+  // Backward begins with the first gradients of the micro-batch, and includes recomputation.
   const bool backward = !in_evaluation() && parts_.reducer.backward_begun(micro_batches_.current());
   set_phase(in_evaluation() ? "evaluate" : backward ? "backward" : "forward", name);
   parts_.gatherer.acquire(unit);
@@ -307,7 +307,8 @@ void StepSequence::submit_gradients(std::int64_t micro_batch, int unit) {
 void StepSequence::drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept {
   const std::string& name = name_of_unit(unit);
   parts_.reducer.drop(micro_batch, unit);
-  // Its peers are in the reduction of this unit, or will be: they hear of it before the exception is handled.
+  // The peers are, or will be, in this unit's reduction, so they are notified before the exception is
+  // handled.
   if (unwinding) breakdown_.end_by_unwinding("while it held the gradients of unit " + name);
   try {
     failure_ = "gradients of unit " + name + " were dropped in micro-batch " + std::to_string(micro_batch) +

@@ -1,6 +1,6 @@
 #pragma once
-/// The order of a model's calls: micro-batches of a step, evaluations, inference scopes, and the units and
-/// gradients that are held in them. Private to engine/.
+/// The order of a model's calls: micro-batches of a step, evaluations, inference scopes, and the handles of
+/// units and gradients within them. Private to engine/.
 
 #include <cstdint>
 #include <source_location>
@@ -24,7 +24,7 @@
 
 namespace tranche::detail {
 
-/// Throws LogicError.
+/// Throws LogicError unless the condition holds.
 inline void require(bool condition, const std::string& message,
                     std::source_location where = std::source_location::current()) {
   if (!condition) throw LogicError(message, where);
@@ -33,7 +33,7 @@ inline void require(bool condition, const std::string& message,
 /// Refuses calls that are out of order, with LogicError, before anything has changed.
 class StepSequence {
  public:
-  /// The parts that it orders; all outlive it.
+  /// The parts whose work it orders; all must outlive it.
   struct Parts {
     StateStore& store;
     StepArena& arena;
@@ -51,25 +51,25 @@ class StepSequence {
   bool idle() const { return state_ == State::idle; }
   /// True from a step's first micro-batch to its end: gradients are part of the state.
   bool in_step() const { return state_ == State::training; }
-  /// A forward pass without gradients, of either kind.
+  /// True in a forward pass without gradients, in an evaluation or an inference scope.
   bool in_evaluation() const { return state_ == State::evaluating || in_inference(); }
-  /// Units may be gathered.
+  /// True when units may be gathered.
   bool in_pass() const { return micro_batches_.any_open() || in_inference(); }
   const MicroBatches& micro_batches() const { return micro_batches_; }
-  /// All micro-batches of the step were closed.
+  /// True when all micro-batches of the step are closed.
   bool complete() const { return in_step() && micro_batches_.closed() == config_.accumulation_steps; }
-  /// With debug.compare_calls: a hash of the units gathered and reduced so far.
+  /// With debug.compare_calls: a hash of the gathers and reductions so far.
   std::uint64_t calls() const { return calls_; }
 
   // --- Micro-batches ---
-  /// `beside`: others may be open.
+  /// `beside`: other micro-batches may be open.
   std::int64_t open(const Shape& shape, std::span<const std::int64_t> samples, bool beside);
   void select(std::int64_t number);
   void close(const ConstTensorView& loss_sum, const ConstTensorView& token_count);
-  /// The step has been made.
+  /// Called after the step is made.
   void end_step();
-  /// Gives up the step that is open, if one is: no memory of it is held, and weights and optimizer state are
-  /// as before it. The peers have to do the same.
+  /// Abandons the open step, if there is one: its memory is released, and weights and optimizer state are as
+  /// before it. The peers must do the same.
   void abandon_step() noexcept;
 
   // --- Forward only ---
@@ -79,20 +79,21 @@ class StepSequence {
   void begin_inference(const Shape& shape);
   void end_inference(bool unwinding) noexcept;
 
-  // --- Handles, which have the number of the micro-batch that was the current one when they were made ---
-  /// `of_micro_batch` false: the handle belongs to no micro-batch, and is released with number -1.
+  // --- Handles. Each has the number of the micro-batch that was current when it was made ---
+  /// `of_micro_batch` false: the handle belongs to no micro-batch, and must be released with number -1.
   void acquire(int unit, bool of_micro_batch = true);
   void release(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
-  /// Throws LogicError while an earlier micro-batch owes those gradients of the unit that come next.
+  /// Throws LogicError while an earlier micro-batch still owes gradients of the unit that must be added
+  /// first.
   void require_first(int unit) const;
   void open_gradients(int unit);
-  /// Throws LogicError for open gradients that may not be submitted before those of an earlier micro-batch.
+  /// Throws LogicError if open gradients must not be submitted before those of an earlier micro-batch.
   void require_turn(std::int64_t micro_batch, int unit) const;
   void submit_gradients(std::int64_t micro_batch, int unit);
   void drop_gradients(std::int64_t micro_batch, int unit, bool unwinding) noexcept;
 
  private:
-  /// The pass or step that the engine is in the middle of. An engine that an error has ended stays in it.
+  /// The current pass or step. An engine that an error has ended stays in it.
   enum class State : std::uint8_t {
     idle,
     training,
@@ -100,7 +101,7 @@ class StepSequence {
     inferring,   ///< inside an inference scope, which is one pass without micro-batches
   };
   bool in_inference() const { return state_ == State::inferring; }
-  /// Throws LogicError when an earlier micro-batch has submitted the unit no more than `submitted` times.
+  /// Throws LogicError if an earlier micro-batch has submitted the unit `submitted` times or less.
   void require_ascending(std::int64_t micro_batch, int unit, int submitted, std::string_view call) const;
   const std::string& name_of_unit(int unit) const {
     return parts_.store.units()[static_cast<std::size_t>(unit)].name;
@@ -109,14 +110,14 @@ class StepSequence {
     runtime_.ledger().set_phase(phase, unit);
   }
   std::int64_t open_for_evaluation(const Shape& shape, std::span<const std::int64_t> samples);
-  /// Throws unless units and gradients of a micro-batch are let go and handed over.
+  /// Throws unless all units and gradients of the micro-batch were released or submitted.
   void require_let_go(std::int64_t micro_batch);
-  /// Adds the numbers of an evaluation's micro-batch up.
+  /// Adds the loss and tokens of an evaluation's micro-batch.
   void add_evaluated();
   void note_call(int unit, bool reduces);
-  /// The engine is between steps, after a pass that was none of training.
+  /// Returns to the state between steps, after a pass that was not training.
   void end_forward();
-  /// Logs, once, that a pass's plan was dropped for those of others.
+  /// Logs, once, that a pass's memory plan was dropped in favour of other plans.
   void note_dropped_plans();
 
   const Runtime& runtime_;
@@ -127,7 +128,8 @@ class StepSequence {
   Stream& compute_;
   State state_ = State::idle;
   MicroBatches micro_batches_;
-  bool one_sequence_ = false;  ///< of gathers, for all micro-batches of the step: several were open at once
+  bool one_sequence_ = false;  ///< gathers of all micro-batches of the step form one sequence, because
+                               ///< several were open at once
   std::uint64_t calls_ = 0;
   std::string failure_;  ///< set when gradients were dropped
   struct Evaluated {

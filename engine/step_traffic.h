@@ -1,5 +1,5 @@
 #pragma once
-/// The traffic of a step between ranks, by the communicators' meters. Private to engine/.
+/// The traffic of a step between ranks, from the communicators' meters. Private to engine/.
 
 #include <map>
 #include <span>
@@ -18,7 +18,7 @@ class StepTraffic {
   /// `groups`: the communicators of a rank, each once.
   void begin(std::span<Communicator* const> groups);
   void end(std::span<Communicator* const> groups);
-  /// Traffic of the last whole step, by operation; those that were called.
+  /// The data of the last complete step, by operation, for operations that were called.
   const Counts& data() const { return data_; }
   const Counts& control() const { return control_; }
   /// The sum of data() by group.

@@ -23,7 +23,7 @@ constexpr OperationLabel access_label(std::string_view tensor, Tier memory = Tie
   return {tensor, "access", Traffic::control, memory};
 }
 
-/// The view that a slice has of an optimizer state, or of the master weights with -1.
+/// A slice's view of an optimizer state, or of the master weights for `which` -1.
 TensorView state_of(const ShardSlice& slice, int which) {
   return which < 0 ? slice.master : slice.state[static_cast<std::size_t>(which)];
 }
@@ -157,7 +157,7 @@ std::vector<float> TensorAccess::gather(int index, DataType dtype, ElementRange 
                      access_label(tensor.name))
           .wait();
     };
-    // Ranks of other shards have nothing to send, but have to issue as many calls as these.
+    // Every rank of the group must make the same number of calls, even if it has nothing to send.
     for (int replica = 0; in_parts && replica < flat.replica_count(); ++replica) {
       send(*flat.replicas, intersect(part, flat.owned_by(owner, replica)), replica);
     }
@@ -279,7 +279,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
     });
   };
   if (!reduced) {
-    // Reduced as the end of the step would reduce it.
+    // Reduces a copy in the same way as the end of the step.
     const Shape whole{flat.layout.padded_elements()};
     const TensorView accumulated{flat.gradients_data(), accumulation, whole};
     GradientExchange& exchange = flat.gradients_over->in_group();
@@ -313,7 +313,7 @@ std::vector<float> TensorAccess::main_gradient(int index, bool reduced, int redu
   const Residency& residency = store_.residency();
   const ElementRange mine = residency.over_replicas(flat) ? flat.owned() : shard_range;
   if (flat.gradients) return from(residency.gradients(flat, mine), mine, false);
-  // It is in host memory already, as the step has one micro-batch.
+  // The step has one micro-batch, so the gradient is already in host memory.
   flat.gradients_on_host.wait();
   return from(residency.host_gradients(flat, mine), mine, true);
 }

@@ -14,13 +14,13 @@ namespace tranche::detail {
 
 namespace {
 
-/// The grains of a dimension that is cut, as a tensor has it.
+/// The number of grains of a tensor's cut dimension, with its name.
 struct NamedGrains {
   std::string name;
   std::int64_t grains = 0;
 };
 
-/// True if `ranks` can share the grains of a dimension.
+/// True if `ranks` can divide the dimension's grains.
 bool can_share(const NamedGrains& dimension, int ranks) {
   if (dimension.name == "heads") return dimension.grains % ranks == 0;
   if (dimension.name == "key_value_heads") {
@@ -29,7 +29,7 @@ bool can_share(const NamedGrains& dimension, int ranks) {
   return dimension.grains >= ranks;
 }
 
-/// "1, 2, 3 or 6": the numbers of ranks that can share all dimensions.
+/// "1, 2, 3 or 6": the numbers of ranks that can divide all dimensions.
 std::string sizes_of(const std::vector<NamedGrains>& dimensions) {
   std::int64_t most = dimensions.front().grains;
   for (const NamedGrains& one : dimensions) {
@@ -83,7 +83,7 @@ Names dimensions_of(const ModelSpec& model) {
   return names;
 }
 
-/// The names of the dimensions that are cut: the model's, with what the layout changes.
+/// The names of the dimensions to cut: the model's, as modified by the layout.
 Names names_to_cut(const ModelSpec& model, const Config& config) {
   Names cut = model.tensor_dimensions;
   if (config.layout.empty()) return cut;
@@ -108,7 +108,7 @@ Names names_to_cut(const ModelSpec& model, const Config& config) {
   return cut;
 }
 
-/// Refuses a dimension that the layout gives to the axis, and of which the model does not compute parts.
+/// Refuses a dimension that the layout assigns to the axis but the model cannot compute in parts.
 void require_computed(const ModelSpec& model, const Names& cut) {
   for (const std::string& name : cut) {
     if (is_among(model.tensor_dimensions, name)) continue;
@@ -126,7 +126,7 @@ std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config,
   const std::string mesh = fmt::format("tranche.mesh \"{}\": ", config.mesh);
   const auto is_cut = [&](const Dimension& one) { return !one.name.empty() && is_among(names, one.name); };
   std::vector<TensorCut> cuts;
-  std::vector<NamedGrains> dimensions;  // that are cut, or whose work ranks share where they are left whole
+  std::vector<NamedGrains> dimensions;  // cut, or whole with work that ranks divide
   bool any_cut = false;
   for (const UnitSpec& unit : model.units()) {
     for (const TensorSpec& tensor : unit.tensors) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Which dimension of each tensor the axis `tensor` of a mesh cuts. Private to engine/.
+/// Determines the dimension of each tensor that the mesh axis `tensor` cuts. Private to engine/.
 
 #include <vector>
 
@@ -9,12 +9,12 @@
 
 namespace tranche::detail {
 
-/// The cut of each tensor, in declared order; empty for one rank. Throws ConfigurationError for a model that
-/// names no dimension that is cut (ModelSpec::tensor_dimensions, as Config::layout changes them), a tensor
-/// with two such dimensions, "heads" that do not divide among the ranks, "key_value_heads" that neither
-/// divide nor are divided by their number, and any other dimension that is smaller than their number; and for
-/// a layout that names a dimension which no tensor has, or which the model cannot leave whole or cannot
-/// compute in parts. A name that no tensor has is refused for one rank too.
+/// The cut of each tensor, in declared order; empty for one rank. Throws ConfigurationError for a model
+/// without cut dimensions (ModelSpec::tensor_dimensions, modified by Config::layout), a tensor with two such
+/// dimensions, "heads" not divisible by the number of ranks, "key_value_heads" that are neither a multiple
+/// nor a divisor of it, and any other dimension that is smaller than it. It also throws for a layout with a
+/// dimension that no tensor has, or that the model cannot keep whole or cannot compute in parts. An unknown
+/// name is refused for one rank too.
 std::vector<TensorCut> tensor_cuts(const ModelSpec& model, const Config& config, int ranks);
 
 }  // namespace tranche::detail

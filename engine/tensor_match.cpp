@@ -16,7 +16,7 @@ namespace {
 
 using checkpoint::StoredTensor;
 
-/// The checkpoint's tensors by the names, aliases too, under which the model looks for them.
+/// The checkpoint's tensors by all names, including aliases, under which the model looks for them.
 using Named = std::unordered_map<std::string, const StoredTensor*>;
 
 Named names_of(const checkpoint::Reader& reader, const LoadOptions& options,
@@ -47,7 +47,7 @@ Named names_of(const checkpoint::Reader& reader, const LoadOptions& options,
   return named;
 }
 
-/// The optimizer's states that the checkpoint does not hold of a tensor.
+/// The optimizer states of a tensor that the checkpoint lacks.
 std::vector<std::string> missing_states(const FlatBuffer& flat, const checkpoint::Reader& reader,
                                         const StoredTensor& stored) {
   const std::vector<std::string> kinds = reader.kinds(stored);
@@ -58,7 +58,8 @@ std::vector<std::string> missing_states(const FlatBuffer& flat, const checkpoint
   return missing;
 }
 
-/// Refuses state that is kept in another format than it was saved in; `master` is that of stored weights.
+/// Throws for state that was saved in another format than the model's; `master` is the format of the stored
+/// weights.
 void require_formats(const TensorState& tensor, const FlatBuffer& flat, DataType master,
                      const checkpoint::Reader& reader, const StoredTensor& stored) {
   const std::vector<std::string> kinds = reader.kinds(stored);

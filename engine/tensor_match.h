@@ -1,5 +1,5 @@
 #pragma once
-/// The tensors that a model takes from a checkpoint. Private to engine/.
+/// Matches a model's tensors with a checkpoint's. Private to engine/.
 
 #include <cstdint>
 #include <string>
@@ -12,22 +12,23 @@
 namespace tranche::detail {
 
 struct TensorMatch {
-  /// For each of StateStore::tensors(): the checkpoint's; null where it has none, and the model's stays.
+  /// For each of StateStore::tensors(): the checkpoint's tensor; null if it has none, and the model's does
+  /// not change.
   std::vector<const checkpoint::StoredTensor*> stored;
-  std::vector<std::string> differences;  ///< a line each: renamed, missing, extra tensors
+  std::vector<std::string> differences;  ///< a line for each renamed, missing or extra tensor
 
-  /// The tensor that a piece of a flat buffer is read from; null where `kind` of it stays as it is.
+  /// The tensor from which a piece of a flat buffer is read; null if `kind` of it does not change.
   const checkpoint::StoredTensor* source(const FlatBuffer& flat, const TensorPiece& piece,
                                          const std::string& kind) const;
 };
 
-/// The tensors of the model that are looked for; of adapters beside a frozen base either may be alone.
+/// The tensors of the model to match; beside a frozen base, adapters or base may be matched alone.
 enum class TensorsTaken : std::uint8_t { all, frozen, trainable };
 
-/// Holds the model, or those of its tensors that are `taken`, against a checkpoint. Throws CheckpointError
-/// for a tensor of another shape, for optimizer state that `optimizer` (its name) needs and that is not
-/// there or, unless options.convert_state, in another format, for renames that fit nothing or give two
-/// tensors one name, and, unless options.partial, for tensors that are missing or too many.
+/// Matches the model, or its tensors in `taken`, with a checkpoint. Throws CheckpointError for a tensor of
+/// another shape, for optimizer state that `optimizer` (its name) needs and that is missing or, unless
+/// options.convert_state, in another format, for renames that match nothing or give two tensors one name,
+/// and, unless options.partial, for missing or extra tensors.
 TensorMatch match_tensors(const StateStore& store, const checkpoint::Reader& reader,
                           const LoadOptions& options, const std::string& optimizer,
                           TensorsTaken taken = TensorsTaken::all);

@@ -9,7 +9,7 @@ void TileFeed::hand_over(const Tile& tile) noexcept {
   if (cancelled_ || closed_) return;
   offered_ = &tile;
   changed_.notify_all();
-  // A copy in progress is waited for in any case: its memory is changed next.
+  // A copy in progress must finish in any case, because the tile's memory changes next.
   changed_.wait(lock, [this] { return offered_ == nullptr || (!in_use_ && (cancelled_ || closed_)); });
   offered_ = nullptr;
 }

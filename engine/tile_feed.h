@@ -1,6 +1,6 @@
 #pragma once
-/// Internal: tiles of state on the nvme tier, from whoever has them in memory to the thread that writes a
-/// checkpoint.
+/// Passes tiles of state on the nvme tier from the code that has them in memory to the thread that writes a
+/// checkpoint (see the note in checkpoint_session.h). Private to engine/.
 
 #include <condition_variable>
 #include <functional>
@@ -12,9 +12,9 @@
 
 namespace tranche::detail {
 
-/// One tile at a time: a giver stands still until the taker has copied it. Neither waits for what does not
-/// come: the giver may finish() or cancel(), the taker close(). Thread-safe for one giver at a time and one
-/// taker; finish(), cancel() and close() may come from any thread.
+/// Passes one tile at a time: the giver waits until the taker has copied it. Neither waits forever, because
+/// the giver may call finish() or cancel(), and the taker close(). Thread-safe for one giver at a time and
+/// one taker; finish(), cancel() and close() may be called by any thread.
 class TileFeed {
  public:
   struct Tile {
@@ -22,19 +22,19 @@ class TileFeed {
     ShardSlice slice;  ///< master weights and state, in host memory
   };
 
-  /// Returns when nobody looks at the tile any more: it was used, or nobody takes tiles (now, or any longer).
+  /// Returns when the tile's memory is no longer read: it was used, or no taker will take it.
   void hand_over(const Tile& tile) noexcept;
   /// True when a tile would still be taken, now or later.
   bool wanted() const noexcept;
-  /// All tiles were handed over.
+  /// Called after all tiles were handed over.
   void finish() noexcept;
-  /// No more tiles come though some are missing; nothing when finished.
+  /// Declares that no more tiles will be handed over although some are missing; no effect after finish().
   void cancel() noexcept;
 
-  /// Waits for a tile and has it used; false when there is none any more. Throws CheckpointError once
-  /// cancelled, and what `use` throws, after which nothing is taken any more.
+  /// Waits for a tile and passes it to `use`; returns false when there are no more. Throws CheckpointError
+  /// once cancelled, and exceptions of `use`, after which no tile is taken any more.
   bool take(const std::function<void(const Tile&)>& use);
-  /// Nothing is taken any more: givers go on at once.
+  /// Declares that no tile will be taken any more: givers do not wait.
   void close() noexcept;
 
  private:
@@ -45,9 +45,9 @@ class TileFeed {
   bool finished_ = false, cancelled_ = false, closed_ = false;
 };
 
-/// Shared by all pieces of work that hand a save's tiles over. When the last of them is gone and not all was
-/// handed over, because a stream that has failed drops its work or because something was thrown in between,
-/// the feed is cancelled.
+/// Shared by all issued work that hands over a save's tiles. If the last owner is destroyed before all tiles
+/// were handed over, because a failed stream dropped its work or because of an exception, the feed is
+/// cancelled.
 class TileGiver {
  public:
   explicit TileGiver(std::shared_ptr<TileFeed> feed) : feed_(std::move(feed)) {}

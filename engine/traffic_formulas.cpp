@@ -30,7 +30,7 @@ TrafficCount TrafficFormulas::over_replicas() const {
   const Residency& residency = store_.residency();
   for (const FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->replicas == nullptr) continue;
-    // A rank's own part is reduced each time, in fp32, and gathered once: the sums, or new weights.
+    // A rank's own range is reduced each time, in fp32, and gathered once, as sums or as new weights.
     const std::int64_t sums = residency.sums_replicas_once(*flat) ? 1 : reductions(*flat);
     const std::int64_t part = flat->owned().size() * (flat->replicas->size() - 1);
     const DataType gathered =
@@ -108,7 +108,7 @@ TrafficCount TrafficFormulas::along(MeshAxis axis) const {
   const TrafficCount of_matrices = matrices_.sent(axis);
   sent.elements += of_matrices.elements;
   sent.bytes += of_matrices.bytes;
-  // Whole tensors and those that some ranks share are summed over groups of different sizes.
+  // Whole tensors, and tensors that only some ranks share, are summed over groups of different sizes.
   std::set<int> sizes;
   for (const FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->axis() != axis || !sizes.insert(flat->group->size()).second) continue;
@@ -124,7 +124,7 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   TrafficCount sent = axis == MeshAxis::tensor ? TrafficCount() : matrices_.sent(axis);
   const bool of_stages = axis == MeshAxis::pipeline;
   if (of_stages) {
-    // The residual to the next chunk, its gradient to the one before, where these are on other stages.
+    // The residual to the next chunk and its gradient to the chunk before, if these are on other stages.
     const int messages = stages_.messages_of(stage());
     const std::int64_t rows = divide_round_up(tokens_of_rank(), runtime_.mesh().size(MeshAxis::tensor));
     const std::int64_t elements = config_.accumulation_steps * rows * model_.residual_width * messages;
@@ -132,14 +132,14 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
     sent.bytes += elements * size_of(precision.compute);
   }
   std::int64_t gathered = 0, reduced = 0, summed = 0, blocks = 0;
-  std::int64_t wider_sums = 0;  // of uses, which are fp32 before they are sent
+  std::int64_t wider_sums = 0;  // by use; they are fp32 before they are sent
   int shards = 1;
   for (const FlatBuffer* flat : store_.trainable()) {
     if (flat->empty() || flat->axis() != axis || (group > 0 && flat->group->size() != group)) continue;
     shards = flat->group->size();
     const std::int64_t elements = flat->layout.padded_elements();
     gathered += elements;
-    if (store_.residency().quantizes_gradients(*flat)) {  // all ranks send, whoever has samples
+    if (store_.residency().quantizes_gradients(*flat)) {  // all ranks send, even those without samples
       blocks += reductions(*flat) * kernels::quantized_bytes(elements);
       continue;
     }
@@ -150,8 +150,8 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
       summed += summed_elements(*flat);
     }
   }
-  // Stages 0-2 gather once per step (the main gradient, or new weights); stage 3 as its schedule says, and
-  // the new weights of what it keeps whole.
+  // Stages 0-2 gather once per step (the main gradient, or new weights). Stage 3 gathers by its schedule, and
+  // also gathers the new weights of units that it keeps whole.
   if (config_.stage > 0) {
     const std::int64_t published = formulas_.published_elements(axis, group);
     const bool of_shards = axis == MeshAxis::shard;
@@ -161,9 +161,9 @@ TrafficCount TrafficFormulas::in_groups(MeshAxis axis, int group) const {
   }
   const std::int64_t gathered_bytes =
       gathered * size_of(config_.stage == 0 ? precision.accumulation : precision.compute);
-  // Sums that cross between nodes are fp32 whatever travels otherwise.
+  // Sums between nodes are fp32, whatever the dtype of other messages.
   const std::int64_t wider = size_of(DataType::float32) - size_of(precision.communication);
-  // The bytes of blocks count as elements.
+  // Blocks are counted in bytes, also as elements.
   sent.elements += (reduced + gathered + blocks) / shards * (shards - 1);
   sent.bytes += (reduced * size_of(precision.communication) + wider_sums * wider + gathered_bytes + blocks) /
                     shards * (shards - 1) +
@@ -195,7 +195,7 @@ std::string TrafficFormulas::report(const StepTraffic& traffic, const DataGroups
   const TrafficCount formula_of_all = all();
   result["formula_elements"] = formula_of_all.elements;
   result["formula_bytes"] = formula_of_all.bytes;
-  // Data goes to groups of the axes alone; to all ranks at once goes control.
+  // Data is sent only within groups of the axes; only control messages are sent to all ranks.
   std::map<MeshAxis, TrafficCount> axes{{MeshAxis::shard, {}}};
   const std::vector<TrafficCount>& sent = traffic.data_of_groups();
   for (std::size_t i = 0; i < sent.size(); ++i) {

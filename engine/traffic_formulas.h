@@ -1,5 +1,5 @@
 #pragma once
-/// The traffic of a step between ranks, by the formula of docs/internals/design.md. Private to engine/.
+/// Computes a step's traffic between ranks by the formula of docs/internals/design.md. Private to engine/.
 
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ namespace tranche::detail {
 
 class TrafficFormulas {
  public:
-  /// The arguments outlive it; they are read when it is asked.
+  /// The arguments must outlive it; they are read at each call.
   TrafficFormulas(const Runtime& runtime, const Config& config, const ModelSpec& model, const Stages& stages,
                   const StateStore& store, const StateFormulas& formulas, const WholeMatrices& matrices,
                   const GradientReducer& reducer)
@@ -28,7 +28,7 @@ class TrafficFormulas {
         matrices_(matrices),
         reducer_(reducer) {}
 
-  /// Sets how many padded elements stage 3 gathered in the last whole step, and how many of them as int8
+  /// Sets how many padded elements stage 3 gathered in the last complete step, and how many of them as int8
   /// blocks.
   void set_gathered(std::int64_t elements, std::int64_t quantized) {
     gathered_ = elements;
@@ -38,16 +38,17 @@ class TrafficFormulas {
   TrafficCount along(MeshAxis axis) const;
   /// The sum over the axes.
   TrafficCount all() const;
-  /// The messages of rows between the ranks of the axis `tensor`, by what the model says of them.
+  /// The messages of residual rows between the ranks of the axis `tensor`, as declared by the model.
   TrafficCount of_rows() const;
-  /// Parts of gradients that ranks of the axis `tensor` add up to measure the noise of a step's gradient.
+  /// Parts of gradients that ranks of the axis `tensor` sum in order to measure the noise of a step's
+  /// gradient.
   TrafficCount of_noise() const;
-  /// The messages of attention between the ranks of the axis `context`, likewise.
+  /// The messages of attention between the ranks of the axis `context`, as declared by the model.
   TrafficCount of_sequences() const;
-  /// JSON text of the report's `traffic` object: the last step's by its meters, beside the formula.
+  /// JSON text of the report's `traffic` object: the last step's measured traffic, beside the formula's.
   std::string report(const StepTraffic& traffic, const DataGroups& groups) const;
 
-  /// The stage of the pipeline that this rank computes; 0 without one.
+  /// The pipeline stage that this rank computes; 0 without a pipeline.
   int stage() const { return runtime_.pipeline() == nullptr ? 0 : runtime_.pipeline()->rank(); }
   /// How often a step reduces a flat buffer's gradients.
   std::int64_t reductions(const FlatBuffer& flat) const;
@@ -60,10 +61,10 @@ class TrafficFormulas {
   std::int64_t tokens_of_rank() const {
     return config_.micro_batch_size * model_.tokens_per_sample / runtime_.mesh().size(MeshAxis::context);
   }
-  /// Along another axis than that of the replicas, of the buffers that groups of so many ranks share; 0: of
-  /// all.
+  /// The traffic along an axis other than `replicate`, for buffers whose group has `group` ranks; 0: for all
+  /// buffers.
   TrafficCount in_groups(MeshAxis axis, int group) const;
-  /// The sums of two nodes' gradients: elements, over all reductions of a step.
+  /// The elements that nodes sum for each other, over all reductions of a step.
   std::int64_t summed_elements(const FlatBuffer& flat) const;
 
   const Runtime& runtime_;

@@ -14,9 +14,9 @@ namespace {
 
 constexpr DataType message_type = DataType::bfloat16;
 constexpr std::int64_t message_width = 2;
-/// The least size of a buffer of the arena, also on a rank that has nothing of some matrices.
+/// The least size of an arena buffer, even on a rank that has nothing of some matrices.
 constexpr std::int64_t least_bytes = 64;
-/// Buffers under way: one is prepared and sent, one computed, one sent back and applied.
+/// The number of buffers in flight: one is prepared and sent, one computed, one returned and applied.
 constexpr std::size_t flights = 3;
 constexpr const char* pass_name = "matrices";
 
@@ -89,7 +89,7 @@ void WholeMatrices::update(const OptimizerStep& step) {
     const auto run = [&](std::size_t i, auto stage) {
       if (i < plan_.exchanges.size()) (this->*stage)(plan_.exchanges[i], under_way[i % flights], step);
     };
-    // Unsigned numbers below zero are beyond the end.
+    // Unsigned wrap-around puts negative numbers beyond the end.
     for (std::size_t i = 0; i < plan_.exchanges.size() + 2; ++i) {
       run(i, &WholeMatrices::begin);
       run(i - 1, &WholeMatrices::compute);
@@ -118,8 +118,8 @@ StepBuffer WholeMatrices::acquire(std::int64_t bytes, Category category, std::st
   return buffer;
 }
 
-/// Copies a part of a matrix from where it was received to its place, or back. The dimension that is cut
-/// makes columns of the matrix, in as many blocks as it is cut in.
+/// Copies a part of a matrix from received memory to its place, or back. The cut dimension forms columns of
+/// the matrix, in as many blocks as the cut has.
 void WholeMatrices::copy_part(const MatrixExchange::Matrix& matrix, const MatrixExchange::Part& part,
                               void* whole, void* parts, bool back) {
   const Shape& shape = updater_.facts(matrix.tensor).shape;
@@ -166,7 +166,7 @@ void WholeMatrices::begin(MatrixExchange& exchange, Flight& flight, const Optimi
   }
   std::vector<Event> ready{stream.record()};
   if (on_host) {
-    ready.push_back(compute_.record());  // who had the device's memory before
+    ready.push_back(compute_.record());  // includes earlier work on the device memory
     ready = {store_.offload()->link().copy_from_host(flight.message.data(), message,
                                                      exchange.message_elements * message_width, ready)};
   }
@@ -228,7 +228,7 @@ void WholeMatrices::finish(MatrixExchange& exchange, Flight& flight, const Optim
   FlatBuffer& flat = *exchange.flat;
   for (const Event& event : flight.returned) compute_.wait(event);
   if (flight.matrices) flight.matrices.release(compute_.record());
-  compute_.wait(flat.gather_done);  // peers read the old weights of this shard
+  compute_.wait(flat.gather_done);  // peers may still read the old weights of this shard
   void* message = flight.message.data();
   if (flat.optimizer_tier != OffloadTier::none) {
     OffloadedState& offload = *store_.offload();
@@ -251,7 +251,7 @@ void WholeMatrices::finish(MatrixExchange& exchange, Flight& flight, const Optim
       if (!step.apply) {
         copy_master_to_weight(slice);
       } else {
-        // Padding, where the memory held something else before.
+        // Padding is cleared, because the memory had other contents.
         if (slice.weight.data != nullptr && !slice.in_halves()) {
           kernels::fill_zero(*slice.stream, slice.weight);
         }

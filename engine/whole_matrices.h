@@ -1,6 +1,6 @@
 #pragma once
-/// The update of tensors that one rank each computes whole (Muon): shards of what the rule prepared go to the
-/// owner of their matrix, and shards of what it makes of that come back. Private to engine/.
+/// Updates tensors that one rank computes as a whole (Muon). Ranks send their shards of the prepared values
+/// to the matrix's owner, which sends back the shards of the result. Private to engine/.
 
 #include <cstdint>
 #include <string_view>
@@ -15,32 +15,33 @@
 
 namespace tranche::detail {
 
-/// The plan is a function of the placement and of groups. A matrix is computed once among the ranks that have
-/// parts of it: those of the shards and of the axis `tensor`, in each replica, or with Replicate::parameters
-/// all ranks of a stage. Where every rank keeps all of the state (stage 0) the owner has the matrix already,
-/// and the result goes to all. Where `tensor` cuts the matrix, its owner puts the parts together first.
+/// The plan is a function of the placement and of the groups. A matrix is computed once among the ranks that
+/// have parts of it: those of the shards and of the axis `tensor`, in each replica, or with
+/// Replicate::parameters all ranks of a stage. If every rank keeps all of the state (stage 0), the owner
+/// already has the matrix, and sends the result to all. If `tensor` cuts the matrix, its owner first
+/// assembles the parts.
 class WholeMatrices {
  public:
-  /// All arguments outlive it. Throws as DataGroups::of_matrices() does, which it asks.
+  /// All arguments must outlive it. Throws errors of `ranks_of`, such as those of DataGroups::of_matrices().
   WholeMatrices(StateStore& store, const Config& config, FlatUpdater& updater, const Optimizer& optimizer,
                 const MatrixRanksOf& ranks_of, Device& device, StepArena& arena);
 
   bool any() const { return !plan_.exchanges.empty(); }
-  /// Takes host memory for state that lives there or on disk.
+  /// Allocates host memory for state in host memory or on disk.
   void allocate(MemoryResource& host_memory);
-  /// Updates their flat buffers and begins to gather the new weights; a skipped step sends the same messages.
-  /// Three buffers are under way at a time, so that messages pass behind the products of others. State on the
-  /// nvme tier is read and written twice, before its message and behind it.
+  /// Updates their flat buffers and starts gathering the new weights; a skipped step sends the same messages.
+  /// Three buffers are in flight at a time, so that messages overlap with the matrix products of others.
+  /// State on the nvme tier is read and written twice: before its message and after it.
   void update(const OptimizerStep& step);
 
   /// Elements and bytes that this rank sends along an axis in a step.
   TrafficCount sent(MeshAxis axis) const;
   TrafficCount sent() const;
-  /// The greatest load of a rank of this one's group over the mean.
+  /// The largest load of a rank of this rank's group divided by the mean.
   double load_ratio() const { return plan_.load_ratio; }
 
  private:
-  /// The messages and matrices of a buffer whose update is under way.
+  /// The memory and events of a buffer whose update is in flight.
   struct Flight {
     StepBuffer message, matrices;
     void* host_message = nullptr;
@@ -65,9 +66,9 @@ class WholeMatrices {
   StepArena& arena_;
   Stream& compute_;
   MatrixPlan plan_;
-  std::vector<Buffer> host_messages_;  ///< one for each buffer under way
+  std::vector<Buffer> host_messages_;  ///< one for each buffer in flight
   Buffer host_scratch_;
-  bool passed_ = false;  ///< the arena has seen a pass
+  bool passed_ = false;  ///< the arena has had a pass
 };
 
 }  // namespace tranche::detail

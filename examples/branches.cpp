@@ -1,8 +1,8 @@
-// A block of four branches on ranks of their own. They meet at two points: forward adds up what the branches
-// give, backward adds up the gradients of what they were given. Alone, or
-//   mpirun -n 4 branches pipeline=4 [FOLDER]     a trace of each rank goes to FOLDER
-// The axis pipeline gives each rank units of its own, with their state. Here they work side by side instead
-// of one behind the other, so that the program itself says what they compute and send.
+// A block of four branches on ranks of their own. The ranks meet at two points: forward adds up the outputs
+// of the branches, backward adds up the gradients of their inputs. It runs alone, or as
+//   mpirun -n 4 branches pipeline=4 [FOLDER]     which writes a trace of each rank to FOLDER
+// The axis pipeline gives each rank its own units with their state. Here the units work at the same time
+// instead of one after the other, so the program itself determines what they compute and send.
 #include <tranche/tranche.h>
 
 #include <chrono>
@@ -25,8 +25,8 @@ TensorView view(Numbers& values) {
   return {values.data(), DataType::float32, {rows, width}};
 }
 
-/// Unit 0 is the stem, a layer before the block, which the rank of the first branch has. Units 1 to 4 are the
-/// branches: layers with gelu behind each.
+/// Unit 0 is the stem, a layer before the block; it is on the rank of the first branch. Units 1 to 4 are the
+/// branches: layers, each followed by gelu.
 class Block {
  public:
   explicit Block(Engine& engine) : engine_(engine), ranks_(engine.runtime().pipeline()) {}
@@ -56,7 +56,7 @@ class Block {
     add_up(results, "sum of outputs", output);
   }
 
-  /// Adds the gradients of all weights, from that of the output.
+  /// Adds the gradients of all weights, given the gradient of the output.
   void backward(const Numbers& d_output) {
     std::vector<Numbers> d_inputs(branches);
     for (int b = 0; b < branches; ++b) {
@@ -91,12 +91,12 @@ class Block {
   void product(const kernels::MatmulOptions& options, int unit, int tensor, Numbers& a, Numbers& out) {
     const GatheredUnit weights = engine_.gather({unit});
     kernels::matmul(stream(), options, view(a), weights.tensor(tensor), view(out), engine_.workspace());
-    // Layers of this size take next to no time. A pause stands for their work.
+    // Layers of this size take almost no time, so a pause represents their work.
     if (unit > 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
 
-  /// sum = the sum over branches, in their order: each rank gathers what the others have, and adds it up with
-  /// the bits of one rank.
+  /// sum = the sum over branches, in their order. Each rank gathers the branches of the others and adds them
+  /// up, so the bits are those of one rank.
   void add_up(const std::vector<Numbers>& of_branches, const char* what, Numbers& sum) {
     constexpr std::int64_t count = rows * width;
     Numbers all(branches * count);
@@ -116,7 +116,7 @@ class Block {
     });
   }
 
-  /// Does the work, which becomes a span of the rank's trace.
+  /// Runs `work` as a span of the rank's trace.
   void timed(const std::string& name, const std::function<void()>& work) {
     const auto now = [] {
       return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -129,7 +129,7 @@ class Block {
   Engine& engine_;
   Communicator* ranks_;  ///< of the branches; null: this rank has all of them
   Numbers input_, stem_;
-  std::vector<Numbers> x_[branches], sums_[branches];  ///< before each layer, and before each gelu
+  std::vector<Numbers> x_[branches], sums_[branches];  ///< inputs of each layer, and inputs of each gelu
 };
 
 void train(Runtime& runtime, std::optional<Engine>& made) {
@@ -155,7 +155,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
     }
     engine.begin_micro_batch();
     block.forward(input, output);
-    double loss = 0;  // all ranks have the output; the last one of the pipeline tells its loss
+    double loss = 0;  // all ranks have the output; the last stage of the pipeline reports its loss
     for (std::int64_t i = 0; i < rows * width; ++i) {
       const float error = output[i] - std::sin(input[i]);
       loss += 0.5 * error * error;

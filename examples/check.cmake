@@ -19,7 +19,7 @@ foreach(stage 0 3)
   set(early ${CMAKE_MATCH_1})
   set(late ${CMAKE_MATCH_2})
   set(digest_${stage} ${CMAKE_MATCH_3})
-  # Answering zero always costs E[sin(x)^2 y^2] / 2 = 0.22.
+  # A model that always answers zero has the loss E[sin(x)^2 y^2] / 2 = 0.22.
   if(NOT late LESS early OR NOT late LESS 0.05)
     message(FATAL_ERROR "stage ${stage} on ${RANKS} ranks does not learn: ${early}, then ${late}")
   endif()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs an example on one rank and on several: losses of steps, weights and states have to be those of one rank, in every character
-or, with a tolerance, in every number to that part of the largest number of its line.
+"""Runs an example on one rank and on several. The losses, weights and states of all runs must equal those of one rank: in every character,
+or with a tolerance T in every number within T times the largest number of its line.
 
 usage: check_axes.py LAUNCHER PROGRAM [--tolerance T] [--expect TEXT]... [--between PATTERN LEAST MOST]... RUN...
 RUN is "RANKS ARGUMENTS". TEXT is "RUN: beginning of a line that it prints"; PATTERN is a regular expression of that form, whose group

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the example branches on one rank and on four: the losses and the state are equal in every bit, and the traces of the four
-ranks show in each step the branches side by side and two sums, the first behind the longest branch's forward and the second behind
+"""Runs the example branches on one rank and on four. The losses and the state must be equal in every bit. The traces of the four ranks must
+show in each step that the branches run at the same time, and two sums: the first after the forward of the longest branch, the second after
 its backward.
 
 usage: check_branches.py LAUNCHER PROGRAM FOLDER
@@ -22,7 +22,7 @@ def run(command):
 
 
 def spans(path, name):
-    """Begin and end of each span of that name, in milliseconds."""
+    """Begin and end, in milliseconds, of each span with that name."""
     events = json.loads(path.read_text())["traceEvents"]
     return [(event["ts"] / 1000, (event["ts"] + event["dur"]) / 1000) for event in events if event.get("name") == name]
 
@@ -49,7 +49,7 @@ def main():
             begin = min(each[step][0] for each in branches)
             end = max(each[step][1] for each in sums)
             shares.append((end - begin) / sum(each[step][1] - each[step][0] for each in branches))
-        # One after the other they would take all of it; side by side the longest takes 6 layers of 12.
+        # One after the other the branches would take all of this time; at the same time the longest takes 6 of 12 layers.
         print(f"{phase}: the block takes {min(shares):.2f} of the time of all branches")
         if min(shares) > 0.85:
             sys.exit("the branches did not work side by side")

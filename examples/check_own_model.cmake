@@ -1,5 +1,5 @@
-# cmake -DPROGRAM= -DDATA= -DDIRECTORY= -P check_own_model.cmake: the program trains the example's model, with the same bits under
-# activation checkpointing at stage 3, goes on from its checkpoint, plans, shows and exports it, and trains adapters beside it.
+# cmake -DPROGRAM= -DDATA= -DDIRECTORY= -P check_own_model.cmake: trains the example's model, checks for equal bits under activation
+# checkpointing at stage 3, continues from its checkpoint, plans, shows and exports it, and trains adapters for it.
 file(REMOVE_RECURSE ${DIRECTORY})
 file(MAKE_DIRECTORY ${DIRECTORY})
 function(run)

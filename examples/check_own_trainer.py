@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the example own_trainer: a run that is killed, and one that is stopped by a signal, go on to the same losses as one that is
-left alone; the last two checkpoints and the best stay.
+"""Runs the example own_trainer. A run that is killed, and one that is stopped by a signal, must continue to the same losses as an
+uninterrupted one. The last two checkpoints and the best one must remain.
 
 usage: check_own_trainer.py PROGRAM RANKS TEXT [LAUNCHER]
 """
@@ -31,7 +31,7 @@ def lines(folder):
 
 
 def ranks_of(folder):
-    """The processes of this test's program."""
+    """Process ids of the ranks of this test's program."""
     for entry in pathlib.Path("/proc").iterdir():
         try:
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
@@ -42,7 +42,7 @@ def ranks_of(folder):
 
 
 def signalled(folder, number, after):
-    """Starts the program, sends its ranks (of a stop: the last one) a signal once so many lines are there."""
+    """Starts the program and sends a signal to its ranks (to stop it, only to the last) once `after` lines of figures exist."""
     process = subprocess.Popen(command(folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while len(lines(folder)) < after and process.poll() is None:
         time.sleep(0.002)
@@ -56,7 +56,7 @@ def signalled(folder, number, after):
 
 
 def figures(folder):
-    """(step, loss or validation loss) of every line, in order."""
+    """The pairs (step, loss or validation loss) of all lines, in order."""
     return [(line["step"], line.get("loss"), line.get("validation_loss"), line.get("set"))
             for line in map(json.loads, lines(folder))]
 
@@ -77,7 +77,7 @@ with tempfile.TemporaryDirectory(prefix="own-trainer-") as root:
     killed_at = len(lines(torn))
     status, output = signalled(torn, signal.SIGTERM, killed_at + 15)
     assert status == 9, output
-    stopped_at = int(re.findall(r"^step (\d+), best ", output, re.MULTILINE)[-1])  # in front of what mpirun says of status 9
+    stopped_at = int(re.findall(r"^step (\d+), best ", output, re.MULTILINE)[-1])  # the output before mpirun's message about status 9
     assert 20 < stopped_at < STEPS, output
     done = subprocess.run(command(torn), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,5 +1,5 @@
-# cmake -DPROGRAM= -DRANKS= -DLAUNCHER= -DDIRECTORY= -P check_profile.cmake: the plan of the example's model must be what its run
-# takes, to the byte, at stages 0 and 3, and the files must be there.
+# cmake -DPROGRAM= -DRANKS= -DLAUNCHER= -DDIRECTORY= -P check_profile.cmake: at stages 0 and 3 the planned memory must equal the run's to
+# the byte, and the files must exist.
 foreach(stage 0 3)
   file(REMOVE_RECURSE ${DIRECTORY})
   set(command ${PROGRAM} ${DIRECTORY} ${stage})

@@ -1,5 +1,5 @@
-# cmake -DPROGRAM= -DRANKS= -DLAUNCHER= -P check_training_rule.cmake: runs the example at stages 0 and 3; it must skip its
-# outliers, go through its batches and rates, find the line, and end with the same weights.
+# cmake -DPROGRAM= -DRANKS= -DLAUNCHER= -P check_training_rule.cmake: runs the example at stages 0 and 3. It must skip its outliers, use all
+# of its batch sizes and learning rates, find the line, and end with the same weights at both stages.
 math(EXPR samples "${RANKS} * (80 * 4 + 159 * 16 + 1)")
 foreach(stage 0 3)
   set(command ${PROGRAM} ${stage})

@@ -1,9 +1,9 @@
-// Two 3 x 3 convolutions by im2col and matrix products, on images that are split in two ways. Alone, or
+// Two 3 x 3 convolutions by im2col and GEMM, on images that are divided in two ways. It runs alone, or as
 //   mpirun -n 2 convolution tensor=2   by filters: a rank computes half of the channels between the two
 //   mpirun -n 2 convolution shard=2    by space: a rank has half of the rows of each image
-// The row beside a rank's own (the halo) comes from its neighbour. Both ways have the losses and weights of
-// one rank up to rounding. Split by filters a rank holds half of the weights. Split by space it holds all of
-// them, and the gradients of its rows are a part of the sum that ZeRO adds up.
+// The row next to a rank's own rows (the halo) comes from its neighbour. Both ways have the losses and
+// weights of one rank up to rounding. Divided by filters, a rank holds half of the weights. Divided by space,
+// it holds all of them, and ZeRO adds up the gradients of the ranks' rows.
 #include <tranche/models/tensor_rows.h>
 #include <tranche/tranche.h>
 
@@ -31,7 +31,8 @@ class Space {
   std::int64_t first() const { return height() * ranks_->rank(); }
   std::int64_t pixels() const { return images * height() * side; }
 
-  /// x[images, height, side, channels] with a row above and one below: the neighbours', or zeros at a border.
+  /// x[images, height, side, channels] with one row added above and one below: the neighbours' rows, or zeros
+  /// at a border.
   Numbers with_halo(const Numbers& x, std::int64_t channels) const {
     const std::int64_t row = side * channels, h = height();
     Numbers y(images * (h + 2) * row);
@@ -44,7 +45,7 @@ class Space {
     return y;
   }
 
-  /// The gradient of x from that of with_halo(x): what a halo's row got is added to where it came from.
+  /// The gradient of x, given that of with_halo(x): the gradient of a halo row is added to the row's source.
   Numbers of_halo(Numbers& d_y, std::int64_t channels) const {
     const std::int64_t row = side * channels, h = height();
     const auto place = [&](std::int64_t image, std::int64_t at) {
@@ -61,7 +62,7 @@ class Space {
   }
 
  private:
-  /// Sends a row of each image up and one down, and hands on what comes from there.
+  /// Sends a row of each image up and one down, and passes the received rows to `received`.
   template <class Sent, class Received>
   void exchange(std::int64_t row, const Sent& sent, const Received& received) const {
     const OperationLabel label{"convolution", "halo", Traffic::data, Tier::host};
@@ -110,7 +111,7 @@ Numbers im2col(const Space& space, const Numbers& with_halo, std::int64_t channe
 
 void train(Runtime& runtime, std::optional<Engine>& made) {
   const Dimension whole{}, outputs{"filters"},
-      inputs{"filters", taps};  // each tap's inputs are cut by themselves
+      inputs{"filters", taps};  // the inputs of each tap are cut separately
   ModelSpec spec;
   spec.tensor_dimensions = {"filters"};
   spec.tokens_per_sample = side * side;
@@ -138,7 +139,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
                           .time = 1,
                           .training = true,
                           .tensor = runtime.tensor()};
-  const std::int64_t channels = pass.part_of(filters).count;  // that this rank computes
+  const std::int64_t channels = pass.part_of(filters).count;  // channels that this rank computes
   // With the axis tensor a rank has some rows (pixels) of the sum over the ranks.
   const std::int64_t local = pass.local_rows(), first = pass.tensor_rank() * local;
 
@@ -189,7 +190,8 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
       const kernels::MatmulOptions add{.transpose_a = true, .accumulate = true};
       kernels::matmul(stream, add, view(second_columns, pixels), all_d_y.view(), gradients.tensor(2),
                       engine.workspace());
-      kernels::bias_gradient(stream, view(d_y, local), gradients.tensor(3));  // whole: of this rank's rows
+      kernels::bias_gradient(stream, view(d_y, local), gradients.tensor(3));  // the whole bias gradient, for
+                                                                              // this rank's rows
       kernels::matmul(stream, add, view(first_columns, pixels), view(d_sum, pixels), gradients.tensor(0),
                       engine.workspace());
       kernels::bias_gradient(stream, view(d_sum, pixels), gradients.tensor(1));

@@ -1,7 +1,8 @@
-// Five linear layers on five ranks, a stage of a pipeline each: with one micro-batch a step one rank works at
-// a time, so that a fifth of the ranks' time is used. More micro-batches use more of it. Alone, or
+// Five linear layers on five ranks, which are the stages of a pipeline. With one micro-batch a step only one
+// rank works at a time, which uses a fifth of the ranks' time; more micro-batches use more of it. It runs
+// alone, or as
 //   mpirun -n 5 five_linear_layers pipeline=5      one micro-batch
-//   mpirun -n 5 five_linear_layers pipeline=5 16   as many as are named
+//   mpirun -n 5 five_linear_layers pipeline=5 16   the given number of micro-batches
 #include <tranche/pipeline/staged_model.h>
 #include <tranche/tranche.h>
 
@@ -26,7 +27,7 @@ TensorView view(std::vector<float>& values) {
   return {values.data(), DataType::float32, {rows, width}};
 }
 
-/// Layers of this size take next to no time. A pause stands for their work: one in forward, two in backward.
+/// Layers of this size take almost no time, so pauses represent their work: one in forward, two in backward.
 void work(double& worked, int pauses) {
   const auto begin = Clock::now();
   std::this_thread::sleep_for(std::chrono::milliseconds(10 * pauses));
@@ -91,7 +92,7 @@ class Layers : public pipeline::StagedChunk {
   float drawn(std::int64_t element) const {
     return random_normal({.seed = 1}, first_sample_ * width + element);
   }
-  /// The last layer is to say the sum of a sample's numbers before each one.
+  /// The target is the sum of a sample's numbers before each position; the last layer must compute it.
   float error(std::int64_t element) const {
     float target = 0;
     for (std::int64_t i = element / width * width; i <= element; ++i) target += drawn(i);
@@ -101,7 +102,7 @@ class Layers : public pipeline::StagedChunk {
   Engine::Chunk chunk_;
   std::int64_t first_sample_;
   double &loss_, &worked_;
-  std::vector<float> x_[layers + 1], d_x_[layers + 1];  // before each layer, and behind the last
+  std::vector<float> x_[layers + 1], d_x_[layers + 1];  // values before each layer and after the last one
 };
 
 class MicroBatch : public pipeline::StagedMicroBatch {
@@ -131,7 +132,7 @@ class Network : public pipeline::StagedModel {
   std::unique_ptr<pipeline::StagedMicroBatch> begin(Engine& engine, std::int64_t micro_batch, bool) override {
     return std::make_unique<MicroBatch>(engine, engine.samples() + micro_batch * rows, worked);
   }
-  double worked = 0;  ///< seconds that this rank's layers took
+  double worked = 0;  ///< seconds in which this rank's layers worked
 };
 
 void train(Runtime& runtime, std::optional<Engine>& made) {
@@ -147,7 +148,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
   spec.residual_width = width;
   Engine& engine = made.emplace(runtime, spec, runtime.config());
   Network network;
-  double best = 0;  // the share of the ranks' time in which they worked, in the step that waited least
+  double best = 0;  // share of the ranks' time in which they worked, in the step with the least waiting
   for (int step = 1; step <= 5; ++step) {
     network.worked = 0;
     const auto begin = Clock::now();

@@ -33,7 +33,7 @@ struct ModelImpl : torch::nn::Module {
 };
 TORCH_MODULE(Model);
 
-/// Stripes of four directions, with noise.
+/// Stripes in four directions, with noise.
 libtorch::Loss loss_of(Model& model, std::int64_t count) {
   const at::Tensor kind = torch::randint(4, {count});
   const at::Tensor at = torch::arange(8);
@@ -45,16 +45,16 @@ libtorch::Loss loss_of(Model& model, std::int64_t count) {
 
 int train(Runtime& runtime) {
   const std::string folder = std::filesystem::temp_directory_path() / "libtorch_convolution";
-  if (runtime.rank() == 0) std::filesystem::remove_all(folder);  // of the last time
+  if (runtime.rank() == 0) std::filesystem::remove_all(folder);  // removes the folder of an earlier run
   torch::manual_seed(1);                                         // all ranks begin with the same weights
   Model model(runtime);
   libtorch::Trainer trainer(runtime, *model);
-  torch::manual_seed(static_cast<std::uint64_t>(1 + runtime.rank()));  // each rank draws samples of its own
+  torch::manual_seed(static_cast<std::uint64_t>(1 + runtime.rank()));  // each rank draws its own samples
   for (int step = 1; step <= 60; ++step) {
     const StepResult result = trainer.step([&](int) { return loss_of(model, 16); });
     if (runtime.rank() == 0 && step % 20 == 0) std::printf("step %d loss %.4f\n", step, result.loss);
   }
-  trainer.save(folder, {.keep_last = 1, .wait = true});  // running means and variances too
+  trainer.save(folder, {.keep_last = 1, .wait = true});  // includes running means and variances
   trainer.load(folder);
   const EvaluationResult held_out = trainer.evaluate(4, [&](int) { return loss_of(model, 16); });
   if (runtime.rank() == 0) std::printf("held out %.4f\n", held_out.loss);

@@ -15,7 +15,7 @@ using namespace tranche::models;
 class TokenMlp final : public LanguageModel {
  public:
   TokenMlp(std::int64_t layers, std::int64_t width) : layers_(layers), width_(width) {}
-  /// Reads what to_json() wrote.
+  /// Reads the text that to_json() wrote.
   static std::shared_ptr<const TokenMlp> from_json(std::string_view text, std::string_view /*file*/) {
     const auto json = nlohmann::json::parse(text);
     return std::make_shared<TokenMlp>(json.at("layers"), json.at("width"));

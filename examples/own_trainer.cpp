@@ -16,7 +16,7 @@
 #include <optional>
 using namespace tranche;
 
-/// Returns true where a signal ended the run before its last step.
+/// Returns true if a signal ended the run before its last step.
 static bool train(const std::string& text, const std::string& folder, std::int64_t steps) {
   training::StopSignals signals;  // before anything starts a thread
   Runtime runtime = Runtime::from_config(R"({"train_batch_size": 4, "optimizer": {"type": "AdamW"},
@@ -63,7 +63,7 @@ static bool train(const std::string& text, const std::string& folder, std::int64
   while (engine.steps() < steps && !stopped) {
     models::train_step(gpt, engine,
                        [&](std::int64_t m) { return feeder.training_batch(training, order, m); });
-    if (signals.poll() != 0) engine.request_stop();  // on any rank: all of them stop after this step
+    if (signals.poll() != 0) engine.request_stop();  // on any rank; all ranks then stop after this step
     const StepResult result = engine.step();
     stopped = result.stop_requested;
     const bool evaluates = result.step % 10 == 0;

@@ -7,7 +7,7 @@ using namespace tranche;
 
 constexpr std::int64_t width = 384, layers = 8, batch = 256, steps = 8;
 
-/// Rows of numbers in the engine's step memory: so it is packed, tracked and profiled.
+/// Rows of numbers in the engine's step memory, so that they are packed, tracked and profiled.
 struct Matrix {
   StepBuffer memory;
   TensorView view;
@@ -17,7 +17,7 @@ struct Matrix {
         view{memory.data(), DataType::float32, {rows, width}} {}
 };
 
-/// The chain learns to give back the points it is given.
+/// The chain learns to return the points that it is given.
 void forward_backward(Engine& engine, std::int64_t first_point) {
   Stream& stream = engine.compute_stream();
   const std::int64_t rows = engine.config().micro_batch_size;
@@ -42,7 +42,7 @@ void forward_backward(Engine& engine, std::int64_t first_point) {
     inputs[i + 1] = Matrix(engine, rows, "activations");
     kernels::gelu_forward(stream, sums[i].view, inputs[i + 1].view);
   }
-  Matrix gradient = std::move(sums.back());  // takes the place of the output
+  Matrix gradient = std::move(sums.back());  // replaces the output
   kernels::squared_error(stream, gradient.view, inputs[0].view, loss, count);
   kernels::squared_error_gradient(stream, gradient.view, inputs[0].view, engine.loss_gradient_scale(),
                                   gradient.view);
@@ -63,7 +63,7 @@ void forward_backward(Engine& engine, std::int64_t first_point) {
   engine.end_micro_batch(loss, count);
 }
 
-/// The same lines for the plan and for the run: only the Runtime differs.
+/// The plan and the run use the same lines; only the Runtime differs.
 void train(Runtime& runtime, const std::string& stage, MemoryProfile* profile) {
   ModelSpec model;
   for (std::int64_t i = 0; i < layers; ++i) {
@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
   Runtime runtime = Runtime::from_environment(options);
   try {
     MemoryProfile::require_directory(directory, runtime.rank());
-    // The same program on the meta device computes nothing and sends nothing: its ledger is the prediction.
+    // On the meta device the same program computes and sends nothing; its ledger is the prediction.
     RuntimeOptions meta;
     meta.device = DeviceKind::meta;
     Runtime plan(meta, [&](const CommunicatorOptions& communicator) {

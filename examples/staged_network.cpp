@@ -18,7 +18,7 @@ TensorView view(std::vector<float>& values) {
   return {values.data(), DataType::float32, {rows, width}};
 }
 
-/// The micro-batch on layers [begin, end): y = x W + b, and gelu between the layers.
+/// Computes the layers [begin, end) of a micro-batch: y = x W + b, and gelu between the layers.
 class Layers : public pipeline::StagedChunk {
  public:
   Layers(Engine& engine, const Engine::Chunk& chunk, std::int64_t first_sample, double& loss)
@@ -61,7 +61,7 @@ class Layers : public pipeline::StagedChunk {
                                layer + 1 == chunk_.end ? *output_gradient : view(d_input_),
                                view(gradients_[layer]));
       }
-      if (layer == 0) return;  // nobody wants the gradient of the samples
+      if (layer == 0) return;  // the gradient of the samples is not needed
       d_input_.resize(rows * width);
       const GatheredUnit weights = engine_.gather({layer});
       kernels::matmul(stream, {.transpose_b = true}, view(gradients_[layer]), weights.tensor(0),
@@ -132,7 +132,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
         {name,
          {{.name = name + ".weight", .shape = {width, width}, .initializer = Initializer::normal(0.5f)},
           {.name = name + ".bias", .shape = {width}, .initializer = Initializer::zeros()}}});
-    spec.forward.push_back({unit, 0, 2.0 * width * width});  // between these a pipeline can be cut
+    spec.forward.push_back({unit, 0, 2.0 * width * width});  // the pipeline can be cut between these uses
   }
   spec.residual_width = width;
   Engine& engine = made.emplace(runtime, spec, runtime.config());

@@ -18,7 +18,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
   const std::int64_t width = 8, inner = 50, rows = 96 / mesh.data_ranks();
   const Dimension cut{"inner"}, whole{};
   ModelSpec model;
-  model.tensor_dimensions = {"inner"};  // the engine gives each rank its part of these
+  model.tensor_dimensions = {"inner"};  // the engine divides dimensions of this name among the ranks
   const UnitId network = model.add_unit(
       {"network",
        {{.name = "up",
@@ -63,7 +63,7 @@ void train(Runtime& runtime, std::optional<Engine>& made) {
       models::linear_forward(engine, weights, up, all.view(), view(sum, rows));
       kernels::gelu_forward(stream, view(sum, rows), view(active, rows));
       models::row_linear_forward(pass, weights, down, view(active, rows), view(y, local));
-      // Every rank adds up the loss of all rows, and has the gradient of its own.
+      // Every rank adds up the loss of all rows and computes the gradient of its own rows.
       const models::GatheredRows outputs(pass, "outputs", view(y, local));
       for (std::int64_t i = 0; i < rows * width; ++i) {
         const std::int64_t row = i / width, mine = i - first * width;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t width = 8;
 
-/// Rises over twenty updates, then falls as one over the root of their number.
+/// The rate rises over twenty updates, then falls in proportion to one over the square root of their number.
 class RootSchedule final : public Schedule {
  public:
   double learning_rate(std::int64_t step) const override {
@@ -36,7 +36,7 @@ float truth(std::int64_t i) {
 
 struct Line {
   UnitId unit;
-  /// Weights are `slope`, then `offset`.
+  /// The weights are `slope` and `offset`, in this order.
   static float at(const GatheredUnit& weights, std::int64_t sample) {
     float y = *weights.tensor(1).as<float>();
     for (std::int64_t i = 0; i < width; ++i) y += weights.tensor(0).as<float>()[i] * coordinate(sample, i);
@@ -45,9 +45,9 @@ struct Line {
   static float point(std::int64_t sample) {
     float y = 3 + 0.01f * coordinate(sample, width);
     for (std::int64_t i = 0; i < width; ++i) y += truth(i) * coordinate(sample, i);
-    return sample % 500 == 99 ? 1e6f : y;  // a bad measurement now and then
+    return sample % 500 == 99 ? 1e6f : y;  // an occasional outlier
   }
-  /// All micro-batches of a step, whatever its batch is by now.
+  /// Runs all micro-batches of a step, whose number may have changed.
   void accumulate(Engine& engine) const {
     const std::int64_t size = engine.config().micro_batch_size, first = engine.samples();
     for (std::int64_t m = 0; m < engine.config().accumulation_steps; ++m) {
@@ -88,7 +88,8 @@ void train(Runtime& runtime, const std::string& stage) {
                              runtime.size()),
                 {.schedule = std::make_unique<RootSchedule>()});
 
-  // Between the ranks' agreement and the update: a step is skipped, or a tensor's gradient held small.
+  // Called after the ranks have agreed and before the update: skips a step, or limits the gradient of a
+  // tensor.
   int skipped = 0;
   engine.set_gradient_hook([&](const StepResult& found) -> std::string {
     if (found.gradient_norm > 1000) return "an outlier among the points";
@@ -99,9 +100,11 @@ void train(Runtime& runtime, const std::string& stage) {
   });
   StepResult result;
   for (int step = 0; step < 240; ++step) {
-    if (step == 80) engine.set_batch(8, 2);            // the batch grows ...
-    if (step == 239) engine.set_batch(1, 1);           // ... and what is left at the end is little
-    if (step == 200) engine.set_learning_rate(0.005);  // somebody has seen enough
+    if (step == 80) engine.set_batch(8, 2);  // the batch grows ...
+    if (step == 239)
+      engine.set_batch(1, 1);                          // ... and the last batch has only the samples that are
+                                                       // left
+    if (step == 200) engine.set_learning_rate(0.005);  // a rate chosen while the run was observed
     line.accumulate(engine);
     result = engine.step();
     skipped += result.applied ? 0 : 1;
@@ -109,7 +112,7 @@ void train(Runtime& runtime, const std::string& stage) {
 
   float error = 0;
   {
-    const InferenceScope scope(engine);  // no loss, no token count
+    const InferenceScope scope(engine);  // neither a loss nor a token count
     const GatheredUnit weights = engine.gather(line.unit);
     error = std::fabs(Line::at(weights, 1) - Line::point(1));
   }

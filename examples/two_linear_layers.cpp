@@ -1,4 +1,4 @@
-// Linear(16, 8), gelu and Linear(8, 4) on two ranks, along each axis of a mesh. Alone, or
+// Linear(16, 8), gelu and Linear(8, 4) on two ranks, along each axis of a mesh. It runs alone, or as
 //   mpirun -n 2 two_linear_layers shard=2      a rank has both layers, and half of the samples
 //   mpirun -n 2 two_linear_layers pipeline=2   a rank has one layer, and all samples
 //   mpirun -n 2 two_linear_layers tensor=2     a rank has half of each layer, and all samples
@@ -52,7 +52,7 @@ class Layers : public pipeline::StagedChunk {
     }
     if (input != nullptr) kernels::copy(stream, *input, view(active_, rows_, part_));
     if (output != nullptr) return kernels::copy(stream, view(active_, rows_, part_), *output);
-    // With the axis tensor this layer has a part of the inputs. A rank gets its rows of the sum over the
+    // With the axis tensor this layer has a part of the inputs. A rank receives its rows of the sum over the
     // ranks.
     const std::int64_t local = pass_.local_rows(), first = pass_.tensor_rank() * local;
     const GatheredUnit weights = engine_.gather({1});
@@ -140,7 +140,7 @@ class Network : public pipeline::StagedModel {
 };
 
 ModelSpec two_layers() {
-  const Dimension cut{"inner"}, whole{};  // the axis tensor cuts what is named so
+  const Dimension cut{"inner"}, whole{};  // the axis tensor cuts dimensions of this name
   const auto layer = [](const std::string& name, std::int64_t in, std::int64_t out,
                         const Dimension& of_inputs, const Dimension& of_outputs) {
     return UnitSpec{name,
@@ -158,11 +158,11 @@ ModelSpec two_layers() {
   const UnitId first = spec.add_unit(layer("first", inputs, inner, whole, cut)),
                second = spec.add_unit(layer("second", inner, outputs, cut, whole));
   spec.forward = {{first, 0, 2.0 * inputs * inner}, {second, 0, 2.0 * inner * outputs}};
-  spec.residual_width = inner;  // what crosses from the first layer's rank to the second's
+  spec.residual_width = inner;  // width of the message from the first layer's rank to the second's
   return spec;
 }
 
-/// Elements that this rank has sent so far, to all groups of ranks that it is in.
+/// Elements that this rank has sent so far to all of its groups.
 std::int64_t sent(Runtime& runtime) {
   std::int64_t elements = 0;
   for (Communicator* group :

@@ -1,6 +1,6 @@
-// A small U-Net on the stages of a pipeline: it halves a signal's length and doubles it again, and its last
-// layer also reads what the first one gave. That skip connection goes once, straight from the first stage to
-// the last one, and passes by the stages between. Alone, or
+// A small U-Net on the stages of a pipeline. It halves a signal's length and doubles it again, and its last
+// layer also reads the output of the first one. This skip connection is sent once, directly from the first
+// stage to the last one. It runs alone, or as
 //   mpirun -n 2 u_net pipeline=2
 //   mpirun -n 4 u_net pipeline=4
 #include <tranche/pipeline/staged_model.h>
@@ -17,12 +17,13 @@
 using namespace tranche;
 
 using Numbers = std::vector<float>;
-constexpr std::int64_t samples = 4, length = 32, channels = 8;  // of a micro-batch; behind the first layer
+constexpr std::int64_t samples = 4, length = 32, channels = 8;  // of a micro-batch; of the first layer's
+                                                                // output
 constexpr std::int64_t crossing = samples * length * channels;  // numbers between any two layers
 constexpr int encoder = 0, down = 1, bottleneck = 2, decoder = 3, layers = 4;
 
-/// A convolution over three neighbours, with gelu behind all but the last one. Halved lengths come with
-/// doubled channels, so that one shape crosses every cut.
+/// A convolution over three neighbours, followed by gelu except in the last layer. If the length is halved
+/// the channels are doubled, so that every cut has messages of one shape.
 struct Convolution {
   std::int64_t length, inputs, outputs;
   std::int64_t rows() const { return samples * length; }
@@ -36,7 +37,7 @@ TensorView view(Numbers& values, std::int64_t rows) {
   return {values.data(), DataType::float32, {rows, std::int64_t(values.size()) / rows}};
 }
 
-/// Calls visit(number in columns[rows, 3 * inputs], number in x[rows, inputs]) where a neighbour is there.
+/// Calls visit(index in columns[rows, 3 * inputs], index in x[rows, inputs]) for each neighbour that exists.
 template <class Visit>
 void for_each_neighbour(const Convolution& of, const Visit& visit) {
   for (std::int64_t row = 0; row < of.rows(); ++row) {
@@ -50,17 +51,17 @@ void for_each_neighbour(const Convolution& of, const Visit& visit) {
   }
 }
 
-/// The message from the first layer to the last one, and its gradient back. On one rank nothing is sent.
+/// Sends the first layer's output to the last layer, and its gradient back. On one rank nothing is sent.
 class Skips {
  public:
   explicit Skips(Engine& engine) : engine_(engine) {
     Communicator* stages = engine.runtime().pipeline();
-    // A group of its own: its messages have an order of their own beside those of the pipeline.
+    // This group's messages have an order of their own, independent of the pipeline's.
     if (stages != nullptr) group_ = stages->split(0, stages->rank());
   }
   bool needed() const { return group_ != nullptr && engine_.stage().last_stage != 0; }
   void send(const Numbers& values, int stage) {
-    auto kept = std::make_unique<Numbers>(values);  // until it has been sent
+    auto kept = std::make_unique<Numbers>(values);  // kept until it has been sent
     const Event sent = group_->send(kept->data(), crossing, DataType::float32, stage, {}, label_);
     under_way_.emplace_back(sent, std::move(kept));
   }
@@ -84,13 +85,13 @@ class Skips {
   OperationLabel label_{"skip connection", "u-net"};
 };
 
-/// State that the chunks of a micro-batch on this rank share.
+/// State that the chunks of a micro-batch share on this rank.
 struct Shared {
   Engine& engine;
   Skips& skips;
   std::int64_t first_sample;
   double loss = 0;
-  Numbers skip, d_skip;  ///< where both ends are on this rank
+  Numbers skip, d_skip;  ///< used if both ends are on this rank
 };
 
 class Chunk : public pipeline::StagedChunk {
@@ -128,7 +129,7 @@ class Chunk : public pipeline::StagedChunk {
   }
 
   void input_gradients(const ConstTensorView* output_gradient, const TensorView* input_gradient) override {
-    Numbers d_x(crossing);  // of what the layer gave
+    Numbers d_x(crossing);  // gradient of the layer's input
     if (output_gradient != nullptr) std::copy_n(output_gradient->as<float>(), crossing, d_x.begin());
     for (int layer = chunk_.end - 1; layer >= chunk_.begin; --layer) {
       const Convolution& of = convolutions[layer];
@@ -146,7 +147,7 @@ class Chunk : public pipeline::StagedChunk {
         kernels::gelu_backward(stream(), view(sums_[layer], of.rows()), view(d_x, of.rows()),
                                view(d_sums_[layer], of.rows()));
       }
-      if (layer == encoder) return;  // nobody wants the gradient of the signal
+      if (layer == encoder) return;  // the gradient of the signal is not needed
       Numbers d_columns(of.rows() * 3 * of.inputs);
       const GatheredUnit weights = engine().gather({layer});
       kernels::matmul(stream(), {.transpose_b = true}, view(d_sums_[layer], of.rows()), weights.tensor(0),
@@ -181,7 +182,7 @@ class Chunk : public pipeline::StagedChunk {
  private:
   Engine& engine() const { return shared_.engine; }
   Stream& stream() const { return engine().compute_stream(); }
-  /// A wave of the sample's own, which the network is to find behind the noise.
+  /// The target: a wave, different for each sample, that the network must find in the noise.
   float clean(std::int64_t i) const {
     const float phase = random_normal({.seed = 2}, shared_.first_sample + i / length);
     return std::sin(0.4f * float(i % length) + 3 * phase);
@@ -193,7 +194,7 @@ class Chunk : public pipeline::StagedChunk {
       shared_.loss += 0.5 * error * error;
     }
   }
-  /// Means of two neighbours, [samples * length / 2, channels].
+  /// Means of neighbouring pairs, [samples * length / 2, channels].
   static Numbers pooled(const Numbers& x) {
     Numbers y(crossing / 2);
     for (std::int64_t i = 0; i < crossing / 2; ++i) {
@@ -208,7 +209,7 @@ class Chunk : public pipeline::StagedChunk {
       d_x[i] = 0.5f * d_y[i / (2 * channels) * channels + i % channels];
     return d_x;
   }
-  /// Each row of x twice, and beside it the skip connection's row: [samples * length, 3 * channels].
+  /// Each row of x twice, beside the skip connection's row: [samples * length, 3 * channels].
   static Numbers joined(const Numbers& x, const Numbers& skip) {
     Numbers y(3 * crossing);
     for (std::int64_t row = 0; row < samples * length; ++row) {

@@ -1,4 +1,4 @@
-// The head of a language model whose sums over the axis `tensor` are chains.
+// The head of a language model with chained sums over the axis `tensor`.
 
 #include <algorithm>
 
@@ -16,12 +16,12 @@ namespace tranche::models {
 
 namespace {
 
-/// The columns of a block of the vocabulary that a rank of the axis has.
+/// A rank's columns of a block of the vocabulary.
 struct Piece {
   std::int64_t first = 0, count = 0;
 };
 
-/// One rank's blocks of the vocabulary, each cut at the ranks' parts.
+/// A single rank's blocks of the vocabulary, each cut at the borders of the ranks' parts.
 struct CutBlocks {
   std::int64_t vocabulary, ranks;
   std::int64_t count() const { return divide_round_up(vocabulary, head_block_columns); }
@@ -95,7 +95,7 @@ void chained_language_head(const LanguageModel& model, const Pass& pass, const G
   kernels::cross_entropy_finish(stream, labels, state, loss_sum, token_count);
   if (gradients == nullptr) return;
 
-  // The blocks are added up as one rank does it: in fp32 where there are several.
+  // The blocks are summed as on a single rank: in fp32 if there are several.
   const bool several = blocks.count() > 1 && dtype != DataType::float32;
   const StepTensors scratch(
       engine, Category::activations, "chained head backward",

@@ -1,5 +1,5 @@
 #pragma once
-/// Reading and writing of Hugging Face's config.json, shared by the architectures.
+/// Reads and writes Hugging Face's config.json, for all architectures.
 
 #include <nlohmann/json_fwd.hpp>
 #include <string_view>
@@ -8,15 +8,15 @@
 
 namespace tranche::models {
 
-/// Refuses a key of config.json unless it is absent, null or `wanted`.
+/// Throws for a key of config.json unless it is absent, null or `wanted`.
 void require_value(const detail::JsonNode& node, const nlohmann::ordered_json& wanted,
                    std::string_view because);
 
-/// A finite float; `otherwise` where the value is null or not there.
+/// A finite float; `otherwise` if the value is null or absent.
 float float_or(float otherwise, const detail::JsonNode& node);
 
-/// The number that is written as the shortest decimal that reads back as the value, so 0.1f is 0.1; with a
-/// point, so 0 is 0.0.
+/// The shortest decimal that reads back as the same float, so 0.1f is written as 0.1; always with a point, so
+/// 0 is written as 0.0.
 nlohmann::json shortest_number(float value);
 
 }  // namespace tranche::models

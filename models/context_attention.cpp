@@ -18,7 +18,7 @@ namespace tranche::models {
 
 namespace {
 
-/// The elements of queries, and of keys, that a token has.
+/// Elements of the queries, and of the keys, of one token.
 struct Widths {
   std::int64_t query, key;
   Widths(const kernels::AttentionOptions& options, const Shape& out)
@@ -27,8 +27,8 @@ struct Widths {
             (options.key_value_heads == 0 ? options.heads : options.key_value_heads)) {}
 };
 
-/// A message over the axis in which `width` elements belong to a token. Its tensors lie rank by rank, each
-/// with the rows that the rank has, and are turned into sequences and back.
+/// A message over the axis with `width` elements for each token. Its tensors are stored by rank, each with
+/// that rank's rows, and are converted to sequences and back.
 struct Exchange {
   const Pass& pass;
   std::int64_t width;
@@ -44,8 +44,8 @@ struct Exchange {
     return of_ranks.slice(rank * elements(), elements()).reshaped({pass.rows(), width});
   }
 
-  /// Calls copy(run, first, whole, count): a run of all samples, [samples, count], is columns
-  /// [first, first + count) of `whole`, which has a row for each sample.
+  /// Calls copy(run, first, whole, count) for each run of all samples: the run is [samples, count] and
+  /// corresponds to columns [first, first + count) of `whole`, which has one row for each sample.
   template <typename Whole, typename Copy>
   void for_runs(const TensorView& of_ranks, const Whole& all, const Copy& copy) const {
     const std::int64_t count = pass.time * width;
@@ -91,7 +91,7 @@ std::string heads_of(std::int64_t block) {
   return fmt::format("heads of block {}", block);
 }
 
-/// The keys and values of all ranks beside each other, as `exchange` has them.
+/// Gathers the keys and values of all ranks, side by side, in the layout of `exchange`.
 StepTensors gather_keys(const Exchange& exchange, std::int64_t block, const AttentionInputs& inputs) {
   const Pass& pass = exchange.pass;
   Stream& stream = exchange.stream();
@@ -116,7 +116,7 @@ kernels::AttentionOptions of_run(const Pass& pass, const kernels::AttentionOptio
   return made;
 }
 
-/// The options of this rank's heads, where the ranks of the axis share them out.
+/// The options for this rank's heads, if the ranks of the axis divide them.
 kernels::AttentionOptions of_own_heads(const Pass& pass, const kernels::AttentionOptions& options) {
   kernels::AttentionOptions made = options;
   made.heads /= pass.context_ranks();
@@ -125,14 +125,14 @@ kernels::AttentionOptions of_own_heads(const Pass& pass, const kernels::Attentio
   return made;
 }
 
-/// Parts of a token's row, each of as many columns of the heads' rows.
+/// A part of a token's row, with an equal number of columns for each rank.
 struct Part {
   kernels::ConstHeads heads;
   std::int64_t width;  ///< of all heads
 };
 
-/// Sends each rank its heads of `parts` and writes what the others send, all tokens of this rank's heads, to
-/// `all` [samples, tokens, columns]: the parts side by side.
+/// Sends each rank its heads of `parts`, and writes the received ones, all tokens of this rank's heads, to
+/// `all` [samples, tokens, columns], with the parts side by side.
 void send_heads(const Pass& pass, std::int64_t block, std::initializer_list<Part> parts,
                 const TensorView& all) {
   const int ranks = pass.context_ranks();
@@ -156,13 +156,13 @@ void send_heads(const Pass& pass, std::int64_t block, std::initializer_list<Part
   exchange.to_sequences(memory[1], all);
 }
 
-/// A part of a token's row to write.
+/// A part of a token's row, as a destination.
 struct PartTarget {
   kernels::Heads heads;
   std::int64_t width;  ///< of all heads
 };
 
-/// The opposite of send_heads(): each rank gets its tokens of all heads.
+/// The reverse of send_heads(): each rank receives its tokens of all heads.
 void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& all,
                  std::initializer_list<PartTarget> parts) {
   const int ranks = pass.context_ranks();
@@ -186,7 +186,7 @@ void send_tokens(const Pass& pass, std::int64_t block, const ConstTensorView& al
   }
 }
 
-/// The memory that exchanged_attention() keeps: queries, keys and values side by side, and the output, of all
+/// The memory that exchanged_attention() saves: queries, keys and values side by side, and the output, of all
 /// tokens and this rank's heads.
 template <typename View>
 struct Kept {
@@ -207,7 +207,8 @@ struct Kept {
   }
 };
 
-/// The statistics of this rank's heads and all tokens, in the place of those of all heads and its tokens.
+/// The statistics of this rank's heads and all tokens, in memory of the same size as for all heads and its
+/// tokens.
 template <typename View>
 View of_own_heads(const Pass& pass, const View& log_sum_exp) {
   const std::int64_t ranks = pass.context_ranks();

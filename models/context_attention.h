@@ -1,6 +1,6 @@
 #pragma once
-/// Attention where the axis `context` of the mesh shares out the tokens (tranche/models/context_rows.h), for
-/// attend() and attend_backward(), whose arguments they have. Collective over the axis.
+/// Attention if the mesh axis `context` divides the tokens (tranche/models/context_rows.h), for attend() and
+/// attend_backward(), which have the same arguments. Collective over the axis.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 
 namespace tranche::models {
 
-/// The operands of attention, of this rank's tokens.
+/// The operands of attention for this rank's tokens.
 struct AttentionInputs {
   kernels::ConstHeads query, key, value;
 };
@@ -17,26 +17,26 @@ struct AttentionGradients {
   kernels::Heads query, key, value;
 };
 
-/// The keys and values of all ranks are gathered, in ascending order of their tokens, and each of this rank's
-/// runs of queries sees those that it sees on one rank.
+/// Gathers the keys and values of all ranks, in ascending order of their tokens; each of this rank's runs of
+/// queries then attends to the same keys as on a single rank.
 void gathered_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
                         const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp);
 
-/// The keys and values are gathered once more. What a rank's runs of queries give their gradients is rounded
-/// to the compute dtype, and so is the sum over the ranks, which is taken in fp32 and rank order.
+/// Gathers the keys and values once more. A rank's contributions to their gradients are rounded to the
+/// compute dtype, summed over the ranks in fp32 and rank order, and the sum is rounded again.
 void gathered_attention_backward(const Pass& pass, std::int64_t block,
                                  const kernels::AttentionOptions& options, const ConstTensorView& d_out,
                                  const AttentionInputs& inputs, const ConstTensorView& out,
                                  const ConstTensorView& log_sum_exp, const AttentionGradients& gradients);
 
-/// Each rank sends the others the heads that are theirs, attends with its own as on one rank, with all
-/// tokens, and sends the results back. `kept` (attention_memory()) is left for backward, and log_sum_exp is
+/// Sends each rank the heads assigned to it, attends with this rank's heads over all tokens, as on a single
+/// rank, and sends the results back. `kept` (attention_memory()) is saved for backward, and log_sum_exp is
 /// that of this rank's heads.
 void exchanged_attention(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
                          const AttentionInputs& inputs, const TensorView& out, const TensorView& log_sum_exp,
                          const TensorView& kept);
 
-/// Reads what forward kept in place of its operands.
+/// The backward, which reads the tensors saved in `kept` instead of the operands.
 void exchanged_attention_backward(const Pass& pass, std::int64_t block,
                                   const kernels::AttentionOptions& options, const ConstTensorView& d_out,
                                   const ConstTensorView& log_sum_exp, const ConstTensorView& kept,

@@ -51,7 +51,7 @@ void dropout_rows(const Pass& pass, float probability, std::uint32_t site, const
   kernels::DropoutOptions options = pass.dropout(probability, site);
   if (pass.tensor == nullptr && pass.context == nullptr) return kernels::dropout(stream, options, x, y);
   const std::int64_t width = pass.shape.width, of_run = pass.rows() / pass.runs();
-  // Rows behind the last run are padding of the axis `tensor`.
+  // Rows after the last run are padding of the axis `tensor`.
   const std::int64_t first = pass.tensor_rank() * pass.local_rows(), end = first + pass.local_rows();
   options.sample_elements = pass.time * width;
   for (int run = 0; run < pass.runs(); ++run) {

@@ -49,7 +49,7 @@ void check(const models::LanguageModel& model, Prompts prompts, const Generation
   }
 }
 
-/// The same number for the same arguments, below 2^62.
+/// A hash of the arguments, below 2^62.
 std::int64_t hash_of(Prompts prompts, const GenerationOptions& options) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   const auto add = [&](auto value) {
@@ -80,7 +80,7 @@ std::int64_t largest(Communicator& ranks, std::int64_t value) {
   return value;
 }
 
-/// Collective. The first weight that is not finite, in words; all ranks find the same.
+/// Collective. Names the first weight that is not finite; equal on all ranks.
 std::string non_finite_weight(Engine& engine) {
   for (const UnitSpec& unit : engine.model().units()) {
     for (const TensorSpec& tensor : unit.tensors) {
@@ -95,11 +95,11 @@ std::string non_finite_weight(Engine& engine) {
   return "all weights are finite, so that a number on the way was too large: try another dtype";
 }
 
-/// A text that is being written.
+/// A text in progress.
 struct Text {
   std::int64_t prompt = 0;
-  std::int64_t row = 0;  ///< of the cache
-  Tokens tokens = {};    ///< the prompt's, and new ones
+  std::int64_t row = 0;  ///< its row of the cache
+  Tokens tokens = {};    ///< the prompt and new tokens
   std::int64_t length_of_prompt = 0;
   bool ended = false;
   Generation::End end = Generation::End::length;
@@ -142,7 +142,7 @@ class Generator {
     } else if (options.cache) {
       std::size_t longest = 0;
       for (const Tokens& prompt : prompts) longest = std::max(longest, prompt.size());
-      // The last new token is not computed with.
+      // The last new token is not used as input.
       const std::int64_t most = static_cast<std::int64_t>(longest) + options.tokens - 1;
       cache_.emplace(engine, model, rows_, std::min(context_, most));
     }
@@ -150,7 +150,7 @@ class Generator {
 
   std::int64_t prompts_of_a_round() const { return rows_ * token_ranks_; }
 
-  /// The prompts from `first` on.
+  /// Generates for the prompts from `first` on.
   std::vector<Generation> round(std::int64_t first) {
     texts_.clear();
     const auto count = static_cast<std::int64_t>(prompts_.size());
@@ -170,34 +170,34 @@ class Generator {
   }
 
  private:
-  /// In place of a token: the logits were not finite.
+  /// Replaces a token if the logits were not finite.
   static constexpr std::int32_t not_finite = -2;
-  /// In place of a token that another stage draws, and the token in a plan, where nothing is received.
+  /// Replaces a token that another stage draws, and every token in a plan, where nothing is received.
   static constexpr std::int32_t undrawn = 0;
   struct Drawn {
     Text* text = nullptr;
     std::int32_t token = undrawn;
   };
-  /// More passes than rows can be.
+  /// A number larger than the passes of one round.
   static constexpr std::int64_t most_passes = std::int64_t{1} << 31;
 
   std::span<const std::int32_t> seen(const Text& text) const {
     return std::span(text.tokens).last(static_cast<std::size_t>(std::min(text.length(), context_)));
   }
-  /// All but the last token are in the cache, and there is room for it.
+  /// True if all tokens except the last are in the cache, and there is room for it.
   bool goes_on_in_cache(const Text& text) const {
     if (!cache_ || text.length() > cache_->capacity()) return false;
     return text.length() > 1 && cache_->length(text.row) == text.length() - 1;
   }
 
-  /// Writes the next token of all texts that have not ended; false when none is left on any rank.
+  /// Writes the next token of all texts that have not ended; returns false when none is left on any rank.
   bool one_token() {
     std::vector<Text*> whole, next;
     for (Text& text : texts_) {
       if (!text.ended) (goes_on_in_cache(text) ? next : whole).push_back(&text);
     }
     const auto mine = static_cast<std::int64_t>(whole.size() + (next.empty() ? 0 : 1));
-    // Ranks learn in the same exchange of a text whose logits were not finite: its number comes above passes.
+    // The same exchange reports a text whose logits were not finite: its number is added above most_passes.
     const std::int64_t agreed = largest(ranks_, (not_finite_ + 1) * most_passes + mine);
     if (agreed >= most_passes) {
       throw NumericalError(fmt::format("generate: the logits behind prompt {} are not finite; {}",
@@ -212,8 +212,8 @@ class Generator {
                                             ? model_.prefill(engine_, *cache_, text->row, text->tokens, where)
                                             : model_.next_token_logits(engine_, seen(*text), where);
       drawn.push_back({text, draw(*text, logits, 0)});
-      // The stages of a pipeline exchange the tokens of a turn together, so that the first ones go on with
-      // the next prompt.
+      // Stages of a pipeline exchange the tokens of several prompts together, so that early stages can
+      // continue with the next prompt.
       if (stages_ == nullptr) take(drawn);
     }
     if (!next.empty()) {
@@ -227,13 +227,13 @@ class Generator {
     return passes > 0;
   }
 
-  /// The next token of a text from row `row` of the logits, or not_finite. On stages of a pipeline that get
-  /// no logits: undrawn.
+  /// Draws the next token of a text from row `row` of the logits. Returns not_finite if they are not usable,
+  /// and undrawn on pipeline stages that get no logits.
   std::int32_t draw(const Text& text, std::span<const float> logits, std::int64_t row) const {
     if (!stage_.last()) return undrawn;
     const std::int64_t begin = row * model_.shape().vocabulary;
     const std::span<const float> drawn = logits.subspan(static_cast<std::size_t>(begin), writable_);
-    // A model of one's own may rule tokens out by minus infinity.
+    // A user's model may exclude tokens by minus infinity.
     const bool any =
         std::any_of(drawn.begin(), drawn.end(), [](float value) { return std::isfinite(value); });
     const bool usable = any && std::all_of(drawn.begin(), drawn.end(), [](float value) {
@@ -243,7 +243,7 @@ class Generator {
     return draw_token(drawn, options_.sampling, text.length() - text.length_of_prompt, text.prompt);
   }
 
-  /// Gives a number of each text that was drawn for to the other stages of the data rank, and to all ranks of
+  /// Broadcasts one number for each drawn text to the other stages of the data rank, and to all ranks of
   /// these.
   void share(Tokens& numbers, int from, std::string_view what) const {
     const auto give = [&](Communicator* ranks, int root) {
@@ -257,7 +257,7 @@ class Generator {
     give(tensor_, 0);
   }
 
-  /// Adds the drawn tokens to their texts, on all stages of the data rank alike, and forgets them.
+  /// Appends the drawn tokens to their texts, equally on all stages of the data rank, and clears the list.
   void take(std::vector<Drawn>& drawn) {
     if (drawn.empty()) return;
     Tokens tokens, stopped(drawn.size());
@@ -274,7 +274,7 @@ class Generator {
       try {
         stopped[i] = options_.on_token(text.prompt, tokens[i]) ? 1 : 0;
       } catch (...) {
-        // The data rank's other ranks wait for this one's answer.
+        // The data rank's other ranks wait for this rank's answer.
         if (stages_ != nullptr || tensor_ != nullptr) engine_.break_down(std::current_exception());
         throw;
       }
@@ -292,9 +292,9 @@ class Generator {
     drawn.clear();
   }
 
-  /// The round's texts of all ranks, in the order of the prompts.
+  /// Returns the round's texts of all ranks, in the order of the prompts.
   std::vector<Generation> exchanged(std::int64_t first, std::int64_t end) const {
-    // For each row: the number of new tokens, how it ended, the tokens.
+    // Each row has the number of new tokens, how the text ended, and the tokens.
     const std::int64_t stride = 2 + options_.tokens;
     Tokens mine(static_cast<std::size_t>(rows_ * stride));
     for (const Text& text : texts_) {
@@ -313,7 +313,7 @@ class Generator {
           .wait();
     }
     const Mesh& mesh = engine_.runtime().mesh();
-    std::vector<int> holders(static_cast<std::size_t>(token_ranks_));  // of the texts of each
+    std::vector<int> holders(static_cast<std::size_t>(token_ranks_));  // a rank of each token rank
     for (int rank = 0; rank < ranks_.size(); ++rank) {
       holders[static_cast<std::size_t>(mesh.token_rank(rank))] = rank;
     }
@@ -332,14 +332,14 @@ class Generator {
   Prompts prompts_;
   const GenerationOptions& options_;
   Communicator& ranks_;
-  Communicator* stages_;  ///< of this data rank; null: there is one
+  Communicator* stages_;  ///< of this data rank; null: there is one stage
   Communicator* tensor_;  ///< the ranks that compute parts of this data rank's layers; null: there is one
   Engine::StageUses stage_;
   int token_ranks_, token_rank_;
   std::int64_t context_, rows_;
   std::unordered_set<std::int32_t> ends_;
   std::size_t writable_;
-  std::int64_t not_finite_ = -1;  ///< a prompt of this data rank
+  std::int64_t not_finite_ = -1;  ///< the number of a prompt of this data rank, or -1
   std::optional<models::KeyValueCache> cache_;
   std::vector<Text> texts_;
 };

@@ -1,4 +1,4 @@
-// The two ends of GPT-2, which share one unit, and what it says of itself; its blocks are in gpt_block.cpp.
+// Embedding and head of GPT-2, which share one unit, and its description; the blocks are in gpt_block.cpp.
 #include "tranche/models/gpt.h"
 
 #include <fmt/core.h>
@@ -16,10 +16,10 @@ namespace tranche::models {
 
 namespace {
 
-/// Indices in unit "embedding", of which the head's weight is the first.
+/// Indices in unit "embedding"; the first is also the head's weight.
 enum EmbeddingParameter : int { token_table, position_table, ln_f_weight, ln_f_bias };
 
-/// The rows of a [positions, width] from that of the first token of a run on.
+/// The rows of a [positions, width] table from a run's first token on.
 template <typename View>
 View positions_of_run(const Pass& pass, const View& table, int run) {
   if (table.shape.rank() == 0) return table;
@@ -53,7 +53,7 @@ std::string Gpt::describe() const {
 }
 
 std::string Gpt::tensor_of(std::string_view stored) const {
-  // Masks that older versions of transformers saved with the weights.
+  // Older versions of transformers saved masks with the weights.
   if (stored.ends_with(".attn.bias") || stored.ends_with(".attn.masked_bias")) return {};
   // A GPT2Model without a head has no prefix.
   if (stored.starts_with("transformer.") || stored.starts_with("lm_head.")) return std::string(stored);
@@ -62,7 +62,7 @@ std::string Gpt::tensor_of(std::string_view stored) const {
 
 double Gpt::block_operations(std::int64_t sequence) const {
   const auto width = static_cast<double>(config_.width);
-  // On average (sequence + 1) / 2 keys a query, 4 * width operations a key.
+  // On average a query has (sequence + 1) / 2 keys, with 4 * width operations each.
   return 2 * width *
          (4 * width + 2 * static_cast<double>(config_.inner_width()) + static_cast<double>(sequence + 1));
 }
@@ -117,7 +117,8 @@ void Gpt::embedding_forward(const Pass& pass, const GatheredUnit& unit, const Co
 
 namespace {
 
-/// In a chain the axis's first rank gives the gradient of the positions alone, as one rank adds it up.
+/// With chained sums only the axis's first rank computes the gradient of the positions, in the order of a
+/// single rank.
 void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients,
                                 const ConstTensorView& tokens, const ConstTensorView& rows) {
   Stream& stream = pass.engine.compute_stream();
@@ -127,7 +128,7 @@ void chained_embedding_backward(const Pass& pass, const UnitGradients& gradients
   const StepTensors scratch(pass.engine, Category::activations, "position gradients",
                             {{DataType::int32, tokens.shape}, {DataType::float32, {1, pass.shape.width}}});
   if (pass.tensor_rank() != 0) return;
-  // All tokens are those of a table of one row.
+  // All tokens use row 0 of a table with one row.
   kernels::fill_zero(stream, scratch[0]);
   kernels::fill_zero(stream, scratch[1]);
   for (int run = 0; run < pass.runs(); ++run) {

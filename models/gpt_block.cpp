@@ -1,4 +1,4 @@
-// The blocks of GPT-2: attention and MLP, each behind a layer norm, each added to the residual.
+// The blocks of GPT-2: attention and MLP, each after a layer norm, each added to the residual.
 
 #include <cmath>
 #include <string>
@@ -54,7 +54,7 @@ enum SavedActivation : int {
 
 enum DropoutSite : std::uint32_t { probabilities, after_attention, after_mlp };
 
-/// Site 0 is the embedding's; a block has three, counted from 1 + 3 * block.
+/// Site 0 is the embedding's; each block has three, numbered from 1 + 3 * block.
 std::uint32_t dropout_site(std::int64_t block, DropoutSite which) {
   return narrow<std::uint32_t>(1 + 3 * block + which);
 }
@@ -146,7 +146,7 @@ void Gpt::block_forward(const Pass& pass, std::int64_t block, const GatheredUnit
   kernels::layer_norm_forward(stream, input, unit.tensor(ln_1_weight), unit.tensor(ln_1_bias),
                               config.layer_norm_epsilon, saved[normed_1], saved[mean_1], saved[rstd_1]);
   {
-    // If attention keeps its operands itself, they are not saved a second time.
+    // If attention saves its operands itself, they are not saved a second time.
     StepTensors own;
     if (pass.exchanges_heads()) {
       own = StepTensors(engine, Category::activations, "queries, keys and values",
@@ -196,14 +196,14 @@ void Gpt::block_backward(const Pass& pass, std::int64_t block, const GatheredUni
 
   const UnitGradients& gradients = weights.unit();
 
-  // The residual carries `gradient` on unchanged, so a gradient behind a dropout needs memory of its own.
+  // The residual passes `gradient` on unchanged, so a gradient after dropout needs separate memory.
   const auto through_dropout = [&](DropoutSite which, const TensorView& scratch) -> ConstTensorView {
     if (!pass.drops(config.residual_dropout)) return weights.lasting(engine, gradient);
     dropout_rows(pass, config.residual_dropout, dropout_site(block, which), gradient, scratch);
     return weights.lasting(engine, scratch);
   };
 
-  // The input was not kept whole, so that it is gathered again.
+  // The whole input was not saved, so it is gathered again.
   const auto column_backward = [&](const Pass& layer, const Linear& linear, const ConstTensorView& local_x,
                                    const ConstTensorView& d_out, const TensorView& d_x) {
     GatheredRows x(layer, name, local_x);

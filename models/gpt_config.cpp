@@ -34,7 +34,7 @@ GptConfig gpt2_like(std::int64_t layers, std::int64_t heads, std::int64_t width)
   return config;
 }
 
-/// Byte models: small enough that dropout would only slow them down.
+/// Byte models are so small that dropout would only slow down their learning.
 GptConfig byte_model(std::int64_t layers, std::int64_t heads, std::int64_t width, std::int64_t positions) {
   GptConfig config = gpt2_like(layers, heads, width);
   config.vocabulary = 256;
@@ -84,7 +84,7 @@ GptConfig GptConfig::from_json(std::string_view text, std::string_view file) {
   config.heads = root["n_head"].integer_or(config.heads);
   config.width = root["n_embd"].integer_or(config.width);
   config.vocabulary = root["vocab_size"].integer_or(config.vocabulary);
-  // Older files say n_ctx; where both stand, n_positions is the size of the table.
+  // Older files use n_ctx; if both exist, n_positions is the size of the table.
   config.positions = root["n_positions"].integer_or(root["n_ctx"].integer_or(config.positions));
   config.inner = root["n_inner"].integer_or(0, 1);
   if (config.inner % 4 == 0 && config.inner / 4 == config.width) config.inner = 0;
@@ -114,7 +114,7 @@ std::string GptConfig::to_json() const {
                  {"layer_norm_epsilon", shortest_number(layer_norm_epsilon)},
                  {"initializer_range", shortest_number(initializer_range)},
                  {"tie_word_embeddings", true}};
-  // The defaults of transformers are GPT-2's end of text, which smaller vocabularies do not have.
+  // The defaults of transformers are GPT-2's end-of-text token, which smaller vocabularies lack.
   constexpr std::int64_t end_of_text = 50256;
   if (vocabulary <= end_of_text) object["bos_token_id"] = object["eos_token_id"] = nullptr;
   return object.dump(2) + "\n";
@@ -125,7 +125,7 @@ void GptConfig::validate(std::string_view origin) const {
     const char* key;
     std::int64_t value, least, most;
   };
-  // These limits are beyond any model that is trained, and small enough that no product of them overflows.
+  // These limits exceed any trained model, and are small enough that no product of them overflows.
   const Size sizes[] = {{"n_layer", layers, 1, most_layers},      {"n_head", heads, 1, most_width},
                         {"n_embd", width, 1, most_width},         {"n_inner", inner, 0, 4 * most_width},
                         {"vocab_size", vocabulary, 1, most_rows}, {"n_positions", positions, 1, most_rows}};

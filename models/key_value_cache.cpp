@@ -22,7 +22,7 @@ CacheHeads heads_of(const LanguageModel& model) {
       model.architecture()));
 }
 
-/// The heads that this rank attends with.
+/// The sizes of this rank's heads.
 CacheHeads heads_of(const LanguageModel& model, const Engine& engine) {
   CacheHeads heads = heads_of(model);
   const std::int64_t ranks = engine.runtime().mesh().size(MeshAxis::tensor);

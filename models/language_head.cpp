@@ -24,9 +24,9 @@ View rows_of(const View& matrix, std::int64_t first, std::int64_t count) {
   return matrix.slice(first * columns, count * columns).reshaped({count, columns});
 }
 
-/// The vocabulary, or this rank's part of it, in blocks of columns, each multiplied, exponentiated and summed
-/// by itself, one after the other. The blocks depend on these columns alone; `resident` of them have logits
-/// in memory at once, which changes no bit.
+/// The vocabulary, or this rank's part of it, in blocks of columns. Each block is multiplied, exponentiated
+/// and summed separately, one after another. The blocks depend only on these columns; the logits of
+/// `resident` blocks are in memory at once, which does not affect bits.
 struct Blocks {
   std::int64_t vocabulary, count, resident;
   Blocks(std::int64_t vocabulary_size, std::int64_t chunk)
@@ -44,8 +44,8 @@ struct Blocks {
   std::int64_t place(std::int64_t block) const { return block % resident * head_block_columns; }
 };
 
-/// Softmax statistics of this rank's columns, where the axis `tensor` shares out the vocabulary: all ranks'
-/// lie side by side, [ranks][3][rows], and its own are written in place.
+/// Softmax statistics if the axis `tensor` divides the vocabulary: those of all ranks are stored side by
+/// side, [ranks][3][rows], and this rank's own are written in place.
 class RankStatistics {
  public:
   explicit RankStatistics(const Pass& pass)
@@ -53,7 +53,7 @@ class RankStatistics {
         memory_(pass.engine, Category::activations, "cross-entropy statistics of ranks",
                 {{DataType::float32, {pass.tensor_ranks(), 3, pass.rows()}}}) {}
   kernels::CrossEntropyState own() const { return {row(0), row(1), row(2)}; }
-  /// `state` = that of all columns. Collective over the axis.
+  /// Sets `state` to the statistics of all columns. Collective over the axis.
   void combine(const kernels::CrossEntropyState& state) const {
     Stream& stream = pass_.engine.compute_stream();
     gather_from_ranks(pass_, "cross-entropy statistics", row(0).data, memory_[0].data, 3 * pass_.rows(),
@@ -69,7 +69,7 @@ class RankStatistics {
   StepTensors memory_;
 };
 
-/// Memory for the final norm of so many rows.
+/// Memory for the final norm of `rows` rows.
 StepTensors acquire_final_norm(const Pass& pass, std::int64_t rows) {
   return {
       pass.engine,
@@ -138,7 +138,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   const auto logits_of = [&](std::int64_t block) {
     return part_of(logits_memory[0], blocks.place(block), block);
   };
-  // An adapter of the head: its narrow product is one for all blocks, each of which has rows of B.
+  // The head's adapter computes its narrow product once for all blocks; each block uses its rows of B.
   const std::optional<LowRank> low_rank = head_adapter(pass, unit);
   StepTensors inner;
   if (low_rank) {
@@ -169,8 +169,8 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   kernels::cross_entropy_finish(stream, labels, state, loss_sum, token_count);
   if (gradients == nullptr) return;
 
-  // fp32 gradients of the logits take the logits' place; 16-bit ones need memory of their own, of one block.
-  // With several blocks the gradient of the normed rows is a sum over blocks, in fp32 until it is complete.
+  // fp32 gradients of the logits overwrite the logits; 16-bit ones need separate memory, for one block. With
+  // several blocks the gradient of the normed rows is a sum over blocks, in fp32 until it is complete.
   const bool several = blocks.count > 1, in_place = dtype == DataType::float32;
   const StepTensors scratch(engine, Category::activations, "head backward",
                             {{dtype, {pass.local_rows(), width}},
@@ -179,10 +179,10 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
   PartialRows partial(pass, scratch[0]);
   const TensorView d_normed = partial.view();
   const TensorView summed = several && !in_place ? scratch[1] : d_normed;
-  // Every block writes rows of its own.
+  // Each block writes different rows.
   const bool wanted = gradients->wanted(weight);
   const GradientTarget d_table = wanted ? target_of_own(pass, *gradients, weight) : GradientTarget{};
-  StepTensors inner_backward;  // the sum over blocks in fp32, and it in the compute dtype
+  StepTensors inner_backward;  // the sum over blocks in fp32, and its value in the compute dtype
   GradientTarget d_b;
   if (low_rank) {
     const Shape narrow_rows{rows, low_rank->rank()};
@@ -208,7 +208,7 @@ void language_head(const LanguageModel& model, const Pass& pass, const GatheredU
     kernels::matmul(stream, {.accumulate = block + 1 < blocks.count}, d_logits,
                     rows_of(low_rank->b(), first, columns), inner_backward[0], engine.workspace());
   };
-  // Goes from the last blocks, whose logits are still in memory, to the first.
+  // Proceeds from the last blocks, whose logits are still in memory, to the first.
   for (std::int64_t end = blocks.count; end > 0;) {
     const std::int64_t begin = (end - 1) / blocks.resident * blocks.resident;
     for (std::int64_t block = begin; end < blocks.count && block < end; ++block) compute_logits(block);

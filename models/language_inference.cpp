@@ -1,4 +1,4 @@
-// Forward passes of language models that give logits: of a whole text, and of its next token over a cache.
+// Forward passes of language models that return logits: of a whole text, and of the next token with a cache.
 
 #include <fmt/core.h>
 
@@ -28,10 +28,10 @@ StepTensors acquire_residual(const Pass& pass) {
           {{pass.dtype(), {pass.local_rows(), pass.shape.width}}}};
 }
 
-/// This rank's columns of `count` rows of logits, made whole over the axis `tensor`.
+/// Gathers `count` rows of logits over the axis `tensor`, from this rank's columns.
 std::vector<float> whole_logits(const Pass& pass, std::vector<float> own, std::int64_t count) {
   if (pass.tensor == nullptr) return own;
-  // Parts may differ in a column, and messages may not.
+  // Parts may differ by a column, but messages must have equal sizes.
   const std::int64_t vocabulary = pass.shape.vocabulary, ranks = pass.tensor_ranks();
   const std::int64_t message = count * divide_round_up(vocabulary, ranks);
   own.resize(static_cast<std::size_t>(message));
@@ -48,7 +48,7 @@ std::vector<float> whole_logits(const Pass& pass, std::vector<float> own, std::i
   return result;
 }
 
-/// Logits of rows [first, first + count) of the residual, on the host; waits for them.
+/// Returns the logits of rows [first, first + count) of the residual on the host; waits for them.
 std::vector<float> logits_of(const LanguageModel& model, const Pass& pass, const ConstTensorView& residual,
                              std::int64_t first, std::int64_t count) {
   Engine& engine = pass.engine;
@@ -64,13 +64,13 @@ std::vector<float> logits_of(const LanguageModel& model, const Pass& pass, const
   return whole_logits(pass, std::move(result), count);
 }
 
-/// The rows of a pass whose logits are wanted, and the logits, which the last stage writes.
+/// The rows of a pass whose logits are requested, and the logits, which the last stage writes.
 struct WantedLogits {
   std::int64_t first = 0, count = 0;
   std::vector<float> values = {};
 };
 
-/// A pass of inference on a chunk of this rank.
+/// An inference pass on a chunk of this rank.
 class InferenceChunk : public pipeline::ChunkWork {
  public:
   InferenceChunk(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
@@ -111,7 +111,7 @@ class InferenceChunk : public pipeline::ChunkWork {
   StepTensors residual_;
 };
 
-/// A pass of inference on this rank.
+/// An inference pass on this rank.
 class InferencePass : public pipeline::MicroBatchWork {
  public:
   InferencePass(const LanguageModel& model, const Pass& pass, const ConstTensorView& tokens,
@@ -129,8 +129,8 @@ class InferencePass : public pipeline::MicroBatchWork {
   WantedLogits& logits_;
 };
 
-/// Computes the pass on this rank's chunks and returns the logits, as `where` says. The host memory that the
-/// pass was filled from is free then.
+/// Runs the pass on this rank's chunks and returns the logits on the stages in `where`. Afterwards the host
+/// memory of the pass's inputs may be reused.
 std::vector<float> forward(const LanguageModel& model, Pass& pass, const ConstTensorView& tokens,
                            WantedLogits wanted, LogitsOn where) {
   Engine& engine = pass.engine;
@@ -156,7 +156,7 @@ void require_token(std::int32_t token, std::int64_t vocabulary) {
   }
 }
 
-/// Logits behind `tokens`, which are few enough; into a row of the cache, if there is one.
+/// Returns the logits after `tokens`, which must fit the model; fills a row of the cache, if there is one.
 std::vector<float> whole_text(const LanguageModel& model, Engine& engine,
                               std::span<const std::int32_t> tokens, const KeyValueCache* cache,
                               std::int64_t row, LogitsOn where) {
@@ -215,7 +215,7 @@ std::vector<float> LanguageModel::decode(Engine& engine, KeyValueCache& cache,
         fmt::format("{} tokens were given for the {} rows of a key-value cache", tokens.size(), rows));
   }
   const ModelShape sizes = shape();
-  std::vector<std::int32_t> inputs, positions, lengths;  // of rows that rest: what does no harm
+  std::vector<std::int32_t> inputs, positions, lengths;  // harmless values for idle rows
   std::int64_t most = 1;
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int32_t token = tokens[static_cast<std::size_t>(row)];

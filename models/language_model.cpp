@@ -38,7 +38,7 @@ void require_places(const std::optional<ConstTensorView>& view, const Shape& tok
   }
 }
 
-/// Elements of the queries of a token: those of the dimension "heads" of a block.
+/// Elements of a token's queries: those of a block's dimension "heads".
 std::int64_t width_of_heads(const UnitSpec& block) {
   for (const TensorSpec& tensor : block.tensors) {
     for (std::size_t d = 0; d < tensor.dimensions.size(); ++d) {
@@ -115,8 +115,8 @@ UnitId LanguageModel::unit_of_head() const {
 namespace {
 
 /// The gathers of each unit in a micro-batch: the embedding's by the embedding and, if tied, by the head; a
-/// block's by its forward and its backward, and by the forward that its group of blocks repeats in backward
-/// where the group does not stay gathered. Groups end where chunks do (LanguageChunk).
+/// block's by its forward and its backward, and by the recomputed forward if its group of blocks does not
+/// stay gathered. Groups end at the end of chunks (LanguageChunk).
 std::vector<int> gathers_of_micro_batch(const Config& training, const std::vector<int>& begins,
                                         std::int64_t layers, bool tied) {
   std::vector<int> gathers(static_cast<std::size_t>(layers) + 1, 2);
@@ -168,7 +168,7 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
   spec.sequence_parts = sequence_parts();
   spec.whole_dimensions = whole_dimensions();
   if (!spec.tensor_dimensions.empty()) {
-    std::vector<std::string> tables;  // whose gradients take the rows of the residual's
+    std::vector<std::string> tables;  // tables whose gradients need the residual's rows
     const UnitSpec embedding_spec = embedding_unit();
     for (const TensorSpec& tensor : embedding_spec.tensors) {
       if (tensor.read_by(embedding_use)) tables.push_back(tensor.name);
@@ -176,19 +176,19 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
     spec.tensor_messages = [layers, tables](const Config& training, int begin, int end,
                                             const std::function<bool(std::string_view)>& frozen) {
       TensorMessages sent;
-      // The embedding, whose backward sends nothing where it is frozen.
+      // The embedding's messages; its backward sends nothing if it is frozen.
       if (begin == 0) sent.rows += std::all_of(tables.begin(), tables.end(), frozen) ? 1 : 2;
       if (end == layers + 2) {
         sent.rows += 2;
-        sent.numbers += 3;  // of the softmax: largest logit, sum, the target's logit
+        sent.numbers += 3;  // of the softmax: largest logit, sum, and the target's logit
       }
       const std::int64_t every = std::max(training.checkpoint_every, 1);
       const std::int64_t first = std::max(begin - 1, 0), behind = std::min<std::int64_t>(end - 1, layers);
       const bool whole_mlp = training.leaves_whole("inner");
       for (std::int64_t block = first; block < behind; ++block) {
-        sent.rows += whole_mlp ? 5 : 10;  // of attention and the MLP alike
+        sent.rows += whole_mlp ? 5 : 10;  // of attention and the MLP together
         if (!training.activation_checkpointing) continue;
-        // The last block of a group is computed again without its output.
+        // The last block of a group is recomputed without its output.
         const bool ends_group = (block + 1) % every == 0 || block + 1 == behind;
         sent.rows += whole_mlp ? 2 : ends_group ? 3 : 4;
       }
@@ -201,18 +201,19 @@ ModelSpec LanguageModel::spec(std::int64_t sequence) const {
                                 const Config& training, const Mesh& mesh, int begin, int end) {
       const int ranks = mesh.size(MeshAxis::context);
       const std::int64_t tokens = training.micro_batch_size * sequence / ranks;
-      // Ranks of the axis `tensor` have some of the heads; more ranks than heads share them.
+      // Ranks of the axis `tensor` have some of the heads; if there are more ranks than heads, they share
+      // them.
       const std::int64_t width =
           heads.head_width * std::max<std::int64_t>(1, heads.key_value_heads / mesh.size(MeshAxis::tensor));
       const std::int64_t blocks = std::min<std::int64_t>(end - 1, layers) - std::max(begin - 1, 0);
       if (training.context_exchange == ContextExchange::ulysses) {
-        // Queries, keys and values to their heads and the output back; the gradients the other way.
+        // Queries, keys and values are sent to their heads and the output back; the gradients in reverse.
         const std::int64_t sent = (2 * queries / mesh.size(MeshAxis::tensor) + 2 * width) / ranks;
         const int passes = training.activation_checkpointing ? 3 : 2;
         return std::max<std::int64_t>(blocks, 0) * passes * (ranks - 1) * tokens * sent;
       }
-      // Keys and values are gathered in forward, in backward and where forward is computed again; their
-      // gradients are added up and scattered.
+      // Keys and values are gathered in forward, in backward and in recomputation; their gradients are
+      // reduced and scattered.
       const int messages = training.activation_checkpointing ? 8 : 6;
       return std::max<std::int64_t>(blocks, 0) * messages * (ranks - 1) * tokens * width;
     };

@@ -20,7 +20,7 @@ StepTensors acquire_residual(const Pass& pass, std::string_view tag) {
   return {pass.engine, Category::activations, tag, {residual_request(pass)}};
 }
 
-/// Loss and token count of the micro-batch, zero.
+/// The micro-batch's loss and token count, initially zero.
 StepTensors acquire_totals(Engine& engine) {
   StepTensors totals(engine, Category::activations, "loss and tokens",
                      {{DataType::float64, {}}, {DataType::int64, {}}});
@@ -29,7 +29,7 @@ StepTensors acquire_totals(Engine& engine) {
   return totals;
 }
 
-/// The numbers that the sizes of a micro-batch's buffers follow from.
+/// The numbers that determine the sizes of a micro-batch's buffers.
 Shape shape_of(const Pass& pass) {
   return {pass.batch, pass.time, pass.document_begin ? 1 : 0, pass.positions ? 1 : 0};
 }
@@ -41,7 +41,7 @@ bool group_stays_gathered(const Config& config, std::int64_t blocks) {
 }
 
 BlockRange blocks_of_chunk(const Engine::Chunk& chunk, std::int64_t layers) {
-  // Without a pipeline the model need not say in which order its units follow (ModelSpec::forward).
+  // Without a pipeline ModelSpec::forward need not be set.
   if (chunk.chunks == 1) return {0, layers};
   return {std::clamp<std::int64_t>(chunk.begin - 1, 0, layers),
           std::min<std::int64_t>(chunk.end - 1, layers)};
@@ -120,7 +120,7 @@ void LanguageChunk::forward() {
     const bool saves = save_every_ > 0 && block == group_begin(block + 1);
     const TensorView input = residual(block)[0];
     HostCopy& kept = inputs_[static_cast<std::size_t>(block)];
-    // The copy to the host runs while the block reads the input; the memory is free behind both.
+    // The copy to the host runs while the block reads the input; the memory is released after both.
     if (saves && recompute_) kept = engine_.send_to_host(residual(block).take(), "block input");
     forward_block(block, engine_.gather(model_.unit_of_block(block)), input, save_every_ > 0 && !recompute_);
     kept.leave_device();
@@ -146,20 +146,20 @@ void LanguageChunk::output_sent(const Event& sent) {
 
 // --- Backward -------------------------------------------------------------------------------------------
 
-/// Computes the activations of a block again from its checkpoint, and nothing that only the next block needs.
+/// Recomputes the activations of a block from its saved input, without values that only the next block needs.
 void LanguageChunk::recompute_block(std::int64_t block, const GatheredUnit& unit) {
   StepTensors& activations = activations_[static_cast<std::size_t>(block)];
   activations = model_.acquire_block_activations(pass_);
   model_.block_forward(pass_, block, unit, residual(block)[0], activations, nullptr);
 }
 
-/// Starts the copy back of the checkpoint of the group of blocks that ends before block `end`.
+/// Starts the copy back of the saved input of the group of blocks that ends before block `end`.
 void LanguageChunk::prefetch_input(std::int64_t end) {
   if (end <= first_block_ || !engine_.config().overlap) return;
   engine_.prefetch_from_host(inputs_[static_cast<std::size_t>(group_begin(end))]);
 }
 
-/// Puts the checkpoint of a block back into the residuals, on the device.
+/// Moves the saved input of a block back to the device, into the residuals.
 void LanguageChunk::fetch_input(std::int64_t block) {
   residual(block) = StepTensors(engine_.fetch_from_host(std::move(inputs_[static_cast<std::size_t>(block)])),
                                 {residual_request(pass_)});
@@ -233,7 +233,7 @@ void LanguageChunk::backward(WeightGradients::When when) {
     backward_head();
     residual(end_block_).release();
   } else {
-    residual(end_block_).take().release(output_sent_);  // which has passed: its gradient has come back
+    residual(end_block_).take().release(output_sent_);  // it has passed, because the gradient has arrived
   }
   backward_blocks(gradient_[0], when);
   if (!has_embedding()) return;

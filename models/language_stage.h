@@ -1,5 +1,5 @@
 #pragma once
-/// One micro-batch of a language model on one stage of a pipeline, or on the only one.
+/// One micro-batch of a language model on a pipeline's stage, or on the only one.
 
 #include <cstdint>
 #include <functional>
@@ -19,22 +19,22 @@ namespace tranche::models {
 
 inline constexpr UnitId embedding{0};
 
-/// A group of blocks that are recomputed together stays gathered from its recomputation to its backward when
-/// that many units may be gathered at once; otherwise all but its last block are gathered once more.
+/// True if a group of blocks that are recomputed together stays gathered from recomputation to backward,
+/// because so many units may be gathered at once; otherwise all except its last block are gathered again.
 bool group_stays_gathered(const Config& config, std::int64_t blocks);
 
-/// Blocks [begin, end) of a model of `layers` blocks that a chunk has: all of them without a pipeline, and
-/// none in a chunk of the embedding or the head alone.
+/// Blocks [begin, end) in a chunk of a model with `layers` blocks: all blocks without a pipeline, and none in
+/// a chunk that has only the embedding or the head.
 struct BlockRange {
   std::int64_t begin = 0, end = 0;
 };
 BlockRange blocks_of_chunk(const Engine::Chunk& chunk, std::int64_t layers);
 
-/// Throws ConfigurationError, naming the call and another way, on a mesh with a pipeline.
+/// Throws ConfigurationError on a mesh with a pipeline, naming the call and its replacement.
 void require_whole(const Engine& engine, std::string_view call, std::string_view instead);
 
-/// Does work that the ranks of the axes `context` and `tensor` share: an error of it ends the engine, because
-/// the others wait for this rank's messages. Without these axes it ends nothing.
+/// Runs work that the ranks of the axes `context` and `tensor` do together: an error ends the engine, because
+/// the others wait for this rank's messages. Without these axes an error does not end it.
 void in_parts(Engine& engine, const std::function<void()>& work);
 
 /// A micro-batch of a language model on this rank.
@@ -43,8 +43,8 @@ class LanguageMicroBatch : public pipeline::MicroBatchWork {
   /// alone: the only open micro-batch of a step. beside: others of the step may be open. evaluation: without
   /// backward.
   enum class Kind : std::uint8_t { alone, beside, evaluation };
-  /// Begins the micro-batch. All arguments, and the memory of the batch, outlive it. Throws as
-  /// LanguageModel::pass_of() does.
+  /// Begins the micro-batch. All arguments, and the memory of the batch, must outlive it. Throws like
+  /// LanguageModel::pass_of().
   LanguageMicroBatch(const LanguageModel& model, Engine& engine, const TokenBatch& batch, Kind kind);
 
   std::unique_ptr<pipeline::ChunkWork> begin(const Engine::Chunk& chunk) override;
@@ -60,12 +60,12 @@ class LanguageMicroBatch : public pipeline::MicroBatchWork {
   LocalBatch local_;
 };
 
-/// Computes the uses of units of a chunk: embedding, blocks, head with the loss. What backward reads is kept
-/// in between, or with activation checkpointing the input of each group of blocks; a group ends where the
-/// chunk does.
+/// Computes a chunk's uses of units: embedding, blocks, and head with the loss. Between forward and backward
+/// it keeps the values that backward reads, or with activation checkpointing only the input of each group of
+/// blocks; a group ends at the chunk's end.
 class LanguageChunk : public pipeline::ChunkWork {
  public:
-  /// `micro_batch` outlives all its calls but input_gradient_sent().
+  /// `micro_batch` must outlive all calls except input_gradient_sent().
   LanguageChunk(LanguageMicroBatch& micro_batch, const Engine::Chunk& chunk);
 
   TensorView input() override;
@@ -80,7 +80,7 @@ class LanguageChunk : public pipeline::ChunkWork {
   void input_gradient_sent(const Event& sent) override;
 
  private:
-  /// A block's weight gradients that were put off.
+  /// A block's delayed weight gradients.
   struct PutOff {
     PutOff(std::int64_t of_block, UnitGradients of_unit) : block(of_block), unit(std::move(of_unit)) {}
     std::int64_t block;
@@ -110,13 +110,14 @@ class LanguageChunk : public pipeline::ChunkWork {
   Engine::Chunk chunk_;
   std::int64_t first_block_, end_block_;
   bool training_, recompute_;
-  std::int64_t save_every_ = 0;  ///< 0: nothing but the last output is kept, 1: all that backward reads
-  /// At index i the input of block i and its activations, where they are kept; at the end the last output.
+  std::int64_t save_every_ = 0;  ///< 0: only the last output is kept, 1: everything that backward reads
+  /// Index i has the input of block i and its activations, if they are kept; the last entry has the last
+  /// output.
   std::vector<StepTensors> residuals_, activations_;
-  std::vector<HostCopy> inputs_;  ///< of groups that are recomputed, in host memory if the configuration asks
-  /// Until it has passed the output stays. Its memory is given back once the gradient has come, so that
-  /// nothing that this stage does before waits for the next stage to take the residual: both might wait for
-  /// each other.
+  std::vector<HostCopy> inputs_;  ///< of groups that are recomputed; in host memory if configured
+  /// The output is kept until this event. Its memory is released once the gradient has arrived; otherwise an
+  /// earlier allocation on this stage could wait for the next stage to receive the residual, and both stages
+  /// could wait for each other.
   Event output_sent_;
   StepTensors gradient_;
   std::list<PutOff> put_off_;  ///< in the order of backward

@@ -19,7 +19,7 @@ namespace tranche::models {
 
 namespace {
 
-/// Adds the gradients of weight and bias, of which adapters' are no part.
+/// Adds the gradients of weight and bias, without the adapter's.
 void own_gradients(Engine& engine, const UnitGradients& gradients, const Linear& linear,
                    const ConstTensorView& x, const ConstTensorView& d_out) {
   Stream& stream = engine.compute_stream();
@@ -43,7 +43,7 @@ void add_own_gradients(Engine& engine, WeightGradients& weights, const Linear& l
       [&engine, &gradients, linear, x, d_out] { own_gradients(engine, gradients, linear, x, d_out); });
 }
 
-/// Blocks into which the outputs of a layer fall, each cut by itself.
+/// The number of blocks of a layer's outputs, each of which is cut separately.
 int output_blocks(const GatheredUnit& unit, const Linear& linear) {
   const auto& dimensions = unit.spec().tensors[static_cast<std::size_t>(linear.weight)].dimensions;
   return dimensions[linear.layout == Linear::Layout::in_out ? 1 : 0].blocks;
@@ -103,7 +103,7 @@ void linear_parameter_gradients(Engine& engine, const GatheredUnit& unit, Weight
   add_own_gradients(engine, weights, linear, x, d_out);
   const std::optional<LowRank> low_rank = LowRank::of(engine, unit, linear.weight);
   if (!low_rank) return;
-  // The narrow products need the unit's weights, so that they are not left for later with the others.
+  // The adapter's products need the unit's weights, so they are not delayed with the others.
   const Shape narrow_rows{x.shape[0], low_rank->rank()};
   StepTensors memory(engine, Category::activations, "adapter backward",
                      {{low_rank->dtype(), narrow_rows}, {low_rank->dtype(), narrow_rows}});
@@ -136,13 +136,13 @@ void row_linear_forward(const Pass& pass, const GatheredUnit& unit, const Linear
   if (pass.tensor == nullptr) return linear_forward(pass, unit, linear, x, out);
   PartialRows partial(pass, out);
   const std::string& name = unit.spec().name;
-  // Tokens that are appended to a cache are multiplied row by row, whose sums are in another order.
+  // Tokens appended to a cache are multiplied row by row, whose sums have another order.
   if (pass.chained() && (pass.cache == nullptr || pass.cache->from_start)) {
     const ChainedPart part{x, unit.tensor(linear.weight)};
     chained_product(pass, name, {&part, 1}, linear.layout == Linear::Layout::out_in, false, partial.view());
     partial.mark_complete();
     if (const auto low_rank = LowRank::of(pass.engine, unit, linear.weight)) {
-      // One rank's outputs have the bias when the adapter's are added.
+      // On a single rank the bias is added before the adapter's output.
       if (linear.bias >= 0) {
         kernels::add_bias(pass.engine.compute_stream(), partial.view(), unit.tensor(linear.bias));
       }
@@ -198,7 +198,7 @@ void column_linear_parameter_gradients(const Pass& pass, const GatheredUnit& uni
   const TensorView inner = memory[0], d_inner = memory[1];
   low_rank->inner(x, inner);
   low_rank->chained_inner_gradient(pass, d_out, output_blocks(unit, linear), d_inner);
-  // A is whole on every rank, and its gradient one rank's.
+  // A is whole on every rank, but only one rank adds its gradient.
   const bool first = pass.tensor_rank() == 0;
   weights.add([&engine, &gradients = weights.unit(), adapter = low_rank->adapter(), x, d_out, inner, d_inner,
                has_outputs, first] {
@@ -224,7 +224,7 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
     const TensorView inner = memory[0], d_inner = memory[1];
     low_rank->chained_inner(pass, x, inner);
     low_rank->inner_gradient(d_out, d_inner);
-    // B is whole on every rank, and its gradient one rank's.
+    // B is whole on every rank, but only one rank adds its gradient.
     const bool first = pass.tensor_rank() == 0;
     weights.add([&engine, &gradients, adapter = low_rank->adapter(), x, d_out, inner, d_inner, first] {
       if (first) add_b_gradient(engine, gradients, adapter, inner, d_out);
@@ -235,7 +235,7 @@ void row_linear_parameter_gradients(const Pass& pass, const GatheredUnit& unit, 
     linear_parameter_gradients(engine, unit, weights, without_bias, x, d_out);
   }
   if (linear.bias < 0 || !gradients.wanted(linear.bias)) return;
-  if (pass.chained()) {  // one rank's sum over all rows, which the axis's first rank gives alone
+  if (pass.chained()) {  // the sum over all rows, which only the axis's first rank adds
     if (pass.tensor_rank() != 0) return;
     return weights.add([&engine, &gradients, bias = linear.bias, d_out] {
       kernels::bias_gradient(engine.compute_stream(), d_out, gradients.tensor(bias), engine.workspace());

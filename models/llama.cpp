@@ -21,7 +21,7 @@ constexpr const char *table_name = "model.embed_tokens.weight", *norm_name = "mo
                      *head_name = "lm_head.weight";
 constexpr int embedding_table = 0;
 
-/// Index of the final norm's weight in its unit: behind the table of a tied head, else before lm_head.
+/// Index of the final norm's weight in its unit: after the table if the head is tied, else before lm_head.
 int final_norm_index(const LlamaConfig& config) {
   return config.tied ? 1 : 0;
 }

@@ -1,4 +1,4 @@
-// The blocks of the Llama family: attention and SwiGLU, each behind an RMSNorm, each added to the residual.
+// The blocks of the Llama family: attention and SwiGLU, each after an RMSNorm, each added to the residual.
 
 #include <fmt/format.h>
 
@@ -24,13 +24,14 @@ namespace tranche::models {
 
 namespace {
 
-/// Indices in the block's unit; those that an architecture lacks are -1.
+/// Indices in the block's unit; -1 for tensors that an architecture lacks.
 struct LlamaBlockIndices {
   int norm_1 = -1, norm_2 = -1, query_norm = -1, key_norm = -1;
   Linear query, key, value, output, gate, up, down;
 };
 
-/// Lays the block's tensors out, in the order of its forward; into `tensors` unless that is null.
+/// Assigns indices to the block's tensors, in the order of its forward; appends them to `tensors` unless that
+/// is null.
 LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::vector<TensorSpec>* tensors) {
   const auto normal = Initializer::normal(config.initializer_range);
   int next = 0;
@@ -82,10 +83,10 @@ LlamaBlockIndices lay_out(const LlamaConfig& config, std::int64_t block, std::ve
 enum LlamaActivation : int {
   rstd_1,
   normed_1,
-  query,  ///< rotated, or, where it has a norm of its own, before that
+  query,  ///< rotated; if it has a norm, before norm and rotation
   key,
   value,
-  query_rstd,  ///< of those norms, for each head; empty where there are none
+  query_rstd,  ///< of the query norm, for each head; empty without it
   key_rstd,
   attended,
   log_sum_exp,
@@ -97,13 +98,13 @@ enum LlamaActivation : int {
   kept,  ///< attention_memory()
 };
 
-/// Queries and keys as attention reads them.
+/// Queries and keys in the form that attention reads.
 struct Rotated {
   TensorView query, key;
 };
 
-/// A forward's queries, keys and values before attention: saved, or in memory of the forward alone where
-/// backward reads what attention keeps itself (attention_memory()).
+/// A forward's queries, keys and values before attention: saved activations, or temporary memory if attention
+/// itself saves what backward reads (attention_memory()).
 struct LlamaOperands {
   StepTensors memory;
   Rotated query_and_key;
@@ -124,7 +125,7 @@ struct LlamaSizes {
         sharers(std::max(1, pass.tensor_ranks() / narrow<int>(config.key_value_heads))) {}
 };
 
-/// A step of a block: the sizes, and the kernels that forward and backward call alike.
+/// A step of a block: the sizes, and the kernels that both forward and backward call.
 struct LlamaStep {
   const LlamaConfig& config;
   const Pass& pass;
@@ -144,7 +145,7 @@ struct LlamaStep {
   }
   LlamaOperands acquire_operands() const {
     if (!pass.exchanges_heads()) return {{}, {saved[query], saved[key]}, saved[value]};
-    // Backward of the norms reads what was before them.
+    // The backward of the norms reads their inputs.
     const std::int64_t rows = pass.rows(), not_saved = config.query_key_norm() ? 0 : rows;
     StepTensors own(engine, Category::activations, "queries, keys and values",
                     {{pass.dtype(), {not_saved, sizes.queries}},
@@ -154,8 +155,8 @@ struct LlamaStep {
     const TensorView values = own[2];
     return {std::move(own), before, values};
   }
-  /// Norms, where there are any, and rotation of queries and keys, into `scratch` where there are norms,
-  /// which read the saved ones, else in place.
+  /// Applies norms, if there are any, and rotation to queries and keys. With norms the results are in
+  /// `scratch`, because backward reads the saved inputs; otherwise in place.
   Rotated norm_and_rotate(const Rotated& before, const StepTensors& scratch) const {
     if (!config.query_key_norm()) {
       rotate(false, before);
@@ -170,7 +171,7 @@ struct LlamaStep {
     rotate(false, result);
     return result;
   }
-  /// Memory for norm_and_rotate(); empty where it works in place.
+  /// Memory for norm_and_rotate(); empty if it works in place.
   StepTensors acquire_rotated() const {
     if (!config.query_key_norm()) return {};
     return {engine,
@@ -186,7 +187,7 @@ struct LlamaStep {
             .document_begin = pass.document_begin.value_or(ConstTensorView{}),
             .first_head = sizes.heads.first};
   }
-  /// [batch, time, n] of [rows, n]; of an operand that was not saved, nothing.
+  /// Reshapes [rows, n] to [batch, time, n]; an operand that was not saved stays empty.
   TensorView by_sequence(const TensorView& x) const {
     if (x.shape[0] == 0) return x;
     return x.reshaped({pass.batch, pass.time, x.shape[1]});
@@ -205,7 +206,7 @@ StepTensors Llama::acquire_block_activations(const Pass& pass) const {
   const auto dtype = pass.dtype();
   const std::int64_t rows = pass.rows(), local = pass.local_rows(),
                      norms = config_.query_key_norm() ? rows : 0;
-  // Operands that attention keeps itself are not saved as well.
+  // Operands that attention saves itself are not saved again.
   const std::int64_t values = pass.exchanges_heads() ? 0 : rows, operands = std::max(values, norms);
   const LlamaSizes sizes(pass, config_);
   return {pass.engine,
@@ -284,8 +285,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
   const std::int64_t rows = pass.rows(), width = config_.width, local = pass.local_rows(),
                      queries = step.sizes.queries, keys = step.sizes.keys;
   const std::string& name = unit.spec().name;
-  // The input of layers side by side was not kept whole, so that it is gathered again; the gradients of the
-  // layers' inputs are one sum over the ranks.
+  // The whole input of parallel layers was not saved, so it is gathered again. The gradients of their inputs
+  // form one sum over the ranks.
   const auto column_backward = [&](const Pass& of_layers, const ConstTensorView& local_x,
                                    const TensorView& d_x,
                                    std::initializer_list<std::pair<Linear, ConstTensorView>> layers) {
@@ -309,8 +310,8 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
     const ConstTensorView local_d_out = weights.lasting(engine, gradient);
     GatheredRows d_out(mlp, name, local_d_out);
     linear_input_gradient(engine, unit, at.down, d_out.view(), activated);
-    // SwiGLU's output is recomputed, not saved: its gradient needs the same inputs. It takes the place of its
-    // gradient, and the gradients of gate and up take theirs.
+    // SwiGLU's output is recomputed instead of saved, because its gradient needs the same inputs. It
+    // overwrites its gradient, and the gradients of gate and up overwrite gate and up.
     kernels::swiglu_forward_backward(stream, saved[gate], saved[up], activated, activated, saved[gate],
                                      saved[up]);
     row_linear_parameter_gradients(mlp, unit, weights, at.down, activated, d_out.view(), local_d_out);
@@ -359,7 +360,7 @@ void Llama::block_backward(const Pass& pass, std::int64_t block, const GatheredU
                        rotated.key);
     d = rotated;
   }
-  // In a chain the first of the ranks that share a head has the whole of its gradients.
+  // With chained sums the first of the ranks that share a head has the whole gradients.
   const auto once = [&](const ConstTensorView& shared) {
     const bool whole = !pass.chained() || pass.tensor_rank() % sharers == 0;
     return whole ? shared : ConstTensorView(shared.data, shared.dtype, {rows, 0});

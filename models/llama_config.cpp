@@ -56,7 +56,7 @@ LlamaKind read_kind(const JsonNode& root) {
                         detail::brief_json(type.json()), fmt::join(LlamaConfig::model_types(), ", ")));
 }
 
-/// The defaults of transformers' configuration classes, where config.json lacks a key.
+/// The defaults of transformers' configuration classes for keys that config.json lacks.
 LlamaConfig defaults_of(LlamaKind kind) {
   LlamaConfig config;
   config.kind = kind;
@@ -73,8 +73,7 @@ LlamaConfig defaults_of(LlamaKind kind) {
   return config;
 }
 
-/// Keys that other models of transformers have beside those of this family. Where they are at work the
-/// numbers differ.
+/// Throws for settings of other models in transformers, with which the numbers would differ.
 void require_no_others(const JsonNode& root) {
   const std::pair<const char*, const char*> switches[] = {
       {"add_cross_attention", "there is no encoder to attend to"},
@@ -181,7 +180,7 @@ void read_windows(const JsonNode& root, LlamaConfig& config) {
                               detail::brief_json(window.json())));
     }
   } else if (config.kind == LlamaKind::mistral) {
-    // Null says that there is none; a key that is missing, that it is the default's.
+    // Null means that there is no window; a missing key means the default.
     if (window) config.window = window.integer(1, most_rows);
     for (const auto& [key, value] : root.members()) {
       if (key == "sliding_window" && !value) config.window = 0;
@@ -213,7 +212,7 @@ void read_windows(const JsonNode& root, LlamaConfig& config) {
     }
     config.windowed = given;
   }
-  // The same windows are always said in the same way.
+  // A configuration has only one representation of the same windows.
   const auto& by_layer = config.windowed;
   if (config.window > 0 && !by_layer.empty() &&
       std::find(by_layer.begin(), by_layer.end(), true) == by_layer.end()) {
@@ -229,7 +228,7 @@ void read_biases(const JsonNode& root, LlamaConfig& config) {
   if (config.kind == LlamaKind::mistral) {
     require_value(attention, false, "a MistralForCausalLM has no biases");
   } else if (config.kind != LlamaKind::qwen2) {
-    // Qwen2's biases are fixed; transformers does not read the key there.
+    // Qwen2's biases are fixed; transformers ignores the key there.
     config.attention_bias = attention && attention.boolean();
   }
   if (config.kind == LlamaKind::llama) {
@@ -271,7 +270,7 @@ LlamaConfig LlamaConfig::from_json(std::string_view text, std::string_view file)
   config.layers = root["num_hidden_layers"].integer_or(config.layers, 1, most_layers);
   config.width = root["hidden_size"].integer_or(config.width, 1, most_width);
   config.heads = root["num_attention_heads"].integer_or(config.heads, 1, most_width);
-  // Llama has as many as heads if the key is missing; null says the same in every class.
+  // If the key is missing, Llama has as many as heads; null means the same in every class.
   const JsonNode grouped = root["num_key_value_heads"];
   const bool as_heads = config.kind == LlamaKind::llama || root.json().contains("num_key_value_heads");
   config.key_value_heads = grouped.integer_or(as_heads ? config.heads : config.key_value_heads);
@@ -329,7 +328,7 @@ std::string LlamaConfig::to_json() const {
                               {"high_freq_factor", rope.high_frequency_factor},
                               {"original_max_position_embeddings", rope.original_positions}};
   }
-  // A Qwen2Config has no such field; transformers takes one that is there all the same.
+  // Qwen2Config has no such field, but transformers accepts it.
   if (kind != LlamaKind::qwen2 || query_width() != width) object["head_dim"] = head_dim;
   const json window_or_null = window > 0 ? json(window) : json(nullptr);
   if (kind == LlamaKind::llama || kind == LlamaKind::qwen3) object["attention_bias"] = attention_bias;
@@ -341,7 +340,7 @@ std::string LlamaConfig::to_json() const {
     const auto first = std::find(types.begin(), types.end(), window_layer);
     object["use_sliding_window"] = window > 0;
     object["sliding_window"] = window_or_null;
-    // Older versions of transformers read this in place of layer_types.
+    // Older versions of transformers read this instead of layer_types.
     object["max_window_layers"] = first - types.begin();
     object["layer_types"] = types;
   }
@@ -356,7 +355,7 @@ void LlamaConfig::validate(std::string_view origin) const {
     const char* key;
     std::int64_t value, most;
   };
-  // These limits are beyond any model that is trained, and small enough that no product of them overflows.
+  // These limits exceed any trained model, and are small enough that no product of them overflows.
   const Size sizes[] = {{"num_hidden_layers", layers, most_layers},
                         {"num_attention_heads", heads, most_width},
                         {"num_key_value_heads", key_value_heads, most_width},

@@ -40,7 +40,7 @@ LlamaConfig llama_2_7b() {
   return config;
 }
 
-/// Llama 3.1 and 3.2: what they share.
+/// The common values of Llama 3.1 and 3.2.
 LlamaConfig llama_3(std::int64_t layers, std::int64_t heads, std::int64_t width, std::int64_t inner) {
   return {.layers = layers,
           .heads = heads,

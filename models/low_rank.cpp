@@ -12,12 +12,12 @@ namespace tranche::models {
 
 namespace {
 
-/// Nothing is dropped where nothing is trained.
+/// Dropout is applied only in training.
 bool drops(const Engine& engine, const LowRankAdapter& adapter) {
   return adapter.dropout > 0 && !engine.evaluating();
 }
 
-/// The dropout of `columns` inputs of the adapter's layer, all of them or this rank's part.
+/// The dropout of `columns` inputs of the adapter's layer: all of them, or this rank's part.
 kernels::DropoutOptions dropout_of(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter,
                                    std::int64_t columns) {
   if (engine.micro_batch_samples().empty()) {
@@ -30,7 +30,7 @@ kernels::DropoutOptions dropout_of(Engine& engine, const UnitSpec& unit, const L
                                   .step = static_cast<std::uint64_t>(engine.steps()),
                                   .site = adapter.site,
                                   .samples = engine.micro_batch_samples()};
-  // A row layer's inputs are cut as the columns of A are, and keep the masks of the whole layer.
+  // A row layer's inputs are cut like the columns of A, with the masks of the whole layer.
   const TensorSpec& a = unit.tensors[static_cast<std::size_t>(adapter.a)];
   const std::int64_t whole = a.shape[1];
   if (columns == whole) return options;
@@ -65,7 +65,7 @@ void drop(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter, c
   }
 }
 
-/// dropout(x), in memory of its own where there is any.
+/// dropout(x), in separate memory if there is dropout.
 class Dropped {
  public:
   Dropped(Engine& engine, const UnitSpec& unit, const LowRankAdapter& adapter, const ConstTensorView& x)
@@ -86,7 +86,7 @@ void multiply_by(Engine& engine, float scale, const TensorView& x) {
   if (scale != 1) kernels::scale(engine.compute_stream(), scale, x);
 }
 
-/// d_weight += a^T b, or written where nothing was added yet.
+/// d_weight += a^T b, or = for the first gradient of a step.
 void add_product(Engine& engine, const UnitGradients& gradients, int index, const ConstTensorView& a,
                  const ConstTensorView& b) {
   if (!gradients.wanted(index)) return;

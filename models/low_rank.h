@@ -1,5 +1,5 @@
 #pragma once
-/// A low-rank adapter of a gathered unit (engine/lora.h), forward and backward, for linear.cpp and the head.
+/// A low-rank adapter in a gathered unit (engine/lora.h), forward and backward, for linear.cpp and the head.
 
 #include <optional>
 
@@ -10,30 +10,30 @@
 
 namespace tranche::models {
 
-/// Nothing is saved for backward: x A^T has few columns and is computed again, which a model's saved
-/// activations then need no place for.
+/// Nothing is saved for backward: x A^T has few columns and is recomputed, so that models need not save it.
 class LowRank {
  public:
-  /// The adapter beside the linear layer with that weight, if it has one. Valid while `unit` is held.
+  /// The adapter of the linear layer with that weight, if it has one. Valid while `unit` is held.
   static std::optional<LowRank> of(Engine& engine, const GatheredUnit& unit, int weight);
 
   const LowRankAdapter& adapter() const { return *adapter_; }
   const ConstTensorView& b() const { return b_; }
-  /// Computes with some rows of B, [out, rank], alone: some of the layer's outputs.
+  /// Restricts the computation to these rows of B, [out, rank], and so to some of the layer's outputs.
   void set_b(const ConstTensorView& rows) { b_ = rows; }
   std::int64_t rank() const { return a_.shape[0]; }
   DataType dtype() const { return a_.dtype; }
 
   /// inner[rows, rank] = scale * dropout(x) A^T.
   void inner(const ConstTensorView& x, const TensorView& inner) const;
-  /// The same of a row layer in a chain: x and A are this rank's columns, and every rank gets the whole.
+  /// The same for a row layer with chained sums: x and A have this rank's columns, and every rank gets the
+  /// whole result.
   void chained_inner(const Pass& pass, const ConstTensorView& x, const TensorView& inner) const;
   /// out += inner(x) B^T; with `by_rows`, for generation, by kernels::matmul_rows and without dropout.
   void forward(const ConstTensorView& x, const TensorView& out, bool by_rows = false) const;
   /// d_inner[rows, rank] = scale * d_out B, the gradient of dropout(x) A^T.
   void inner_gradient(const ConstTensorView& d_out, const TensorView& d_inner) const;
-  /// The same of a column layer in a chain: d_out and B are this rank's outputs, in `blocks` blocks, and
-  /// every rank gets the whole.
+  /// The same for a column layer with chained sums: d_out and B have this rank's outputs, in `blocks` blocks,
+  /// and every rank gets the whole result.
   void chained_inner_gradient(const Pass& pass, const ConstTensorView& d_out, int blocks,
                               const TensorView& d_inner) const;
   /// out += inner B^T.

@@ -51,7 +51,7 @@ void require_batch(const MlpConfig& config, const ConstTensorView& inputs, const
   }
 }
 
-/// Loss of outputs y (fp32) and, when training, its gradient in place of y.
+/// The loss of outputs y (fp32); in training its gradient overwrites y.
 void loss_and_gradient(Engine& engine, MlpLoss loss, const TensorView& y, const ConstTensorView& targets,
                        const StepTensors& totals, bool training) {
   Stream& stream = engine.compute_stream();
@@ -122,7 +122,7 @@ void Mlp::run(Engine& engine, const ConstTensorView& inputs, const ConstTensorVi
   kernels::fill_zero(stream, totals[0]);
   kernels::fill_zero(stream, totals[1]);
 
-  // sums[i] is layer i's linear output, entries[i] what layer i reads: the inputs, then GELU of the sums.
+  // sums[i] is layer i's linear output, entries[i] the input of layer i: the inputs, then GELU of the sums.
   std::vector<StepTensors> sums(static_cast<std::size_t>(layers)), entries(static_cast<std::size_t>(layers));
   ConstTensorView input = inputs;
   if (inputs.dtype != dtype) {

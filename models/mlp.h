@@ -1,5 +1,5 @@
 #pragma once
-/// A multi-layer perceptron with hand-written backward, under the engine.
+/// A multi-layer perceptron with a hand-written backward, for the engine.
 
 #include <cstdint>
 #include <vector>
@@ -22,21 +22,21 @@ struct MlpConfig {
   MlpLoss loss = MlpLoss::squared_error;
 };
 
-/// Linear layers with GELU (tanh form) between them. Each layer is a unit "layer.<i>" of "layer.<i>.weight"
-/// [in, out], drawn with standard deviation 1 / sqrt(in), and "layer.<i>.bias" [out], zero.
+/// Linear layers with GELU (tanh form) between them. Each layer is a unit "layer.<i>" with "layer.<i>.weight"
+/// [in, out], drawn with standard deviation 1 / sqrt(in), and "layer.<i>.bias" [out], initially zero.
 class Mlp {
  public:
   /// Throws ConfigurationError for fewer than two widths or one that is not positive.
   explicit Mlp(MlpConfig config);
-  /// The model that the Engine is made with; a sample counts as one token. Throws as the constructor does.
+  /// The specification to make the Engine with; a sample counts as one token. Throws like the constructor.
   static ModelSpec spec(const MlpConfig& config);
   const MlpConfig& config() const noexcept { return config_; }
 
-  /// One whole micro-batch. inputs [batch, in], fp32 or the compute dtype; targets fp32 [batch, out] for
-  /// squared error, int32 [batch] for cross-entropy (kernels::ignored_label is left out); both in device
-  /// memory. Throws InvalidArgument on shapes and dtypes.
+  /// Runs one whole micro-batch. inputs [batch, in], fp32 or the compute dtype; targets fp32 [batch, out] for
+  /// squared error, int32 [batch] for cross-entropy (kernels::ignored_label is skipped); both in device
+  /// memory. Throws InvalidArgument for wrong shapes and dtypes.
   void forward_backward(Engine& engine, const ConstTensorView& inputs, const ConstTensorView& targets) const;
-  /// One micro-batch of loss, between Engine::begin_evaluation and end_evaluation.
+  /// Computes the loss of one micro-batch, between Engine::begin_evaluation() and end_evaluation().
   void evaluate(Engine& engine, const ConstTensorView& inputs, const ConstTensorView& targets) const;
 
  private:

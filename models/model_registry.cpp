@@ -20,7 +20,7 @@ namespace {
 
 using detail::JsonNode;
 
-/// " (did you mean "gpt2"?)", or nothing.
+/// " (did you mean "gpt2"?)", or empty.
 std::string suggestion(std::string_view name, const std::vector<std::string>& names) {
   const std::string closest = detail::closest_match(name, names);
   return closest.empty() ? "" : fmt::format(" (did you mean \"{}\"?)", closest);
@@ -35,7 +35,7 @@ Architecture gpt2() {
   return gpt;
 }
 
-/// One architecture of the Llama family, with the presets that are of it.
+/// One architecture of the Llama family, with its presets.
 Architecture llama(std::string name, std::string model_type) {
   Architecture llama{std::move(name), std::move(model_type),
                      [](std::string_view text, std::string_view file) {
@@ -117,7 +117,7 @@ std::shared_ptr<const LanguageModel> ModelRegistry::from_json(std::string_view t
   }
   const std::vector<std::string> names = architecture_names();
   if (!wanted.empty()) {
-    // No likeness is told: weights of another architecture are no typing error.
+    // No closest match is given, because weights of another architecture are not a typing error.
     listed.fail(fmt::format("is \"{}\": another architecture than those that can be trained here: {}",
                             wanted.front(), fmt::join(names, ", ")));
   }

@@ -1,5 +1,5 @@
 #pragma once
-/// The messages that the ranks which see the same samples send each other within a pass.
+/// Messages within a pass between ranks that see the same samples.
 
 #include <string>
 #include <string_view>
@@ -9,14 +9,14 @@
 
 namespace tranche::models {
 
-/// The names of a message in errors and traces.
+/// A message's names in errors and traces.
 struct PassLabel {
   std::string unit, phase;
   PassLabel(const Pass& pass, std::string_view what);
   OperationLabel label(Tier tier = Tier::device) const { return {unit, phase, Traffic::data, tier}; }
 };
 
-/// The compute stream waits for a message.
+/// Makes the compute stream wait for a message.
 void wait_for(const Pass& pass, const Event& done);
 
 }  // namespace tranche::models

@@ -11,7 +11,7 @@ namespace tranche::models {
 
 namespace {
 
-/// The k largest, first of equals first; the rest become minus infinity.
+/// Keeps the k largest logits, the first of equal ones; the others become minus infinity.
 std::vector<float> keep_largest(std::span<const float> logits, std::int64_t k) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -28,8 +28,8 @@ std::vector<float> keep_largest(std::span<const float> logits, std::int64_t k) {
   return kept;
 }
 
-/// Leaves the likeliest, first of equals first, that add up to `share` of the sum; the others become zero.
-/// Returns what is left of the sum.
+/// Keeps the most probable tokens, the first of equal ones, that add up to `share` of the sum; the others
+/// become zero. Returns the remaining sum.
 double keep_share(std::vector<double>& weights, double sum, double share) {
   std::vector<std::size_t> order(weights.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -56,7 +56,7 @@ std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& op
     kept = keep_largest(logits, options.top_k);
     logits = kept;
   }
-  const double highest = *likeliest;  // of the first span, which is the highest of what is kept too
+  const double highest = *likeliest;  // the highest of all logits, which is always kept
   std::vector<double> weights(logits.size());
   double sum = 0;
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -68,7 +68,7 @@ std::int32_t draw_token(std::span<const float> logits, const SamplingOptions& op
       sum * random_uniform({options.seed, RandomPurpose::sampling, static_cast<std::uint64_t>(text)},
                            static_cast<std::uint64_t>(position));
   double passed = 0;
-  std::size_t chosen = 0;  // the last one with any probability when rounding leaves the draw above the sum
+  std::size_t chosen = 0;  // the last probable token, if rounding puts the draw above the sum
   for (std::size_t i = 0; i < weights.size(); ++i) {
     if (weights[i] <= 0) continue;
     chosen = i;

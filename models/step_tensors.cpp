@@ -31,7 +31,7 @@ void StepTensors::lay_views(std::initializer_list<TensorRequest> requests) {
   auto* at = static_cast<std::byte*>(buffer_.data());
   for (const auto& request : requests) {
     TensorView view{at, request.dtype, request.shape};
-    // Memory of the meta device may have no address at all; there is nothing to add to then.
+    // Memory of the meta device may have a null address, which must not be advanced.
     if (at != nullptr) at += round_up(view.bytes(), alignment);
     tensors_.push_back(view);
   }

@@ -34,26 +34,26 @@ Wide floor_sum(Wide n, Wide m, Wide a, Wide b) {
 }
 
 bool meet(const Slice& a, const Slice& b) {
-  // Blocks i of a and k of b meet where i * a.stride - k * b.stride lies in [low, high].
+  // Blocks i of a and k of b overlap if i * a.stride - k * b.stride is in [low, high].
   const Wide low = Wide{b.start} - a.start - (a.block - 1), high = Wide{b.start} - a.start + b.block - 1;
   const Wide stride = a.stride, other = b.stride;
   const Wide first = std::max<Wide>(0, -floor_divide(-low, stride));
   const Wide last = std::min<Wide>(a.count - 1, floor_divide((Wide{b.count} - 1) * other + high, stride));
   if (first > last) return false;
-  // For such an i the multiples of b's stride between i * stride - high and i * stride - low are counted; one
-  // of them is of a block of b.
+  // Counts, over these i, the multiples of b's stride from i * stride - high to i * stride - low. Because of
+  // the limits of i, one of them belongs to a block of b.
   const Wide n = last - first + 1, at = first * stride;
   return floor_sum(n, other, stride, at - low) > floor_sum(n, other, stride, at - high - 1);
 }
 
-/// Elements that follow each other in memory for each index of dimension `axis`: a row of the later ones.
+/// Elements that are contiguous in memory for each index of dimension `axis`: a row of the later dimensions.
 std::int64_t pitch(const Box& box, std::size_t axis) {
   std::int64_t elements = 1;
   for (std::size_t a = axis + 1; a < box.size(); ++a) elements *= box[a].size();
   return elements;
 }
 
-/// One walk of common_runs().
+/// One traversal of common_runs().
 class Walk {
  public:
   Walk(const Shape& shape, const Box& first, const Box& second, ElementRange within,
@@ -62,7 +62,7 @@ class Walk {
     for (std::size_t a = axes_; a-- > 0;) {
       const std::int64_t extent = shape.extents()[a];
       if (a + 1 != axes_ || first[a].size() != extent || second[a].size() != extent) continue;
-      axes_ = a;  // both hold all of the last dimensions, which so are one stretch of memory
+      axes_ = a;  // both hold all of the last dimensions, which are therefore contiguous in memory
       inner_ *= extent;
     }
     std::int64_t row = inner_;
@@ -83,7 +83,7 @@ class Walk {
         std::min(a.size(), divide_round_up(std::max<std::int64_t>(within_.end - at.first, 0), row.first));
     for (std::int64_t i = std::max<std::int64_t>(0, (within_.begin - at.first) / row.first); i < end;) {
       const std::int64_t left = std::min(a.block - i % a.block, end - i), index = a.index(i);
-      // The block of b that holds the index, or the first one behind it.
+      // The last block of b that begins at or before the index; block 0 if none does.
       const std::int64_t block = index < b.start ? 0 : (index - b.start) / b.stride;
       const std::int64_t behind = std::max<std::int64_t>(0, index - b.start - block * b.stride);
       const bool inside = index >= b.start && block < b.count && behind < b.block;
@@ -124,7 +124,7 @@ class Walk {
   const Box& second_;
   ElementRange within_;
   const std::function<void(const CommonRun&)>& visit_;
-  std::size_t axes_;  ///< those before the last ones that both boxes hold all of
+  std::size_t axes_;  ///< the dimensions before the last ones of which both boxes hold all
   std::int64_t inner_ = 1;
   std::array<Pitch, Shape::max_rank> pitches_;
 };
@@ -175,16 +175,16 @@ bool meet(const Box& a, const Box& b) {
 }
 
 bool holds_whole_blocks(const Box& box, const Shape& shape, std::int64_t block) {
-  // Its runs in the tensor: rows of the last dimensions that it holds all of, times a block of the one
-  // before.
+  // The box's runs in the tensor consist of rows of the last dimensions of which it holds all, times a block
+  // of the dimension before.
   std::int64_t run = 1;
   std::size_t axis = box.size();
   while (axis > 0 && box[axis - 1].size() == shape.extents()[axis - 1]) run *= shape.extents()[--axis];
-  if (axis == 0) return true;  // all of the tensor
+  if (axis == 0) return true;  // the box is the whole tensor
   const std::int64_t elements = shape.elements();
   const Slice& slice = box[axis - 1];
   const std::int64_t row = run * shape.extents()[axis - 1];
-  // Every run begins and ends on a block, or ends with the tensor.
+  // Every run must begin and end at a block's boundary, or end with the tensor.
   const auto fits = [&](std::int64_t step, std::int64_t count) { return count == 1 || step % block == 0; };
   const bool joined = slice.count == 1 || slice.stride == slice.block;
   const std::int64_t begin = slice.start * run;
@@ -200,7 +200,7 @@ bool holds_whole_blocks(const Box& box, const Shape& shape, std::int64_t block) 
     last += outer.index(outer.size() - 1) * pitch_of_row;
     pitch_of_row *= shape.extents()[a];
   }
-  const bool one = first == last;  // which alone may end with the tensor within a block
+  const bool one = first == last;  // a single run may end with the tensor, within a block
   return good && first % block == 0 && (length % block == 0 || (one && first + length == elements));
 }
 
@@ -214,7 +214,7 @@ std::vector<Box> boxes_of(const Box& box, ElementRange range) {
   std::vector<Box> boxes;
   if (box.empty() && !range.empty()) boxes.emplace_back();
   while (!box.empty() && range.begin < range.end) {
-    // The outermost dimension of which a whole index fits from here to the end, begun on one of its indices.
+    // Finds the outermost dimension in which the range begins on an index and contains the whole index.
     std::size_t axis = 0;
     while (range.begin % pitch(box, axis) != 0 || range.begin + pitch(box, axis) > range.end) ++axis;
     Box part;
@@ -228,7 +228,7 @@ std::vector<Box> boxes_of(const Box& box, ElementRange range) {
       const Slice& slice = box[a];
       const std::int64_t most = std::min((range.end - range.begin) / pitch(box, a), slice.size() - number);
       const std::int64_t into = number % slice.block;
-      // Whole blocks if there are any, else what is left of one.
+      // Takes whole blocks if there are any, otherwise the rest of one.
       if (into == 0 && most >= slice.block) {
         part.push_back({slice.index(number), slice.stride, most / slice.block, slice.block});
       } else {

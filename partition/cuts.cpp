@@ -19,7 +19,7 @@ void require(int uses, int stages) {
 }  // namespace
 
 std::vector<int> balanced_cuts(std::span<const double> work, int stages) {
-  std::vector<double> before(work.size() + 1);  // sums of what is in front
+  std::vector<double> before(work.size() + 1);  // prefix sums
   for (std::size_t i = 0; i < work.size(); ++i) before[i + 1] = before[i] + work[i];
   return balanced_cuts(static_cast<int>(work.size()), stages, [&](int begin, int end) {
     return before[static_cast<std::size_t>(end)] - before[static_cast<std::size_t>(begin)];
@@ -28,7 +28,7 @@ std::vector<int> balanced_cuts(std::span<const double> work, int stages) {
 
 std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(int, int)>& share) {
   require(uses, stages);
-  // least[n]: the least largest share of the first n uses on the stages so far.
+  // least[n]: the smallest possible largest share when the first n uses are on the stages so far.
   std::vector<double> least(static_cast<std::size_t>(uses) + 1, std::numeric_limits<double>::infinity());
   for (int n = 1; n <= uses; ++n) least[static_cast<std::size_t>(n)] = share(0, n);
   for (int stage = 2; stage <= stages; ++stage) {
@@ -44,7 +44,7 @@ std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(
   const double bound = least.back();
   std::vector<int> cuts{0};
   for (int stage = 1; stage < stages; ++stage) {
-    const int begin = cuts.back(), most = uses - (stages - stage);  // each stage behind needs one
+    const int begin = cuts.back(), most = uses - (stages - stage);  // each later stage needs at least one
     int end = begin + 1;
     while (end < most && share(begin, end + 1) <= bound) ++end;
     cuts.push_back(end);

@@ -1,5 +1,5 @@
 #pragma once
-/// The cuts that divide a model's units among the stages of a pipeline. Integers and counted operations only.
+/// Divides a model's units among the stages of a pipeline, from integers and counted operations only.
 
 #include <functional>
 #include <span>
@@ -8,19 +8,20 @@
 
 namespace tranche::detail {
 
-/// For each stage the first of the uses of units that it computes, in forward order; stage s has uses
-/// [cuts[s], cuts[s + 1]), and the last stage all from cuts.back() on. `work` is the operations of each use.
-/// The largest share of a stage is the least that there is; of the cuts with this share, stages take as many
-/// uses from the front as fit. Throws InvalidArgument when there are more stages than uses.
+/// Returns for each stage its first use of a unit, in forward order: stage s has uses [cuts[s], cuts[s + 1]),
+/// and the last stage all from cuts.back() on. `work` is the operations of each use. The largest share of a
+/// stage is as small as possible; among the cuts with this share, earlier stages take as many uses as fit.
+/// Throws InvalidArgument when there are more stages than uses.
 std::vector<int> balanced_cuts(std::span<const double> work, int stages);
-/// The same with `share(begin, end)` as the work of uses [begin, end), for work that uses have in common. It
-/// never falls as a range grows.
+/// The same with `share(begin, end)` as the work of uses [begin, end), if uses have work in common. It must
+/// not decrease when a range grows.
 std::vector<int> balanced_cuts(int uses, int stages, const std::function<double(int, int)>& share);
-/// Equal numbers of uses for each stage; the first stages get one more if the uses do not divide.
+/// Equal numbers of uses for each stage; the first stages get one more if the number is not divisible.
 std::vector<int> equal_cuts(int uses, int stages);
-/// The cuts that `begins` lists, the first use of each stage but the first. Throws InvalidArgument naming the
-/// list and its first wrong number when it has another length than stages - 1, does not ascend, or leaves a
-/// stage without a use. `part` is what it calls a stage: a model may be cut into chunks.
+/// The cuts given by `begins`, the first use of each stage except the first. Throws InvalidArgument naming
+/// the list and its first wrong number when its length is not stages - 1, it does not ascend, or it leaves a
+/// stage without a use. `part` is the word for a stage in the error, because a model may also be cut into
+/// chunks.
 std::vector<int> listed_cuts(std::span<const int> begins, int uses, int stages,
                              std::string_view part = "stage");
 

@@ -10,7 +10,7 @@ namespace tranche::detail {
 
 namespace {
 
-/// Largest buffer: its bytes, at 8 an element, still fit 64-bit integers, as do its positions rounded up.
+/// The largest buffer: its bytes, with 8-byte elements, and its rounded positions still fit 64-bit integers.
 constexpr std::int64_t max_buffer_elements = std::numeric_limits<std::int64_t>::max() / 8;
 
 [[noreturn]] void refuse_size(std::size_t tensors, int ranks) {
@@ -37,8 +37,9 @@ void require_same_tensors(const FlatLayout& from, const FlatLayout& to) {
   }
 }
 
-/// Adds a piece, or lengthens the last one when the new piece continues it. Both sides are the same range
-/// of the same list of elements, so what continues in the source continues in the destination.
+/// Appends a range, or extends the last one if the new range continues it. The source and destination ranges
+/// cover the same list of elements, so a range that continues in the source also continues in the
+/// destination.
 void append_merged(std::vector<OverlapPiece>& result, const OverlapPiece& piece) {
   if (!result.empty()) {
     OverlapPiece& last = result.back();
@@ -128,7 +129,7 @@ std::vector<TensorPiece> FlatLayout::pieces(ElementRange range) const {
     throw InvalidArgument("range " + text_of(range) + " leaves the flat buffer of " +
                           std::to_string(padded_elements()) + " elements");
   }
-  // The last tensor that starts at or before the range may reach into it; all later ones start inside.
+  // The last tensor that starts at or before the range may overlap it; all later ones start inside.
   const auto after = std::upper_bound(offsets_.begin(), offsets_.end(), range.begin);
   auto i = static_cast<std::size_t>(after - offsets_.begin());
   if (i > 0) --i;
@@ -155,7 +156,7 @@ std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to,
   const std::int64_t source_shard = from.shard_elements();
   std::vector<OverlapPiece> result;
   for (const TensorPiece& piece : to.shard_pieces(destination_rank)) {
-    // Tensors start at the same place whatever the number of ranks, so a position serves both buffers.
+    // A tensor's offset does not depend on the number of ranks, so one position is valid in both buffers.
     const std::int64_t end = piece.buffer_begin + piece.elements;
     for (std::int64_t begin = piece.buffer_begin; begin < end;) {
       const std::int64_t source_rank = begin / source_shard;

@@ -1,5 +1,6 @@
 #pragma once
-/// Integer arithmetic of flat buffers: where tensors lie, which rank owns what. No device, no communication.
+/// Integer arithmetic of flat buffers: the offset of each tensor, and the range that each rank owns. It needs
+/// no device and no communication.
 
 #include <cstdint>
 #include <span>
@@ -11,7 +12,7 @@ namespace tranche::detail {
 /// Constants of the format (checkpoints depend on them).
 inline constexpr std::int64_t tensor_alignment_elements = 64;
 inline constexpr std::int64_t shard_multiple_elements = 256;
-/// Alignment when states are stored in blocks, so that no block straddles two tensors or two shards.
+/// Alignment if states are stored in blocks, so that no block spans two tensors or two shards.
 inline constexpr std::int64_t block_alignment_elements = 256;
 
 /// Elements [begin, end).
@@ -22,10 +23,10 @@ struct ElementRange {
   bool empty() const noexcept { return end <= begin; }
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
-/// The intersection of both ranges; empty when they do not meet.
+/// The intersection of both ranges; empty when they are disjoint.
 ElementRange intersect(ElementRange a, ElementRange b);
 
-/// The part of one tensor that lies in some range of the flat buffer.
+/// The part of one tensor within a range of the flat buffer.
 struct TensorPiece {
   int tensor = 0;                 ///< index in the layout
   std::int64_t tensor_begin = 0;  ///< first element within the tensor
@@ -34,25 +35,26 @@ struct TensorPiece {
   friend bool operator==(const TensorPiece&, const TensorPiece&) = default;
 };
 
-/// Layout of one flat buffer: tensors in declared order, each starting on a multiple of `alignment` elements
-/// (64 or 256), cut in `ranks` equal shards; padding otherwise only at the end. A shard can be cut in `parts`
-/// of a multiple of 256 elements, which are the shards of a layout over ranks * parts.
+/// Layout of one flat buffer. Tensors are in declared order, each starting on a multiple of `alignment`
+/// elements (64 or 256); otherwise there is padding only at the end. The buffer is divided into `ranks` equal
+/// shards. A shard can be divided into `parts` of a multiple of 256 elements each, which equal the shards of
+/// a layout over ranks * parts.
 ///
 /// Example: tensors of 10 and 300 elements over 3 ranks start at 0 and 64, end at 364; shards hold 256
 /// elements, so the buffer has 768: rank 0 owns [0, 256), rank 1 [256, 512), rank 2 owns only padding.
 class FlatLayout {
  public:
-  /// `tensor_elements` may be empty (then every size is 0). Throws InvalidArgument when ranks or parts are
-  /// below 1, a tensor has no elements, or the buffer could pass 2^63 bytes with 8-byte elements.
+  /// `tensor_elements` may be empty; then every size is 0. Throws InvalidArgument when ranks or parts are
+  /// below 1, a tensor has no elements, or the buffer could exceed 2^63 bytes with 8-byte elements.
   FlatLayout(std::span<const std::int64_t> tensor_elements, int ranks, int parts = 1,
              std::int64_t alignment = tensor_alignment_elements);
 
   int ranks() const noexcept { return static_cast<int>(ranks_); }
   int tensors() const noexcept { return static_cast<int>(sizes_.size()); }
-  /// First element of a tensor in the buffer, the same for every number of ranks. Throws InvalidArgument when
-  /// there is no such tensor, as does the next.
+  /// First element of a tensor in the buffer, the same for every number of ranks. This and the next function
+  /// throw InvalidArgument when there is no such tensor.
   std::int64_t tensor_offset(int tensor) const;
-  /// Its elements, without padding.
+  /// The tensor's elements, without padding.
   std::int64_t tensor_elements(int tensor) const;
   /// Sum of the tensors' elements, without padding.
   std::int64_t elements() const noexcept { return elements_; }
@@ -61,17 +63,17 @@ class FlatLayout {
   /// Elements of one shard.
   std::int64_t shard_elements() const noexcept { return shard_; }
   /// Range of the flat buffer that `rank` owns, padding included. Throws InvalidArgument when there is no
-  /// such rank, as do all functions that take one.
+  /// such rank, like all functions with a rank.
   ElementRange shard_range(int rank) const;
   /// Elements of `rank`'s shard that belong to tensors (not padding).
   std::int64_t owned_elements(int rank) const;
-  /// Pieces of tensors within `range`, in order, one for each tensor met; padding is skipped. Throws
-  /// InvalidArgument when a range that is not empty leaves the buffer.
+  /// The parts of tensors within `range`, in order, one for each tensor that overlaps it; padding is skipped.
+  /// Throws InvalidArgument when a non-empty range is not inside the buffer.
   std::vector<TensorPiece> pieces(ElementRange range) const;
-  /// Pieces within `rank`'s shard.
+  /// The parts of tensors within `rank`'s shard.
   std::vector<TensorPiece> shard_pieces(int rank) const { return pieces(shard_range(rank)); }
-  /// Tensor and element within it at position `buffer_element`, as a piece of one element; for padding a
-  /// piece of no elements with tensor -1. Throws InvalidArgument outside the buffer.
+  /// Tensor and element within it at position `buffer_element`, as a part of one element; for padding, a part
+  /// of no elements with tensor -1. Throws InvalidArgument outside the buffer.
   TensorPiece locate(std::int64_t buffer_element) const;
 
  private:
@@ -83,7 +85,7 @@ class FlatLayout {
   std::int64_t ranks_ = 1;
 };
 
-/// One range to copy when a buffer laid out for one number of ranks is read under another.
+/// One range to copy when a buffer is read with another number of ranks than it was written with.
 struct OverlapPiece {
   int source_rank = 0;
   std::int64_t source_begin = 0;       ///< within the source rank's shard
@@ -91,12 +93,12 @@ struct OverlapPiece {
   std::int64_t elements = 0;
   friend bool operator==(const OverlapPiece&, const OverlapPiece&) = default;
 };
-/// The ranges that `destination_rank` of `to` reads from the shards of `from`; both lay out the same tensors.
-/// Padding is never read. Pieces come in order of both buffers; what is contiguous in both is one piece, also
-/// over tensors. Throws InvalidArgument when the tensors differ.
+/// The ranges that `destination_rank` of `to` reads from the shards of `from`; both must have the same
+/// tensors. Padding is never read. The ranges are in the order of both buffers; a range that is contiguous in
+/// both is returned once, even over several tensors. Throws InvalidArgument when the tensors differ.
 std::vector<OverlapPiece> overlaps(const FlatLayout& from, const FlatLayout& to, int destination_rank);
 
-/// Cuts a shard in ranges, which are relative to its begin. `bucket_elements` counts the shards of all ranks
+/// Divides a shard into ranges, relative to its begin. `bucket_elements` counts the shards of all ranks
 /// together: a range has bucket_elements / ranks elements, rounded down to a multiple of
 /// `shard_multiple_elements` but at least that many; the last may have fewer. Throws InvalidArgument when
 /// bucket_elements < 1.

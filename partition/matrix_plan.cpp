@@ -10,13 +10,14 @@ namespace tranche::detail {
 
 namespace {
 
-/// Gives each job to the best of the ranks that may take it.
+/// Assigns each job to the best rank with room for it.
 class Assignment {
  public:
   Assignment(std::span<const MatrixJob> jobs, std::span<const std::size_t> order, int ranks)
       : jobs_(jobs), order_(order), loads_(static_cast<std::size_t>(ranks)), owners_(jobs.size()) {}
 
-  /// `most`: no rank is loaded beyond it as long as one has room; 0: the least loaded ranks alone take jobs.
+  /// Assigns all jobs. `most` limits a rank's load as long as one has room; 0: only the least loaded ranks
+  /// get jobs.
   std::vector<int> run(double most) {
     for (const std::size_t j : order_) {
       const MatrixJob& job = jobs_[j];

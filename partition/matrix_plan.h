@@ -1,5 +1,5 @@
 #pragma once
-/// Which rank computes which matrix, where shards cut matrices and an update needs them whole.
+/// Assigns matrices to ranks if shards cut matrices and an update needs whole ones.
 
 #include <cstdint>
 #include <span>
@@ -7,19 +7,19 @@
 
 namespace tranche::detail {
 
-/// A matrix, or several that one rank computes one after the other.
+/// A matrix, or several that one rank computes in sequence.
 struct MatrixJob {
   double operations = 0;
-  std::vector<std::int64_t> held;  ///< elements of it that each rank holds
+  std::vector<std::int64_t> held;  ///< the number of its elements that each rank holds
 };
 
-/// The rank that computes each job; a pure function. Jobs are taken in descending order of operations
-/// (longest processing time first). The greatest load of a rank is that of the plan in which each goes to the
-/// rank with the least; within that bound a job goes to the rank that holds most of it. Throws
-/// InvalidArgument unless every job says of each of `ranks` ranks what it holds.
+/// Returns the rank that computes each job; a pure function. Jobs are assigned in descending order of
+/// operations (longest processing time first). A first plan gives each job to the rank with the least load;
+/// its largest load is the limit of the second plan, which gives a job to the rank that holds most of it.
+/// Throws InvalidArgument unless every job has an entry for each of `ranks` ranks.
 std::vector<int> plan_matrices(std::span<const MatrixJob> jobs, int ranks);
 
-/// The greatest load of a rank over the mean; 1 where there is nothing to do.
+/// The largest load of a rank divided by the mean; 1 if there are no jobs.
 double matrix_load_ratio(std::span<const MatrixJob> jobs, std::span<const int> owners, int ranks);
 
 }  // namespace tranche::detail

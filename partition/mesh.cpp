@@ -39,8 +39,8 @@ MeshAxis axis_of(std::string_view name, std::string_view text) {
 
 using AxisSizes = std::vector<std::pair<MeshAxis, std::int64_t>>;  // size 0: `*`
 
-/// The same axes with the sizes nearest to these, in ratio, whose product divides the ranks, or is all of
-/// them where no axis takes the rest.
+/// The same axes with the closest sizes, by ratio, whose product divides the number of ranks, or equals it if
+/// no axis has size `*`.
 AxisSizes closest_axes(const AxisSizes& axes, int ranks) {
   const bool open = std::any_of(axes.begin(), axes.end(), [](const auto& axis) { return axis.second == 0; });
   AxisSizes best, tried = axes;
@@ -132,7 +132,7 @@ Mesh Mesh::parse(std::string_view text, int ranks) {
   for (const auto& [axis, size] : axes) {
     if (size == 0) continue;
     arithmetic += (arithmetic.empty() ? "" : " x ") + std::string(name_of(axis)) + " " + std::to_string(size);
-    product = product > ranks ? product : product * size;  // no overflow: more than all ranks is told as that
+    product = product > ranks ? product : product * size;  // no overflow: larger is reported as too large
   }
   const std::string has = std::to_string(ranks) + (ranks == 1 ? " rank" : " ranks");
   const auto open = std::find_if(axes.begin(), axes.end(), [](const auto& a) { return a.second == 0; });

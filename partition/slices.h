@@ -1,6 +1,6 @@
 #pragma once
-/// How the ranks of the axis `tensor` cut one dimension of a tensor. Integers only; a slice is a Box, whose
-/// runs in the whole tensor common_runs() visits.
+/// Divides one dimension of a tensor among the ranks of the axis `tensor`. Integers only. A slice is a Box;
+/// common_runs() visits its runs in the whole tensor.
 
 #include <cstdint>
 
@@ -9,8 +9,8 @@
 
 namespace tranche::detail {
 
-/// The dimension of a tensor that is cut, in `blocks` equal blocks side by side, each of which is cut by
-/// itself in whole grains of `grain` elements.
+/// The cut of a tensor: its dimension, which consists of `blocks` equal blocks. Each block is divided
+/// separately, in multiples of `grain` elements.
 struct TensorCut {
   int axis = -1;  ///< -1: every rank has the whole tensor
   int blocks = 1;
@@ -19,22 +19,23 @@ struct TensorCut {
   friend bool operator==(const TensorCut&, const TensorCut&) = default;
 };
 
-/// Grains in each block of the dimension that is cut. Throws InvalidArgument when the tensor has no such
+/// The number of grains in each block of the dimension. Throws InvalidArgument when the tensor has no such
 /// dimension, or its extent does not consist of whole grains.
 std::int64_t grains_of(const Shape& shape, const TensorCut& cut);
-/// True when every one of `parts` ranks gets a part: there are as many grains or more, or the same number of
-/// neighbouring ranks shares each grain.
+/// True when every one of `parts` ranks gets a part: there are at least as many grains as ranks, or an equal
+/// number of neighbouring ranks can share each grain.
 bool can_be_cut(std::int64_t grains, int parts);
-/// Neighbouring ranks that have the same part: parts / grains where there are fewer grains than ranks, else
-/// 1.
+/// The number of neighbouring ranks with the same part: parts / grains if there are fewer grains than ranks,
+/// else 1.
 int sharers(std::int64_t grains, int parts);
-/// Grains [grains * part / parts, grains * (part + 1) / parts), and at least one: parts may differ by one
-/// grain. Throws InvalidArgument for a part that does not exist, and when can_be_cut() is false.
+/// Grains [grains * part / parts, grains * (part + 1) / parts), or one grain if that is empty; the sizes of
+/// parts may differ by one grain. Throws InvalidArgument for a part that does not exist, and when
+/// can_be_cut() is false.
 ElementRange grains_of_part(std::int64_t grains, int part, int parts);
-/// The part of a tensor that rank `part` of `parts` has: all of it where the cut is whole or parts is 1.
-/// Throws as the functions above do.
+/// The part of a tensor that rank `part` of `parts` has: all of it if the cut is whole or parts is 1. Throws
+/// like the functions above.
 Box slice_of(const Shape& shape, const TensorCut& cut, int part, int parts);
-/// The shape of a box as a tensor of its own.
+/// The shape of a box when it is stored as a tensor.
 Shape shape_of(const Box& box);
 
 }  // namespace tranche::detail

@@ -22,11 +22,23 @@
 
 namespace tranche::pipeline {
 
+// Note: the life of a pipeline action. engine/pipeline_order.h makes each rank's list of actions: the compute
+// actions (F, B, I, W) come from schedule/generators.h or a file, schedule/lower.h adds messages, gathers and
+// frees, and schedule/check.h proves that the lists are complete and cannot deadlock. schedule/run_order.h
+// derives, from all lists, when a rank may end a micro-batch and reuse a sent gradient's memory. The Executor
+// below runs one rank's list in order. A receive makes the compute stream wait for its message.
+//
+//     message received:  not posted --receive() of this or a later message of its sender--> posted
+//                        posted --its receive action: the compute stream waits--> received
+//     gradient sent:     sent, memory kept --action in RunOrder::taken (or at once, see there)--> released
+//     chunk's weights:   requested by GATHER --the chunk's next compute action--> held --FREE--> released
+//     micro-batch:       not begun --its first F, or a posted receive of its residual--> begun
+//                        begun --action in RunOrder::ends--> ended
 namespace {
 
 class Executor {
  public:
-  /// `forward_phase`: the phase of a forward alone; empty in training.
+  /// `forward_phase`: the phase's name for a forward pass alone; empty in training.
   Executor(Engine& engine, const RankSchedule& of_rank, const BeginWork& begin,
            std::string_view forward_phase)
       : engine_(engine),
@@ -50,7 +62,7 @@ class Executor {
       run_named(actions[i], i);
       if (timeline_) timeline_->end(engine_.compute_stream());
     }
-    // No receive proves that these were taken, but all stages have come to the step's end by then.
+    // No receive proves that these were received, but now all stages have reached the end of the step.
     for (auto& [sent, gradient] : std::exchange(sent_gradients_, {})) gradient.give_back();
     engine_.runtime().set_place({});
     if (timeline_) timeline_->record();
@@ -63,17 +75,17 @@ class Executor {
   using WorkOfChunk = std::shared_ptr<ChunkWork>;
   struct OpenMicroBatch {
     std::unique_ptr<MicroBatchWork> work;
-    std::map<int, WorkOfChunk> chunks;  ///< by number; goes before `work`
+    std::map<int, WorkOfChunk> chunks;  ///< by number; destroyed before `work`
   };
-  /// A gradient whose memory stays until the receiver has taken it.
+  /// A gradient whose memory is kept until the receiver has it.
   struct SentGradient {
     WorkOfChunk work;
     Event sent;
     void give_back() const { work->input_gradient_sent(sent); }
   };
 
-  /// Runs the action. When it fails, the texts of all ranks name this rank, the action and the micro-batch,
-  /// and the engine has ended: what the other stages wait for will not come.
+  /// Runs the action. If it fails, the errors of all ranks name this rank, the action and the micro-batch,
+  /// and the engine ends, because the other stages would wait for messages that are never sent.
   void run_named(const Action& action, std::size_t index) {
     engine_.runtime().set_place(place_of(action));
     try {
@@ -118,7 +130,7 @@ class Executor {
     }
     return place;
   }
-  /// The rank of a stage, as errors name it.
+  /// The name of a stage's rank in errors.
   std::string name_of_stage(int stage) const {
     const Runtime& runtime = engine_.runtime();
     const std::vector<int> ranks = runtime.mesh().group({MeshAxis::pipeline}, runtime.rank());
@@ -208,7 +220,7 @@ class Executor {
     open->second.work->end();
     open_.erase(open);
   }
-  /// Gathers the weights of a chunk for several micro-batches, where the schedule says so. A micro-batch is
+  /// Gathers the weights of a chunk for several micro-batches, if a GATHER preceded. A micro-batch must be
   /// open.
   void take_weights(int number) {
     if (wanted_.erase(number) == 0) return;
@@ -239,7 +251,7 @@ class Executor {
   static bool of_residual(const Action& action) {
     return action.kind == ActionKind::send_residual || action.kind == ActionKind::receive_residual;
   }
-  /// In errors and traces.
+  /// The message's name in errors and traces.
   std::string name_of_message(const Action& action) const {
     if (!training_) return "residual";
     return (of_residual(action) ? "residual of micro-batch " : "gradient of micro-batch ") +
@@ -248,8 +260,8 @@ class Executor {
   std::string_view phase(const Action& action) const {
     return !training_ ? forward_phase_ : of_residual(action) ? "forward" : "backward";
   }
-  /// Waits for a message. Those that its sender sends before it are posted too, because messages between two
-  /// ranks match in their order.
+  /// Waits for a message. Receives for its sender's earlier messages are posted too, because messages between
+  /// two ranks match in order.
   void receive(const Action& action) {
     const int peer = peer_of(schedule_, action);
     const std::vector<Action>& incoming = order_.incoming[static_cast<std::size_t>(peer)];
@@ -289,13 +301,13 @@ class Executor {
   std::string_view forward_phase_;
   Engine::StageUses stage_;
   Communicator* stages_;
-  std::unique_ptr<Timeline> timeline_;  ///< null: nothing is traced
+  std::unique_ptr<Timeline> timeline_;  ///< null: no trace
   std::int64_t begun_ = 0;
   std::map<std::int64_t, OpenMicroBatch> open_;
-  std::vector<std::size_t> posted_;   ///< by sending rank: its messages whose receive was posted
-  std::map<Action, Event> received_;  ///< posted and not waited for
-  std::map<std::size_t, SentGradient> sent_gradients_;  ///< by action
-  std::set<int> wanted_;                                ///< chunks to be gathered at their next work
+  std::vector<std::size_t> posted_;   ///< by sending rank: the number of its messages whose receive is posted
+  std::map<Action, Event> received_;  ///< posted, but not yet waited for
+  std::map<std::size_t, SentGradient> sent_gradients_;  ///< by index of the send action
+  std::set<int> wanted_;                                ///< chunks to gather at their next compute action
   std::map<int, std::vector<GatheredUnit>> weights_;    ///< by chunk
 };
 

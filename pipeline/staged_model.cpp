@@ -27,7 +27,8 @@ class BoundaryMemory {
             engine.acquire(boundary.shape.elements() * size_of(boundary.dtype), Category::activations, tag)),
         view_{buffer_.data(), boundary.dtype, boundary.shape} {}
   const TensorView& view() const { return view_; }
-  /// For reuse behind the compute stream's present work, or once `passed` has passed.
+  /// Releases the memory, for reuse after the present work of the compute stream, or once `passed` has
+  /// passed.
   void release() { buffer_.release(); }
   void release(const Event& passed) { buffer_.release(passed); }
 
@@ -36,7 +37,7 @@ class BoundaryMemory {
   TensorView view_;
 };
 
-/// A chunk of a model with the memory at its two cuts.
+/// A chunk of a model, with the memory of its two boundary tensors.
 class CutChunk : public ChunkWork {
  public:
   CutChunk(Engine& engine, const Engine::Chunk& chunk, const Boundary& boundary,
@@ -74,7 +75,7 @@ class CutChunk : public ChunkWork {
     work_.reset();
     if (!chunk_.first()) input_.release();
     if (chunk_.last()) return;
-    output_.release(output_sent_);  // which has passed: its gradient has come back
+    output_.release(output_sent_);  // it has passed, because the gradient has arrived
     output_gradient_.release();
   }
   void backward() override {
@@ -109,7 +110,7 @@ class CutMicroBatch : public MicroBatchWork {
   bool training_;
 };
 
-/// Runs the one chunk that there is without a pipeline.
+/// Runs the only chunk of a model without a pipeline.
 void run_whole(StagedModel& model, Engine& engine, std::int64_t micro_batch, bool training) {
   CutMicroBatch work(model, engine, micro_batch, training);
   {
@@ -120,8 +121,9 @@ void run_whole(StagedModel& model, Engine& engine, std::int64_t micro_batch, boo
   work.end();
 }
 
-/// Gradients of a tensor with two uses are told apart by their order: those of the later use come first. So
-/// where two chunks of this rank use a unit, weight gradients of the later chunk have to come first, too.
+/// Gradients of a tensor with two uses are distinguished by their order: those of the later use are first. If
+/// two chunks of this rank use the same unit, weight gradients of the later chunk must therefore be first,
+/// too.
 void require_order_of_uses(const Engine& engine) {
   const Engine::StageUses stage = engine.stage();
   const auto units_of = [&](int number) {

@@ -13,8 +13,8 @@ namespace tranche::pipeline {
 namespace {
 
 constexpr const char* track = "pipeline";
-/// An arrow begins and ends so far within its span, as viewers look for the span around it. Traces have
-/// nanoseconds.
+/// The distance of an arrow's ends from the borders of its span, because viewers search for the span around
+/// an end. Traces have a resolution of nanoseconds.
 constexpr double inside = 2e-9;
 
 }  // namespace
@@ -42,8 +42,8 @@ void Timeline::end(Stream& compute) {
 
 void Timeline::arrow(const Span& span, bool residual, bool begins) {
   const double begun = span.begun.seconds(), ended = span.ended.seconds();
-  // Residuals of a chunk have a channel of their own, and gradients; both ends count messages alike, as they
-  // ascend in micro-batches.
+  // Each chunk has one channel for residuals and one for gradients. Sender and receiver number messages by
+  // micro-batch, so their numbers agree.
   const int chunk = span.action.chunk - (begins ? 0 : residual ? 1 : -1);
   const int stage = schedule_.rank_of_chunk.at(static_cast<std::size_t>(chunk));
   const int sender = ranks_.at(static_cast<std::size_t>(stage)) * schedule_.chunks() + chunk;
@@ -64,7 +64,7 @@ void Timeline::record() {
     trace_.span(track, schedule_.name_of(span.action), span.begun.seconds(), span.ended.seconds());
     const bool forward = kind == ActionKind::forward;
     if (!forward && kind != ActionKind::backward && kind != ActionKind::input_gradient) continue;
-    // Forward takes a residual from the chunk in front, backward a gradient from the one behind.
+    // Forward receives a residual from the chunk before, backward a gradient from the chunk after.
     const int chunk = span.action.chunk;
     const bool crosses_before = chunk > 0 && schedule_.crosses(chunk - 1);
     const bool crosses_behind = schedule_.crosses(chunk);

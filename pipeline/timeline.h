@@ -1,5 +1,5 @@
 #pragma once
-/// The actions of a pipeline's stage, and the messages between stages, in the trace of a rank.
+/// Records a stage's actions, and the messages between stages, in the rank's trace.
 
 #include <string>
 #include <vector>
@@ -12,22 +12,22 @@
 
 namespace tranche::pipeline {
 
-/// The times of the actions of one step or evaluation, as the compute stream passes them. On the track
+/// The times at which the compute stream passes the actions of one step or evaluation. On the track
 /// "pipeline" each forward and backward is a span ("F3", "B3", "I3", "W3"), and so is the wait for a message
-/// ("RECV_F3"). Where a rank has several chunks, their number stands in front ("2F3"). An arrow goes from the
-/// forward or backward that made a message to the one that needs it.
+/// ("RECV_F3"). If a rank has several chunks, the names begin with the chunk's number ("2F3"). An arrow leads
+/// from the forward or backward that produced a message to the one that needs it.
 class Timeline {
  public:
-  /// `trace` and `schedule` outlive it.
+  /// `trace` and `schedule` must outlive it.
   Timeline(TraceRecorder& trace, const Runtime& runtime, const PipelineSchedule& schedule);
 
   void begin(const Action& action, Stream& compute);
   void end(Stream& compute);
-  /// Puts all into the trace, once the compute stream has passed it.
+  /// Adds all spans to the trace, after the compute stream has passed them.
   void record();
 
  private:
-  /// A point that the compute stream passes; without a time of its own where work is inline.
+  /// A point of the compute stream; if work is inline, the event has no time and `issued` is used.
   struct Mark {
     Event passed;
     double issued = 0;

@@ -21,7 +21,7 @@ std::string_view trimmed_word(std::string_view text) {
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-/// The parts between commas, without spaces around them.
+/// The parts between commas, with spaces around them removed.
 std::vector<std::string> parts_of(std::string_view text) {
   std::vector<std::string> parts;
   for (std::size_t begin = 0, comma = 0; comma != std::string_view::npos; begin = comma + 1) {
@@ -44,7 +44,7 @@ std::optional<std::string> searched_axes(std::string_view mesh) {
 
 std::vector<std::string> all_meshes(int ranks, const std::string& axes) {
   std::array<bool, mesh_axes> given{};
-  std::string sizes;  // without those that are searched
+  std::string sizes;  // sizes that are given, without the searched axes
   if (!trimmed_word(axes).empty()) {
     for (const std::string& part : parts_of(axes)) {
       const std::size_t equals = part.find('=');

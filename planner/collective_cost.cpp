@@ -13,7 +13,7 @@ namespace tranche::planner {
 
 const CollectiveTable* nearest_table(const Machine& machine, const std::string& operation, int ranks,
                                      int element_bytes) {
-  // An all_to_all takes about as long as a gather of as many bytes.
+  // An all_to_all takes about as long as an all_gather of the same number of bytes.
   if (operation == "all_to_all") return nearest_table(machine, "all_gather", ranks, element_bytes);
   const CollectiveTable* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
@@ -31,7 +31,7 @@ const CollectiveTable* nearest_table(const Machine& machine, const std::string& 
 
 namespace {
 
-/// Inside a node.
+/// Seconds of the part of a collective inside a node.
 double node_seconds(const Machine& machine, const std::string& operation, int ranks, int element_bytes,
                     double full_bytes) {
   if (ranks < 2) return 0;
@@ -45,7 +45,7 @@ double node_seconds(const Machine& machine, const std::string& operation, int ra
   const double seconds = table->time.seconds(full_bytes);
   if (table->ranks == ranks) return seconds;
   const double share = (ranks - 1.0) / ranks, measured = (table->ranks - 1.0) / table->ranks;
-  // CPUs' ranks move their bytes through one memory; GPUs each have a link of their own.
+  // CPU ranks move all bytes through one memory; each GPU has a link of its own.
   const double crowd = machine.device == DeviceKind::cpu ? static_cast<double>(ranks) / table->ranks : 1.0;
   return seconds * std::max(1e-3, share / measured * crowd);
 }
@@ -59,11 +59,12 @@ double crossing_bytes(const Machine& machine, const std::string& operation, int 
   const int nodes = (ranks + inside - 1) / inside;
   double sent = full_bytes * (nodes - 1) / nodes * groups_on_node;
   if (operation == "all_reduce") sent *= 2;
-  // Every rank of a node sends parts of its own to every rank of other nodes, and nothing is added before.
+  // Every rank of a node sends its own parts to every rank of other nodes, and the node forms no partial
+  // sums.
   const bool by_message = by_messages && machine.device == DeviceKind::cpu;
   if (operation == "all_to_all" || by_message) return sent * inside;
   if (operation == "reduce_scatter" && inside > 1 && !by_library) {
-    // Partial sums of a node's CPUs travel in fp32; of GPUs every piece travels, and none is added before.
+    // CPUs of a node send partial sums in fp32. GPUs send every part, without partial sums.
     sent *= machine.device == DeviceKind::cuda ? inside : std::max(1.0, 4.0 / element_bytes);
   }
   return sent;
@@ -74,7 +75,7 @@ double collective_seconds(const Machine& machine, const LinkRate& network, const
                           bool by_library, int groups_on_node, bool by_messages) {
   const int inside = std::max(1, std::min(ranks, ranks_per_node));
   double seconds = node_seconds(machine, operation, inside, element_bytes, full_bytes);
-  // CPUs' groups move their bytes through one memory; GPUs each have a link of their own.
+  // The groups of CPU ranks share one memory; each GPU has a link of its own.
   if (machine.device == DeviceKind::cpu) seconds *= groups_on_node;
   const int nodes = (ranks + inside - 1) / inside;
   if (nodes > 1) {

@@ -1,6 +1,6 @@
 #pragma once
-/// Collectives by a machine's tables: collective_seconds() of projection.h, and what it is made of. Private
-/// to planner/.
+/// The parts of collective_seconds() (projection.h), which takes the time of collectives from a machine's
+/// tables. Private to planner/.
 
 #include <string>
 
@@ -8,7 +8,8 @@
 
 namespace tranche::planner {
 
-/// The table of the operation that is nearest in ranks, and then in width of elements; null: there is none.
+/// The operation's table that is nearest in the number of ranks, then in the width of elements; null if there
+/// is none.
 const CollectiveTable* nearest_table(const Machine& machine, const std::string& operation, int ranks,
                                      int element_bytes);
 

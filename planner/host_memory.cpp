@@ -22,7 +22,8 @@ HostMemory host_memory_of(std::int64_t configured, int ranks_per_node, const std
   memory.source = available.of_group ? HostMemory::Source::control_group : HostMemory::Source::this_machine;
   memory.available = available.bytes;
   memory.sharing = std::max(1, ranks_per_node);
-  memory.bytes = std::max<std::int64_t>(1, available.bytes / memory.sharing);  // 0 is no limit
+  memory.bytes = std::max<std::int64_t>(1, available.bytes / memory.sharing);  // at least 1, because 0 means
+                                                                               // no limit
   return memory;
 }
 

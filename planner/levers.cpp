@@ -9,7 +9,7 @@ namespace tranche::planner {
 
 namespace {
 
-/// The chunked head is tried with this many columns where the vocabulary has at least twice as many.
+/// Columns of the chunked head in trials, which are made if the vocabulary has at least twice as many.
 constexpr std::int64_t tried_chunk = 8192;
 
 /// The tiers in which state may live, simplest first.
@@ -24,15 +24,15 @@ std::vector<OffloadTier> tiers(const Config& base, bool keep, OffloadTier given)
 
 std::vector<ReductionPolicy> all_policies(const FitRequest& request, const Config& base) {
   if (base.reduction != ReductionPolicy::automatic) return {base.reduction};
-  // On one rank nothing is ever less with the other.
+  // On one rank the other policy never needs less memory or time.
   if (request.plan.ranks == 1) return {ReductionPolicy::boundary};
   return {ReductionPolicy::boundary, ReductionPolicy::micro_batch};
 }
 
 std::vector<Levers> all_levers(const FitRequest& request, const Config& base) {
-  // Ranks of the axis `tensor` share the state of tensors that it does not cut.
+  // Ranks of the axis `tensor` share the state of tensors that are not cut along it.
   const bool several = owners_of(base, request.plan.ranks) > 1 || tensor_ranks_of(request.plan, base) > 1;
-  // Stage 0 and offloaded parameters are refused with replicas that share gradients and optimizer state.
+  // A run refuses stage 0 and offloaded parameters if replicas share gradients and optimizer state.
   const bool shared = base.mesh_of(request.plan.ranks).size(MeshAxis::replicate) > 1 &&
                       base.replicate == Replicate::parameters;
   std::vector<int> stages{base.stage};
@@ -48,7 +48,8 @@ std::vector<Levers> all_levers(const FitRequest& request, const Config& base) {
     if (std::find(every.begin(), every.end(), given) == every.end()) every.push_back(given);
     if (chunks.front() == 0 && shape.vocabulary >= 2 * tried_chunk) chunks.push_back(tried_chunk);
   }
-  // An optimizer that looks at all of its state before it updates is not read from a disk twice.
+  // An optimizer that needs sums over all of its state before the update would read it from nvme twice, so
+  // nvme is not tried.
   std::vector<OffloadTier> optimizer_tiers = tiers(base, request.keep_optimizer_tier, base.offload.optimizer);
   if (!request.keep_optimizer_tier && make_optimizer(base)->sums({}) > 0) {
     std::erase(optimizer_tiers, OffloadTier::nvme);
@@ -62,7 +63,8 @@ std::vector<Levers> all_levers(const FitRequest& request, const Config& base) {
         for (const std::int64_t chunk : chunks) {
           for (const OffloadTier optimizer : optimizer_tiers) {
             for (const OffloadTier parameters : parameters_tiers) {
-              // Parameters leave the device in stage 3 alone, which is as good as any on one rank.
+              // Only stage 3 moves parameters off the device; on one rank stage 3 costs no more than the
+              // others.
               const bool leave = parameters != OffloadTier::none;
               if (leave && several && stage != 3) continue;
               if (leave && !several && stage != 3 && request.keep_stage) continue;

@@ -1,5 +1,5 @@
 #pragma once
-/// The settings that searches try on a mesh. Private to planner/.
+/// The settings that a search varies on one mesh, called levers. Private to planner/.
 
 #include <cstdint>
 #include <vector>
@@ -8,12 +8,14 @@
 
 namespace tranche::planner {
 
-/// Micro-batches of a step that a trial runs: the first, one between, the last. The choice is run whole.
+/// Micro-batches of a trial step: the first, one in the middle, the last. The chosen configuration is planned
+/// with all of its micro-batches.
 inline constexpr std::int64_t trial_micro_batches = 3;
-/// If a machine's simulation decides, the formula leaves out what it takes for this many times as slow.
+/// If a machine's simulation decides, candidates that the formula calls this many times slower are not
+/// simulated.
 inline constexpr double too_dear = 1.5;
 
-/// Everything that is searched on a mesh but the micro-batch.
+/// All settings that are searched on a mesh, except the micro-batch.
 struct Levers {
   int stage = 0;
   ReductionPolicy reduction = ReductionPolicy::boundary;
@@ -27,9 +29,10 @@ std::vector<ReductionPolicy> all_policies(const FitRequest& request, const Confi
 /// The values of each lever that are worth a trial on the mesh of `base`, simplest first. `base` is the
 /// request's configuration on any mesh, and complete.
 std::vector<Levers> all_levers(const FitRequest& request, const Config& base);
-/// The divisors of a data rank's samples of a step, ascending; or the micro-batch that the request keeps.
+/// The divisors of the samples of a data rank's step, ascending; or only the micro-batch that the request
+/// keeps.
 std::vector<std::int64_t> all_micro_batches(const FitRequest& request, const Config& base);
-/// `base` with these settings, whose samples of a step are kept.
+/// `base` with these settings and this micro-batch; the number of samples of a step does not change.
 Config with_levers(const Config& base, const Levers& levers, std::int64_t micro_batch);
 
 }  // namespace tranche::planner

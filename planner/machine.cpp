@@ -51,7 +51,7 @@ ProductTable read_products(const JsonNode& from) {
   ProductTable table;
   table.dtype = dtype(from["dtype"]);
   table.layout = from["layout"].choice({"nn", "nt", "tn"});
-  constexpr std::size_t most = 1 << 10;  // its cube is a size, too
+  constexpr std::size_t most = 1 << 10;  // there are as many rates as the cube of this number
   for (const JsonNode& each : from["sizes"].items(1, most)) {
     table.sizes.push_back(each.integer(1, 1'000'000'000));
     if (table.sizes.size() > 1 && table.sizes.back() <= table.sizes[table.sizes.size() - 2]) {

@@ -1,6 +1,6 @@
 #pragma once
-/// The machine files of planner/machines/, which are part of the program: it finds them wherever it is moved
-/// to.
+/// The machine files of planner/machines/, which are compiled into the program, so that it finds them
+/// wherever it is installed.
 
 #include <span>
 #include <string_view>
@@ -13,7 +13,7 @@ struct MachineFile {
   std::string_view json;
 };
 
-/// All of them, by name in ascending order.
+/// All machine files, in ascending order of their names.
 std::span<const MachineFile> machine_files();
 
 }  // namespace tranche::planner

@@ -1,4 +1,4 @@
-// A machine's figures as the few rates that the formulas of a search and of offload take.
+// The few rates that the formulas of a search and of offload need, derived from a machine's figures.
 
 #include <algorithm>
 #include <vector>
@@ -12,9 +12,9 @@ namespace tranche::planner {
 
 namespace {
 
-/// Bytes of a collective from which the rate of a rank is taken: a transformer block's weights, say.
+/// Bytes of the collective from which a rank's rate is derived: about the weights of a transformer block.
 constexpr double block_bytes = 256e6;
-/// Bytes that an update in host memory reads and writes for a parameter (docs/internals/offload.md).
+/// Bytes that a host update reads and writes for one parameter (docs/internals/offload.md).
 constexpr double update_bytes = 30;
 
 }  // namespace
@@ -24,7 +24,7 @@ double axis_rate(const ProjectionRequest& request, MeshAxis axis) {
   const int ranks = request.plan.ranks;
   const int per_node = request.plan.ranks_per_node > 0 ? std::min(request.plan.ranks_per_node, ranks) : ranks;
   const Mesh mesh = config.mesh_of(ranks);
-  // State is shared over context too.
+  // State is sharded over the axis context as well.
   std::vector<int> group =
       axis == MeshAxis::shard ? mesh.group({MeshAxis::shard, MeshAxis::context}, 0) : mesh.group({axis}, 0);
   const auto node_of = [&](int rank) { return rank / per_node; };
@@ -34,7 +34,7 @@ double axis_rate(const ProjectionRequest& request, MeshAxis axis) {
       std::count_if(group.begin(), group.end(), [&](int rank) { return node_of(rank) == 0; }));
   const int groups = std::max(1, per_node / inside);
   if (axis == MeshAxis::pipeline) {
-    // A message goes from one stage to the next, and the slowest of them hold up the others.
+    // Messages pass from each stage to the next; the slowest pair of neighbours limits the rate of all.
     const auto crosses = [&](int one, int next) { return node_of(one) != node_of(next); };
     size = 2;
     inside = std::adjacent_find(group.begin(), group.end(), crosses) == group.end() ? 2 : 1;
@@ -58,7 +58,7 @@ CostModel machine_rates(const ProjectionRequest& request) {
   const Machine& machine = request.machine;
   CostModel rates;
   rates.machine = machine.name;
-  // Small kernels and those that wait for memory are slower than large products: the simulated step has both.
+  // The simulated step includes small and memory-bound kernels, which are slower than large GEMMs.
   const StepCost operations = step_cost(request.plan, {.operations = 1});
   rates.operations = (operations.compute + operations.recompute) / project_step(request).compute;
   if (config.mesh_of(request.plan.ranks).state_ranks() > 1) {
@@ -74,7 +74,7 @@ CostModel machine_rates(const ProjectionRequest& request) {
 
 StepCost projected_cost(const ProjectionRequest& request) {
   const StepBreakdown step = project_step(request);
-  // The simulation does not tell what is computed again: it has that share of the time which it has of the
+  // The simulation does not separate recomputation. Its share of the time is taken to be its share of the
   // operations.
   const StepCost operations = step_cost(request.plan, {.operations = 1});
   StepCost cost;

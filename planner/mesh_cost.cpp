@@ -43,7 +43,7 @@ StepCost pipelined(const StepCost& alone, const StageShares& shares,
     gradients[static_cast<std::size_t>(schedule.rank_of_chunk[static_cast<std::size_t>(chunk)])] += 1;
     residuals[static_cast<std::size_t>(schedule.rank_of_chunk[static_cast<std::size_t>(chunk) + 1])] += 1;
   }
-  // Forward takes a third of the model's operations, and each half of backward as many.
+  // Forward takes a third of the model's operations; input gradients and weight gradients take a third each.
   const auto length = [&](double recompute, double each_message) {
     pipeline::StageTimes times;
     for (std::size_t stage = 0; stage < stages; ++stage) {
@@ -86,7 +86,8 @@ PlanRequest without_pipeline(const PlanRequest& request) {
   }
   alone.config.pipeline_stages = 0;
   const int per_node = request.ranks_per_node > 0 ? request.ranks_per_node : request.ranks;
-  // Stages lie between the copies of the model and the ranks of one stage, which are neighbours.
+  // The ranks of a stage are neighbours; the axis `pipeline` varies more slowly than theirs and faster than
+  // `replicate`.
   const int of_stage =
       mesh.size(MeshAxis::shard) * mesh.size(MeshAxis::context) * mesh.size(MeshAxis::tensor);
   alone.ranks_per_node = std::min(alone.ranks, per_node <= of_stage           ? per_node

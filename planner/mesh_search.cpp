@@ -1,3 +1,29 @@
+// The search for a mesh. A case is a mesh under one schedule; a lever is a combination of all other settings
+// but the micro-batch; a candidate is a case, a lever and a micro-batch. A trial plans a candidate on the
+// meta device (planned_run.h), which takes far longer than a formula. So the search evaluates formulas for
+// many candidates and plans few:
+//
+//   add_roots() ---> queue_ ---> next() ---> judge() -- fits --> first_that_fit(): plan of the whole step,
+//       |              ^                        |                or with a machine choose(): simulation
+//       |              +------- expand() <------+ does not fit: failures_; levers with less memory are queued
+//       +-> failures_: state alone exceeds the budget
+//
+// Order. The queue yields candidates in ascending order of their seconds by formula. For a pipeline the
+// seconds are first a lower bound over all schedules (least_pipelined()); a candidate that reaches the front
+// is put back with the seconds under its own schedule. The first candidate that fits is therefore the fastest
+// by formula.
+//
+// Bounds. judge() excludes a candidate without a trial for one of these reasons, each of which is certain:
+//  - state: least_state_bytes(), which no plan is below, exceeds the budget, or a plan of equal state
+//    exceeded the budget of host memory or nvme (lacks_beside_);
+//  - activations: state plus the activations that a trial of equal stages measured exceeds the budget
+//    (activations_; they depend on neither the ZeRO stage nor the tier of state);
+//  - micro-batch: the same candidate with the smallest micro-batch does not fit (least_fits_).
+// With MeshSearchRequest::exhaustive every candidate is planned, and tests compare both results.
+//
+// With a machine the search goes on to the best candidate of each case and ZeRO stage that the formula calls
+// less than `too_dear` times slower than the first, and choose() takes the one whose simulation
+// (projection.cpp) is fastest.
 #include "tranche/planner/mesh_search.h"
 
 #include <fmt/format.h>
@@ -27,52 +53,55 @@ namespace tranche::planner {
 
 namespace {
 
-/// If a machine's simulation decides, at most this many of the best by formula are simulated.
+/// If a machine's simulation decides, at most this many candidates are simulated, the fastest by formula.
 constexpr std::size_t most_projected = 32;
-/// Plans that look for the next best, and for the one that lacks least where nothing fits.
+/// Limits of plans: for the next best configuration, and for the least excess if nothing fits.
 constexpr int most_alternatives = 64, most_failures = 400;
 
-/// A mesh under a schedule, with what does not depend on the other settings.
+/// A mesh under one schedule, with everything that does not depend on the other settings.
 struct MeshCase {
   std::string mesh;
   Mesh axes{1};
-  std::string schedule;         ///< empty: there is no pipeline
+  std::string schedule;         ///< empty if there is no pipeline
   Config base;                  ///< complete, with the smallest micro-batch
-  std::string refused;          ///< why no run can have the mesh; empty: runs can
-  std::vector<int> ranks;       ///< one of each class of equal plans: the first and the last stage lead
-  std::vector<HeldState> held;  ///< by these
-  StageShares shares;           ///< of a pipeline
-  PlanRequest alone;            ///< a stage's ranks without the pipeline
-  Sizes sizes;                  ///< on its mesh
+  std::string refused;          ///< the reason why every run refuses the mesh; empty if runs accept it
+  std::vector<int> ranks;       ///< one rank of each class of equal plans, those of the first and last stage
+                                ///< first
+  std::vector<HeldState> held;  ///< sizes that each of `ranks` holds
+  StageShares shares;           ///< used with a pipeline
+  PlanRequest alone;            ///< the ranks of one stage, without the pipeline
+  Sizes sizes;                  ///< sizes on the mesh of `alone`
   CostModel rates;
   std::vector<Levers> levers;               ///< simplest first
-  std::vector<std::vector<int>> dearer;     ///< by lever: those that are tried once it does not fit
+  std::vector<std::vector<int>> dearer;     ///< by lever: the levers with less memory and more time, tried
+                                            ///< once this one does not fit
   std::vector<std::int64_t> micro_batches;  ///< ascending
   int stages() const { return axes.size(MeshAxis::pipeline); }
 };
 
 struct Candidate {
-  double seconds = 0;  ///< by formula; not `exact`: no schedule takes less
+  double seconds = 0;  ///< by formula; a lower bound over all schedules if not `exact`
   bool exact = false;
   int place = 0, lever = 0;
   std::int64_t micro_batch = 1;
-  /// In the order of trial: of equal seconds the simplest, with its largest micro-batch.
+  /// The order of trial: at equal seconds the simplest first, with its largest micro-batch.
   auto key() const { return std::tuple(seconds, exact, place, lever, -micro_batch); }
   friend bool operator>(const Candidate& a, const Candidate& b) { return a.key() > b.key(); }
 };
 
-/// The peaks of a configuration, of the rank that is furthest beyond the budgets or has most device memory.
+/// The peaks of a configuration on its worst rank: the one with the most bytes beyond the budgets, else with
+/// the most device memory.
 struct PlannedPeaks {
   std::int64_t device = 0, host = 0, nvme = 0;
   int rank = 0;
-  bool all_ranks = false;  ///< false: ranks behind the first that does not fit were not planned
+  bool all_ranks = false;  ///< false if planning stopped at the first rank that does not fit
 };
 
-/// A configuration that does not fit.
+/// A configuration that does not fit, with the bytes that are missing.
 struct Failure {
   Candidate candidate;
   std::int64_t missing = 0;
-  bool resolved = false;  ///< planned on all ranks
+  bool resolved = false;  ///< planned on all ranks, so that `missing` is exact
 };
 
 enum class Verdict { fits, by_state, by_activations, by_micro_batch, refused, too_large };
@@ -107,7 +136,7 @@ class MeshSearch {
     }
     judge_meshes();
     if (result_.fits) {
-      // Runs against less room than the budget say nothing about it.
+      // Plans against less room than the budget do not show whether a mesh fits the budget.
       const std::size_t planned = result_.planned.size();
       find_less_memory(fitting);
       result_.planned.resize(planned);
@@ -127,7 +156,7 @@ class MeshSearch {
     if (config.pipeline_schedule != "1f1b" || config.pipeline_chunks > 0) return {config.pipeline_schedule};
     std::vector<std::string> names;
     for (const pipeline::NamedSchedule& named : pipeline::named_schedules()) names.emplace_back(named.name);
-    // The default leads, so that it is the simplest of equals.
+    // The default schedule is first, so that it wins among equals.
     std::stable_partition(names.begin(), names.end(), [](const std::string& name) { return name == "1f1b"; });
     return names;
   }
@@ -145,7 +174,8 @@ class MeshSearch {
       take_batch(one);
       one.levers = all_levers(fit_, one.base);
       if (one.stages() > 1) {
-        // Each micro-batch would bring a stage's weights anew, and several are open at once.
+        // Each micro-batch would gather the weights of a stage again, and several micro-batches are active at
+        // once.
         std::erase_if(one.levers, [&](const Levers& levers) {
           return levers.activations || (levers.parameters != OffloadTier::none && !fit_.keep_parameters_tier);
         });
@@ -167,7 +197,7 @@ class MeshSearch {
     return one;
   }
 
-  /// Throws what each rank of a run would refuse at its start.
+  /// Throws for sequences that a run would refuse to cut at its start.
   void require_sequence_parts(int ranks) const {
     if (ranks == 1 || (spec_.sequence_parts && spec_.tokens_per_sample % (2 * ranks) == 0)) return;
     throw ConfigurationError(spec_.sequence_parts
@@ -177,7 +207,7 @@ class MeshSearch {
                                                spec_.name.empty() ? "the model" : spec_.name));
   }
 
-  /// The samples of a step in the smallest micro-batches.
+  /// Divides the samples of a step into the smallest micro-batches.
   void take_batch(MeshCase& one) const {
     one.base.train_batch_size = samples_;
     one.base.micro_batch_size = given_micro_batch_;
@@ -199,7 +229,7 @@ class MeshSearch {
     request.config = with_levers(one.base, one.levers.front(), one.micro_batches.front());
     std::vector<int> stage_ranks = one.axes.group({MeshAxis::pipeline}, 0);
     if (stage_ranks.size() > 2) std::swap(stage_ranks[1], stage_ranks.back());
-    std::vector<int> first;  // of each stage
+    std::vector<int> first;  // index of the first rank of each stage
     for (const int rank : stage_ranks) {
       const std::vector<int> parts = one.axes.group({MeshAxis::tensor}, rank);
       first.push_back(static_cast<int>(one.ranks.size()));
@@ -235,12 +265,12 @@ class MeshSearch {
     return with_levers(case_at(one).base, levers_at(one), one.micro_batch);
   }
 
-  /// Bytes that a rank of the case, by its index, holds at least.
+  /// Lower bound of the device memory in bytes of rank `rank` of the case (an index in `ranks`).
   std::int64_t state_bound(const MeshCase& one, const Config& config, std::size_t rank) const {
     return least_state_bytes(config, fit_.plan.ranks, one.held[rank]);
   }
 
-  /// Counts the configurations of a case, and queues the simplest of those whose state fits.
+  /// Counts the configurations of a case and queues the simplest ones among those whose state fits.
   void add_roots(int number) {
     MeshCase& one = cases_[static_cast<std::size_t>(number)];
     const auto micro_batches = static_cast<std::int64_t>(one.micro_batches.size());
@@ -250,7 +280,7 @@ class MeshSearch {
     }
     result_.counts.all += micro_batches * static_cast<std::int64_t>(one.levers.size());
     using State = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier>;
-    std::map<State, int> first_of;  // lever of the state; -1: it does not fit
+    std::map<State, int> first_of;  // first lever with this state; -1 if the state does not fit
     std::map<std::pair<int, ReductionPolicy>, int> resident;
     one.dearer.resize(one.levers.size());
     for (int lever = 0; lever < static_cast<int>(one.levers.size()); ++lever) {
@@ -271,7 +301,7 @@ class MeshSearch {
         result_.counts.by_state += micro_batches;
         continue;
       }
-      // Less memory costs time, so that it waits until what is simpler does not fit.
+      // Settings that save memory cost time, so they are queued only when the simpler setting does not fit.
       const bool all_on_device = levers.optimizer == one.levers.front().optimizer &&
                                  levers.parameters == one.levers.front().parameters;
       const std::pair kind(levers.stage, levers.reduction);
@@ -295,7 +325,8 @@ class MeshSearch {
     return most;
   }
 
-  /// The lever with the state of another that should take least memory: all inputs kept, the head in chunks.
+  /// The lever with the same state as `lever` that should take the least memory: checkpoints for every block,
+  /// and the chunked head.
   static int smallest_of(const MeshCase& one, int lever) {
     const Levers& given = one.levers[static_cast<std::size_t>(lever)];
     int best = lever;
@@ -311,7 +342,7 @@ class MeshSearch {
     return best;
   }
 
-  /// Queues a lever with each micro-batch that was not refused for `before`, which is simpler.
+  /// Queues a lever with each micro-batch, except those that were refused for the simpler lever `before`.
   void push_all(int number, int lever, int before = -1) {
     for (const std::int64_t micro_batch : cases_[static_cast<std::size_t>(number)].micro_batches) {
       if (before >= 0 && refused_.count({number, before, micro_batch}) > 0) continue;
@@ -324,7 +355,8 @@ class MeshSearch {
     }
   }
 
-  /// Breadth-first at stage 3 gathers whole chunks, so that their weights come once in a step.
+  /// The configuration without a pipeline. With breadth-first, stage 3 gathers whole chunks, so that weights
+  /// are gathered once a step.
   Config alone_config(const Candidate& one) const {
     Config config = config_of(one);
     config.mesh = case_at(one).alone.config.mesh;
@@ -342,8 +374,8 @@ class MeshSearch {
     return cost_of(place.alone, alone_config(one), spec_, place.sizes, place.rates);
   }
 
-  /// The step of a stage's ranks, `alone`, under the case's schedule. Throws ConfigurationError for a number
-  /// of micro-batches that the schedule does not allow.
+  /// The cost of a step under the case's schedule; `alone` is the step of one stage's ranks without the
+  /// pipeline. Throws ConfigurationError if the schedule does not allow the number of micro-batches.
   StepCost with_schedule(const Candidate& one, const StepCost& alone) {
     const MeshCase& place = case_at(one);
     if (place.stages() == 1) return alone;
@@ -364,8 +396,7 @@ class MeshSearch {
     return schedules_.emplace(key, detail::schedule_of(config, place.stages())).first->second;
   }
 
-  /// Micro-batches of a trial: so few that it is quick, and so many that as many are open at once as in the
-  /// whole step.
+  /// Micro-batches of a trial: few enough to be quick, and with as many active at once as in the whole step.
   std::int64_t trial_of(const MeshCase& place, std::int64_t micro_batches) {
     const std::int64_t few = place.stages() == 1 ? trial_micro_batches : 2 * place.stages();
     if (micro_batches <= few || place.stages() == 1) return std::min(micro_batches, few);
@@ -374,7 +405,7 @@ class MeshSearch {
                          pipeline::peak_activations(schedule_of(place, micro_batches));
       return alike ? few : micro_batches;
     } catch (const ConfigurationError&) {
-      return micro_batches;  // the whole step tells whether it is refused
+      return micro_batches;  // the plan of the whole step will show whether it is refused
     }
   }
 
@@ -383,7 +414,7 @@ class MeshSearch {
            bytes_beyond(peaks.nvme, fit_.nvme_budget);
   }
 
-  // Activations, which depend on neither the stage of ZeRO nor on where state lives.
+  // Key of activation memory, which depends on neither the ZeRO stage nor the tier of state.
   using Work = std::tuple<int, int, int, std::string, std::size_t, int, std::int64_t, bool, std::int64_t>;
   Work work_of(const Candidate& one) const {
     const MeshCase& place = case_at(one);
@@ -399,7 +430,8 @@ class MeshSearch {
             one.micro_batch};
   }
 
-  /// Bytes that no plan of the configuration is below: state, and activations as far as they are known.
+  /// Lower bound of the configuration's device memory: its state, plus activations if a plan has measured
+  /// them.
   std::int64_t bound_of(const Candidate& one, const Config& config) const {
     const MeshCase& place = case_at(one);
     const auto known = activations_.find(work_of(one));
@@ -411,8 +443,9 @@ class MeshSearch {
     return most;
   }
 
-  /// Plans the ranks of a configuration. `whole`: all of its micro-batches. Stops at the first rank that is
-  /// beyond the room where `stop` is given. `plan` gets the plan of the rank that it is about.
+  /// Plans the ranks of a configuration: all of its micro-batches if `whole`, else those of a trial. With
+  /// `stop` it ends at the first rank that exceeds the room. `plan` receives the plan of the rank whose peaks
+  /// are returned; it may be null.
   PlannedPeaks plan_ranks(const Candidate& one, const Config& config, bool whole, bool stop,
                           PlanResult* plan = nullptr) {
     const MeshCase& place = case_at(one);
@@ -449,7 +482,7 @@ class MeshSearch {
 
   static auto key_of(const Candidate& one) { return std::tuple(one.place, one.lever, one.micro_batch); }
 
-  /// The peaks of a trial, planned at most once. Throws what a run would refuse.
+  /// The peaks of a trial; each trial is planned at most once. Throws what a run would refuse.
   PlannedPeaks trial_peaks(const Candidate& one, bool all_ranks) {
     const auto found = peaks_.find(key_of(one));
     if (found != peaks_.end() &&
@@ -478,15 +511,15 @@ class MeshSearch {
       refuse(one, error.message());
       return Verdict::refused;
     }
-    // A candidate may have been planned already, for the sake of a larger micro-batch.
+    // A candidate may have a plan already, made to judge a larger micro-batch.
     if (!request_.exhaustive && peaks_.count(key_of(one)) == 0) {
       if (lacks_beside_.count(beside_of(one)) > 0) return Verdict::by_state;
       if (bound_of(one, config) > room_) {
         failures_.push_back({one, bound_of(one, config) - room_, false});
         return Verdict::by_activations;
       }
-      // Memory grows with the micro-batch, but offloaded state takes the main gradient along where one
-      // micro-batch makes the step.
+      // Memory grows with the micro-batch, with one exception: if one micro-batch makes the step, offloaded
+      // state takes the main gradient off the device.
       const std::int64_t smallest = case_at(one).micro_batches.front();
       const bool takes_gradient =
           levers_at(one).optimizer != OffloadTier::none && config.accumulation_steps == 1;
@@ -510,8 +543,8 @@ class MeshSearch {
     }
   }
 
-  // State that lives beside the device takes as much with any micro-batch, checkpointing and head, on every
-  // mesh whose ranks hold as much.
+  // Key of host memory and nvme. Micro-batch, checkpointing and head do not change them, nor does the mesh if
+  // its ranks hold as much.
   using Beside = std::tuple<int, ReductionPolicy, OffloadTier, OffloadTier, bool, int, double, double>;
   Beside beside_of(const Candidate& one) const {
     const MeshCase& place = case_at(one);
@@ -537,7 +570,8 @@ class MeshSearch {
     lacks_beside_.insert(beside_of(one));
   }
 
-  /// Counts a candidate as refused, and with it everything that takes less memory than it.
+  /// Counts a candidate as refused, together with the candidates that would be tried after it because they
+  /// take less memory.
   void refuse(const Candidate& one, const std::string& reason) {
     if (first_refusal_.empty()) first_refusal_ = case_at(one).mesh + ": " + reason;
     result_.counts.refused += 1 + static_cast<std::int64_t>(dearer_than(one).size());
@@ -547,8 +581,8 @@ class MeshSearch {
     return cases_[static_cast<std::size_t>(one.place)].dearer[static_cast<std::size_t>(one.lever)];
   }
 
-  /// False where the smallest micro-batch does not fit, so that no larger one does. What is refused with it
-  /// may be allowed with a larger one.
+  /// False if the smallest micro-batch does not fit; then no larger one does. If the smallest one is refused
+  /// the result is true, because a larger one may be allowed.
   bool smallest_fits(const Candidate& least) {
     Config config = config_of(least);
     try {
@@ -596,7 +630,7 @@ class MeshSearch {
     if (verdict == Verdict::by_micro_batch) ++counts.by_micro_batch;
   }
 
-  /// The next candidate whose seconds are exact, in ascending order. False: there is none below `limit`.
+  /// Takes the next candidate with exact seconds, in ascending order. Returns false if none is below `limit`.
   bool next(Candidate& one, double limit) {
     while (!queue_.empty()) {
       one = queue_.top();
@@ -614,7 +648,8 @@ class MeshSearch {
     return false;
   }
 
-  /// Queues what takes less memory and more time than a lever with any micro-batch, once.
+  /// Queues, once, the levers that take less memory and more time than the candidate's, with each
+  /// micro-batch.
   void expand(const Candidate& one) {
     const std::vector<int> levers = std::exchange(dearer_than(one), {});
     for (const int lever : levers) push_all(one.place, lever, one.lever);
@@ -622,7 +657,7 @@ class MeshSearch {
 
   std::vector<MeshTrial> first_that_fit() {
     std::vector<MeshTrial> fitting;
-    std::set<std::tuple<int, int>> found;  // case and stage of ZeRO
+    std::set<std::tuple<int, int>> found;  // pairs of a case and a ZeRO stage
     double limit = std::numeric_limits<double>::infinity();
     for (Candidate one; next(one, limit);) {
       if (found.count({one.place, levers_at(one).stage}) > 0) continue;
@@ -646,8 +681,7 @@ class MeshSearch {
     return fitting;
   }
 
-  /// Every configuration is planned, and those are returned that the pruned search finds if its bounds do not
-  /// err.
+  /// Plans every configuration, and returns those that the pruned search finds if its bounds are correct.
   std::vector<MeshTrial> all_that_fit() {
     std::vector<Candidate> all;
     for (Candidate one; next(one, std::numeric_limits<double>::infinity());) {
@@ -668,7 +702,8 @@ class MeshSearch {
     return fitting;
   }
 
-  /// Whole steps have the last word, since more micro-batches than a trial has may pack a little worse.
+  /// A plan of the whole step decides, because more micro-batches than those of a trial may need slightly
+  /// more memory.
   bool whole_step_fits(const Candidate& one) {
     const PlannedPeaks peaks = plan_ranks(one, config_of(one), true, false, &result_.plan);
     if (excess(peaks, room_) > 0) failures_.push_back({one, excess(peaks, room_), true});
@@ -677,12 +712,12 @@ class MeshSearch {
     return excess(peaks, room_) == 0;
   }
 
-  /// Seconds by the machine's simulation, in the parts of a StepCost.
+  /// Seconds by the machine's simulation, split as in StepCost.
   StepCost projected(const Candidate& one) {
     ProjectionRequest at = *request_.machine;
     at.plan = case_at(one).alone;
     at.plan.config = alone_config(one);
-    // The ranks of all stages share a node.
+    // The ranks of all stages share a node, so the number is that of the whole mesh.
     if (at.sharing == 0) {
       at.sharing = fit_.plan.ranks_per_node > 0 ? std::min(fit_.plan.ranks_per_node, fit_.plan.ranks)
                                                 : fit_.plan.ranks;
@@ -690,14 +725,14 @@ class MeshSearch {
     return with_schedule(one, projected_cost(at));
   }
 
-  /// Takes the fastest, by the machine where there is one.
+  /// Chooses the fastest candidate, by the machine's simulation if there is a machine.
   void choose(std::vector<MeshTrial>& fitting) {
     std::optional<ConfigurationError> refusal;
     for (std::size_t i = 0; i < fitting.size() && request_.machine; ++i) {
       try {
         fitting[i].seconds = projected(candidates_[i]).total();
       } catch (const ConfigurationError& error) {
-        // The machine's file lacks a figure, such as that of a disk.
+        // A figure is missing in the machine's file, such as that of a disk.
         if (!refusal) refusal = error;
         fitting[i].seconds = std::numeric_limits<double>::infinity();
       }
@@ -747,14 +782,14 @@ class MeshSearch {
       try {
         if (request_.machine) trial.seconds = projected(one).total();
       } catch (const ConfigurationError&) {
-        continue;  // the machine's file lacks a figure
+        continue;  // a figure is missing in the machine's file
       }
       take(std::move(trial));
     }
     room_ = fit_.budget;
   }
 
-  /// The failure that lacks least of those that `wanted` takes, planned on all ranks.
+  /// The failure with the fewest missing bytes among those that `wanted` accepts, planned on all ranks.
   template <typename Wanted>
   std::optional<MeshTrial> least_missing(const Wanted& wanted, int plans) {
     const auto more = [](const Failure& a, const Failure& b) {
@@ -778,7 +813,7 @@ class MeshSearch {
           ++planned;
         }
       } catch (const ConfigurationError&) {
-        continue;  // it is refused
+        continue;  // a run would refuse it
       }
       if (one.missing > 0 && (!best || one.missing < best->missing)) best = one;
     }
@@ -803,7 +838,8 @@ class MeshSearch {
       throw ConfigurationError("--mesh search: no mesh of " + std::to_string(fit_.plan.ranks) +
                                " ranks can be used; " + first_refusal_);
     }
-    // One configuration stood for all with the same state, where that alone was beyond the budget.
+    // If state alone exceeded the budget, one configuration represented all with that state. They are
+    // compared here.
     const Candidate nearest = chosen_;
     const auto state_of = [&](int lever) {
       const Levers& levers = case_at(nearest).levers[static_cast<std::size_t>(lever)];
@@ -844,19 +880,20 @@ class MeshSearch {
 
   const MeshSearchRequest& request_;
   const FitRequest& fit_;
-  std::int64_t room_ = 0;  ///< bytes of device memory
+  std::int64_t room_ = 0;  ///< bytes of device memory that a candidate may take
   ModelSpec spec_;
   std::int64_t samples_ = 0, given_micro_batch_ = 1;
   std::vector<MeshCase> cases_;
   std::priority_queue<Candidate, std::vector<Candidate>, std::greater<>> queue_;
   std::map<std::tuple<std::string, int, std::int64_t>, pipeline::PipelineSchedule> schedules_;
-  std::map<Work, std::vector<std::int64_t>> activations_;  ///< bytes, by index of the case's ranks
+  std::map<Work, std::vector<std::int64_t>> activations_;  ///< peak bytes of each rank of the case
   std::map<std::tuple<int, int, std::int64_t>, PlannedPeaks> peaks_;
-  std::map<std::tuple<int, int, std::int64_t>, bool> least_fits_;  ///< by case, lever and room
+  std::map<std::tuple<int, int, std::int64_t>, bool> least_fits_;  ///< by case, lever and room: the smallest
+                                                                   ///< micro-batch fits
   std::set<std::tuple<int, int, std::int64_t>> refused_;
-  std::set<Beside> lacks_beside_;  ///< whose host memory or nvme is beyond the budget
+  std::set<Beside> lacks_beside_;  ///< states whose host memory or nvme exceeds the budget
   std::vector<Failure> failures_;
-  std::vector<Candidate> candidates_;  ///< that fit
+  std::vector<Candidate> candidates_;  ///< the candidates of what fits, in the order of `fitting`
   Candidate chosen_;
   std::string first_refusal_;
   MeshSearchResult result_;

@@ -32,7 +32,7 @@ std::string peaks_text(const MeshTrial& one) {
   return text;
 }
 
-/// The parts of the seconds of a step.
+/// The parts that make up the seconds of a step.
 std::string parts_text(const StepCost& cost) {
   return fmt::format("{:.3g} computing, {:.3g} again, {:.3g} waiting for other ranks, {:.3g} for offload",
                      cost.compute, cost.recompute, cost.exposed, cost.offload);
@@ -57,7 +57,7 @@ std::string why_text(const MeshSearchRequest& request, const MeshSearchResult& r
   std::string text = fmt::format("the fastest that fits: {:.3g} s a step", result.chosen.seconds);
   if (request.machine) text += fmt::format(" in the simulation; {:.3g} by formula", cost.total());
   text += fmt::format(" ({})", parts_text(cost));
-  // Behind them are those that were run for the next best.
+  // Later entries were planned only to find the next best.
   const auto end =
       result.planned.begin() + std::min<std::int64_t>(result.counts.planned, std::ssize(result.planned));
   const auto faster = std::count_if(result.planned.begin(), end, [&](const MeshTrial& one) {
@@ -70,7 +70,7 @@ std::string why_text(const MeshSearchRequest& request, const MeshSearchResult& r
   return text;
 }
 
-/// "11 % slower, 3.20 GiB less".
+/// For example "11 % slower, 3.20 GiB less".
 std::string beside_choice(const MeshSearchResult& result, const MeshTrial& one, bool by_formula) {
   const double choice = by_formula ? result.chosen.trial.cost.total() : result.chosen.seconds;
   const double seconds = by_formula ? one.trial.cost.total() : one.seconds;
@@ -78,7 +78,7 @@ std::string beside_choice(const MeshSearchResult& result, const MeshTrial& one, 
   return fmt::format("{:.1f} % {}", percent < 0 ? -percent : percent, percent < 0 ? "faster" : "slower");
 }
 
-/// The part that takes most memory of a configuration which does not fit, and settings that would take less.
+/// The largest part of the memory of a configuration that does not fit, and settings that would need less.
 std::string room_text(const MeshSearchRequest& request, const MeshSearchResult& result) {
   const FitRequest& fit = request.fit;
   const TierAccount& device = result.plan.tier(Tier::device);

@@ -10,11 +10,11 @@ namespace tranche::planner {
 
 namespace {
 
-/// A unit's update is walked through in at most so many pieces: the tiles of a real one, or larger ones.
+/// The model divides a unit's update into at most this many steps: the real tiles, or larger ones.
 constexpr std::int64_t most_pieces = 64;
-/// The first micro-batch, one between, the last.
+/// The micro-batches of the model: the first, one in the middle, the last.
 constexpr std::int64_t walked_micro_batches = 3;
-/// Buffers of a step take so many bytes or a multiple of them.
+/// Buffers of a step are rounded up to a multiple of this many bytes.
 constexpr std::int64_t step_memory_rounding = 256;
 
 class Walk {
@@ -27,12 +27,12 @@ class Walk {
     update();
   }
 
-  /// Seconds that a step of so many tokens a micro-batch waits.
+  /// Seconds that a step waits if its micro-batches have `tokens` tokens.
   double exposed(double tokens) const {
     const std::int64_t walked = std::min(config_.accumulation_steps, walked_micro_batches);
     double waited = 0, now = 0, link = 0, disk = 0, out = weights_out_;
-    std::vector<double> ends;            // of visits that gathered
-    std::vector<std::int64_t> gathered;  // elements of those, and of the one that gathers now
+    std::vector<double> ends;            // end times of the visits that gathered
+    std::vector<std::int64_t> gathered;  // elements of these visits and of the current one
     for (std::int64_t m = 0; m < walked; ++m) {
       const bool last = m + 1 == walked;
       double waited_here = 0;
@@ -65,7 +65,7 @@ class Walk {
         }
       }
       if (last) waited_here += std::max(0.0, out - now);
-      // The micro-batches between the first and the last are alike.
+      // The micro-batches between the first and the last are equal, so one of them counts for all.
       const bool between = m == 1 && !last;
       waited += waited_here * (between ? static_cast<double>(config_.accumulation_steps - 2) : 1.0);
     }
@@ -118,7 +118,7 @@ class Walk {
  private:
   bool keeps() const { return config_.gather_for == GatherFor::step; }
   OffloadTier parameters() const { return config_.offload.parameters; }
-  /// Elements that the rank keeps the state of and whose weights are not on the device.
+  /// Elements whose state this rank holds and whose weights are not on the device.
   std::int64_t away(const OffloadUnit& unit) const {
     return parameters() == OffloadTier::none ? 0 : unit.kept - unit.whole;
   }
@@ -126,8 +126,9 @@ class Walk {
     return static_cast<double>(unit.kept * size_of(config_.precision.accumulation));
   }
 
-  /// The last of these is fetched while so many of them, itself included, are gathered: the next one however
-  /// large, others beyond it as the keys allow (ParameterGatherer::gather_ahead).
+  /// The number of gathered units, the last one included, while the last one of `gathered` is fetched. The
+  /// next unit is always fetched ahead, whatever its size; others follow as the keys allow
+  /// (ParameterGatherer::gather_ahead).
   std::size_t units_at_once(const std::vector<std::int64_t>& gathered) const {
     const auto depth = std::min(static_cast<std::size_t>(std::max(1, config_.depth)), gathered.size());
     std::size_t units = std::min<std::size_t>(depth, 2);
@@ -141,8 +142,9 @@ class Walk {
     return units;
   }
 
-  /// When each unit's new weights are where its next use finds them: tiles pass the disk, the update and the
-  /// copy one behind the other, in forward order, from the moment at which the norm is agreed (0).
+  /// Computes when each unit's new weights have arrived where their next use reads them. Tiles pass through
+  /// the disk, the update and the copy one after another, in forward order. Time 0 is when the ranks have
+  /// agreed on the norm.
   void update() {
     double disk = 0, updated = 0, copied = 0;
     const bool from_disk = config_.offload.optimizer == OffloadTier::nvme;
@@ -196,7 +198,7 @@ class Walk {
   const CostModel& rates_;
   const double weight_;
   std::vector<double> arrival_;
-  double weights_out_ = 0;  ///< the link out is busy with weights that the device updated
+  double weights_out_ = 0;  ///< end of the copies to the host of weights that the device updated
 };
 
 }  // namespace
@@ -204,7 +206,7 @@ class Walk {
 OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, double tokens,
                          const CostModel& rates) {
   OffloadCost cost;
-  double operations = 0;  // a token
+  double operations = 0;  // for one token
   for (const UnitVisit& visit : schedule.visits) operations += visit.operations;
   const auto micro_batches = static_cast<double>(config.accumulation_steps);
   cost.compute = operations * tokens * micro_batches / rates.operations;
@@ -218,7 +220,8 @@ OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, 
   cost.exposed = walk.exposed(tokens);
   const double roads = cost.busy.to_host + cost.busy.from_host + cost.busy.host_update + cost.busy.disk;
   if (roads > 0 && operations > 0) {
-    // Far beyond every road. The exposed time falls with the tokens to its value there.
+    // These are far beyond the tokens that any link needs. The exposed time falls with the tokens to its
+    // value there.
     constexpr double far = 1e6, near = 1e-6;
     double above = far * roads * rates.operations / operations;
     cost.least_exposed = walk.exposed(above);
@@ -234,7 +237,7 @@ OffloadCost offload_cost(const OffloadSchedule& schedule, const Config& config, 
     cost.break_even_tokens = std::numeric_limits<double>::infinity();
   }
   if (config.offload.activations && schedule.kept_inputs > 0) {
-    // Grows with the tokens as compute does: hidden at any number of them, or at none.
+    // This time grows with the tokens as compute does, so it is hidden at any number of them or at none.
     const auto rows = static_cast<std::int64_t>(std::ceil(tokens / static_cast<double>(schedule.row_ranks)));
     const std::int64_t input = schedule.input_bytes * rows;
     const std::int64_t moved =

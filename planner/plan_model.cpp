@@ -20,7 +20,7 @@ using detail::JsonNode;
 
 namespace {
 
-/// A sum of what is within this and one tensor does not overflow.
+/// Limits a tensor's elements, so that adding one tensor to a valid sum does not overflow.
 void require_planned(std::int64_t elements, const JsonNode& where) {
   if (elements <= models::most_parameters) return;
   where.fail(fmt::format("has too many parameters: models of more than {} are not planned",
@@ -35,7 +35,7 @@ Shape shape_of(const JsonNode& node) {
   }
 }
 
-/// Reads a list, unit by unit; every error names the file and the key.
+/// Reads a list of units; every error names the file and the key.
 class ListReader {
  public:
   ModelSpec read(const JsonNode& root) {
@@ -87,7 +87,7 @@ class ListReader {
   }
 
   ModelSpec spec_;
-  std::int64_t elements_ = 0, uses_ = 0;  ///< of all units so far
+  std::int64_t elements_ = 0, uses_ = 0;  ///< sums over the units that have been read
 };
 
 }  // namespace

@@ -22,7 +22,7 @@ using nlohmann::ordered_json;
 
 constexpr std::size_t listed_items = 12;
 
-/// "50.00 GB/s": of 10^9 bytes, as vendors count the speed of links; below 0.1 of them MB.
+/// For example "50.00 GB/s", in units of 10^9 bytes as vendors count the speed of links; MB/s below 0.1 GB/s.
 std::string link_speed(double bytes_per_second) {
   const double value = bytes_per_second / 1e9;
   if (value < 0.1) return fmt::format("{:.2f} MB/s", value * 1e3);
@@ -39,7 +39,7 @@ std::string operations_text(double operations) {
   return fmt::format("{:.3g}{}", operations, unit == 0 ? " FLOP" : units[unit]);
 }
 
-/// "1,234,567".
+/// For example "1,234,567".
 std::string grouped(std::int64_t value) {
   std::string text = std::to_string(value);
   for (auto at = static_cast<std::ptrdiff_t>(text.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
@@ -55,7 +55,7 @@ struct LiveGroup {
   std::int64_t bytes = 0;
 };
 
-/// Largest first.
+/// The entries in descending order of their values.
 template <typename Name>
 std::vector<LiveGroup> live_groups(const TierAccount& account, Name&& name) {
   std::map<std::pair<std::string, Category>, LiveGroup> groups;
@@ -73,7 +73,7 @@ std::vector<LiveGroup> live_groups(const TierAccount& account, Name&& name) {
   return list;
 }
 
-/// "backward h.11" is what the ledger keeps.
+/// Splits the ledger's label "backward h.11" into phase and unit.
 std::pair<std::string, std::string> phase_and_unit(const TierAccount& account) {
   const std::size_t space = account.peak_phase.find(' ');
   if (space == std::string::npos) return {account.peak_phase, ""};
@@ -165,8 +165,8 @@ std::string milliseconds(double seconds) {
   return fmt::format("{:.3g} ms", seconds * 1e3);
 }
 
-/// The bytes that move between tiers, how long that takes at the given rates, and from how many tokens on it
-/// is hidden.
+/// The bytes that move between tiers, the time of that at the given rates, and the number of tokens from
+/// which on it is hidden.
 std::string offload_rows(const PlanRequest& request, const PlanResult& result) {
   Config effective = request.config;
   validate_config(effective, request.ranks);
@@ -442,7 +442,7 @@ ordered_json plan_object(const PlanRequest& request, const PlanResult& result, s
   return document;
 }
 
-/// "optimizer cpu, parameters nvme"; empty where all is on the device.
+/// For example "optimizer cpu, parameters nvme"; empty if everything is on the device.
 std::string offload_text(const FitTrial& trial) {
   std::string text;
   if (trial.optimizer != OffloadTier::none) text = fmt::format("optimizer {}", name_of(trial.optimizer));
@@ -453,8 +453,8 @@ std::string offload_text(const FitTrial& trial) {
   return text;
 }
 
-/// The same, short: "cpu/nvme" are the optimizer's tier and the parameters', "+inputs" the kept inputs of
-/// blocks.
+/// A short form: in "cpu/nvme+inputs", cpu is the tier of the optimizer and nvme that of the parameters;
+/// "+inputs" stands for checkpointed inputs in host memory.
 std::string tiers_text(const FitTrial& trial) {
   if (offload_text(trial).empty()) return "-";
   return fmt::format("{}/{}{}", name_of(trial.optimizer), name_of(trial.parameters),

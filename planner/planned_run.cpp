@@ -31,7 +31,7 @@ void check(const PlanRequest& request) {
   }
 }
 
-/// True when two ranks of a stage hold parts of equal sizes, so that their plans are equal.
+/// True if two ranks of a stage hold parts of equal sizes, so that their plans are equal.
 bool alike(const detail::Placement& placement, int rank, int other) {
   for (int buffer = 0; buffer < static_cast<int>(placement.buffers().size()); ++buffer) {
     if (placement.buffer(buffer).empty() || !placement.holds(buffer, rank)) continue;
@@ -75,7 +75,7 @@ std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std:
   std::vector<std::vector<int>> classes;
   if (ranks.size() == 1) return {{0}};
   const detail::Placement placement = detail::place(planned_spec(request), config, request.ranks);
-  // Sizes do not tell how much a rank computes of tensors that a layout leaves whole.
+  // If a layout leaves tensors whole, their sizes do not show how much each rank computes of them.
   const bool comparable = config.layout.empty();
   for (int coordinate = 0; coordinate < static_cast<int>(ranks.size()); ++coordinate) {
     const int rank = ranks[static_cast<std::size_t>(coordinate)];
@@ -94,13 +94,13 @@ std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std:
 RuntimeOptions meta_options(const Config& config, DeviceKind device) {
   RuntimeOptions options = RuntimeOptions::from(config);
   options.device = DeviceKind::meta;
-  // The whole need is wanted, not where it ends.
+  // A plan measures the whole need, so that no limit may stop it.
   options.device_memory_limit = options.host_memory_limit = options.nvme_limit = 0;
   options.poison_memory = false;
   options.log_level = LogLevel::off;
-  // Options of real transports are reset.
+  // Options that choose a real transport do not apply to the meta communicator.
   options.device_transport = "auto";
-  // Sums of a host that cross to others count four bytes an element; GPUs exchange no such sums.
+  // CPU hosts send partial sums to other nodes in fp32, four bytes an element; GPUs send no partial sums.
   if (device == DeviceKind::cuda) options.collectives = "messages";
   options.inline_progress = false;
   return options;
@@ -147,7 +147,7 @@ int PlannedRun::evaluations() const {
 }
 
 int PlannedRun::steps() const {
-  // A step may begin at any length of a round.
+  // The lengths rotate through the steps, so that a step may begin at any of them.
   return lengths_.size() < 2 ? settling_steps + 1 : evaluations();
 }
 

@@ -1,5 +1,14 @@
 #pragma once
-/// A planned run: the real engine on the meta device, as one rank of any number, with its model.
+/// A planned run: the real engine with its model on the meta device, as one rank of any number of ranks.
+///
+/// The meta device allocates no memory and computes nothing, but its ledger and its meter count every buffer
+/// and every transfer. So the engine executes the same calls as a real run, and the plan has the same bytes:
+///
+///   step 1 records the order of units --> step 2 packs the step's memory --> step 3 is like all later steps
+///
+/// plan_run() (planner.cpp) reads ledger and meter after step 3; record_steps() adds a WorkRecorder and keeps
+/// the calls themselves, for the projection (projection.cpp). Batches of several lengths take more steps to
+/// settle.
 
 #include <cstdint>
 #include <memory>
@@ -13,39 +22,39 @@
 
 namespace tranche::planner {
 
-/// Steps after which memory and order are as in all that follow: the first records the order of units, the
-/// second is packed.
+/// Steps after which memory and order no longer change: the first records the order of units, the second
+/// packs its memory.
 inline constexpr int settling_steps = 2;
-/// Rounds of different lengths after which memory is as in all that follow: the first pass is not recorded,
-/// and a length that the second round finds beyond what was recorded is recorded there.
+/// Rounds of the lengths after which memory no longer changes. The first pass is not recorded; the second
+/// round records the lengths that need more than the recorded memory.
 inline constexpr int settling_rounds = 2;
 
 /// The request's configuration with every size filled in. Throws ConfigurationError for what a run would
 /// refuse.
 Config checked_config(const PlanRequest& request);
-/// The configuration asks for chains of sums, on a mesh that has some.
+/// True if the configuration asks for chains of sums and the mesh has the axis `tensor`.
 bool in_chains(const Config& config, int ranks);
 
-/// The model as the engine has it, with adapters.
+/// The model with its adapters, as the engine has it.
 ModelSpec planned_spec(const PlanRequest& request);
 
-/// Positions in `ranks`, which differ in the axis `tensor` alone, in classes of ranks whose plans are equal:
-/// they hold parts of equal sizes. With a Config::layout each rank is in a class of its own, because the
-/// sizes of whole tensors do not tell how much of them a rank computes. Throws as checked_config() and
-/// tensor_cuts().
+/// Positions in `ranks`, grouped into classes of ranks with equal plans; the ranks differ in the axis
+/// `tensor` alone. Ranks of a class hold parts of equal sizes. With a Config::layout each rank is in a class
+/// of its own, because the sizes of whole tensors do not show how much of them a rank computes. Throws as
+/// checked_config() and tensor_cuts() do.
 std::vector<std::vector<int>> equal_ranks(const PlanRequest& request, const std::vector<int>& ranks);
 
-/// Without limits, as the whole need is wanted and not where it ends.
+/// Options of a planned run: no limits, because a plan measures the whole need.
 RuntimeOptions meta_options(const Config& config, DeviceKind device);
 
-/// The model under the engine, whichever kind it is, on tokens that are nowhere. Its tensors are those that a
-/// run has for its micro-batches.
+/// The engine with its model (a language model or a list of units). Token buffers have the sizes of a run's,
+/// but their batches have no data.
 class PlannedRun {
  public:
   PlannedRun(Runtime& runtime, const PlanRequest& request, const Config& config);
 
   Engine& engine() noexcept { return engine_; }
-  /// Steps, and micro-batches of an evaluation, after which all that follow take memory as before.
+  /// The number of steps, and of an evaluation's micro-batches, after which memory no longer changes.
   int steps() const;
   int evaluations() const;
   /// Runs the micro-batches of one step.
@@ -53,16 +62,16 @@ class PlannedRun {
   void evaluate();
 
  private:
-  /// The next micro-batch, of the next length.
+  /// The next micro-batch; lengths rotate.
   models::TokenBatch batch();
 
   Engine engine_;
-  std::shared_ptr<const models::LanguageModel> language_;  ///< empty: a list of units
+  std::shared_ptr<const models::LanguageModel> language_;  ///< null for a list of units
   std::vector<std::int64_t> samples_;
   std::vector<std::int64_t> lengths_;
   std::size_t micro_batches_ = 0;
   bool documents_ = false;
-  std::vector<Buffer> tokens_;  ///< as a BatchFeeder has them
+  std::vector<Buffer> tokens_;  ///< the same buffers as those of a BatchFeeder
   Buffer staging_;              ///< used if the host cannot reach the device's memory
 };
 

@@ -31,7 +31,7 @@ std::map<std::string, TrafficCount> counts_of(const nlohmann::json& object) {
   return counts;
 }
 
-/// The notes among the lines of Engine::summary().
+/// The lines of Engine::summary() that are notes.
 std::vector<std::string> notes_of(const std::string& summary) {
   std::vector<std::string> notes;
   std::istringstream lines(summary);
@@ -44,7 +44,7 @@ std::vector<std::string> notes_of(const std::string& summary) {
   return notes;
 }
 
-/// Fills in the mesh, what goes along its axes, and what of that leaves the node.
+/// Fills in the mesh, the traffic on each of its axes, and the part of it that leaves the node.
 void take_axes(PlanResult& result, const PlanRequest& request, const Config& config,
                const nlohmann::json& by_axis) {
   result.mesh = Mesh::parse(config.mesh, request.ranks);
@@ -61,14 +61,15 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
     sent.bytes = number("bytes");
     sent.formula_elements = number("formula_elements");
     sent.formula_bytes = number("formula_bytes");
-    // State is sharded over the axis context, too.
+    // State is sharded over the axis context as well.
     const MeshAxis beside = axis == MeshAxis::shard ? MeshAxis::context : axis;
     const std::vector<int> group = result.mesh.group({axis, beside}, request.rank);
     sent.group = static_cast<int>(group.size());
     sent.elsewhere = static_cast<int>(std::count_if(
         group.begin(), group.end(), [&](int other) { return other / per_node != request.rank / per_node; }));
     if (axis == MeshAxis::pipeline) {
-      // To neighbours, and between the ends: how much of it crosses is not told apart.
+      // Messages go to neighbours and between the ends of the pipeline; the part that crosses nodes is not
+      // counted separately.
       if (sent.elsewhere > 0) {
         result.crossing_bytes += sent.bytes;
         result.crossing_exact = false;
@@ -77,7 +78,7 @@ void take_axes(PlanResult& result, const PlanRequest& request, const Config& con
     }
     result.crossing_bytes += sent.bytes_to_other_nodes();
     const bool alone = sent.elsewhere == sent.group - 1;
-    // Ranks of a node share what crosses in NCCL's rings.
+    // With NCCL's rings the ranks of a node share the bytes that cross.
     if (sent.elsewhere > 0 && !alone && request.device == DeviceKind::cuda) result.crossing_exact = false;
   }
 }
@@ -97,7 +98,7 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
       model, classes, mesh,
       detail::divide(model, config, mesh.size(MeshAxis::pipeline), mesh.size(MeshAxis::tensor)));
   result.padded_elements = placement.padded_elements();
-  std::map<std::tuple<int, int, int>, PlacedState> placed;  // frozen tensors last
+  std::map<std::tuple<int, int, int>, PlacedState> placed;  // frozen tensors are last
   for (int number = 0; number < static_cast<int>(placement.buffers().size()); ++number) {
     const detail::Placement::Buffer& buffer = placement.buffer(number);
     if (buffer.empty() || !placement.holds(number, request.rank)) continue;
@@ -115,9 +116,9 @@ void take_placement(PlanResult& result, const ModelSpec& model, const Config& co
   for (const auto& [key, state] : placed) result.placed.push_back(state);
 }
 
-/// The groups that an engine of this configuration makes beside those of the runtime (DataGroups): of the
-/// ranks that share heads of keys and values, of which there are fewer than ranks of the axis `tensor`; and
-/// of all ranks of a pipeline's stage, among which whole matrices have owners.
+/// The number of groups that an engine of this configuration creates beside the runtime's (DataGroups). One
+/// is for ranks that share heads of keys and values, if there are fewer heads than ranks of the axis
+/// `tensor`. One is for all ranks of a pipeline stage, which own whole matrices.
 std::size_t groups_of_engine(const PlanRequest& request, const Config& config) {
   const Mesh mesh = config.mesh_of(request.ranks);
   if (mesh.size(MeshAxis::tensor) == 1) return 0;
@@ -148,12 +149,12 @@ PlanResult plan_run(const PlanRequest& request) {
   Buffer host_staging;
   std::vector<Buffer> group_staging;
   if (request.device == DeviceKind::cuda && request.ranks > 1) {
-    // Ranks on GPUs also have the communicator through which they met.
+    // GPU ranks also have the communicator through which they were set up.
     host_staging =
         Buffer(runtime.memory(Tier::host), config.staging_bytes, Category::communication, "staging buffer");
-    // There each group has a staging buffer of its own, beside that of all ranks.
+    // With host staging each group has a staging buffer of its own, beside the one of all ranks.
     std::vector<const Communicator*> counted;
-    // The stages of a pipeline send each other messages, which take none.
+    // The pipeline group only carries messages, which need no staging buffer.
     for (const Communicator* group : {static_cast<const Communicator*>(&runtime.shard()),
                                       static_cast<const Communicator*>(runtime.replicas()),
                                       static_cast<const Communicator*>(runtime.pipeline_ends()),
@@ -184,7 +185,7 @@ PlanResult plan_run(const PlanRequest& request) {
   engine.begin_evaluation();
   for (int pass = 0; pass < run.evaluations(); ++pass) run.evaluate();
   (void)engine.end_evaluation();
-  // `tranche train` ends with these.
+  // `tranche train` computes this digest at its end.
   (void)engine.weights_digest();
   (void)engine.state_digest();
   for (const Tier tier : all_tiers) {

@@ -1,4 +1,4 @@
-// The search for the cheapest configuration that fits, on the mesh that is given.
+// The search for the cheapest configuration that fits, on a given mesh.
 
 #include <algorithm>
 #include <cmath>
@@ -21,11 +21,11 @@ namespace tranche::planner {
 
 namespace {
 
-/// A configuration that fits is run once more with this many before it is compared, since more may pack a
-/// little worse.
+/// A configuration that fits is planned again with up to this many micro-batches before it is compared, since
+/// they may need slightly more memory.
 constexpr std::int64_t most_run_micro_batches = 32;
 
-/// Bytes of a rank at their peaks.
+/// Peak bytes of one rank.
 struct Peaks {
   std::int64_t device = 0, host = 0, nvme = 0;
 };
@@ -35,7 +35,7 @@ class Search {
   explicit Search(const FitRequest& request)
       : request_(request), base_(request.plan.config), spec_(planned_spec(request.plan)) {
     validate_config(base_, request.plan.ranks);
-    // Ranks of the axis `tensor` may hold parts of different sizes, all of which have to fit.
+    // Ranks of the axis `tensor` may hold parts of different sizes, and each of them has to fit.
     const std::vector<int> parts =
         base_.mesh_of(request.plan.ranks).group({MeshAxis::tensor}, request.plan.rank);
     for (const std::vector<int>& alike : equal_ranks(request.plan, parts)) {
@@ -51,7 +51,7 @@ class Search {
     for (const Levers& levers : all_levers(request_, base_)) {
       candidates.emplace_back(cost(config_of(levers, micro_batches_.back())).total(), levers);
     }
-    // Candidates of equal cost are tried from the simplest on.
+    // Candidates of equal cost keep their order, simplest first.
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const auto& a, const auto& b) { return a.first < b.first; });
     FitResult result;
@@ -61,17 +61,18 @@ class Search {
       if (least_cost >= (request_.seconds ? too_dear : 1) * least_found) break;
       const std::tuple key(levers.stage, levers.reduction, levers.optimizer, levers.parameters);
       if (hopeless.count(key) > 0) continue;
-      // Where the formula gives the order alone, none that is left may be taken for dearer by it.
+      // If the formula only orders the trials, the search ends when no remaining candidate can be faster by
+      // it.
       if (request_.seconds && std::isfinite(least_found) && !may_take_less(levers, least_found)) continue;
       result.ladder.push_back(attempt(levers));
       FitTrial& trial = result.ladder.back();
-      // State that lives beside the device is the same with any micro-batch, checkpointing and head.
+      // Micro-batch, checkpointing and head do not change the memory of state in host memory or on nvme.
       const Peaks beside{0, trial.host, trial.nvme};
       if (trial.state_alone || (!levers.activations && !within(beside))) hopeless.insert(key);
       if (request_.seconds) trial.cost = trial.fits ? seconds_of(levers, trial.micro_batch) : StepCost{};
       if (trial.fits) least_found = std::min(least_found, trial.cost.total());
     }
-    // Whole steps of the choice have the last word, as many as it takes.
+    // A plan of the whole step decides whether the chosen configuration fits. This repeats until one does.
     for (;;) {
       result.chosen = best_of(result.ladder);
       FitTrial& chosen = result.ladder[result.chosen];
@@ -118,7 +119,8 @@ class Search {
            over(peaks.nvme, request_.nvme_budget);
   }
 
-  /// The cheapest that fits, the first of equals; else the nearest to it that was run.
+  /// The cheapest that fits, the first among equals; if none fits, the planned one that exceeds the budget
+  /// least.
   std::size_t best_of(const std::vector<FitTrial>& ladder) const {
     const auto rank = [this](const FitTrial& trial) {
       const auto beyond_all = static_cast<double>(excess({trial.peak, trial.host, trial.nvme}));
@@ -154,14 +156,15 @@ class Search {
     return request_.seconds(candidate);
   }
 
-  /// True where a configuration takes less than `seconds` with its largest micro-batch. Offload hides neither
-  /// what is computed nor what is waited for without it, so that few of those with offload are asked for.
+  /// True if a configuration takes less than `seconds` with its largest micro-batch. Offload hides neither
+  /// computation nor the waiting that exists without it; that bound excludes most offloaded configurations
+  /// without a simulation.
   bool may_take_less(const Levers& levers, double seconds) {
     const std::int64_t largest = micro_batches_.back();
     Levers resident = levers;
     resident.optimizer = resident.parameters = OffloadTier::none;
     resident.activations = false;
-    const bool one = config_of(levers, largest).accumulation_steps == 1;  // to both policies the same
+    const bool one = config_of(levers, largest).accumulation_steps == 1;  // then both policies are the same
     if (one) resident.reduction = all_policies(request_, base_).front();
     const auto [found, added] = resident_seconds_.try_emplace(
         {resident.stage, resident.reduction, resident.checkpoint_every, resident.vocabulary_chunk});
@@ -173,8 +176,8 @@ class Search {
     return (offloads ? seconds_of(levers, largest) : least).total() < seconds;
   }
 
-  /// The plan of the rank that is furthest beyond the budgets or has most device memory, and its rank; with
-  /// at most so many micro-batches to a step.
+  /// The plan of the worst rank (the most bytes beyond the budgets, else the most device memory) and that
+  /// rank. A step has at most `micro_batches` micro-batches.
   std::pair<PlanResult, int> plan(const Config& config, std::int64_t micro_batches) const {
     std::pair<PlanResult, int> most;
     for (const int rank : ranks_) {
@@ -231,7 +234,7 @@ class Search {
     }
     set(micro_batches_.front(), peaks_at(micro_batches_.front(), trial_micro_batches));
     if (!trial.fits) {
-      // Offloaded state takes the main gradient along where one micro-batch makes the step.
+      // If one micro-batch makes the step, offloaded state takes the main gradient off the device.
       const std::int64_t largest = micro_batches_.back();
       if (levers.optimizer == OffloadTier::none || micro_batches_.size() == 1 ||
           config_of(levers, largest).accumulation_steps > 1) {
@@ -244,7 +247,7 @@ class Search {
     // Memory grows with the micro-batch.
     std::size_t fitting = 0, beyond_budget = micro_batches_.size();
     while (beyond_budget - fitting > 1) {
-      // The largest first: it is often the answer.
+      // The search begins with the largest, which is often the answer.
       const std::size_t middle =
           beyond_budget == micro_batches_.size() ? beyond_budget - 1 : (fitting + beyond_budget) / 2;
       const Peaks peaks = peaks_at(micro_batches_[middle], trial_micro_batches);
@@ -255,7 +258,7 @@ class Search {
         set(micro_batches_[middle], peaks);
       }
     }
-    // More micro-batches than the trial's may pack a little worse.
+    // More micro-batches than those of the trial may need slightly more memory.
     for (bool smaller = false;; smaller = true, --fitting) {
       const std::int64_t micro_batch = micro_batches_[fitting];
       if (smaller || config_of(levers, micro_batch).accumulation_steps > trial_micro_batches) {
@@ -268,11 +271,11 @@ class Search {
   const FitRequest& request_;
   Config base_;
   ModelSpec spec_;
-  std::vector<int> ranks_;  ///< one of each class with equal plans
+  std::vector<int> ranks_;  ///< one rank of each class with equal plans
   Sizes sizes_;
   HeldState held_;
   std::vector<std::int64_t> micro_batches_;  ///< ascending
-  /// FitRequest::seconds with all on the device, by stage, policy, checkpointing and head.
+  /// FitRequest::seconds of configurations without offload, by stage, policy, checkpointing and head.
   std::map<std::tuple<int, ReductionPolicy, int, std::int64_t>, StepCost> resident_seconds_;
 };
 

@@ -1,3 +1,17 @@
+// The projection of recorded work: how project() derives the time of a step. Five files have a part.
+//
+//   record_steps.cpp  runs one rank, or one rank of each pipeline stage, on the meta device. A WorkRecorder
+//                     writes down each kernel, copy, disk transfer, collective and message, with its stream
+//                     (a lane), its sizes, and the earlier work for which it waits.
+//   work_cost.cpp     takes the seconds of this work from the machine's file, and its claims on cores.
+//   step_graph.cpp    turns the work of all recorded ranks into one graph of tasks, and links each send to
+//                     its receive, and the ranks of a collective to each other.
+//   simulation.cpp    runs the graph. A lane runs one task at a time; tasks that together claim more of a
+//                     resource than there is slow each other down.
+//   this file         finds in the last simulated step what the compute stream did and for what it waited.
+//
+// Two steps settle memory and order, three are recorded, and the last is evaluated. A step of many
+// micro-batches is extrapolated from two simulations that differ by one round of them (whole_step()).
 #include "tranche/planner/projection.h"
 
 #include <fmt/format.h>
@@ -21,10 +35,10 @@ namespace {
 using detail::RecordedWork;
 using detail::WorkKind;
 
-/// Steps that are simulated: those before the last fill the pipeline that it then finds.
+/// Steps that are simulated. The last one is evaluated; the earlier ones bring the streams to a steady state.
 constexpr int simulated_steps = 3;
-/// A step of more micro-batches for each stage of a pipeline costs as many times more of what lies between
-/// the last two that are simulated for each stage.
+/// Simulated micro-batches for each stage of a pipeline. Further ones each cost the difference that one more
+/// round of simulated ones makes.
 constexpr std::int64_t most_micro_batches = 4;
 
 enum class Role { compute, gather, reduce, message, offload, other };
@@ -52,8 +66,8 @@ Role role_of(const RecordedWork* work, const std::string& lane) {
   switch (work->kind) {
     case WorkKind::collective:
       if (work->detail == "step" || work->full_bytes == 0) return Role::other;
-      // Gradients as int8 blocks, and matrices that an optimizer updates whole, go from every rank to every
-      // other.
+      // These two exchanges reduce gradients as well: int8 blocks of gradients, and matrices that an
+      // optimizer updates whole.
       return work->name == "reduce_scatter" || work->name == "all_to_all" ? Role::reduce
              : work->name == "all_gather"                                 ? Role::gather
                                                                           : Role::other;
@@ -75,10 +89,10 @@ Role role_of(const RecordedWork* work, const std::string& lane) {
   return Role::other;
 }
 
-/// The last step of a simulated run, taken apart as one of its ranks sees it.
+/// Evaluates the last step of a simulated run from the view of one of its ranks.
 class Analysis {
  public:
-  /// `place`: of the rank in the graph.
+  /// `place`: the rank's place in the graph.
   Analysis(const StepGraph& graph, const std::vector<SimulatedSpan>& spans, int place)
       : graph_(graph), spans_(spans), place_(place) {
     bool behind = false;
@@ -98,7 +112,7 @@ class Analysis {
 
   double seconds() const { return end_ - begin_; }
 
-  /// Bytes that a node sends for the gathers, reductions and messages of the last step.
+  /// Bytes that a node sends in the last step for gathers, reductions and messages.
   double node_bytes() const {
     double bytes = 0;
     for (int i = begin_task_ + 1; i < end_task_; ++i) {
@@ -175,7 +189,7 @@ class Analysis {
     return work->name;
   }
 
-  /// False for what other stages do by themselves; a wait for that is a wait for their messages.
+  /// False for work of other stages only; the compute stream waits for that through a message.
   bool takes_part(int task) const {
     const auto at = static_cast<std::size_t>(task);
     if (graph_.place[at] == place_) return true;
@@ -186,7 +200,8 @@ class Analysis {
            members.end();
   }
 
-  /// The stream that computes stands still from `from` to `to`, for work that ends with `cause`.
+  /// Attributes the time from `from` to `to`, in which the compute stream waits for the task `cause`, to the
+  /// roles of the tasks that fill it.
   void wait(StepBreakdown& step, double from, double to, int cause) const {
     while (cause >= 0 && to > from) {
       const SimulatedSpan& span = spans_[static_cast<std::size_t>(cause)];
@@ -224,7 +239,7 @@ class Analysis {
   const std::vector<SimulatedSpan>& spans_;
   int place_;
   double begin_ = 0, end_ = 0;
-  std::vector<bool> behind_boundary_;  ///< by task: issued by Engine::step()
+  std::vector<bool> behind_boundary_;  ///< by task: true if Engine::step() issued it
   int begin_task_ = -1, end_task_ = -1;
 };
 
@@ -239,7 +254,7 @@ Simulated simulate_step(const ProjectionRequest& request, TraceRecorder* trace) 
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
   WorkCost costs(request, config);
-  // A rank of each stage of a pipeline; alone where there is none.
+  // One rank of each stage of the pipeline, or the request's rank alone.
   std::vector<RecordedRank> ranks;
   int own = 0;
   for (const int rank : config.mesh_of(request.plan.ranks).group({MeshAxis::pipeline}, request.plan.rank)) {
@@ -258,12 +273,12 @@ Simulated simulate_step(const ProjectionRequest& request, TraceRecorder* trace) 
           {costs.notes().begin(), costs.notes().end()}};
 }
 
-/// The same with another number of micro-batches, and of ranks.
+/// The request with another number of micro-batches and of ranks.
 ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batches, int ranks) {
   ProjectionRequest changed = request;
   Config effective = request.plan.config;
   validate_config(effective, request.plan.ranks);
-  // The order of a sum takes no time, and a last round that is short as much as a full one.
+  // Neither the order of a sum nor a short last round changes the time of a step, so both keys are reset.
   changed.plan.config.reduction = effective.reduction;
   changed.plan.config.world_size_invariant = false;
   changed.plan.config.micro_batch_size = effective.micro_batch_size;
@@ -271,7 +286,7 @@ ProjectionRequest with(const ProjectionRequest& request, std::int64_t micro_batc
   if (ranks != request.plan.ranks) {
     changed.plan.ranks = ranks;
     changed.plan.rank = 0;
-    // The mesh is for the others, and so are DeepSpeed's keys for its axes.
+    // The mesh and DeepSpeed's keys for its axes are those of several ranks.
     changed.plan.config.mesh.clear();
     changed.plan.config.tensor_ranks = changed.plan.config.context_ranks = 0;
     changed.plan.config.pipeline_stages = changed.plan.config.shard_size = 0;
@@ -293,14 +308,14 @@ StepBreakdown sum(const StepBreakdown& a, const StepBreakdown& b, double times) 
           a.other + times * b.other};
 }
 
-/// Whole steps, however many micro-batches they have.
+/// The time of a whole step. If it has many micro-batches, the simulation of fewer is extrapolated.
 Simulated whole_step(const ProjectionRequest& request, TraceRecorder* trace) {
   Config config = request.plan.config;
   validate_config(config, request.plan.ranks);
   const std::int64_t micro_batches = config.accumulation_steps;
   const std::int64_t stages = config.mesh_of(request.plan.ranks).size(MeshAxis::pipeline);
-  // A file is an order for its own number of micro-batches, and interleaved takes rounds of as many as there
-  // are stages.
+  // A schedule from a file has a fixed number of micro-batches; the schedule interleaved needs a multiple of
+  // the number of stages.
   const bool any_number = stages == 1 || pipeline::find_schedule(config.pipeline_schedule) != nullptr;
   const std::int64_t most = most_micro_batches * stages;
   const std::int64_t run = any_number && micro_batches > most ? most + micro_batches % stages : micro_batches;
@@ -355,7 +370,7 @@ Projection project(const ProjectionRequest& request, TraceRecorder* trace) {
   projection.tokens_per_second =
       static_cast<double>(config.train_batch_size * sequence) / projection.step.total();
   if (request.plan.ranks > 1) {
-    // The same rank with the same share of its node, and nobody to talk to.
+    // The same rank alone, with the same share of its node and without communication.
     ProjectionRequest alone = with(request, config.accumulation_steps, 1);
     const int on_node = request.plan.ranks_per_node > 0 ? request.plan.ranks_per_node : request.plan.ranks;
     alone.sharing = std::min(on_node, request.plan.ranks);

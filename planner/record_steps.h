@@ -1,5 +1,5 @@
 #pragma once
-/// Steps of a planned run as the work that they ask of streams and communicators.
+/// Records the work that steps of a planned run ask of streams and communicators.
 
 #include <memory>
 
@@ -8,14 +8,16 @@
 
 namespace tranche::planner {
 
-/// The places that record_steps() marks: a step's first micro-batch, Engine::step(), and its return.
+/// Names of the marks that record_steps() sets: before a step's first micro-batch, before Engine::step(), and
+/// after it.
 inline constexpr const char* step_mark = "step";
 inline constexpr const char* boundary_mark = "boundary";
 inline constexpr const char* end_mark = "end";
 
-/// Records what `steps` steps of the run ask of streams and communicators, as one rank on meta issues it,
-/// behind two steps that settle memory and order. A model of which only sizes are known computes what its
-/// formula says, in kernels named "units". Throws ConfigurationError for what a run would refuse.
+/// Runs one rank on the meta device and records what `steps` steps ask of streams and communicators, after
+/// two steps that settle memory and order. Only the sizes are known of a list of units, so its computation is
+/// recorded as kernels named "units" with the operations of its formula. Throws ConfigurationError for what a
+/// run would refuse.
 std::shared_ptr<detail::WorkRecorder> record_steps(const PlanRequest& request, int steps);
 
 }  // namespace tranche::planner

@@ -19,7 +19,7 @@ namespace tranche::planner {
 
 namespace {
 
-/// Length and idle time on paper.
+/// Fills in the length and idle time of the idealised step.
 void simulate(ScheduleChoice& choice, const PlanRequest& request) {
   Config config = request.config;
   validate_config(config, request.ranks);
@@ -76,7 +76,7 @@ std::vector<ScheduleChoice> schedule_choices(const PlanRequest& request, const s
       take_memory(choice, plan_stages(other, budget), budget);
       if (seconds) choice.seconds = seconds(other);
     } catch (const ConfigurationError& error) {
-      // Its number of micro-batches, chunks or cuts is not that of the request.
+      // The schedule does not allow the request's number of micro-batches, chunks or cuts.
       choice.refused = error.message();
     }
     choices.push_back(std::move(choice));

@@ -70,7 +70,7 @@ class Simulation {
     ready_[static_cast<std::size_t>(tasks_[static_cast<std::size_t>(index)].lane)].insert({now_, index});
   }
 
-  /// Returns whether anything runs.
+  /// Starts the next task of each idle lane. Returns whether any task runs.
   bool start_all() {
     bool any = false;
     for (std::size_t lane = 0; lane < ordered_.size(); ++lane) {
@@ -79,7 +79,9 @@ class Simulation {
         ready_[lane].erase(ready_[lane].begin());
         SimulatedSpan& span = spans_[static_cast<std::size_t>(index)];
         span.begin = now_;
-        if (since < now_) span.cause = lane_cause_[lane];  // the lane was busy
+        if (since < now_)
+          span.cause = lane_cause_[lane];  // the lane was busy, so the task before it is the
+                                           // cause
         running_[lane] = index;
         left_[lane] = std::max(0.0, tasks_[static_cast<std::size_t>(index)].seconds);
       }
@@ -111,7 +113,7 @@ class Simulation {
       if (running_[lane] < 0) continue;
       const double needed = left_[lane] * slower[lane];
       left_[lane] -= step / slower[lane];
-      // Tasks that end at this instant but for rounding end now.
+      // Tasks whose ends differ only by rounding end together.
       if (needed > step * (1 + 1e-12)) continue;
       finish(lane);
     }
@@ -131,12 +133,13 @@ class Simulation {
   const std::vector<bool>& ordered_;
   const std::vector<double>& capacities_;
   std::vector<SimulatedSpan> spans_;
-  std::vector<int> open_;  ///< by task: how many it still waits for
+  std::vector<int> open_;  ///< by task: number of tasks that it still waits for
   std::vector<std::vector<int>> followers_;
-  std::vector<std::set<std::pair<double, int>>> ready_;  ///< by lane: since when, which
-  std::vector<int> running_;                             ///< by lane
-  std::vector<double> left_;                             ///< by lane: seconds at full speed
-  std::vector<int> lane_cause_;                          ///< by lane: what it ran last
+  std::vector<std::set<std::pair<double, int>>> ready_;  ///< by lane: ready tasks, as time at which each was
+                                                         ///< ready and index
+  std::vector<int> running_;                             ///< by lane: index of the running task, or -1
+  std::vector<double> left_;                             ///< by lane: seconds left at full speed
+  std::vector<int> lane_cause_;                          ///< by lane: the task that ended last
   double now_ = 0;
   std::size_t done_ = 0;
 };

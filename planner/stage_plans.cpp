@@ -24,7 +24,7 @@ std::string count_of(std::int64_t count, const char* noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-/// The notes of all stages, each once.
+/// The notes of all stages without duplicates.
 std::vector<std::string> notes_of_stages(const std::vector<StagePlan>& plans) {
   std::vector<std::string> notes;
   for (const StagePlan& one : plans) {

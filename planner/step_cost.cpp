@@ -41,7 +41,7 @@ Sizes sizes_of(const ModelSpec& spec, bool language, const Config& config, int r
       sizes.shard += static_cast<double>(buffer.layout(0).shard_elements());
     }
     sizes.padded += padded;
-    // A list's units are gathered for each use, and once more for backward.
+    // A list's units are gathered for each use, and again for backward.
     sizes.gathered_a_pass +=
         padded * (language ? gathers[index] : 1 + spec.units()[index].uses_per_micro_batch);
     if (index == 1) sizes.block = padded;
@@ -59,7 +59,7 @@ double beyond(double seconds, double hidden_behind) {
   return std::max(0.0, seconds - hidden_behind);
 }
 
-/// Operations a token that are done a second time.
+/// Operations of recomputation, for one token.
 struct Again {
   double blocks = 0, head = 0;
 };
@@ -68,7 +68,8 @@ Again again_of(const models::LanguageModel& model, const Config& config, std::in
   const models::ModelShape shape = model.shape();
   Again again;
   if (config.activation_checkpointing) {
-    // Only the activations of a group's last block are computed again.
+    // The last block of a group is recomputed only for its activations, so that operations which only its
+    // output needs are skipped.
     const std::int64_t groups = divide_round_up(shape.layers, std::max(1, config.checkpoint_every));
     again.blocks = static_cast<double>(shape.layers) * model.block_operations(tokens_per_sample) -
                    static_cast<double>(groups) * model.skipped_operations();
@@ -82,18 +83,18 @@ Again again_of(const models::LanguageModel& model, const Config& config, std::in
   return again;
 }
 
-/// Ranks that share the work of a sample: those of the axes `context` and `tensor`.
+/// The number of ranks that share the work of a sample, on the axes `context` and `tensor`.
 int ranks_of_sample(const PlanRequest& request, const Config& config) {
   return config.mesh_of(request.ranks).size(MeshAxis::context) * tensor_ranks_of(request, config);
 }
 
-/// Tokens of a micro-batch that a rank computes.
+/// Tokens of a micro-batch that one rank computes.
 std::int64_t tokens_of_rank(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
   return config.micro_batch_size * spec.tokens_per_sample /
          config.mesh_of(request.ranks).size(MeshAxis::context);
 }
 
-/// Seconds of a micro-batch in which attention waits for what ranks of the axis `context` exchange.
+/// Seconds of a micro-batch in which attention waits for exchanges on the axis `context`.
 double seconds_of_sequences(const PlanRequest& request, const Config& config, const ModelSpec& spec,
                             const CostModel& rates) {
   const Mesh mesh = config.mesh_of(request.ranks);
@@ -103,7 +104,7 @@ double seconds_of_sequences(const PlanRequest& request, const Config& config, co
          (rates.over_context > 0 ? rates.over_context : rates.network);
 }
 
-/// Seconds of a micro-batch in which layers wait for the rows of the axis `tensor`.
+/// Seconds of a micro-batch in which layers wait for exchanges of rows on the axis `tensor`.
 double seconds_of_rows(const PlanRequest& request, const Config& config, const ModelSpec& spec,
                        const CostModel& rates) {
   const int ranks = tensor_ranks_of(request, config);
@@ -118,12 +119,12 @@ double seconds_of_rows(const PlanRequest& request, const Config& config, const M
          (rates.over_tensor > 0 ? rates.over_tensor : rates.network);
 }
 
-/// The work of a micro-batch that offloading can hide behind, unit by unit.
+/// The computation of a micro-batch that can hide offloading, unit by unit.
 std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& config, const ModelSpec& spec) {
   std::vector<UnitVisit> visits;
   const auto count = static_cast<int>(spec.units().size());
   if (!request.model.language) {
-    double uses = 0;  // elements, as often as they are used
+    double uses = 0;  // sum of elements times their uses
     const auto weight = [&](int u) {
       double elements = 0;
       for (const TensorSpec& tensor : spec.units()[static_cast<std::size_t>(u)].tensors) {
@@ -154,7 +155,7 @@ std::vector<UnitVisit> visits_of(const PlanRequest& request, const Config& confi
   visits.push_back({0, 0, true, false});
   for (int u = 1; u < past_blocks; ++u) visits.push_back({u, block / 3, true, false});
   visits.push_back({model.unit_of_head().index, head + again.head, true, !shape.tied_head});
-  // Recomputation of a group that does not stay gathered asks for its blocks on its own.
+  // If a group's weights do not stay gathered, recomputation gathers its blocks separately.
   const std::vector<int> gathers = spec.gathers_per_micro_batch(config);
   const int every = config.activation_checkpointing ? std::max(1, config.checkpoint_every) : 1;
   const double computed_again = again.blocks / layers;
@@ -204,11 +205,11 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   const int copies = shards == owners_of(config, request.ranks) ? 1 : replicas;
   const detail::Placement placement = detail::place(spec, config, request.ranks);
   std::vector<std::int64_t> trainable;  // padded elements of each trainable buffer
-  std::vector<std::size_t> unit_of;     // and its unit
-  std::vector<std::int64_t> kept;       // and the elements of it whose state this rank keeps
-  std::vector<std::int64_t> on_device;  // and those of them whose weights are whole on the device
-  std::vector<HomeSeeker> weights,
-      states;  // not those that are whole on the device; of each trainable buffer
+  std::vector<std::size_t> unit_of;     // the unit of each
+  std::vector<std::int64_t> kept;       // elements of each whose state this rank keeps
+  std::vector<std::int64_t> on_device;  // elements of `kept` whose weights are whole on the device
+  std::vector<HomeSeeker> weights;      // of buffers that are not whole on the device
+  std::vector<HomeSeeker> states;       // of each trainable buffer
   const std::unique_ptr<Optimizer> optimizer = make_optimizer(config);
   const detail::StateClasses classes =
       detail::classify(spec, ParameterGroups(config.group_rules, config.frozen), *optimizer);
@@ -220,14 +221,15 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
     for (const auto& buffer : placement.buffers_of_unit(static_cast<int>(u))) {
       const detail::FlatLayout& layout = placement.layout(number, request.rank);
       const std::int64_t whole = layout.padded_elements(), shard = layout.shard_elements();
-      if (!placement.holds(number++, request.rank)) continue;  // another stage of a pipeline does
+      if (!placement.holds(number++, request.rank)) continue;  // it belongs to another stage of the pipeline
       if (buffer.empty()) continue;
       const bool keeps =
           persistent.keeps(layout) || (config.stage == 3 && (buffer.stages.size() > 1 || buffer.sharers > 1));
       if (!buffer.frozen) {
         kept.push_back(config.stage == 0 ? whole : shard / copies);
         on_device.push_back(keeps ? kept.back() : 0);
-        // Ranks of the axis tensor, whose parts may differ in size, decide alike (Residency::assign_tiers).
+        // The parts of a buffer may differ in size between ranks of the axis `tensor`, but all decide by the
+        // largest (Residency::assign_tiers).
         std::int64_t largest = whole;
         for (const detail::FlatLayout& part : buffer.layouts) {
           largest = std::max(largest, part.padded_elements());
@@ -245,8 +247,8 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
       of.gathered += whole;
     }
   }
-  // A unit counts as one that moves when any of its buffers does; it keeps what moves, then, beside what
-  // stays.
+  // A unit counts as moving if any of its buffers moves. Then `kept` counts the buffers that move, and
+  // `stays` the others.
   const std::vector<bool> moves = detail::units_that_move(trainable, config.offload.ratio);
   for (std::size_t b = 0; b < trainable.size(); ++b) {
     if (!moves[b] || config.offload.optimizer == OffloadTier::none) continue;
@@ -269,7 +271,7 @@ OffloadCost offload_cost_of(const PlanRequest& request, const Config& config, co
   }
   choose_homes(config.offload, weights, states, schedule.units);
   schedule.state_bytes = master + detail::state_bytes_of_element(*optimizer);
-  if (optimizer->sums({}) > 0) schedule.passes = 2;  // those of the sums, and of the update
+  if (optimizer->sums({}) > 0) schedule.passes = 2;  // one pass for the sums, one for the update
   schedule.visits = visits_of(request, config, spec);
   for (UnitVisit& visit : schedule.visits) visit.operations /= ranks_of_sample(request, config);
   if (config.gather_for == GatherFor::step) {
@@ -328,8 +330,8 @@ StepCost cost_without_rows(const PlanRequest& request, const Config& config, con
   const double backward = (cost.compute * 2 / 3 + cost.recompute) / micro_batches * hides;
   const int owners = owners_of(config, request.ranks);
   const bool boundary = config.effective_reduction(owners) == ReductionPolicy::boundary;
-  // Replicas add their sums in fp32 each time, or once, and take each other's parts once a step: the sums, or
-  // the new weights.
+  // Replicas add their gradients in fp32 for each micro-batch or once a step. Once a step they also exchange
+  // their parts: the sums, or the new weights.
   const bool each_time = config.replica_sum == ReplicaSum::micro_batch;
   const double sum_of_replicas = over_replicas(DataType::float32);
   const double reduction = seconds(sizes.padded, config.precision.communication, config.quantized_gradients) +
@@ -339,7 +341,7 @@ StepCost cost_without_rows(const PlanRequest& request, const Config& config, con
       (each_time ? 0 : sum_of_replicas);
   const double reductions_before_last = boundary ? 0 : micro_batches - 1;
   if (config.stage == 3 && config.gather_for == GatherFor::step) {
-    // All of it in the first forward pass.
+    // All gathers are in the first forward pass.
     cost.exposed = beyond(weights(sizes.padded), config.depth > 1 ? forward : 0) +
                    reductions_before_last * beyond(reduction, backward) +
                    beyond(reduction + whole_sums, backward);
@@ -418,13 +420,13 @@ std::int64_t least_state_bytes(const Config& config, int ranks, const HeldState&
   if (config.offload.parameters == OffloadTier::none) {
     bytes = (config.stage < 3 ? held.whole : held.shard) * static_cast<double>(size_of(compute));
   }
-  // State that leaves the device takes the main gradient with it where one micro-batch makes the step.
+  // If one micro-batch makes the step, offloaded state takes the main gradient off the device.
   if (config.offload.optimizer == OffloadTier::none) {
     const bool beside = config.offload.parameters == OffloadTier::none;
     double master = compute == DataType::float32 ? 0 : 4;
     if (config.precision.master == MasterFormat::split && beside) master = 2;
     if (config.precision.master == MasterFormat::none) master = beside ? 0 : 2;
-    // Gradients and optimizer state may be shared by more ranks than the weights.
+    // More ranks may share gradients and optimizer state than share the weights.
     const double part = static_cast<double>(shards) / owners;
     bytes += (config.stage == 0 || boundary ? held.trained_whole : held.trained_shard * part) *
              static_cast<double>(size_of(config.precision.accumulation));

@@ -16,7 +16,7 @@ using detail::WorkRecorder;
 
 namespace {
 
-/// Puts the graphs of ranks beside each other, and then what joins them.
+/// Appends the graphs of all ranks, then links their messages and collectives.
 class Builder {
  public:
   Builder(const std::vector<RecordedRank>& ranks, WorkCost& costs) : ranks_(ranks), costs_(costs) {}
@@ -60,7 +60,7 @@ class Builder {
     for (std::size_t i = 0; i < recorder.work().size(); ++i) {
       const RecordedWork& work = recorder.work()[i];
       begun |= work.kind == WorkKind::mark;
-      if (!begun) continue;  // the settled part has passed
+      if (!begun) continue;  // the first mark begins the recorded steps
       SimulatedTask task;
       task.lane = first_lane + work.lane;
       for (const int before : work.after) {
@@ -76,7 +76,7 @@ class Builder {
         if (recorder.inline_compute() || work.lane != compute_lane) {
           task.seconds += launch;
         } else {
-          // The host issues it first, and runs ahead of the device.
+          // The host issues the kernel and runs ahead of the device.
           SimulatedTask issue;
           issue.lane = first_lane + WorkRecorder::host_lane;
           issue.seconds = launch;
@@ -89,7 +89,7 @@ class Builder {
     }
   }
 
-  /// Remembers what other ranks take part in.
+  /// Notes messages and collectives in which several ranks take part.
   void note_joined(const RecordedWork& work, int place, int task) {
     if (ranks_.size() == 1) return;
     if (work.kind == WorkKind::send || work.kind == WorkKind::receive) {
@@ -116,7 +116,7 @@ class Builder {
   }
 
   void join_messages() {
-    std::map<int, int> received;  // by send
+    std::map<int, int> received;  // receive of each send
     for (const auto& [pair, sends] : sends_) (void)receives_[pair];
     for (const auto& [pair, receives] : receives_) {
       const std::vector<int>& sends = sends_[pair];
@@ -133,7 +133,8 @@ class Builder {
     }
   }
 
-  /// All ranks come to a meeting, which takes no time, and behind it each does its part.
+  /// A collective begins when all of its ranks have reached it: a task of zero length joins them, and their
+  /// parts follow it.
   void join_collectives() {
     for (const auto& [group, tasks_of] : meetings_) {
       const std::vector<int>& places = std::get<0>(group);
@@ -169,8 +170,8 @@ class Builder {
   const std::vector<RecordedRank>& ranks_;
   WorkCost& costs_;
   StepGraph graph_;
-  std::map<std::pair<int, int>, std::vector<int>> sends_, receives_;  ///< by places: from, to
-  /// The tasks of each place, by places, ranks of the group and operation.
+  std::map<std::pair<int, int>, std::vector<int>> sends_, receives_;  ///< by pair of places: sender, receiver
+  /// The tasks of each place, by the places that meet, the size of the group, and the operation.
   std::map<std::tuple<std::vector<int>, int, std::string>, std::map<int, std::vector<int>>> meetings_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-/// Recorded work of one rank, or of a rank of each stage of a pipeline, as the tasks of one simulation.
-/// Private to planner/.
+/// Builds the tasks of one simulation from the recorded work of one rank, or of one rank of each pipeline
+/// stage. Private to planner/.
 
 #include <cstddef>
 #include <memory>
@@ -20,21 +20,23 @@ struct RecordedRank {
 };
 
 struct StepGraph {
-  std::vector<SimulatedTask> tasks;               ///< rank by rank, each in the order of issue
-  std::vector<const detail::RecordedWork*> work;  ///< by task; null: a launch, or a meeting
-  std::vector<int> place;                         ///< by task: its rank's place in the list of ranks
-  std::vector<double> launch;                     ///< by task: seconds of it that only start a kernel
-  std::vector<double> node_bytes;                 ///< by task: data that the node sends to others
+  std::vector<SimulatedTask> tasks;               ///< the tasks of each rank in the order of issue, one rank
+                                                  ///< after the other
+  std::vector<const detail::RecordedWork*> work;  ///< by task; null for a launch or the start of a collective
+  std::vector<int> place;                         ///< by task: index of its rank in the list of ranks
+  std::vector<double> launch;                     ///< by task: seconds of it that a kernel's launch takes
+  std::vector<double> node_bytes;                 ///< by task: bytes that the node sends to others
   std::vector<bool> ordered;                      ///< by lane
   std::vector<std::string> lanes;                 ///< by lane: its name
-  std::vector<int> ranks;                         ///< by place: its number in the run
+  std::vector<int> ranks;                         ///< by place: the rank's number in the run
   std::vector<int> compute_lane;                  ///< by place
-  std::vector<double> capacities;                 ///< of each rank's resources
+  std::vector<double> capacities;                 ///< by resource, rank after rank
 };
 
-/// The work behind the first mark of each rank. A message is there when its receive was posted, its send was
-/// issued and its time has passed, and then the sender has its memory back. Ranks that are in one group begin
-/// its collectives together. Refers to the recorders' work. Throws LogicError where the ranks do not match.
+/// Builds the graph of the work after each rank's first mark. A message arrives when its receive is posted,
+/// its send is issued and its time has passed; then the sender may reuse its memory. Ranks of one group begin
+/// its collectives together. The graph refers to the recorders' work. Throws LogicError if the ranks'
+/// messages or collectives do not match.
 StepGraph graph_of(const std::vector<RecordedRank>& ranks, WorkCost& costs);
 
 }  // namespace tranche::planner

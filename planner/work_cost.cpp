@@ -39,7 +39,7 @@ WorkCost::WorkCost(const ProjectionRequest& request, const Config& config)
     const double cores_each = static_cast<double>(machine_.cores) / sharing_;
     cores_ = std::max(1.0, cores_each);
     threads_ = std::min(static_cast<double>(threads), cores_);
-    // Fewer cores than a measured share had: its rates in proportion.
+    // If a rank has fewer cores than the measured share had, its rates fall in proportion.
     slower_ = share_.threads / std::min(threads_, cores_each);
     if (slower_ != 1) {
       notes_.insert(fmt::format("rates of {} threads taken in proportion for {:g} on each of {} ranks",
@@ -67,7 +67,7 @@ double WorkCost::seconds(const RecordedWork& work, int rank, const std::string& 
     case WorkKind::collective:
       return work.ranks < 2 ? 0 : collective_seconds_of(work, placed(work), work.full_bytes, claims);
     case WorkKind::receive:
-      // Two ranks that gather the bytes of both send each other a message of half as many.
+      // If two ranks gather, each sends the other a message of half of the bytes.
       return collective_seconds_of(work, placed_message(work, rank), 2 * work.full_bytes, claims);
     case WorkKind::disk_read:
     case WorkKind::disk_write:
@@ -120,7 +120,8 @@ double WorkCost::kernel_seconds(const RecordedWork& work) {
   if (machine_.measured()) {
     notes_.insert(fmt::format("kernel {} was not measured: taken at the speed of memory", work.name));
   }
-  // Bandwidth, or the rate of large products where the kernel is made of such (attention).
+  // Without a measurement the rate is memory bandwidth, or that of large GEMMs if the kernel consists of them
+  // (attention).
   const double moved = (product.m > 0 ? work.bytes_written : bytes(work)) / share_.memory_bytes_per_second;
   if (product.m > 0) return seconds + moved;
   double fastest = 0;
@@ -146,14 +147,15 @@ double WorkCost::copy_seconds(const RecordedWork& work, const std::string& lane,
 WorkCost::Placed WorkCost::placed(const RecordedWork& work) const {
   const bool all = work.ranks == ranks_;
   const int inside = all ? std::min(ranks_per_node_, work.ranks) : work.ranks_on_node;
-  // Barriers are small. The other ranks of the node are in groups of their own.
+  // A barrier takes as long as a small all_gather. The other ranks of the node do the same in groups of their
+  // own.
   return {work.name == "barrier" ? "all_gather" : work.name, inside,
           all ? 1 : std::max(1, ranks_per_node_ / inside)};
 }
 
 WorkCost::Placed WorkCost::placed_message(const RecordedWork& work, int rank) const {
   const bool same_node = work.members->front() / ranks_per_node_ == rank / ranks_per_node_;
-  // Every rank of a stage sends at the same time as its peers of the same stage on the node.
+  // All ranks of a stage on a node send at the same time.
   return {"all_gather", same_node ? 2 : 1, std::max(1, ranks_per_node_ / work.ranks_on_node)};
 }
 

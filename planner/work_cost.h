@@ -13,33 +13,33 @@
 
 namespace tranche::planner {
 
-/// The resources of a rank in a simulation: cores, and the disk.
+/// The resources of a rank in a simulation: cores and disk.
 enum RankResource { cores, disk_resource, rank_resources };
 
 /// Refers to the request and the configuration, which must outlive it.
 class WorkCost {
  public:
-  /// Throws ConfigurationError where ranks on several nodes have no network between them.
+  /// Throws ConfigurationError if ranks are on several nodes and no network is given.
   WorkCost(const ProjectionRequest& request, const Config& config);
 
-  /// Bytes of data that the rank's node sends to others for a collective or a message.
+  /// Bytes that the rank's node sends to others for a collective or a message.
   double node_bytes(const detail::RecordedWork& work, int rank) const;
   /// The capacity of the resource `cores`.
   double core_capacity() const { return on_cpu_ ? cores_ : 1; }
-  /// Seconds in which a kernel starts.
+  /// Seconds of a kernel launch.
   double launch() const { return share_.launch_seconds; }
-  /// Figures that were not measured, and where they come from.
+  /// Figures that were not measured, and their sources.
   const std::set<std::string>& notes() const { return notes_; }
-  /// Seconds of work of a rank beside its launch; the resources that it claims go to `claims`. Throws
-  /// ConfigurationError where the machine has no figures for it.
+  /// Seconds of a rank's work without its launch; adds the resources that it claims to `claims`. Throws
+  /// ConfigurationError if the machine lacks figures for it.
   double seconds(const detail::RecordedWork& work, int rank, const std::string& lane,
                  std::vector<Claim>& claims);
 
  private:
   struct Placed {
     std::string operation;
-    int inside;  ///< ranks of the group on a node
-    int groups;  ///< that do the same at the same time on it
+    int inside;  ///< ranks of the group on one node
+    int groups;  ///< groups on the node that do the same at the same time
   };
   double kernel_seconds(const detail::RecordedWork& work);
   double copy_seconds(const detail::RecordedWork& work, const std::string& lane, std::vector<Claim>& claims);

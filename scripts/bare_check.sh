@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The README's commands on a bare Debian 12: makes one in a folder (debootstrap, the smallest variant), clones a commit into it,
-# runs there what the README's section "Two commands" says, word for word and with no variable inherited, and prints how long each took.
-# Needs root, debootstrap, and apt sources of Debian 12, whose mirror and ways to it (proxy) are used. Cleans up in any case.
+# Runs the README's commands on a bare Debian 12: creates one in a folder (debootstrap, the smallest variant), clones a commit into it,
+# runs the commands of the README's section "Two commands" word for word without inherited variables, and prints their durations.
+# Needs root, debootstrap, and apt sources of Debian 12, whose mirror and proxy are used. Cleans up in any case.
 #   scripts/bare_check.sh [--keep] [--folder DIR] [--commands] [COMMIT]
-#     COMMIT        what is cloned (HEAD)
-#     --folder DIR  where the system is made, some 4 GB: a folder that is empty or not there (one in TMPDIR or /tmp)
-#     --keep        leaves the system there
-#     --commands    only prints the commands that COMMIT's README has
-# Exit status: 0 all commands ended with 0, 1 one did not or there is no such system, 2 usage or something is missing.
+#     COMMIT        commit to clone (HEAD)
+#     --folder DIR  folder of the system, which takes some 4 GB; it must be empty or not exist (default: a new one in TMPDIR or /tmp)
+#     --keep        does not remove the system
+#     --commands    only prints the commands in COMMIT's README
+# Exit status: 0 all commands ended with 0, 1 a command failed or the system could not be created, 2 usage or something is missing.
 set -euo pipefail
 release=bookworm
 repository=$(cd "$(dirname "$0")/.." && pwd)
@@ -48,7 +48,7 @@ sources=$(apt-get indextargets --format 'deb $(SITE) $(RELEASE) $(COMPONENT)' 'C
 mirror=$(sed -n "s/^deb \([^ ]*\) $release main\$/\1/p" <<< "$sources" | head -n 1)
 [ -n "$mirror" ] || { echo "bare_check: this machine's apt has no source of $release main, whose mirror would be used" >&2; exit 2; }
 
-# Mounts are in a namespace of this process, so that they end with it however it ends.
+# Mounts are in a mount namespace of this process, so that they disappear with it in any case.
 if [ "${TRANCHE_BARE_MOUNTS:-}" != own ]; then
   arguments=("$commit")
   [ $keep = no ] || arguments+=(--keep)
@@ -95,7 +95,7 @@ if ! debootstrap --variant=minbase "$release" "$folder" "$mirror" > "$folder.log
   exit 1
 fi
 rm -f "$folder.log"
-# apt reaches the mirror in the ways of this machine; nothing else of it is taken over.
+# apt uses the mirror and proxy of this machine; nothing else of the machine is used.
 echo "$sources" > "$folder/etc/apt/sources.list"
 apt-config dump | grep -E '^Acquire::' > "$folder/etc/apt/apt.conf.d/99bare-check" || true
 for scheme in http https; do
@@ -120,7 +120,7 @@ for command in "${commands[@]}"; do
   echo "== $command"
   begin=$(date +%s.%N)
   status=0
-  # In a namespace of processes, none of which outlives the command.
+  # The command runs in a PID namespace, so that none of its processes outlives it.
   unshare --pid --fork --kill-child --mount-proc="$folder/proc" chroot "$folder" /usr/bin/env -i \
     PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb /bin/bash -c "cd ~/tranche && $command" &
   running=$!

@@ -26,7 +26,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# The denominators of the fractions. A key that a bench prints and that is none of these is kept as a figure only.
+# The denominators of the fractions. Other keys that a bench prints are only recorded as figures.
 FLOORS = {
     "share": "rate of the fastest square products of this dtype, same threads",
     "of_copy": "bandwidth of the same threads' copy",
@@ -49,7 +49,7 @@ FLOORS = {
 
 
 class Bench:
-    """One program: its arguments, those of the smoke run, the keys it must print, and whether it is Google Benchmark's."""
+    """One bench program: its arguments, those of the smoke run, the keys that it must print, and whether it uses Google Benchmark."""
 
     def __init__(self, name, arguments, smoke, keys, google=False, ranks=0, disk=False):
         self.name, self.arguments, self.smoke, self.keys = name, arguments, smoke, keys
@@ -116,7 +116,7 @@ def number(text):
 
 
 def google_figures(path):
-    """{case: {counter: number}} of Google Benchmark's JSON; seconds of a call as `seconds`."""
+    """{case: {counter: number}} from Google Benchmark's JSON; the seconds of a call have the key `seconds`."""
     figures = {}
     known = {"family_index", "per_family_instance_index", "repetitions", "repetition_index", "threads", "iterations",
              "real_time", "cpu_time", "bytes_per_second", "items_per_second"}
@@ -131,7 +131,7 @@ def google_figures(path):
 
 
 def printed_figures(text):
-    """{case: {key: number}} of lines of key=value; what is no number names the case."""
+    """{case: {key: number}} from lines of key=value; values that are not numbers name the case."""
     figures = {}
     for line in text.splitlines():
         pairs = re.findall(r"(\S+?)=(\S+)", line)

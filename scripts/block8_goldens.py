@@ -28,7 +28,7 @@ def hashed(codes):
 
 
 def values(signed):
-    """Over 24 powers of two in each block, and blocks of different sizes."""
+    """Values over 24 powers of two in each block, and blocks of different sizes."""
     drawn = draw(8 if signed else 9, DRAWS)
     return [(x if signed else abs(x)) * 2.0 ** (-(i % 24) - i // 256 % 11) for i, x in enumerate(drawn)]
 

@@ -17,5 +17,5 @@ done
 
 export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$PWD} CCACHE_NOHASHDIR=${CCACHE_NOHASHDIR:-1}
 
-# cached NAME FOLDER: the value of a variable in a folder's CMakeCache.txt; nothing where there is none
+# cached NAME FOLDER: the value of a variable in a folder's CMakeCache.txt; empty if there is none
 cached() { sed -n "s/^$1:[A-Z]*=//p" "$2/CMakeCache.txt" 2> /dev/null || true; }

@@ -78,7 +78,8 @@ def place(path):
 
 
 def edge(output, rule, objects):
-    """Returns (kind, folder, target, source) of a command of the build. `rule` and `objects` are "" where no build.ninja tells them."""
+    """Returns (kind, folder, target, source) of a command of the build. `rule` and `objects` are "" if build.ninja does not contain them.
+    """
     found = OBJECT.match(output) if output.endswith((".o", ".obj", ".gch")) else OBJECT.match(objects)
     folder, target, source = (found[1] or "", found[2], found[3] or "") if found else (os.path.dirname(output), "", "")
     if folder == "tests/headers" or folder.startswith("tests/headers/"):

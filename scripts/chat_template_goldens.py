@@ -76,7 +76,7 @@ CASES = [
     "{% set system = messages[0].content if messages[0].role == 'system' else '' %}{% set rest = messages[1:] if system else messages %}{{ system }}{% for m in rest %}{{ loop.index }}{{ m.role }}{% endfor %}",
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
     "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
-    # What a reader that is wrong in one place would write otherwise: each of these found such a fault.
+    # Each of these cases found a fault in a reader of templates that was wrong in one place.
     "{% for i in list if i > 5 %}x{% else %}none{% endfor %}", "{{ 3 > 1 < 2 }} {{ 1 < 3 > 2 }} {{ 1 == 1 != 2 }}",
     "{% macro f(a, b=a) %}<{{ a }}{{ b }}>{% endmacro %}{{ f(1) }}", "{% for a, b in [[1, 2, 3]] %}{% endfor %}", "{% set a, b = (1, 2, 3) %}",
     "{{ {'a': 1, 'b': 2, 'a': 3} }}", "{% if n > 9 %}a{% elif n > 8 %}b{% else %}c{% endif %}",

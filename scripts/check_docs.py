@@ -29,13 +29,13 @@ SOURCES = {".h", ".hpp", ".cpp", ".inl", ".cu", ".cuh", ".cmake", ".py", ".sh"}
 
 
 def slug(heading):
-    """The anchor that GitHub makes of a heading."""
+    """The anchor that GitHub generates for a heading."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").strip().lower()
     return re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
 
 
 def lines_of(text):
-    """(number, line, info of the fence that the line is in or None); fences themselves are left out."""
+    """(number, line, info string of the fence around the line or None); the fence lines themselves are left out."""
     fence = None
     for number, line in enumerate(text.split("\n"), 1):
         if line.startswith("```"):
@@ -56,7 +56,7 @@ def anchors(text):
 
 
 def blocks(text, language):
-    """(number of the line, comment in front or None, lines) of each block of a language."""
+    """(line number, preceding comment or None, lines) of each block in a language."""
     lines = text.split("\n")
     for number, line in enumerate(lines):
         if line != f"```{language}":
@@ -72,7 +72,7 @@ def strip_indentation(lines):
 
 
 def is_of(block, source):
-    """Whether the block's parts, between lines `// ...`, stand in the source one after the other."""
+    """Whether the parts of the block, which lines `// ...` separate, occur in the source one after the other."""
     parts = [[]]
     for line in block:
         if line.strip() == "// ...":
@@ -91,7 +91,7 @@ def is_of(block, source):
 
 
 def names_in(readme):
-    """The names that a README has in backticks, file suffixes left out."""
+    """The names in backticks in a README, without file suffixes."""
     words = re.findall(r"[\w*+.-]+/?", " ".join(re.findall(r"`([^`]+)`", re.sub("``+", "", readme))))
     return {word[:-len(pathlib.PurePosixPath(word).suffix)] if pathlib.PurePosixPath(word).suffix in SOURCES else word for word in words}
 
@@ -152,7 +152,7 @@ class Check:
                 self.problems.append(f"{page}:{number}: this is not JSON: {error}")
 
     def groups(self):
-        """What the README of a folder leaves out."""
+        """Reports the groups of files that a folder's README leaves out."""
         readmes = {posixpath.dirname(file): names_in(self.text(file)) for file in self.files if file.endswith("/README.md")}
         missing = set()
         for file in self.files:

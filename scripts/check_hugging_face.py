@@ -48,7 +48,7 @@ def tranche(*arguments):
 
 
 def loss_of(folder, source, config, windows):
-    """Of tranche: mean loss over the windows of a file, in fp32."""
+    """The mean loss over the windows of a file, computed by tranche in fp32."""
     report = folder / "evaluation.json"
     tranche("evaluate", "--from", source, "--model", config, "--data", windows, "--validation-data", windows, "--sequence",
             SEQUENCE, "--dtype", "fp32", "--report", report)
@@ -76,7 +76,7 @@ def our_tokens(source, prompt):
 
 
 def compare(name, folder, model, ours, config, windows, context):
-    """A model of theirs and a checkpoint or folder of ours."""
+    """Compares a transformers model with a checkpoint or folder of ours."""
     data = windows.read_bytes()
     mine, theirs = loss_of(folder, ours, config, windows), their_loss(model, data)
     check(abs(mine - theirs) < 1e-5, f"{name}: loss {mine:.7f} here, {theirs:.7f} there, apart {abs(mine - theirs):.1e}")
@@ -85,7 +85,7 @@ def compare(name, folder, model, ours, config, windows, context):
 
 
 def exported(folder):
-    """A trained checkpoint of ours, opened there."""
+    """Checks that transformers can open a checkpoint that was trained here."""
     config = folder / "model.json"
     config.write_text(json.dumps({
         "model_type": "gpt2", "n_layer": 3, "n_head": 3, "n_embd": 48, "n_inner": 80, "vocab_size": 256, "n_positions": 64,
@@ -110,7 +110,7 @@ def exported(folder):
 
 
 def imported(folder):
-    """A model of theirs with random weights, imported here and exported again."""
+    """Checks a transformers model with random weights, imported here and exported again."""
     torch.manual_seed(7)
     config = transformers.GPT2Config(n_layer=2, n_head=4, n_embd=36, vocab_size=256, n_positions=64, initializer_range=0.2)
     theirs = transformers.GPT2LMHeadModel(config).eval()
@@ -127,7 +127,7 @@ def imported(folder):
 
 
 def tokenized(folder):
-    """A folder with a tokenizer of theirs: text in, text out."""
+    """Checks a folder with a transformers tokenizer, from text to text."""
     words = TEXT.decode() + "na\u00efve caf\u00e9s, isn't it?  They've 12\u00bd \u4e2d\u6587 \U0001f600\n" * 50
     tokenizer = ByteLevelBPETokenizer(add_prefix_space=False)
     tokenizer.train_from_iterator(words.splitlines(True), vocab_size=700, min_frequency=2, special_tokens=["<|endoftext|>"])

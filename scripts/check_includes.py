@@ -11,32 +11,32 @@ import pathlib
 import re
 import sys
 
-# Folders of one layer do not know each other.
+# Folders of the same layer may not include each other.
 LAYERS = [
     ["core"], ["device", "partition", "schedule"], ["kernels"], ["comm", "optim", "offload"], ["checkpoint", "config"], ["engine"], ["pipeline"],
     ["report", "models"], ["training"], ["planner"], ["tools"], ["libtorch"],
 ]
 LAYER = {folder: number for number, folders in enumerate(LAYERS) for folder in folders}
-# A folder within another one that is a layer of its own: integers and text, which engine, planner and tools read too.
+# A folder inside another one that is a layer of its own: integers and text, which the engine, planner and tools include too.
 WITHIN = {"pipeline/schedule/": "schedule/"}
-# Above all layers: they may include everything but each other, and speak MPI where they play the user's part.
+# These are above all layers: they may include everything but each other, and call MPI where they act as the user's program.
 OUTSIDE = ["tests", "bench", "examples"]
-# The models are written as a user's own would be; they read files of others, for which core/ has what is needed.
+# The models use only what a user's own model can use; they read files of other programs with the help of core/.
 MODELS_MAY = ["core", "device", "partition", "kernels", "comm", "config", "engine", "pipeline", "models"]
-# The adapters are written as a user's own program would be, in public headers alone (libtorch.h, libtorch/).
+# The adapters use only what a user's own program can use, and consist of public headers (libtorch.h, libtorch/).
 ADAPTERS = ["libtorch"]
-# The folders that a user's own model and training loop are written with.
+# The folders whose headers a user's own model and training loop need.
 UMBRELLA_MAY = ["core", "kernels", "config", "engine", "report"]
 PUBLIC = "include/tranche/"
-# Headers that CMake writes into the build folder.
+# Headers that CMake generates in the build folder.
 GENERATED = ("kernels/built_with.h",)
-# The engine's façade knows its parts; they do not know it.
+# The engine's façade includes the engine's parts, never the reverse.
 FACADE = ["tranche/engine/engine.h", "engine/engine_impl.h"]
 FACADE_FILES = ["engine/engine.cpp", "engine/engine_*", "engine/engine.h", "engine/check_gradients.cpp", "engine/step_guard.h"]
 SUFFIXES = {".h", ".hpp", ".cuh", ".inl", ".c", ".cpp", ".cu"}
 HEADERS = {".h", ".hpp", ".cuh", ".inl"}
 
-# (name, headers it means, files that may include them)
+# (name, matching headers, files that may include them)
 LIBRARIES = [
     ("MPI", ["mpi.h", "mpi-ext.h", "mpi/*"], ["comm/mpi*", "comm/*/mpi*", "tests/*", "bench/*", "examples/*"]),
     ("NCCL", ["nccl*.h", "nccl_device/*"], ["comm/nccl*", "tests/comm/nccl*", "tests/probe/nccl*", "tests/cuda_emulation/*"]),
@@ -47,16 +47,16 @@ LIBRARIES = [
     ("LibTorch", ["torch/*", "ATen/*", "c10/*"], ["libtorch.h", "libtorch/*", "tests/libtorch/*", "examples/libtorch*", "bench/libtorch*"]),
     ("liburing", ["liburing*"], ["offload/*", "tests/offload/*", "bench/raw_io*"]),
 ]
-# Each costs every file that includes it a second or more to compile.
+# Each of these headers costs every file that includes it a second or more of compile time.
 HEAVY = ["nlohmann/json.hpp", "spdlog/*", "fmt/*"]
 
 # Names of the CUDA and NCCL interfaces, wherever they are declared.
 CUDA_NAME = re.compile(r"\b(cuda[A-Z]\w*|cu(?:Mem|Stream|Event|Ctx|Device|Graph|Get)[A-Z]\w*|CU(?:DA|BLAS|_)[A-Z_]\w*|cublas\w+|"
                        r"nccl[A-Z]\w*|nvtx[A-Z]\w*|__(?:global|device|host|shared)__|__syncthreads|__shfl\w*)")
-# Public headers hold public things; what their templates need lies in a folder detail/.
+# Public headers contain only public declarations; helpers of their templates are in a folder detail/.
 INTERNAL_WORD = re.compile(r"^\s*///?.*\binternal\b", re.IGNORECASE)
 CUDA_HOMES = ["*/cuda*", "comm/nccl*", "tests/*", "bench/*"]
-# These serve every device with the same lines: the word itself is out of place in their code.
+# These folders serve every device with the same code, which must not mention cuda.
 DEVICE_BLIND = ["optim", "checkpoint", "config", "engine", "models"]
 DEVICE_WORD = re.compile(r"cuda|nccl|cublas", re.IGNORECASE)
 
@@ -68,8 +68,8 @@ def matches(name, patterns):
 
 
 def layer_complaint(file, public, target, target_is_public):
-    """The complaint about an #include of a header of ours, or None. `file` and `target` are written as folder/name, wherever
-    they lie; `public` says that the file is a public header."""
+    """The complaint about an #include of one of our headers, or None. `file` and `target` have the form folder/name, wherever the files
+    are; `public` says that the file is a public header."""
     for folder, layer in WITHIN.items():
         file, target = (layer + name.removeprefix(folder) if name.startswith(folder) else name for name in (file, target))
     here, parts = file.split("/")[0].removesuffix(".h") if file == "libtorch.h" else file.split("/")[0], target.split("/")
@@ -143,7 +143,7 @@ def complaint(root, place, quote, target):
 
 
 def code_lines(text):
-    """The lines of a source without what stands in comments and literals."""
+    """The lines of a source without comments and literals."""
     def blank(found):
         return re.sub(r"[^\n]", " ", found[0])
     pattern = r'R"\((?:.|\n)*?\)"|//[^\n]*|/\*(?:.|\n)*?\*/|"(?:\\.|[^"\\\n])*"|(?<![0-9a-zA-Z_])\'(?:\\.|[^\'\\\n])*\''

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Finds names that two sources of one library or program have both defined for themselves (in an anonymous namespace, or static).
-Each compiles alone; in large units (CMAKE_UNITY_BUILD), which are the sources of CMake's generated unity_*.cxx, they clash. The
-compiler says so too, but only once a unit happens to have both: any source that is added moves others to other units.
+"""Finds names that two sources of one library or program both define with internal linkage (in an anonymous namespace, or static). Each
+source compiles alone, but in unity builds (CMAKE_UNITY_BUILD, CMake's generated unity_*.cxx) they clash. The compiler reports that only if
+a unit happens to contain both, and each added source changes the units.
 
 usage: check_names.py BUILD     BUILD is a configured build folder; every folder Unity below it is one library or program
 Exit status: 0 clean, and nothing printed, 1 clashes (a line each: the two places, the name, what to do), 2 usage or no large units there.
@@ -24,7 +24,7 @@ FUNCTION = re.compile(r"(~?\w+|operator\s*\S{1,3})\s*\(")
 
 
 def without_arguments(text):
-    """The text without what stands in angle brackets."""
+    """The text without the contents of angle brackets."""
     before = None
     while before != text:
         before, text = text, re.sub(r"<[^<>]*>", "", text)
@@ -32,8 +32,8 @@ def without_arguments(text):
 
 
 def parameters(text):
-    """The types of a list of parameters, as good as can be told without compiling: `(const Shape& shape, int n = 3)` is
-    `const Shape&,int`."""
+    """The types of a parameter list, as far as they can be found without compiling: `(const Shape& shape, int n = 3)` gives `const
+    Shape&,int`."""
     types, depth, one = [], 0, ""
     for letter in text + ",":
         if letter == "," and depth == 0:
@@ -57,7 +57,7 @@ def closing(text, begin):
 
 
 def named(declaration, body):
-    """(what, key) of a declaration at namespace scope, or None where two of it are no clash. body: it is followed by braces."""
+    """(kind, key) of a declaration at namespace scope, or None if two such declarations do not clash. body: braces follow it."""
     text = re.sub(r"\[\[.*?\]\]|\balignas\s*\([^)]*\)", "", declaration)
     text = re.sub(r"^\s*template\s*<(?:[^<>]|<(?:[^<>]|<[^<>]*>)*>)*>\s*", "", text).strip()
     if not text or re.match(r"(using|typedef|extern|friend|static_assert|namespace|return)\b", text) or text.startswith(("TEST", "INSTANTIATE", "MATCHER", "HWY_")):
@@ -76,7 +76,7 @@ def named(declaration, body):
             return None
         begin = text.find(call[1]) + whole.end() - 1
         if text[:begin].rstrip().endswith("::" + call[1]) or re.search(r"::\s*" + re.escape(call[1]) + r"$", text[:begin].rstrip()):
-            return None  # a member, of a class that is elsewhere
+            return None  # a member of a class that is defined elsewhere
         return call[1] + "()", f"{call[1]}({parameters(text[begin + 1:closing(text, begin)])})"
     if re.match(r"(struct|class|enum|union)\b", head) and not body:
         return None
@@ -86,7 +86,7 @@ def named(declaration, body):
 
 
 def definitions(text):
-    """{key: (what, line)} of what a source defines for itself, keyed by namespace and name."""
+    """{key: (kind, line)} of the definitions with internal linkage in a source; keys are namespace and name."""
     found = {}
     scopes = []  # of open braces: a namespace's name ("" anonymous), or None for what is no namespace
     code = "\n".join("" if line.lstrip().startswith("#") else line for line in code_lines(text))
@@ -130,8 +130,8 @@ def definitions(text):
 
 
 def programs(build):
-    """(name, sources) of each."""
-    # CMake leaves units behind that an earlier configuration had: only those that are compiled count.
+    """(name, sources) of each library and program."""
+    # CMake does not remove the units of an earlier configuration, so only units that are compiled count.
     commands = pathlib.Path(build, "compile_commands.json")
     compiled = {os.path.realpath(one["file"]) for one in json.loads(commands.read_text(encoding="utf-8"))} if commands.exists() else None
     for folder, _, files in sorted(os.walk(build)):

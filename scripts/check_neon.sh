@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Compiles the vector loops of kernels/cpu for 64-bit ARM (NEON), looks at what came out for the host optimizer's, and, where qemu-aarch64 is there,
-# runs these on an emulated ARM: every digest must be the one that all other instruction sets give
-# (tests/kernels/optimizer_bits.txt). Needs the Debian packages g++-aarch64-linux-gnu (200 MB with what it depends on, so
-# scripts/setup.sh leaves it out), libhwy-dev, libfmt-dev and, to run, qemu-user.
-# Exit status: 0 compiled (and, with qemu-user, the same bits), 1 not, 77 the compiler or Highway's headers are missing.
+# Compiles the vector loops of kernels/cpu for 64-bit ARM (NEON) and inspects the code of the host optimizer's loops. If qemu-aarch64 is
+# installed, it also runs these on an emulated ARM processor: every digest must equal that of all other instruction sets
+# (tests/kernels/optimizer_bits.txt). Needs the Debian packages g++-aarch64-linux-gnu (200 MB with its dependencies, so scripts/setup.sh
+# leaves it out), libhwy-dev, libfmt-dev and, to run, qemu-user. Exit status: 0 compiled (and, with qemu-user, the same bits), 1 not, 77 the
+# compiler or Highway's headers are missing.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 compiler=${CXX_AARCH64:-aarch64-linux-gnu-g++}
@@ -21,12 +21,12 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/include"
 ln -s "$highway/hwy" "$work/include/hwy"  # alone: the host's other headers are not the target's
 ln -s "${FMT_INCLUDE:-/usr/include}/fmt" "$work/include/fmt"
-# The options of the build (cmake/TrancheOptions.cmake, kernels/CMakeLists.txt); statically for NEON, which needs no
-# Highway library of that architecture.
+# The options of the build (cmake/TrancheOptions.cmake, kernels/CMakeLists.txt); NEON alone, without run-time dispatch, needs no Highway
+# library for ARM.
 options=(-std=gnu++20 -O3 -ffp-contract=off -fopenmp -fPIC -Wall -Wextra -Wpedantic -Werror
   "-DHWY_DISABLED_TARGETS=(HWY_SSSE3|HWY_AVX3_DL)" -DHWY_SHARED_DEFINE -DHWY_COMPILE_ONLY_STATIC -DFMT_HEADER_ONLY
   -isystem "$work/include" -I "$root/include" -I "$root")
-# As cmake/TrancheRules.cmake writes and compiles the rules' sources.
+# Generates and compiles the rules' sources as cmake/TrancheRules.cmake does.
 mkdir "$work/rules"
 {
   printf '#include <vector>\n#include "tranche/kernels/optimizer_update.h"\n'

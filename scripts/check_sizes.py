@@ -23,8 +23,8 @@ def code_of(text):
 
 
 def functions(lines):
-    """(first line, name, lines) of every function body that has lines of its own. In what clang-format leaves a body ends with a
-    brace as far to the right as the first line of its head."""
+    """(first line, name, number of lines) of every function body with more than one line. In clang-format's layout a body ends with a brace
+    in the same column as the beginning of its head."""
     at = 0
     while at < len(lines):
         head = re.match(r"^( {0,4})(?! )[^#}/ ].*", lines[at])
@@ -48,7 +48,7 @@ def functions(lines):
 
 
 def classes(text):
-    """(name, data members) of every class that is in no other, those of classes inside it included."""
+    """(name, number of data members) of every outermost class, including the members of classes inside it."""
     lines = text.split("\n")
     at = 0
     while at < len(lines):
@@ -63,7 +63,7 @@ def classes(text):
 
 def data_members(body):
     inside = 0
-    # Bodies of functions and initializers go, innermost first; those of classes are counted.
+    # Bodies of functions and initializers are removed, innermost first; members of class bodies are counted.
     while True:
         block = re.search(r"{[^{}]*}", body)
         if not block:

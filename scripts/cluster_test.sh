@@ -17,7 +17,7 @@ skip() { echo "cluster_test: skipped: $1"; exit 77; }
 declare -A all_cases=([digests]="stage0 stage1 stage2 stage3 hybrid hpZ" [bytes]="flat hybrid hpZ"
   [rate]="flat hybrid hpZ messages flat4 hybrid4 step4"
   [jobs]="limit-mpirun limit-srun signal-mpirun preempt-mpirun signal-srun preempt-srun whole")
-# cases PART: those of the part that were asked for
+# cases PART: the requested cases of the part
 declare -A asked
 cases() { tr , ' ' <<< "${asked[$1]:-${all_cases[$1]}}"; }
 for part in $parts; do
@@ -32,7 +32,7 @@ for word in unshare nsenter setpriv ip ssh ssh-keygen /usr/sbin/sshd mpirun pyth
   command -v "$word" > /dev/null || skip "$word is not installed (scripts/setup.sh --cluster)"
 done
 [ -n "$(find /usr/lib -path '*slurm*' -name 'mpi_pmix.so' 2> /dev/null)" ] || skip "this Slurm has no PMIx (slurm-wlm-basic-plugins)"
-# A host is made of these; a container may forbid any of them.
+# A host consists of these namespaces; a container may forbid any of them.
 refusal=$(unshare -n -u -m -p --fork --kill-child --mount-proc --propagation private bash -ec '
   hostname probe; mount -t tmpfs tmpfs /dev/shm; mount --bind /etc/hosts /etc/hosts; mount -t sysfs sysfs /sys; ip link set lo up
   ip link add veth0 type veth peer name veth1' 2>&1 > /dev/null) || skip "hosts cannot be made here: $(tail -1 <<< "$refusal")"
@@ -48,21 +48,21 @@ fail() { failed=$((failed + 1)); echo "  FAILED $1"; }
 # check TEXT COMMAND...
 check() { local text=$1; shift; if "$@"; then pass "$text"; else fail "$text"; false; fi; }
 equal() { [ -n "$1" ] && [ "$1" = "$2" ] || { echo "    '$1' is not '$2'"; false; }; }
-# says FILE TEXT: the file has the text
+# says FILE TEXT: the file contains the text
 says() { grep -qF -- "$2" "$1" || { echo "    $1 does not say '$2':"; tail -15 "$1" | sed 's/^/      /'; false; }; }
-# within SECONDS COMMAND...: waits until it is true
+# within SECONDS COMMAND...: repeats the command until it succeeds
 within() {
   local limit=$((SECONDS + $1)); shift
   until "$@" > /dev/null 2>&1; do [ $SECONDS -lt $limit ] || return 1; sleep 0.2; done
 }
-# field FILE EXPRESSION: of a report r
+# field FILE EXPRESSION: evaluates an expression in which r is the report
 field() { python3 -c 'import json, sys; r = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
 
 # --- Hosts ---
 on() { local n=$1; shift; nsenter -t "${init[$n]}" -n -u -m -p -w"$PWD" -- "$@"; }
 host_up() {
   local n=$1
-  # The kernel ends the host, and with it all that runs there, when this script is gone, even by SIGKILL.
+  # If this script ends, even by SIGKILL, the kernel ends the host and all processes on it.
   setpriv --pdeathsig KILL unshare -n -u -m -p --fork --kill-child --mount-proc --propagation private bash -c "
     hostname node$n; mount -t tmpfs tmpfs /dev/shm; mount --bind '$state/hosts' /etc/hosts; mount -t tmpfs tmpfs '$state/local'
     mkdir '$state/local/cgroup'; mount --rbind /sys/fs/cgroup '$state/local/cgroup'; mount -t sysfs sysfs /sys
@@ -95,7 +95,7 @@ hosts_down() {
   for pid in "${holder[@]}" "${parent[@]}"; do wait "$pid" 2> /dev/null; done
   parent=() init=() holder=()
 }
-# The settings that mpirun needs between the hosts, here and in batch scripts.
+# The settings that mpirun needs between the hosts, in this script and in batch scripts.
 mpi_environment() {
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,vader,tcp
   export OMPI_MCA_btl_tcp_if_include=veth0 OMPI_MCA_oob_tcp_if_include=veth0 OMPI_MCA_mpi_yield_when_idle=1
@@ -103,7 +103,7 @@ mpi_environment() {
   # The settings of scripts/run_mpi.sh and of the batch script.
   eval "$(grep -o 'OMPI_MCA_oob_tcp_keepalive_[a-z]*=[0-9]*' "$scripts/run_mpi.sh" | sed 's/^/export /')"
 }
-# two_hosts ARGUMENTS...: mpirun on node1 over both
+# two_hosts ARGUMENTS...: runs mpirun on node1 over both hosts
 two_hosts() {
   OMPI_MCA_plm=rsh OMPI_MCA_plm_rsh_agent=$state/agent on 1 mpirun --hostfile "$state/hostfile" --timeout 200 "$@"
 }
@@ -165,14 +165,14 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP  # and cleanup with it
 
-# train NAME FLAGS...: the words of a run with its report
+# train NAME FLAGS...: prints the command of a run that writes a report
 model=gpt-nano
 train() {
   local name=$1; shift
   echo "$program" train --model $model --sequence 32 --data "$state/text" --threads 1 --eval-batches 1 --debug-peak-seconds 0.01 \
     --report "$state/$name.json" --log-every 1 "$@"
 }
-# run NAME LAUNCHER... -- FLAGS...: runs it, its output in NAME.log; returns its status
+# run NAME LAUNCHER... -- FLAGS...: runs it with its output in NAME.log; returns its status
 run() {
   local name=$1 launcher=() status; shift
   while [ "$1" != -- ]; do launcher+=("$1"); shift; done; shift
@@ -182,8 +182,9 @@ run() {
   # shellcheck disable=SC2046
   "${launcher[@]}" $(train "$name" "$@") > "$state/$name.log" 2>&1
 }
-# died_in_mpi_init LOG: Open MPI 4.1.4 has ended a start. Under srun a rank can be out of MPI_Init and send before another has set up what
-# takes messages (btl_tcp calls a null pointer within MPI_Init; two in some 140 starts on a loaded machine). No line of the program is there.
+# died_in_mpi_init LOG: true if Open MPI 4.1.4 ended the start of a job. Under srun a rank may leave MPI_Init and send a message before
+# another rank can receive it; btl_tcp then calls a null pointer within MPI_Init (two in some 140 starts on a loaded machine). The log has
+# no line of the program.
 died_in_mpi_init() {
   tail -40 "$1" | sed -n '/Process received signal/,$p' | grep -q "Failing at address: (nil)" || return 1
   tail -40 "$1" | sed -n '/Process received signal/,$p' | grep -qE '^(nodes|step) ' && return 1
@@ -215,10 +216,11 @@ part_digests() {
   check "one host: one node" says "$state/$case-one.log" "nodes                  1 (4 ranks)"
 }
 
-# Bytes a step and node of the interface, of the program's counters, and by the formula.
+# Compares bytes per step and node: those of the network interface, of the program's counters, and of the formula.
 part_bytes() {
   local case flags group n steps model=gpt-mini
-  # Bytes of a parameter that leave a node: bf16 gathers twice and fp32 sums once (stage 3); sums there and back; sums, and weights in bf16.
+  # Bytes per parameter that leave a node: flat (stage 3) gathers in bf16 twice and reduces in fp32 once; hybrid sends sums there and back;
+  # hpZ sends sums, and weights in bf16.
   declare -A more=([flat]="" [hybrid]="--mesh replicate=2,shard=2" [hpZ]="--mesh replicate=2,shard=2 --set tranche.replicate=parameters")
   declare -A law=([flat]=4 [hybrid]=4 [hpZ]=3)
   for case in $(cases bytes); do
@@ -230,7 +232,7 @@ part_bytes() {
       run "bytes-$case-$steps" two_hosts -n 4 -- $flags --steps $steps || fail "$case runs"
       for n in 1 2; do between[n]=$(($(sent $n) - before[n] - ${between[n]:-0})); done
     done
-    # Messages of this model are large enough to be cut in pieces.
+    # Messages of this model are large enough to be divided.
     group=""; [ $case = flat ] && group="--set tranche.reduction_group=2"
     # shellcheck disable=SC2086
     run "bytes-$case-one" one_host -n 4 -- $flags --steps 3 $group || fail "$case on one host"
@@ -287,7 +289,7 @@ part_scale() {
 exec "$program" scale --ranks 2,4 --stages 3 --repeats 1 --warmup 2 --steps 2 --model gpt-nano --sequence 32 --threads 1 --debug-peak-seconds 0.01 \
   --run-timeout 60 --out "$state/scale-$launcher" --launcher $launcher $([ $launcher = mpirun ] || echo -- --mpi=pmix)
 END
-    # The batch script's own environment: scale is to find out by itself what connects the nodes.
+    # The batch script's own environment must not matter: scale has to find out by itself what connects the nodes.
     (unset OMPI_MCA_btl OMPI_MCA_pml OMPI_MCA_rmaps_base_oversubscribe
       slurm sbatch --wait --nodes=2 --ntasks-per-node=2 --output="$state/scale-$launcher.log" "$state/scale-$launcher.sh" > /dev/null)
     check "scale in an allocation of two nodes by $launcher: status 0" equal $? 0
@@ -297,14 +299,14 @@ END
   done
 }
 
-# submit NAME SCRIPT SBATCH-FLAGS...: a run without an end by one of the guide's scripts; prints the job's number
+# submit NAME SCRIPT SBATCH-FLAGS...: submits an endless run by one of the guide's scripts; prints the job's number
 submit() {
   local name=$1 script=$2; shift 2
   # shellcheck disable=SC2046
   TRANCHE=$program slurm sbatch --parsable --nodes=2 --ntasks-per-node=2 --output="$state/$name.log" "$@" "$scripts/slurm/$script.sbatch" \
     $(train "$name" --stage 2 --steps 1000000 --micro-batch 1 --checkpoint-dir "$state/$name" --save-every 1000000 --metrics "$state/$name.jsonl" | cut -d' ' -f3-)
 }
-# goes_on NAME JOB: it was saved and queued again; goes on at the next step
+# goes_on NAME JOB: the job saved, was queued again, and continues at the next step
 goes_on() {
   local name=$1 job=$2 stopped
   within 90 job_is "$job" 'Restarts=[1-9]' || { fail "$name: queued again"; slurm scontrol show job "$job" | head -8; return; }
@@ -317,8 +319,8 @@ steps = [json.loads(line)["step"] for line in open(sys.argv[1])]
 sys.exit(not (steps == list(range(1, len(steps) + 1)) and len(steps) > int(sys.argv[2])))' "$state/$name.jsonl" "${stopped:-0}"
   slurm scancel "$job"; within 20 job_gone "$job" || fail "$name: the job ends"
 }
-# Slurm holds a job that was queued again back for two minutes. One that starts in the same second has no valid credential, and a step's
-# PMIx socket must be gone before the step of the same number begins again.
+# Slurm delays a job that is queued again by two minutes. A job that starts in the same second has no valid credential, and the PMIx socket
+# of a step must be removed before the step of the same number starts again.
 resumed_at() {
   job_is "$2" 'JobState=PENDING' && step_gone "$2" && sleep 2 && job_is "$2" 'JobState=PENDING' && slurm scontrol update jobid="$2" StartTime=now
   start_again "$1" "$2"
@@ -340,7 +342,7 @@ job_gone() { [ -z "$(slurm squeue -h -t running,completing -j "$1" -o %T)" ]; }
 
 part_jobs() {
   local case job script
-  # Time limits come late, so both run beside the rest: a signal 40 s before the end of the one minute that a job has.
+  # Time limits act late, so both jobs run beside the other checks. A job has one minute and gets a signal 40 s before its end.
   declare -A limited
   for case in $(cases jobs); do
     case $case in
@@ -351,7 +353,7 @@ part_jobs() {
   for case in $(cases jobs); do
     script=${case#*-}
     if [ "$case" = whole ]; then
-      # A run that ends by itself is done.
+      # A run that ends by itself is complete.
       # shellcheck disable=SC2046
       job=$(TRANCHE=$program slurm sbatch --parsable --nodes=2 --ntasks-per-node=2 --output="$state/whole.log" "$scripts/slurm/srun.sbatch" \
         $(train whole --steps 3 --checkpoint-dir "$state/whole" | cut -d' ' -f3-))
@@ -377,7 +379,7 @@ part_link() {
   run link two_hosts -n 4 -- --steps 1000000 --set tranche.communication_timeout=5 --metrics "$state/link.jsonl" & job=$!
   within 40 stepping "$state/link.jsonl" || fail "the run trains"
   on 2 ip link set veth0 down
-  # All ranks end by themselves; mpirun then waits for its own daemon's connection.
+  # All ranks end by themselves, while mpirun still waits for the connection to its daemon.
   check "link down: ranks of node1 say so" within 15 grep -q "no data from rank" "$state/link.log"
   check "link down: no rank is left on either host" within 20 no_ranks
   on 2 ip link set veth0 up
@@ -391,7 +393,7 @@ no_ranks() {
   done
   return 0
 }
-# rank_on NODE SIGNAL: sends it to a rank there
+# rank_on NODE SIGNAL: sends the signal to a rank on the node
 rank_on() {
   on "$1" bash -c 'for p in /proc/[0-9]*; do tr "\0" " " < $p/cmdline 2> /dev/null | grep -q "^$0 train" && { kill -$1 ${p#/proc/}; exit; }; done; exit 1' "$program" "$2"
 }
@@ -420,7 +422,7 @@ part_deaths() {
   run host-srun slurm srun --mpi=pmix -K1 -N2 --ntasks-per-node=2 -- --steps 1000000 --metrics "$state/host-srun.jsonl" & job=$!
   run host-mpirun two_hosts -n 4 -- --steps 1000000 --metrics "$state/host-mpirun.jsonl" & local other=$!
   within 60 stepping "$state/host-srun.jsonl" && within 60 stepping "$state/host-mpirun.jsonl" || fail "the runs train"
-  # Nothing that its processes would still send as they die gets out, as where the power fails.
+  # The link is cut first, so that dying processes can send nothing, as in a power failure.
   nsenter -t "${holder[2]}" -n ip link set veth0 down
   kill -KILL "${init[2]}"; local death=$SECONDS
   ends_soon "a host dies under mpirun" $other 15 $death
@@ -428,8 +430,8 @@ part_deaths() {
   check "the allocation is free within 15 s more than SlurmdTimeout" within 15 nobody_waits
 }
 
-# No check: times of steps over a limited link (RATE, 200mbit), medians of ROUNDS (5) interleaved runs, beside what the line allows and, with
-# a MACHINE file of tranche calibrate, what plan projects. Only where it is asked for.
+# This part checks nothing. It measures steps over a limited link (RATE, 200mbit): medians of ROUNDS (5) interleaved runs, beside the time
+# that the link allows and, with a MACHINE file of tranche calibrate, the projected time. It runs only if it is requested.
 part_rate() {
   local case n round steps model=gpt-mini flags="--stage 3 --dtype bf16 --micro-batch 1" mesh="--mesh replicate=2,shard=2"
   local -A more=([flat]="" [hybrid]="$mesh" [hpZ]="$mesh --set tranche.replicate=parameters" [messages]="--set tranche.collectives=messages"

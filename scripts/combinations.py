@@ -34,7 +34,7 @@ def expanded(table, side):
 
 
 def settle(table):
-    """({pair: cell}, what is wrong)"""
+    """Returns ({pair: cell}, problems)."""
     wrong = []
     axis = {capability["key"]: capability["axis"] for capability in table["capabilities"]}
     if len(axis) != len(table["capabilities"]):
@@ -58,12 +58,12 @@ def settle(table):
 
 
 def literals(source):
-    """The text of a source's literals, neighbours joined."""
+    """The string literals of a source, with adjacent ones joined."""
     return re.sub(r'"\s*\n\s*"', "", source.replace('\\"', "'"))
 
 
 class Tests:
-    """The tests of the repository by name, and the files that they are in."""
+    """The repository's tests by name, with the files that contain them."""
 
     def __init__(self, root):
         self.root = root

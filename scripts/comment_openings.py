@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Counts comments of C++ sources that open with a word after which a sentence seldom has its subject: Of, As, By, From, What, That,
-Those, Where, Whether. A comment is a run of `//` lines above code, or what stands behind code on its line.
+"""Counts comments that open with a word after which a sentence seldom has its subject: Of, As, By, From, What, That, Those, Where, Whether.
+A comment is a run of `//` lines above code, or the text behind code on its line.
 
-    scripts/comment_openings.py             all sources but tests, by folder; exit status 1 above the limit
+    scripts/comment_openings.py             all C++ sources but tests, by folder; exit status 1 above the limit
     scripts/comment_openings.py --list      these comments, one a line
     scripts/comment_openings.py PATH ...    files and folders of the tree, without a limit
 """
@@ -22,7 +22,7 @@ TOKEN = re.compile(r'R"([^()\\ ]{0,16})\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<
 
 
 def comments(text):
-    """(line from 1, text) of every comment; lines of `//` that follow each other without code are one."""
+    """Yields (line from 1, text) of every comment; consecutive lines of `//` without code are one comment."""
     previous = 0
     for match in TOKEN.finditer(text):
         comment = match.group(0)

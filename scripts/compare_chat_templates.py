@@ -44,14 +44,14 @@ QWEN = ("{%- if messages[0]['role'] == 'system' %}{{- '<|im_start|>system\n' + m
         "{%- for message in messages %}{%- if (message.role == \"user\") or (message.role == \"system\" and not loop.first) or "
         "(message.role == \"assistant\") %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }}"
         "{%- endif %}{%- endfor %}")
-# By name: tokenizer, special tokens and template.
+# Name of the templates, each with tokenizer, special tokens and template.
 TEMPLATES = {
     "chatml": ("gpt2", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], CHATML),
     "llama3": ("llama3", ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], LLAMA3),
     "mistral": ("mistral", ["<unk>", "<s>", "</s>"], MISTRAL),
     "qwen": ("qwen", ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], QWEN),
 }
-# The same templates with the assistant's part marked: (text in the template, text instead of it).
+# The same templates with the assistant's part marked, as pairs (text in the template, replacement).
 MARKS = {
     "chatml": [("{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}",
                 "{{'<|im_start|>' + message['role'] + '\n'}}{% if message['role'] == 'assistant' %}{% generation %}"
@@ -98,7 +98,7 @@ class Conversations:
             messages.append("system")
         messages += ["user" if turn % 2 == 0 else "assistant" for turn in range(turns)]
         if self.name != "mistral" and self.random.random() < 0.2:
-            self.random.shuffle(messages)  # which these templates take
+            self.random.shuffle(messages)  # orders that these templates accept
         return [{"role": role, "content": self.content()} for role in messages]
 
     def refused(self):
@@ -110,7 +110,7 @@ class Conversations:
 
 
 def tokenizer_of(name, text, folder):
-    """A folder as transformers reads it; the tokenizer with the published template, and the one with marks."""
+    """A folder in transformers' format; returns the tokenizer with the published template and the one with marks."""
     import transformers
     kind, special, template = TEMPLATES[name]
     compare_tokenizers.SPECIAL[kind] = special
@@ -123,7 +123,8 @@ def tokenizer_of(name, text, folder):
 
 
 def answer(tokenizer, name, messages):
-    """transformers' tokens, 1 for each that begins in what is learned, and the number of those that cross the beginning of it."""
+    """Returns transformers' tokens, a 1 for each that begins in learned text, and the number of tokens that cross the beginning of learned
+    text."""
     from transformers.utils.chat_template_utils import render_jinja_template
     tokens = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True)["input_ids"]
     (text,), (spans,) = render_jinja_template(conversations=[messages], chat_template=marked(name), return_assistant_tokens_mask=True,
@@ -155,7 +156,7 @@ DATE = "2026-11-27"
 
 
 class PublishedConversations:
-    """Conversations with all that templates ask about; tools only for templates that write them."""
+    """Conversations with everything that templates read; with tools only for templates that write them."""
 
     def __init__(self, seed, template, text):
         self.random = random.Random(seed)
@@ -188,7 +189,7 @@ class PublishedConversations:
                 messages.append({"role": "tool", "content": "12 C", "tool_call_id": "abcdef123", "name": "get_weather"})
                 if draw() < 0.6:
                     messages.append({"role": "assistant", "content": self.content()})
-        # Llama 3.1 writes the first message as the user's, whose ever it is, where there are tools.
+        # With tools Llama 3.1 writes the first message as the user's, whatever its role.
         if "tools" not in conversation and draw() < 0.1:
             self.random.shuffle(messages)
         if draw() < 0.2:
@@ -197,7 +198,7 @@ class PublishedConversations:
 
 
 def fix_date():
-    """transformers writes DATE as today's."""
+    """Makes transformers use DATE as today's date."""
     import datetime
 
     import transformers.utils.chat_template_utils as utilities
@@ -210,7 +211,7 @@ def fix_date():
 
 
 def compare_published(program, file, options, text, folder):
-    """The number of conversations that differ."""
+    """Returns the number of conversations that differ."""
     import transformers
     template = file.read_text(encoding="utf-8")
     specials = sorted({"<s>", "</s>", *re.findall(r"<\|[a-z_]+\|>|\[/?[A-Z_]+\]|</?think>", template)})
@@ -230,7 +231,7 @@ def compare_published(program, file, options, text, folder):
                                                    return_assistant_tokens_mask=marked_itself, **conversation.get("chat_template_kwargs", {}))
             answers.append((result["input_ids"], result.get("assistant_masks")))
             taken.append(conversation)
-        except Exception:  # jinja2's, and Python's own for what a template does with a value
+        except Exception:  # jinja2's errors, and Python's own for operations on a value in a template
             refused.append(conversation)
     flags = ("--chat-template", "own", "--chat-date", DATE)
     try:
@@ -241,7 +242,7 @@ def compare_published(program, file, options, text, folder):
         print(f"{file.name}: refused: {lines[0]}", flush=True)
         return 1
     wrong = sum(own[0] != other[0] for own, other in zip(ours, answers, strict=True))
-    # transformers counts a token that begins before what is learned, too.
+    # transformers also marks a token that begins before learned text.
     unlike = sum(other[1] is not None and sum(own[1]) > sum(other[1]) for own, other in zip(ours, answers))
     missed = 0
     for conversation in refused:

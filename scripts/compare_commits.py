@@ -37,24 +37,25 @@ LIMIT = 300  # seconds of a run
 CMAKE = [f"-DTRANCHE_{part}=OFF" for part in ("CUDA", "TESTS", "BENCHES", "EXAMPLES")]
 SHAPES = {"odd": {"n_layer": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257}, "wide": {"n_layer": 3, "n_embd": 64, "n_inner": 256, "vocab_size": 5000},
           "gpt-nano": {"n_layer": 2, "n_embd": 32, "n_inner": 128, "vocab_size": 257}}
-# Times, speeds and places in a report are not compared; its memory and traffic count as bytes, all else as bits.
+# Times, speeds and paths of a report are not compared. Its memory and traffic count as bytes, everything else as bits.
 UNSTEADY = re.compile(r"(^|\.)(\w*seconds|version|placement|matmul_peak_\w+|(learned_)?tokens_per_second|path|changes)(\[|\.|$)")
 BYTES = re.compile(r"^(memory|traffic)\b|offload_bytes")
-# Plans beside those of the drawn configurations: searches, and projections on a machine whose file is part of the program.
+# Further plans: searches, and projections on a machine whose file is built into the program.
 PLANS = ["--model gpt2-xl --ranks 8 --fit 16GiB", "--model gpt2 --ranks 2 --fit 1GiB",
          "--model gpt2-xl --device cuda --ranks 64 --ranks-per-node 8 --stage 2 --machine dgx-h100",
          "--model gpt2-large --device cuda --ranks 16 --ranks-per-node 8 --stage 3 --rank 5 --machine dgx-h100"]
-# Both programs have to refuse these.
+# Both programs must refuse these.
 REFUSED = [{"bf16.enabled": True, "fp16.enabled": True}, {"train_batch_size": 1 << 20}, {"zero_optimization.stage": 4},
            {"tranche.frozen": ["no such tensor"]}, {"optimizer.params.betas": [2, 0.9]}, {"tranche.depth": 0}]
 
 
 class Unusable(Exception):
-    """Nothing can be compared: exit status 2."""
+    """Raised if nothing can be compared; exit status 2."""
 
 
 def leaves(value, place=""):
-    """{path: value} of a JSON document, with the length of every list. Entries that have a tag go by it, and not by their position."""
+    """{path: value} of a JSON document, with the length of every list. The key of an entry with a tag is the tag, otherwise its position.
+    """
     if isinstance(value, dict):
         inner = [(f"{place}.{key}" if place else key, entry) for key, entry in value.items()]
     elif isinstance(value, list):
@@ -73,7 +74,7 @@ def without_entries(path):
 
 
 class Case:
-    """One row of the table: a folder in which both programs are run, and what they do differently there."""
+    """One row of the table: a folder in which both programs run, and the differences between them."""
 
     def __init__(self, options, number, drawn, label=""):
         self.options, self.number, self.drawn, self.document = options, number, drawn, {}
@@ -93,7 +94,7 @@ class Case:
         return (self.read(f"{side}-{name}.log").strip().splitlines() or [""])[-1]
 
     def run(self, name, side, arguments, ranks=1):
-        """Exit status and standard output of one program; SIDE-NAME.log has what it wrote to standard error, too."""
+        """Returns exit status and standard output of one program; SIDE-NAME.log also contains its standard error."""
         extra = self.options.set_new if side == "new" and arguments[0] in ("train", "plan") else []
         launcher = [str(ROOT / "scripts/run_mpi.sh"), str(ranks)] if ranks > 1 else []
         command = [*launcher, self.options.programs[side], *arguments, *extra]
@@ -104,7 +105,8 @@ class Case:
         return done.returncode, done.stdout.decode(errors="replace")
 
     def both(self, name, arguments, ranks=1):
-        """Standard output of OLD and NEW, or None where not both ended with status 0. SIDE in the arguments is `old` or `new`."""
+        """Returns the standard outputs of OLD and NEW, or None unless both ended with status 0. SIDE in the arguments becomes `old` or
+        `new`."""
         done = {side: self.run(name, side, [part.replace("SIDE", side) for part in arguments], ranks) for side in ("old", "new")}
         statuses = {status for status, _ in done.values()}
         if statuses == {2}:
@@ -189,7 +191,7 @@ class Case:
 
 
 def build(options, commit):
-    """The program of a commit: cloned and built in a folder of its own, unless that was done before."""
+    """Returns the program of a commit, cloned and built in its own folder unless that was done before."""
     def call(log, *command, environment=None):
         with open(log, "wb") as file:
             failed = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False).returncode != 0
@@ -222,7 +224,7 @@ def build(options, commit):
 
 
 def keys_left_out(options, cases):
-    """Keys that one of the programs does not know, by what `tranche plan` says of the drawn files."""
+    """Returns the keys that one of the programs does not know, according to `tranche plan` for the drawn files."""
     found = set()
     case = Case(options, "keys", {})
     for case.drawn in cases:
@@ -235,7 +237,7 @@ def keys_left_out(options, cases):
 
 
 def run_all(options, tasks):
-    """Runs (case, task) and prints a row for each as it ends."""
+    """Runs (case, task) pairs and prints a row for each when it ends."""
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         futures = {pool.submit(case.finish, task): case for case, task in tasks}
         for future in concurrent.futures.as_completed(futures):
@@ -249,7 +251,7 @@ def run_all(options, tasks):
 
 
 def compare_all(options):
-    """All cases, the keys that were left out, and values that too few configurations had."""
+    """Returns all cases, the keys that were left out, and the values that too few configurations had."""
     count = options.configurations
     left_out = keys_left_out(options, draw(count, options.seed, (), options.ranks))
     not_drawn = {name for name, key in OPTIONAL.items() if key in left_out}

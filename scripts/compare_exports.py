@@ -90,7 +90,7 @@ def made(folder, number, architecture, shape, dtype):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    # Several end tokens, some of which the model will write.
+    # There are several end tokens, and the model will generate some of them.
     model.generation_config = transformers.GenerationConfig(
         bos_token_id=0, pad_token_id=0, eos_token_id=[tokenizer.eos_token_id, *random.Random(number).sample(range(3, 300), 3)])
     model.to(dtype).save_pretrained(folder)
@@ -148,7 +148,7 @@ def main():
             kind = "bf16" if dtype == torch.bfloat16 else "fp32"
             tranche("checkpoint", "import", before, "--to", home / f"{name}-base")
             tranche("tokenize", "--data", home / "corpus.jsonl", "--tokenizer", before, "--out", home / f"{name}.safetensors")
-            # A step at a learning rate of 0 leaves the weights as they are.
+            # A step with a learning rate of 0 does not change the weights.
             tranche("train", "--model", before / "config.json", "--data", home / f"{name}.safetensors", "--sequence", 32,
                     "--micro-batch", 1, "--eval-batches", 1, "--steps", 1, "--lr", 0, "--threads", 1, "--debug-peak-seconds", "0.01",
                     "--dtype", "fp32", "--resume-weights-only", home / f"{name}-base", "--checkpoint-dir", home / f"{name}-run")

@@ -74,7 +74,7 @@ def tranche(*arguments):
 
 
 def made(name, shape, seed):
-    """A model with random weights, norms and biases too."""
+    """A model with random weights, including norms and biases."""
     torch.manual_seed(seed)
     attention = {} if name == "GPT2" else {"attn_implementation": "eager"}
     config = getattr(transformers, name + "Config")(**attention, **shape)
@@ -86,7 +86,7 @@ def made(name, shape, seed):
 
 
 def adapted(model, lora):
-    """With adapters of PEFT's whose B is not zero."""
+    """The model with PEFT adapters whose B is not zero."""
     wrapped = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **lora))
     with torch.no_grad():
         for key, parameter in wrapped.named_parameters():
@@ -151,7 +151,7 @@ def apart(ours, theirs):
 
 
 def compare(what, wrapped, run, folder):
-    """A checkpoint of adapters here and a model of PEFT's."""
+    """Compares a checkpoint of adapters with a PEFT model."""
     windows = folder / "windows.txt"
     windows.write_bytes(TEXT[: SEQUENCE * WINDOWS + 1])
     report = folder / "evaluation.json"

@@ -44,7 +44,7 @@ def count_of(text):
 
 
 def ours(size, threads):
-    """Milliseconds of one update and its memory bandwidth, by the bench."""
+    """Runs the bench; returns the milliseconds of one update and its memory bandwidth."""
     command = [options.bench, "--sizes", str(size), "--threads", str(threads), "--rules", "adamw", "--gradients", "fp32", "--rounds", "3",
                "--seconds", "0.03", "--ahead", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -55,7 +55,7 @@ def ours(size, threads):
 
 
 def forms():
-    """Arguments of torch.optim.AdamW that this PyTorch knows, by name."""
+    """The arguments of torch.optim.AdamW that this PyTorch supports, by name."""
     known = {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
     found = {}
     for name, arguments in known.items():
@@ -64,7 +64,7 @@ def forms():
         try:
             torch.optim.AdamW([weight], lr=1e-4, weight_decay=0.1, **arguments).step()
         except (TypeError, RuntimeError, ValueError):
-            continue  # an older PyTorch, or one without it on CPUs
+            continue  # an older PyTorch, or one without this form on CPUs
         found[name] = arguments
     return found
 
@@ -77,7 +77,7 @@ class Theirs:
         self.optimizers = {name: torch.optim.AdamW([self.weight], lr=1e-4, weight_decay=0.1, **keys) for name, keys in arguments.items()}
 
     def step(self, form):
-        """Milliseconds; the moments of a form live from its first step to the end of its turn."""
+        """Returns milliseconds. A form's moments exist from its first step to the end of its turn."""
         optimizer = self.optimizers[form]
         optimizer.step()
         took = self.time(optimizer.step)

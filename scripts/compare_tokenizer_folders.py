@@ -32,7 +32,7 @@ def token(content, special=True, **flags):
 
 
 class Maker:
-    """Files of small tokenizers, each made once."""
+    """Creates the files of small tokenizers, each once."""
 
     def __init__(self, text):
         self.text, self.made = text, {}
@@ -45,7 +45,7 @@ class Maker:
         return self.made[name]
 
     def two_files(self, name, left_out=()):
-        """vocab.json and merges.txt, without the tokens that such a folder has in added_tokens.json."""
+        """Writes vocab.json and merges.txt without the tokens in `left_out`, which such a folder has in added_tokens.json."""
         model = json.loads(self.json(name))["model"]
         kept = sorted((number, word) for word, number in model["vocab"].items() if word not in left_out)
         merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
@@ -72,7 +72,7 @@ def size_of(model):
 
 
 def layouts(make):
-    """Name, and the files of a folder."""
+    """Yields the name and the files of each folder."""
     gpt2, qwen, llama3 = make.json("gpt2"), make.json("qwen"), make.json("llama3")
     llama2, mistral = make.json("llama2"), make.json("mistral")
     spm, inst = make.model(), make.model(control_symbols=INST)
@@ -130,7 +130,7 @@ def layouts(make):
 
 
 def drawn(make, random):
-    """The files of a folder that is put together by chance."""
+    """The files of a randomly composed folder."""
     some = lambda *values: random.choice(values)  # noqa: E731
     kind = some("gpt2", "qwen", "llama3", "llama2", "mistral", "two", "two-without", "spm", "inst", "user")
     if kind == "two":
@@ -206,7 +206,7 @@ def write(folder, files):
 def compare(program, name, folder, strings, quiet=False):
     from transformers import AutoTokenizer
     theirs = AutoTokenizer.from_pretrained(folder)
-    strings = [string for string in strings if theirs.encode(string, add_special_tokens=False)]  # others are no documents
+    strings = [string for string in strings if theirs.encode(string, add_special_tokens=False)]  # other strings are not documents
     documents = [{"text": string} for string in strings]
     ends = [theirs.eos_token_id] if theirs.eos_token_id is not None else [
         theirs.convert_tokens_to_ids(name) for name in ("<|endoftext|>", "<|end_of_text|>", "</s>")]
@@ -216,7 +216,7 @@ def compare(program, name, folder, strings, quiet=False):
         assert len(ours) == len(strings), f"{len(ours)} documents for {len(strings)} strings"
         for string, own in zip(strings, ours):
             right = theirs.encode(string, add_special_tokens=special)
-            # A document has its end behind it, which transformers adds where it is asked to alone.
+            # A document ends with an end token; transformers adds it only on request.
             if special and own[-1:] and own[-1] in ends and not theirs.add_eos_token:
                 own = own[:-1]
             count += len(own)

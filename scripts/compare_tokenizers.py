@@ -39,7 +39,7 @@ def training_text():
 
 
 def usual(character):
-    """True for characters of Unicode 14, but for 98 marks whose combining class tokenizers' tables of NFC do not have."""
+    """True for characters of Unicode 14, except 98 marks whose combining class is missing in the NFC tables of `tokenizers`."""
     from tokenizers import normalizers
     if unicodedata.category(character) in ("Cn", "Cs", "Co"):
         return False
@@ -48,7 +48,7 @@ def usual(character):
 
 
 class Strings:
-    """Random strings of every kind that splits words differently."""
+    """Random strings of all kinds that tokenizers split differently."""
 
     def __init__(self, seed, special, text):
         self.random = random.Random(seed)
@@ -122,11 +122,11 @@ def byte_level(library, name, text, size):
         tokenizer.post_processor = processors.Sequence([tokenizer.post_processor, processors.TemplateProcessing(
             single=f"{start} $A", pair=f"{start} $A {start} $B", special_tokens=[(start, tokenizer.token_to_id(start))])])
     tree = json.loads(tokenizer.to_str())
-    if name == "llama3":  # so that some tokens are reached by "ignore_merges" alone
+    if name == "llama3":  # makes some tokens reachable through "ignore_merges" only
         del tree["model"]["merges"][size // 2::7]
         alive = {left + right for left, right in tree["model"]["merges"]}
         tree["model"]["merges"] = [pair for pair in tree["model"]["merges"] if all(len(half) == 1 or half in alive for half in pair)]
-    if name == "gpt2":  # as tokenizers wrote them until 0.20
+    if name == "gpt2":  # the format of tokenizers until 0.20
         tree["model"]["merges"] = [" ".join(pair) for pair in tree["model"]["merges"]]
     return json.dumps(tree, ensure_ascii=False)
 
@@ -163,7 +163,7 @@ def sentencepiece_model(text, size):
 
 
 class Tokenizer:
-    """One tokenizer, written to a folder, and its own library's answers."""
+    """A tokenizer in a folder, with the results of its own library."""
 
     def __init__(self, name, text, size, folder):
         self.folder = folder
@@ -184,7 +184,7 @@ class Tokenizer:
 
 
 def documents_of(program, folder, documents, *flags):
-    """The program's tokens of each document, an object of a JSON line, and for each token 1 where it is learned."""
+    """Returns the program's tokens of each document (one JSON object per line), and for each token 1 if it is learned."""
     lines = folder / "documents.jsonl"
     lines.write_text("".join(json.dumps(document) + "\n" for document in documents), encoding="utf-8")
     out = folder / "tokens.safetensors"

@@ -33,7 +33,7 @@ except ImportError as missing:
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BATCH, TIME, STEPS = 3, 23, 20
 PROMPT, GENERATED = 8, 50
-# Relative: of logits to the largest logit, of the loss, of each gradient in the 2-norm, of the worst loss of the 20 steps.
+# Relative tolerance: of logits to the largest logit, of the loss, of each gradient in the 2-norm, of the worst loss of the 20 steps.
 TOLERANCE = 1e-5
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "factor": 4.0}
@@ -45,7 +45,7 @@ def small(**changes):
     return {**SMALL, **changes}
 
 
-# Larger frequencies than 1 / theta of long contexts, so that short sequences see positions turn.
+# Long contexts have frequencies above 1 / theta, so that positions matter in short sequences too.
 MODELS = {
     "Llama": [
         small(),
@@ -89,7 +89,7 @@ MODELS = {
         small(head_dim=32, hidden_size=40, num_attention_heads=5, num_key_value_heads=5, rope_theta=1e6),
     ],
 }
-# Of which --write makes one of each.
+# --write makes one of each of these.
 TINY = {
     "Llama": small(rope_scaling={**LLAMA3, "original_max_position_embeddings": 8}, rope_theta=100.0, attention_bias=True),
     "Mistral": small(sliding_window=3, num_key_value_heads=1),
@@ -110,12 +110,12 @@ def config_of(name, shape):
 
 
 def write(name, shape, folder, seed, batch=BATCH, time=TIME, steps=STEPS):
-    """The model's folder: config.json, weights, and what they give."""
+    """Writes the model's folder: config.json, weights, and the reference results."""
     torch.manual_seed(seed)
     config = config_of(name, dict(shape))
     model = getattr(transformers, name + "ForCausalLM")(config)
     model.train()
-    with torch.no_grad():  # so that norms are not one and biases not zero
+    with torch.no_grad():  # gives norms values other than one, and biases values other than zero
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
@@ -129,15 +129,16 @@ def write(name, shape, folder, seed, batch=BATCH, time=TIME, steps=STEPS):
     loss, logits = loss_of(model, tokens[0], targets[0])
     loss.backward()
     golden["logits"] = logits.detach().clone()
-    # Its cache keeps all tokens where a window of one should keep none: then its tokens are not those of its own whole forward.
+    # With a window of one transformers' cache keeps all tokens and should keep none, so its tokens differ from those of its own forward
+    # pass.
     greedy = transformers.GenerationConfig(do_sample=False, max_new_tokens=GENERATED, eos_token_id=None, pad_token_id=0,
                                            use_cache=shape.get("sliding_window") != 1)
-    prompt = tokens[0][:1, :PROMPT]  # without a mask, token 0 would be taken for padding
+    prompt = tokens[0][:1, :PROMPT]  # without a mask, token 0 would count as padding
     golden["generated"] = model.generate(prompt, attention_mask=torch.ones_like(prompt), generation_config=greedy)[0].float()
     golden["loss"] = loss.detach().reshape(1).clone()
     for key, parameter in model.named_parameters():
         golden["gradient." + key] = parameter.grad.detach().clone()
-    # Matrices decay, as the engine's default has it.
+    # Weight decay applies to matrices only, as in the engine's default.
     matrices = [p for p in model.parameters() if p.dim() > 1]
     vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=1e-3, weight_decay=0.1)
@@ -153,13 +154,13 @@ def write(name, shape, folder, seed, batch=BATCH, time=TIME, steps=STEPS):
 
 
 def reads_back(name, text):
-    """Our to_json() as transformers reads it: the same fields."""
+    """Checks that transformers reads our to_json() with the same fields."""
     ours = getattr(transformers, name + "Config")(**json.loads(text))
     return {**ours.to_dict(), "dtype": None}
 
 
 def comes_back(program, folder):
-    """True when what is imported and exported has the same weights, bit for bit, and transformers opens it."""
+    """True if import and export preserve the weights bit for bit, and transformers opens the export."""
     run, out = folder / "run", folder / "out"
     for command in (["import", folder, "--to", run], ["export", run, "--to", out]):
         done = subprocess.run([program, "checkpoint", *map(str, command)], capture_output=True, text=True, check=False)

@@ -29,17 +29,17 @@ import sys
 SCHEMA = "tranche-coverage-1"
 LEFT_OUT = ("tests", "bench", "examples")
 KINDS = ("lines", "branches")
-AT_ONCE = 8  # objects of one call of gcov
-UNUSABLE = re.compile(r":(stamp mismatch|version ')")  # gcov goes on, and counts nothing
+AT_ONCE = 8  # objects in one call of gcov
+UNUSABLE = re.compile(r":(stamp mismatch|version ')")  # gcov continues after these messages and counts nothing
 MEMBERS = ("lines", "covered_lines", "branches", "covered_branches")
 
 
 class Unusable(Exception):
-    """Nothing can be said: exit status 2."""
+    """Raised if there is no result; exit status 2."""
 
 
 def empty():
-    """Numbers of lines, and (line, number) of branches: which there are, and which were covered."""
+    """The numbers of lines, and (line, number) of branches: those that exist and those that were covered."""
     return {member: set() for member in MEMBERS}
 
 
@@ -51,7 +51,7 @@ def join(into, more):
 
 
 def source_name(path, folder, root, build):
-    """The name in the repository of a file that gcov names; None where it does not count."""
+    """The name in the repository of a file that gcov reports; None if it does not count."""
     resolved = pathlib.Path(os.path.realpath(os.path.join(folder, path)))
     if not resolved.is_relative_to(root) or resolved.is_relative_to(build):
         return None
@@ -60,7 +60,8 @@ def source_name(path, folder, root, build):
 
 
 def decisions(branches):
-    """The places of those that are no way of an exception, and not the way on that is beside one: a call has both, one behind the other."""
+    """The indices of branches that are decisions. A call has two others, one after the other: the exception's path and the normal one
+    beside it."""
     calls = set()
     for index, branch in enumerate(branches):
         if not branch["throw"]:
@@ -74,7 +75,7 @@ def decisions(branches):
 
 
 def covered_by(objects, gcov, prefix, root, build):
-    """Asks gcov about some objects and puts its answers together by source. `prefix`: only files below it are asked about, or None."""
+    """Runs gcov on some objects and combines its results by source. `prefix`: only files below it are read; None: all."""
     command = [gcov, "--json-format", "--stdout", "--branch-probabilities"]
     if prefix is not None:
         command += ["--relative-only", "--source-prefix", prefix]
@@ -108,7 +109,7 @@ def covered_by(objects, gcov, prefix, root, build):
 
 
 def source_folder(build):
-    """The repository as CMake names it, which is how gcov does; None where this is no build of CMake's."""
+    """The repository's path as CMake and therefore gcov write it; None if the folder is not a CMake build."""
     try:
         for line in (build / "CMakeCache.txt").read_text(encoding="utf-8").splitlines():
             if line.startswith("CMAKE_HOME_DIRECTORY:INTERNAL="):
@@ -129,7 +130,7 @@ def collect(build, gcov, root, jobs):
     prefix = source_folder(build)
     root = pathlib.Path(os.path.realpath(root or prefix or pathlib.Path(__file__).resolve().parent.parent))
     files = {}
-    # Each part is small, so that one with large units keeps nobody waiting in the end.
+    # Parts are small, so that one with large units does not delay the end.
     parts = [objects[i:i + AT_ONCE] for i in range(0, len(objects), AT_ONCE)]
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
         for part in pool.map(covered_by, parts, [gcov] * len(parts), [prefix] * len(parts), [root] * len(parts), [build] * len(parts)):
@@ -166,7 +167,7 @@ def folder_of(path):
 
 
 def counts_of(files):
-    """{folder: {kind: (all, covered)}}; the last one, "all", is of all folders."""
+    """{folder: {kind: (all, covered)}}; the last entry, "all", is the total of all folders."""
     folders = {}
     for path, found in files.items():
         for folder in (folder_of(path), "all"):
@@ -197,7 +198,7 @@ def table(mine, other):
 
 
 def ranges(numbers):
-    """"3-5, 9" of line numbers."""
+    """Formats line numbers as "3-5, 9"."""
     runs = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:

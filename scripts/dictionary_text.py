@@ -18,12 +18,12 @@ SOURCES = re.compile(
     r"|Stedman 24|a?\.? ?k\. ?a\.|[^\[\]]*\+PJC|[^\[\]]*1913 Webster[^\[\]]*)\]")
 PRONUNCIATION = re.compile(r"\\[^\\]*\\")
 ACCENT = re.compile(r"\[[^\[\]\w ]{0,2}([a-z]{1,2})[^\[\]\w ]{0,2}\]", re.IGNORECASE)
-SPOKEN = re.compile(r" \((?:[^() ]*\[[^()]*)\)")  # "(l[a^]r"[i^]*[a^]t)": a bracket inside of a word
+SPOKEN = re.compile(r" \((?:[^() ]*\[[^()]*)\)")  # "(l[a^]r"[i^]*[a^]t)": a bracket inside a word
 SPACES = re.compile(r" +")
 
 
 def paragraphs(lines):
-    """Runs of lines between blank ones, joined."""
+    """Consecutive lines between blank lines, joined."""
     run = []
     for line in lines + [""]:
         if line.strip():
@@ -43,13 +43,13 @@ def clean(text):
 
 
 def entries(text):
-    """Cleaned entries, each one or more paragraphs."""
+    """The cleaned entries; each has one or more paragraphs."""
     lines = []
     for line in text.split("\n") + ["end"]:
         if line and not line.startswith(" ") and lines:
             if not lines[0].startswith("00-database"):
                 parts = [part for part in map(clean, paragraphs(lines)) if len(part) > 1]
-                if sum(map(len, parts)) >= 40:  # shorter ones only point elsewhere
+                if sum(map(len, parts)) >= 40:  # shorter entries only refer to others
                     yield "\n".join(parts) + "\n"
             lines = []
         lines.append(line)

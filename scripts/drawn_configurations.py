@@ -6,13 +6,13 @@ import collections
 import random
 
 STEPS, MORE = 5, 2  # steps of a run, and of the run that resumes it
-OPTIONAL = {"tensor_sums": "tranche.tensor_sums", "gather_for": "tranche.gather_for", "persistent": "tranche.gather_for", "master": "tranche.master", "stochastic_rounding": "tranche.master"}  # dimensions that are not drawn where a program does not know their key
+OPTIONAL = {"tensor_sums": "tranche.tensor_sums", "gather_for": "tranche.gather_for", "persistent": "tranche.gather_for", "master": "tranche.master", "stochastic_rounding": "tranche.master"}  # dimensions that are not drawn if a program does not know their key
 ALWAYS = lambda drawn: True
 AT = lambda name, *values: lambda drawn: drawn[name] in values
 NOT = lambda name, *values: lambda drawn: drawn[name] not in values
 ADAM = AT("optimizer", "AdamW", "Adam", "Adam L2")
 
-# name: values, when it says anything at all; a later one may ask for earlier ones.
+# name: its values, and the condition under which it has an effect; the condition may use earlier dimensions.
 DIMENSIONS = {
     "ranks": ([1, 2, 3, 4, 5], ALWAYS),
     "stage": ([0, 1, 2, 3], ALWAYS),
@@ -50,7 +50,7 @@ DIMENSIONS = {
     "gather_for": (["use", "step"], AT("stage", 3)),
     "persistent": ([0, 100, 3000], AT("stage", 3)),
     "overlap": ([False, True], ALWAYS),
-    "progress": (["thread", "inline"], AT("ranks", 1)),  # more ranks refuse inline, unless the caller brings a communicator
+    "progress": (["thread", "inline"], AT("ranks", 1)),  # several ranks accept inline only with the caller's own communicator
     "collectives": (["auto", "messages", "shared"], ALWAYS),
     "slab": ([1 << 20, 8 << 20], ALWAYS),
     "threads": ([1, 2], AT("ranks", 1, 2)),
@@ -68,7 +68,8 @@ DIMENSIONS = {
 
 
 def draw(count, seed, left_out=(), ranks=None):
-    """`count` configurations: the values of a dimension, as often as each other, are dealt to those for which it says anything."""
+    """Draws `count` configurations. Each value of a dimension occurs equally often among the configurations in which the dimension has an
+    effect."""
     generator = random.Random(f"tranche {seed}")
     cases = [{} for _ in range(count)]
     for name, (values, applies) in DIMENSIONS.items():
@@ -82,7 +83,7 @@ def draw(count, seed, left_out=(), ranks=None):
 
 
 def scarce(cases, left_out=(), ranks=None, least=2):
-    """[(dimension, value)] that fewer than `least` of the cases have."""
+    """[(dimension, value)] that occur in fewer than `least` of the cases."""
     return [(name, value) for name, (values, _) in DIMENSIONS.items() if name not in left_out
             for value in (ranks if name == "ranks" and ranks else values) if sum(case.get(name) == value for case in cases) < least]
 
@@ -119,7 +120,7 @@ def schedule(drawn):
 
 
 def configuration(drawn):
-    """The whole file of drawn values: what a dimension says nothing about has the value of old."""
+    """The whole configuration file of drawn values; a dimension without an effect has its earlier default."""
     get = collections.defaultdict(type(None), drawn)
     scale = get["loss_scale"]
     zero = {"stage": get["stage"], "overlap_comm": get["overlap"], "reduce_bucket_size": get["reduce_bucket"], "allgather_bucket_size": get["gather_bucket"],

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""exact_sums.py: writes tests/core/exact_sums.h, sums in rational arithmetic (Python's fractions) rounded once to fp64.
+"""exact_sums.py: writes tests/core/exact_sums.h, sums in rational arithmetic (Python's fractions) that are rounded once to fp64.
 
-Numbers are drawn by a generator that the test has too: state = state * 6364136223846793005 + 1442695040888963407
-modulo 2^64 from the seed on, and of each state the upper 32 bits (fp32) or all 64 (fp64), changed as `kind` says.
+The test has the same generator of numbers: state = state * 6364136223846793005 + 1442695040888963407 modulo 2^64, beginning at the seed. A
+number has the upper 32 bits of a state (fp32) or all 64 (fp64), changed as `kind` says.
 """
 
 import fractions
@@ -39,7 +39,7 @@ def fp64(kind, state):
     sign, exponent, mantissa = state & 2**63, (state >> 52) & 0x7FF, state & (2**52 - 1)
     if kind == "losses":
         sign, exponent = 0, 1023 + exponent % 16
-    exponent = min(exponent, 2000)  # no sum of these is beyond the range
+    exponent = min(exponent, 2000)  # keeps all sums within the range
     return struct.unpack("<d", struct.pack("<Q", sign | exponent << 52 | mantissa))[0]
 
 

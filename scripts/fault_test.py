@@ -41,7 +41,7 @@ from sweep_part import part_of_count  # noqa: E402
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257, "n_positions": 16}
-LIMIT = 60  # seconds for any run
+LIMIT = 60  # seconds for each run
 WRITING = ("create", "write", "preallocate", "make_folder", "rename")
 FITTING = {
     "kill": lambda call: call != "look",
@@ -79,7 +79,7 @@ def command(options, work, steps, more=()):
 
 
 def run(line, extra=None):
-    """(status, what was printed)"""
+    """Returns (status, output)."""
     job = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
                            env=dict(os.environ, TRANCHE_MPI_TIMEOUT="20", **(extra or {})))
     try:
@@ -130,11 +130,12 @@ class Test:
         return work
 
     def cases(self):
-        """(call, action): calls in the order of the recorded run; the beat of the lease and the like may come or not."""
+        """(call, action) pairs, in the order of the recorded run; calls that do not occur in every run, such as the lease's beat, are
+        included."""
         return [(call, action) for call in dict.fromkeys(self.calls) for action in self.options.actions if FITTING[action](call.split()[1])]
 
     def case(self, number, call, action):
-        """Returns what the struck run did."""
+        """Runs one case and returns the outcome of the disturbed run."""
         work = self.copy(f"case-{number}")
         log = os.path.join(self.folder, f"calls-{number}")
         status, text = run(command(self.options, work, 3), faults(self.options, work, call, action, log))

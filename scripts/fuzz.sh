@@ -32,7 +32,7 @@ while [ $# -gt 0 ]; do
   shift 2
 done
 
-# The newest clang that has libFuzzer, OpenMP, and what C++20 asks of it (16 has, 14 has not).
+# The newest clang with libFuzzer, OpenMP and the necessary C++20 (16 has it, 14 does not).
 works() {
   printf '#include <source_location>\nstd::source_location at();\nextern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }\n' |
     "$1" -std=c++20 -x c++ -fsanitize=fuzzer,address -fopenmp -o /dev/null - 2> /dev/null
@@ -59,7 +59,7 @@ for target in $targets; do
     { echo "fuzz.sh: there is no target '$target'; there are" $known >&2; exit 2; }
 done
 
-# fuzz TARGET: one line of the table, and lines for its finding.
+# fuzz TARGET: prints one line of the table, and lines for a finding.
 fuzz() {
   local target=$1 log="$build/logs/$1.log" program="$build/tests/fuzz_$1" corpus="$build/corpus/$1" found kind="-" words number
   "$program" --corpus "$corpus" || return 1
@@ -87,6 +87,6 @@ export -f fuzz
 export build budget
 
 printf '%-14s %11s %8s %8s %7s %8s %16s  %s\n' target executions seconds "a second" cov ft corpus finding
-# xargs ends with 123 where one of them did not end with 0.
+# xargs ends with 123 if one of the commands did not end with 0.
 printf '%s\n' ${targets:-$known} | xargs -P "$jobs" -I NAME bash -c 'fuzz NAME'
 [ $? -eq 0 ] || exit 1

@@ -1,8 +1,8 @@
-"""Random numbers of the scripts that write golden vectors of optimizers, which the tests draw again."""
+"""Random numbers for the scripts that write golden vectors of optimizers; the tests draw the same numbers."""
 
 
 def draw(seed, count):
-    """Numbers in (-1, 1) with 24 bits, from SplitMix64: the test draws the same."""
+    """Numbers in (-1, 1) with 24 bits from SplitMix64, which the test draws too."""
     state, values = seed, []
     for _ in range(count):
         state = (state + 0x9E3779B97F4A7C15) & (2**64 - 1)

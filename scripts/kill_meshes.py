@@ -34,7 +34,7 @@ from kill_test import (COMPLETE, HEADER, MODEL, RESUMED, START_LIMIT, STARTED, S
                        what_was_hit)
 from sweep_part import part_of_count  # noqa: E402
 
-# By the mesh that is killed: meshes of other bits, and those of equal bits with the settings that give them these.
+# For each mesh that is killed: meshes with other bits, and meshes with equal bits and the settings that make them equal.
 OTHERS = {
     "replicate=2,pipeline=2,shard=2": [
         "", "shard=2", "shard=3", "pipeline=2", "pipeline=3", "pipeline=4", "replicate=2,shard=1", "replicate=2,shard=2", "replicate=2,pipeline=2",
@@ -43,7 +43,7 @@ OTHERS = {
         "", "shard=2", "shard=3", "pipeline=2", "tensor=2", "tensor=4", "shard=3,tensor=2", "tensor=2,shard=3", "replicate=2,tensor=2",
         "pipeline=2,tensor=2", "tensor=2,pipeline=3", "pipeline=2,shard=2,tensor=2", "replicate=2,shard=2", "replicate=2,tensor=3"],
 }
-# All of these have as many data ranks, whose gradients are added in pairs; the uses of the tied table are added apart.
+# All of these have the same number of data ranks, whose gradients are added in pairs; the uses of the tied table are added separately.
 EQUAL = {
     "replicate=2,pipeline=2,shard=2": ["replicate=2,pipeline=2,shard=2", "pipeline=2,replicate=2,shard=2", "replicate=2,shard=2,pipeline=2",
                                        "replicate=2,shard=2", "shard=4", "pipeline=2,shard=4"],
@@ -51,7 +51,7 @@ EQUAL = {
 }
 STEP = re.compile(r"^ *step +\d+/", re.M)
 BATCH = 12  # samples of a step, on any number of data ranks: 1, 2, 3, 4 and 6
-MOST_STEPS, KILL_WINDOW = 4, 0.3  # a run is killed so many seconds at most after it has begun one of so many steps
+MOST_STEPS, KILL_WINDOW = 4, 0.3  # a run is killed at most this many seconds after it has begun one of so many steps
 
 
 def ranks_of(mesh):
@@ -62,19 +62,19 @@ def ranks_of(mesh):
 
 
 def newest_complete(folder):
-    """The newest step whose checkpoint has its name, which it gets once everything else is there; 0: none."""
+    """The newest step whose checkpoint has its final name, which it gets when everything else is written; 0: none."""
     steps = [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"step-\d+", name)] if os.path.isdir(folder) else []
     return max(steps, default=0)
 
 
 class Runs:
-    """One folder of checkpoints, which runs on several meshes go on with, one after the other."""
+    """A folder of checkpoints that runs on several meshes continue, one after the other."""
 
     def __init__(self, options, draw, folder, name):
         self.options, self.draw, self.folder = options, draw, folder
         self.checkpoints = os.path.join(folder, name)
         self.out, self.metrics, self.report = (os.path.join(folder, f"{name}.{kind}") for kind in ("txt", "jsonl", "json"))
-        self.digests = {}  # of the run that saved a step, as it wrote them before the save; or of an undisturbed run
+        self.digests = {}  # digests of the run that saved a step, written before the save; or of an undisturbed run
         self.undisturbed = False
         self.sure = 0  # newest step that was reported complete
         self.line = []
@@ -105,7 +105,8 @@ class Runs:
                 self.digests[step] = written
 
     def check(self, newest):
-        """The step that the run loaded, 0 when it found nothing, None when it was killed before; `newest` was complete when it was started."""
+        """Returns the step that the run loaded, 0 if it found none, None if it was killed before. `newest` was complete when the run
+        started."""
         text = self.text()
         resumed, weights, state = RESUMED.search(text), WEIGHTS.search(text), STATE.search(text)
         if resumed is None and "no checkpoint in" in text:
@@ -164,12 +165,12 @@ class Runs:
             except subprocess.TimeoutExpired:
                 self.fail("the run hangs")
             begin = time.time()
-            while processes(job.pid, name):  # those whose mpirun was killed find out by themselves
+            while processes(job.pid, name):  # ranks whose mpirun was killed end by themselves
                 if time.time() - begin > START_LIMIT:
                     self.fail("ranks live on without mpirun")
                 time.sleep(0.02)
         finally:
-            for left in processes(job.pid, name) + [job.pid]:  # a session of its own: only what this has started
+            for left in processes(job.pid, name) + [job.pid]:  # they have a session of their own, so only the processes of this job are killed
                 try:
                     os.kill(left, signal.SIGKILL)
                 except ProcessLookupError:
@@ -187,7 +188,7 @@ class Runs:
 
 
 def restarts_on_other_meshes(options, draw, folder):
-    """Does what --kills says. The meshes have different bits, so that only the digests written before each save are known."""
+    """Implements --kills. The meshes have different bits, so only the digests written before each save are known."""
     runs, kills, same, restarts, met = Runs(options, draw, folder, "other"), 0, 0, 0, set()
     while kills < options.kills:
         loaded, killed = runs.life(options.mesh, 100000, True)
@@ -204,12 +205,12 @@ def restarts_on_other_meshes(options, draw, folder):
 
 
 def by_equal_bits(mesh):
-    """Settings that give a mesh of EQUAL the bits of the first."""
+    """Settings with which a mesh of EQUAL has the bits of the first mesh."""
     return ["--set", "tranche.tie_sum=by_use"] + (["--set", "tranche.reduction_group=2"] if "shard=4" in mesh else [])
 
 
 def restarts_on_equal_meshes(options, draw, folder):
-    """Does what --equal-kills says: every run has the bits of one that nothing disturbs, from its first step to the end of the last one."""
+    """Implements --equal-kills: every run has the bits of an undisturbed one, from its first step to the end of the last run."""
     steps = max(20, 8 * options.equal_kills)
     undisturbed, runs = Runs(options, draw, folder, "undisturbed"), Runs(options, draw, folder, "equal")
     undisturbed.life(options.mesh, steps, False, by_equal_bits(options.mesh))
@@ -241,7 +242,7 @@ def run(options):
     with open(os.path.join(folder, "text.txt"), "wb") as file:
         file.write(TEXT)
     with open(os.path.join(folder, "config.json"), "w", encoding="utf-8") as file:
-        json.dump({**MODEL, "n_head": 12, "n_embd": 48}, file)  # which 2, 3 and 4 ranks of the axis tensor can share
+        json.dump({**MODEL, "n_head": 12, "n_embd": 48}, file)  # so that 2, 3 and 4 ranks of the axis tensor can share it
     print(f"seed {options.seed}; folder {folder}", flush=True)
     begin, hits = time.time(), collections.Counter()
     try:

@@ -37,14 +37,14 @@ from sweep_part import current, part_of_count  # noqa: E402
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
 TEXT = b"the cat sat on a mat and saw seven rats\n" * 100
 MODEL = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "n_inner": 61, "vocab_size": 257, "n_positions": 16}
-START_LIMIT = 300  # seconds after which a start counts as hung; no run that is as it should be waits for it, however busy the machine
+START_LIMIT = 300  # seconds after which a start counts as hung; a correct run never takes so long, however busy the machine
 RESUMED = re.compile(r"resumed +(\S+): step (\d+),")
 WEIGHTS = re.compile(r"^ +weights +([0-9a-f]{32})$", re.M)
 STATE = re.compile(r"^ +weights and moments +([0-9a-f]{32})$", re.M)
 COMPLETE = re.compile(r"checkpoint \S*step-(\d+) is complete")
 REFUSED = re.compile(r"is in use by (another )?process")
 ENDED = re.compile(r"^trained \d+ steps, to step \d+", re.MULTILINE)
-HEADER = re.compile(r"^ +data  ", re.M)  # the last line before a checkpoint is looked for
+HEADER = re.compile(r"^ +data  ", re.M)  # the last line before the checkpoint is looked for
 STARTED = re.compile(r"^step +\d+/|nothing to train|no checkpoint in|weights and moments", re.M)
 
 
@@ -69,7 +69,7 @@ def command(program, ranks, arguments):
 
 
 def reference(program, folder, ranks, steps):
-    """{step: (weights, state)} of a run that nothing disturbs."""
+    """{step: (weights, state)} of an undisturbed run."""
     report = os.path.join(folder, f"reference-{ranks}.json")
     done = subprocess.run(command(program, ranks, flags(folder, steps, 0) + ["--digest-every", "1", "--report", report]),
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
@@ -80,7 +80,7 @@ def reference(program, folder, ranks, steps):
 
 
 def processes(job, name):
-    """Numbers of the program's processes among what `job` has started (its session holds them all)."""
+    """Process ids of the program among the processes of `job`, which are all in one session."""
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
@@ -98,7 +98,7 @@ def processes(job, name):
 
 
 def swap_files(process, folder):
-    """Swap files that a process holds, as (has a name, device and inode); None when it is gone."""
+    """Swap files that a process has open, as (has a name, device and inode); None if the process has ended."""
     found = set()
     try:
         for entry in os.listdir(f"/proc/{process}/fd"):
@@ -115,12 +115,12 @@ def swap_files(process, folder):
 
 
 def saving(folder):
-    """Whether a save is under way."""
+    """True while a save is in progress."""
     return os.path.isdir(folder) and any(name.endswith(".tmp") for name in os.listdir(folder))
 
 
 def what_was_hit(folder):
-    """Which part of a save the kill fell into, from what it left."""
+    """The part of a save in which the kill happened, derived from the files that it left."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     if any(".removed-" in name for name in names):
         return "while an old checkpoint was removed"
@@ -154,7 +154,7 @@ def what_was_hit(folder):
 
 
 class Campaign:
-    """One folder of checkpoints, from nothing to the last step."""
+    """A folder of checkpoints, from empty to the last step."""
 
     def __init__(self, options, draw, folder, ranks, digests, number, looks):
         self.options, self.draw, self.folder, self.ranks, self.digests = options, draw, folder, ranks, digests
@@ -174,7 +174,7 @@ class Campaign:
         raise Failed(f"{what}\n  {' '.join(self.line)}\n  its output:\n    " + "\n    ".join(self.text().split("\n")[-25:]))
 
     def check(self, text):
-        """What a start has said of what it resumed."""
+        """Checks the output of a start about the checkpoint that it resumed."""
         resumed, weights, state = RESUMED.search(text), WEIGHTS.search(text), STATE.search(text)
         if not resumed:
             if "no checkpoint in" in text:
@@ -200,8 +200,8 @@ class Campaign:
         return ["--offload-optimizer", "nvme", "--nvme-path", self.swap] + state + weights
 
     def check_swap(self, job, name):
-        """Of a run that has begun: one file each rank, which nobody else can find or open. A run may end before it is looked at; that
-        must stay the exception."""
+        """Checks the swap files of a run that has begun: one file per rank, which no other process can find or open. A run may end before
+        the check; that must stay the exception."""
         begin, held, named = time.time(), [], []
         while job.poll() is None:
             held = [swap_files(process, self.swap) for process in processes(job.pid, name)]
@@ -228,7 +228,7 @@ class Campaign:
             return file.read()
 
     def race(self, job, rival):
-        """Of two runs that were started at the same moment, the one that has the folder, with its text in self.out."""
+        """Returns which of two runs, started at the same moment, got the folder, with its output in self.out."""
         begin = time.time()
         while job.poll() is None and rival.poll() is None:
             if time.time() - begin > START_LIMIT:
@@ -237,7 +237,7 @@ class Campaign:
         first_ended = job.poll() is not None
         loser, winner = (job, rival) if first_ended else (rival, job)
         text = self.text() if first_ended else self.rival_text()
-        # One that has reached the last step may be over before the other looks.
+        # A run that has reached the last step may end before the other one looks.
         if loser.returncode != 0 and not (loser.returncode == 4 and REFUSED.search(text)):
             self.fail(f"the second of two runs ended with status {loser.returncode}:\n{text}")
         self.looks["rivals refused"] += loser.returncode == 4
@@ -246,19 +246,19 @@ class Campaign:
         return winner
 
     def refuse_second(self, job, rival):
-        """While `job` trains another must be refused."""
+        """Checks that a second run is refused while `job` trains."""
         try:
             status = rival.wait(timeout=START_LIMIT)
         except subprocess.TimeoutExpired:
             self.fail("a second run was not refused:\n" + self.rival_text())
         if job.poll() is not None and status == 0:
-            return  # it came when the folder was free
+            return  # it started when the folder was free again
         if status != 4 or not REFUSED.search(self.rival_text()):
             self.fail(f"a second run ended with status {status}:\n{self.rival_text()}")
         self.looks["rivals refused"] += 1
 
     def life(self):
-        """Starts, kills, checks. Returns (what was hit, step that was resumed)."""
+        """One start with its kill and checks. Returns (part of the save that was hit, resumed step)."""
         stage = self.draw.randrange(4)
         self.line = command(self.options.program, self.ranks, flags(self.folder, len(self.digests), stage) +
                             ["--checkpoint-dir", self.checkpoints, "--save-every", "1", "--keep-last", "3", "--resume", "latest"] +
@@ -310,7 +310,7 @@ class Campaign:
                     over = True
             hit = what_was_hit(self.checkpoints)
             status = job.wait(timeout=START_LIMIT)
-            # Ranks whose mpirun was killed find out by themselves; until they have ended the folder is theirs.
+            # Ranks whose mpirun was killed end by themselves; until then they hold the folder.
             begin = time.time()
             while processes(job.pid, name):
                 if time.time() - begin > START_LIMIT:
@@ -321,7 +321,7 @@ class Campaign:
             self.looks["alone too long"] += alone > ALONE_LIMIT
         finally:
             for started in jobs:
-                for left in processes(started.pid, name) + [started.pid]:  # a session of its own: only what this has started
+                for left in processes(started.pid, name) + [started.pid]:  # they have a session of their own, so only the processes of this job are killed
                     try:
                         os.kill(left, signal.SIGKILL)
                     except ProcessLookupError:
@@ -333,7 +333,7 @@ class Campaign:
         if resumed is None:
             hit = "while loading" if HEADER.search(text) else "while starting"
         self.sure = max([self.sure] + [int(step) for step in COMPLETE.findall(text)])
-        # The kill may also hit a rank that has just ended and that mpirun has not yet buried.
+        # The kill may also hit a rank that has just ended and for which mpirun has not yet waited.
         if status == 0 and (over or ENDED.search(text)):
             self.ended = True
         elif status == 0 or "tranche: " in text and "complete checkpoint" in text:
@@ -352,7 +352,7 @@ def run(options):
     print(f"seed {options.seed}; folder {folder}", flush=True)
     steps = max(60, min(400, 12 * options.kills))
     digests = {}
-    looks = collections.Counter()  # --nvme: runs whose swap files were seen as they should be ("proper"), and those that never were
+    looks = collections.Counter()  # --nvme: runs whose swap files were correct ("proper"), and those whose were never seen
     hits, kills, lives, number, campaign = collections.Counter(), 0, 0, 0, None
     begin = last = time.time()
     newest = 0
@@ -371,7 +371,7 @@ def run(options):
             if not over:
                 kills += 1
                 hits[hit] += 1
-            # Another folder from time to time, so that all numbers of ranks have their turn.
+            # The folder changes from time to time, so that all numbers of ranks are used.
             if campaign.sure > 0 and draw.random() < 0.02 * len(options.ranks):
                 campaign.ended = True
             if options.verbose:

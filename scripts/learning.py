@@ -28,13 +28,13 @@ BYTES = 128  # of a sequence
 
 @dataclass
 class Variant:
-    """A way to train: a patch of the quickstart's configuration, and what its loss is held to."""
+    """A way to train: a patch of the quickstart's configuration, and the bound of its loss."""
     name: str
     patch: dict = field(default_factory=dict)
     beside: str = ""  # the variant of the same seed that it is compared with
-    most: float = math.inf  # greatest mean difference to that, in percent
+    most: float = math.inf  # largest mean difference to that variant, in percent
     ranks: int = 1
-    sequences: int = SEQUENCES  # of a step; more of them make fewer steps
+    sequences: int = SEQUENCES  # sequences of a step; with more of them there are fewer steps
     micro_batch: int = 8
 
 
@@ -47,11 +47,11 @@ def noise(kind, rate):
     return {**optimizer(kind, rate), "tranche": {"reduction": "micro_batch", "gradient_noise_scale": True}}
 
 
-# Rates were fixed before the first run: AdamW's is the quickstart's, Muon has the same (its default factor matches
-# AdamW's), and LAMB has a round number, since its updates are relative to the weights.
+# Learning rates were fixed before the first run. AdamW has the quickstart's, Muon the same (its default factor matches AdamW's), and LAMB a
+# round number, because its updates are relative to the weights.
 FORMATS = [
     Variant("AdamW"),
-    # A control: the gradient is rounded at another place, and nothing else differs.
+    # A control: only the place where the gradient is rounded differs.
     Variant("AdamW, reduced each micro-batch", {"tranche": {"reduction": "micro_batch"}}, "AdamW"),
     Variant("AdamW, states in 8 bits", {"tranche": {"moments": "block8"}}, "AdamW", 0.5),
     Variant("AdamW, no master, stochastic rounding",
@@ -63,7 +63,7 @@ FORMATS = [
             {"zero_optimization": {"zero_quantized_gradients": True, "zero_quantized_weights": True}}, "AdamW", 0.5, ranks=2),
 ]
 
-# The same number of sequences for all; rates grow with the square root of the batch, from those at 32 sequences.
+# All variants have the same number of sequences. Rates grow with the square root of the batch, beginning at 32 sequences.
 BATCHES = [
     Variant("AdamW, small batch", noise("AdamW", 0.0015), sequences=8, micro_batch=4),
     Variant("AdamW, large batch", noise("AdamW", 0.006), "AdamW, small batch", sequences=128),
@@ -82,7 +82,8 @@ def merged(base, patch):
 
 
 def configuration(variant, steps):
-    """The file of a run of as many steps of SEQUENCES sequences, or their equal; warm-up is a tenth of them."""
+    """The configuration file of a run of `steps` steps of SEQUENCES sequences, or as many sequences in other steps; a tenth of them is
+    warm-up."""
     base = json.loads((ROOT / "scripts/quickstart.json").read_text(encoding="utf-8"))
     made = merged(base, variant.patch)
     made["train_micro_batch_size_per_gpu"] = variant.micro_batch
@@ -122,13 +123,13 @@ class Study:
                 "0", "--threads", "1", "--steps", str(steps_of(variant, self.options.steps)), "--seed", str(seed)]
 
     def key(self, variant, seed):
-        """Two runs with the same key are the same run."""
+        """The key of a run; runs with equal keys are the same run."""
         text = hashlib.sha256(pathlib.Path(self.options.text).read_bytes()).hexdigest()
         return {"arguments": self.arguments(variant, seed), "ranks": variant.ranks, "text": text,
                 "configuration": configuration(variant, self.options.steps)}
 
     def check(self):
-        """Ends the study where the program refuses a configuration."""
+        """Ends the study if the program refuses a configuration."""
         for variant in self.variants:
             file = self.folder / f"check-{os.getpid()}.json"
             file.write_text(json.dumps(configuration(variant, self.options.steps)), encoding="utf-8")
@@ -139,7 +140,7 @@ class Study:
                 stop(1, f"the program refuses {variant.name!r}: {(done.stderr or done.stdout).strip()}")
 
     def run(self, variant, seed):
-        """The report of a run; made only where it is not there."""
+        """Returns the report of a run, which is made unless it exists."""
         report, made_by = self.path(variant, seed, "report.json"), self.path(variant, seed, "run.json")
         key = self.key(variant, seed)
         if report.exists() and made_by.exists():
@@ -172,14 +173,14 @@ class Study:
 
 
 def mean_noise(steps):
-    """The noise scale of so many steps: the mean of variances over the mean of squares; none where it is not above 0."""
+    """The noise scale over the steps: the mean of variances divided by the mean of squares; None unless that is above 0."""
     measured = [step for step in steps if step.get("gradient_variance") is not None]
     squares = sum(step["gradient_squares"] for step in measured)
     return sum(step["gradient_variance"] for step in measured) / squares if squares > 0 else None
 
 
 def figures(report):
-    """What a comparison takes from a report: the held-out loss, and tenths of the run."""
+    """The figures of a report that are compared: the held-out loss, and means over tenths of the run."""
     steps = report["steps"]
     cuts = [round(len(steps) * i / 10) for i in range(11)]
     tenths = [steps[begin:end] for begin, end in zip(cuts, cuts[1:])]
@@ -222,7 +223,7 @@ def markdown(lines, seeds):
 
 
 def chart(title, y_label, key, lines, rows, seed, sequences):
-    """A chart of a figure of the tenths of every variant's run, each at the middle of its tenth; None without figures."""
+    """A chart of one figure over the tenths of every variant's run, each at the middle of its tenth; None without figures."""
     series = []
     for line in lines:
         values = rows[line["name"]][seed][key]

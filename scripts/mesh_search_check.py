@@ -21,7 +21,7 @@ RANKS = 2
 AXES = ("replicate", "pipeline", "shard", "context", "tensor")
 SCHEDULES = ("1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v")
 
-# name: layers, width, heads, sequence, samples of a micro-batch that is given, and micro-batches
+# name: layers, width, heads, sequence, samples of a given micro-batch, and micro-batches
 MODELS = {"small": (4, 128, 4, 128, 2, 4), "middle": (4, 256, 4, 128, 2, 4), "large": (3, 512, 8, 128, 1, 4)}
 
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -55,7 +55,7 @@ def call(arguments, ranks=1, may_fail=False):
 
 
 def search(model, machine, axes, more, config):
-    """The choice within `axes`, whose configuration is written; None where all is refused."""
+    """Returns the search's choice within `axes` and writes its configuration; None if everything is refused."""
     _, _, _, sequence, batch, micro_batches = MODELS[model]
     text = call(["plan", "--json", "--ranks", str(RANKS), "--machine", machine, "--model", path(model + ".json"), "--sequence", str(sequence),
                  "--micro-batch", str(batch), "--accumulate", str(micro_batches), "--dtype", "fp32", "--threads", "1", "--fit", "8GiB",
@@ -64,7 +64,7 @@ def search(model, machine, axes, more, config):
 
 
 def points_of(model, machine):
-    """Every mesh, stage and schedule that runs: name, and what is predicted."""
+    """Returns every mesh, stage and schedule that can run, with name and prediction."""
     points = {}
     for axis in AXES:
         axes = [f"{one}={RANKS if one == axis else 1}" for one in AXES]

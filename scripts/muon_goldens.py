@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes tests/optim/golden_muon.h: steps of two small matrices by torch.optim.Muon in fp64, whose orthogonal factor is
-replaced by drawn numbers, so that momentum and update can be held to them without the error of the iterations.
+"""Writes tests/optim/golden_muon.h: steps of two small matrices by torch.optim.Muon in fp64. Drawn numbers replace the orthogonal factor,
+so that momentum and update can be compared without the error of the iterations.
 
 usage: muon_goldens.py [FILE]
 Needs torch; the file names its version.
@@ -13,7 +13,7 @@ import torch.optim._muon as muon
 
 from golden_draw import draw
 
-SHAPES = [(100, 4), (25, 25)]  # of which both factors of the rate are whole numbers
+SHAPES = [(100, 4), (25, 25)]  # both factors of the rate are whole numbers for these
 STEPS = 20
 RATE = 0.01
 
@@ -23,7 +23,7 @@ def matrix(seed, shape, scale=1.0):
 
 
 def factor(step, t):
-    """With five bits, so that five times it is a number of bf16."""
+    """A factor with five bits, so that five times the factor is a bf16 number."""
     return torch.floor(matrix(500000 + 100 * step + t, SHAPES[t], 8.0)) / 8
 
 

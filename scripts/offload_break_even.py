@@ -56,7 +56,7 @@ def call(arguments):
 
 
 def steps(sequences, link=None):
-    """Steps of a run, without the first two."""
+    """Steps of a run without the first two."""
     arguments = ["train"] + MODEL + OFFLOAD + ["--data", path("text.txt"), "--micro-batch", str(sequences), "--steps", str(options.steps),
                                                "--eval-batches", "1", "--debug-peak-seconds", "0.01", "--report", path("r.json")]
     if link:
@@ -76,7 +76,7 @@ def plan(sequences, link, flops, update):
                                                                    "--flops", str(flops), "--host-update", str(update)]))
 
 
-# How fast this machine computes and updates; the link that then breaks even at about --target sequences.
+# Measures how fast this machine computes and updates, and sets a link speed that breaks even at about --target sequences.
 free, flops_per_token = steps(options.target)
 tokens = options.target * SEQUENCE
 flops = flops_per_token * tokens / median(s["seconds"] - s["exposed_offload_seconds"] for s in free)
@@ -91,7 +91,7 @@ print(f"plan: break-even at {break_even:.0f} tokens per step, {planned['least_ex
 
 compute_planned = break_even * flops_per_token / flops  # seconds of a step
 
-points = []  # (seconds computed, exposed) of every step, in units of compute_planned
+points = []  # (seconds computed, seconds exposed) of every step, in units of compute_planned
 sizes = []
 for share in SHARES:
     sequences = max(1, round(share * break_even / SEQUENCE))
@@ -108,14 +108,14 @@ for share in SHARES:
     print(f"{size['tokens']:>7} tokens ({size['tokens'] / break_even:.2f}): {size['exposed'] * 1e3:7.1f} ms exposed, step "
           f"{size['seconds'] * 1e3:7.1f} ms, {size['seconds_alone'] * 1e3:7.1f} ms without the held link")
 
-# Below, exposed time falls by a line; beyond, it stays. They meet at the measured break-even.
+# Below the break-even the exposed time falls along a line; above it stays constant. The two lines meet at the measured break-even.
 below = [p for p in points if p[0] < 0.9]
 beyond = [p for p in points if p[0] > 1.1]
 near = [p for p in points if 1.15 < p[0] < 1.35] or beyond
 if len(below) < 5 or len(beyond) < 5:
     sys.exit(f"{len(below)} steps computed for less than 0.9 of the planned break-even and {len(beyond)} for more than 1.1: too few; again")
 floor = median(p[1] for p in beyond)
-# The line through the medians of pairs far apart (Theil and Sen), which single late steps do not turn.
+# The line through medians of distant pairs (Theil and Sen), which single late steps do not affect.
 slope = median((q[1] - p[1]) / (q[0] - p[0]) for p in below for q in below if q[0] - p[0] > 0.1)
 start = median(p[1] - slope * p[0] for p in below)
 measured = (floor - start) / slope

@@ -32,7 +32,7 @@ def weights():
 
 
 def gradients(step):
-    """Of tensor 2 some are zero; sizes differ by tensor and step."""
+    """Drawn gradients; some of tensor 2 are zero, and magnitudes differ by tensor and step."""
     return [[x * 2.0 ** (t - 3) * (1 + step % 3) for x in draw(100000 + 100 * step + t, n)] for t, n in enumerate(sizes())]
 
 
@@ -56,7 +56,7 @@ def by_optax(rule):
     return [p.tolist() for p in parameters]
 
 
-# name, optimizer.type, parameters as the library's keys, reference
+# name, optimizer.type, parameters under the library's keys, reference
 CASES = [
     ("adamw", "AdamW", {"weight_decay": 0.1}, lambda: by_torch(lambda p: torch.optim.AdamW(p, RATE, weight_decay=0.1))),
     ("adam", "Adam", {"weight_decay": 0.1, "adam_w_mode": 0},

@@ -35,7 +35,7 @@ def model_state():
 
 
 def step_spans():
-    """(lane, kind, begin, end) in microseconds, neighbours of one kind as one span; and the end of the step."""
+    """Returns (lane, kind, begin, end) in microseconds, with neighbours of one kind joined, and the end of the step."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "step.json"
         output_of([*STEP, "--trace", str(file)])

@@ -39,11 +39,11 @@ FOUND, NOT_FOUND, NOT_COMPILED = "found", "not found", "did not compile"
 
 
 class Unusable(Exception):
-    """Nothing can be said: exit status 2."""
+    """Raised if there is no result; exit status 2."""
 
 
 class Stopped(Exception):
-    """A signal asked for the end."""
+    """Raised when a signal asks for the end."""
 
 
 def read_list(path):
@@ -57,7 +57,7 @@ def read_list(path):
 
 
 def problems_of(faults, tree):
-    """Sentences that say what does not fit."""
+    """Sentences about faults of the list that do not fit the tree."""
     problems, ids = [], set()
     for number, fault in enumerate(faults):
         name = fault.get("id", f"entry {number}")
@@ -95,12 +95,12 @@ def require_clean(tree):
 
 def stop(number, _frame):
     for each in ENDING:
-        signal.signal(each, signal.SIG_IGN)  # a second one would end the clearing up
+        signal.signal(each, signal.SIG_IGN)  # a second signal would interrupt the cleanup
     raise Stopped(signal.Signals(number).name)
 
 
 def execute(command, tree, log, timeout, fault):
-    """The status of the command, None where it took too long. Its processes end with it."""
+    """Returns the status of the command, or None if it took too long. Its processes end with it."""
     environment = dict(os.environ)
     for field in ("id", "folder", "file", "seen_by"):
         environment["FAULT_" + field.upper()] = fault.get(field, "")
@@ -121,7 +121,7 @@ def execute(command, tree, log, timeout, fault):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(10)
                 if number == signal.SIGTERM:
-                    time.sleep(0.05)  # others of its group may still be at their own end
+                    time.sleep(0.05)  # other processes of its group may still be ending
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def planted(fault, tree):
         path.write_bytes(before.replace(fault["find"].encode(), fault["replace"].encode(), 1))
         yield
     finally:
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # nothing comes between
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # no signal interrupts these steps
         path.write_bytes(before)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -191,7 +191,7 @@ def run(options, faults):
         records.append({"id": fault["id"], "folder": fault["folder"], "result": result, "build_seconds": round(build_seconds, 2),
                         "seconds": round(seconds, 2), "remark": remark, "log": str(path)})
         print(row(records[-1]), flush=True)
-        if options.json is not None:  # after each, so that a run that is cut short has told what it knew
+        if options.json is not None:  # after each fault, so that an interrupted run has reported its results
             document = {"command": options.command, "build": options.build, "faults": records}
             options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(summary(records) + f"; their logs are in {logs}")
@@ -199,7 +199,7 @@ def run(options, faults):
 
 
 def together(paths, least):
-    """Each of the successive runs has to find `least` faults, and all together every one."""
+    """Checks that each of the successive runs finds `least` faults, and all together every one."""
     runs = []
     for path in paths:
         try:

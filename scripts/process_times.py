@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 
-PERIOD = 0.05  # The sampler looks at /proc every so many seconds.
-SLACK = 0.2  # A line of ctest's output may be read so many seconds too late.
+PERIOD = 0.05  # seconds between two looks at /proc
+SLACK = 0.2  # a line of ctest's output may be read this many seconds late
 TICK = os.sysconf("SC_CLK_TCK")
 
 

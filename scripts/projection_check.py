@@ -33,7 +33,7 @@ def link(rate):
 ACCUMULATE = ["--accumulate", "3"]
 SERIAL = ["--set", "zero_optimization.overlap_comm=false"]
 
-# ranks, model, dtype, stage, what else, its flags
+# ranks, model, dtype, stage, other settings, and their flags
 POINTS = [
     (1, "small", "fp32", 0, "", []),
     (1, "middle", "fp32", 0, "", []),

@@ -37,7 +37,7 @@ program=build/release/bin/tranche
 echo "$text: $(wc -c < "$text") bytes; the last hundredth is held out"
 
 phase "Train on two ranks: stage 3, bf16, about three minutes"
-# The training is bounded by time, but a slow machine gets the least number of steps that reaches the goal.
+# The training is limited by time, but a slow machine runs at least the number of steps that reaches the goal.
 TRANCHE_MPI_TIMEOUT=${TRANCHE_MPI_TIMEOUT:-3600} scripts/run_mpi.sh 2 "$program" train \
   --config scripts/quickstart.json --model gpt-mini --sequence 128 --data "$text" --validation-fraction 0.01 \
   --steps 400 --max-seconds 180 --min-steps 250 \

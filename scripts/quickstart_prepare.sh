@@ -26,8 +26,8 @@ scripts/setup.sh
 
 phase "Build the program (log: $folder/build.log)"
 . scripts/build_settings.sh
-# Without a GPU there is nothing to run CUDA's code, also where a toolkit is installed. A folder that is there stays as
-# it is configured, since scripts/test.sh goes on in it.
+# Without a GPU there is no use for the CUDA code, even if a toolkit is installed. An existing folder keeps its configuration, because
+# scripts/test.sh continues in it.
 configure=()
 if [ "$cuda" = yes ]; then
   configure+=(-DTRANCHE_CUDA=ON)
@@ -46,12 +46,12 @@ program=build/release/bin/tranche
 phase "English text: the Collaborative International Dictionary of English"
 if [ ! -s "$text" ]; then
   if ! ls "$folder"/dict-gcide_*.deb > /dev/null 2>&1; then
-    # Into a folder of its own first, so that a part of a package is never taken for one.
+    # The download goes to a folder of its own first, so that an incomplete package is never used.
     rm -rf "$folder/download"
     mkdir -p "$folder/download"
     fetch() { (cd "$folder/download" && apt-get download -q -o APT::Sandbox::User=root dict-gcide); }
     if ! fetch; then
-      # Without lists of packages apt knows none; only root can fetch them.
+      # apt knows no package without lists, which only root can fetch.
       if [ "$(id -u)" -ne 0 ] || ! { apt-get update -q && fetch; }; then
         echo "quickstart: dict-gcide could not be downloaded. With a network: sudo apt-get update, and run this again." >&2
         echo "Without one: put dict-gcide_*.deb of Debian into $folder." >&2

@@ -36,20 +36,20 @@ NUMBER = re.compile(r"\b[0-9a-f]{16,}\b|(?<![A-Za-z_])[-+]?\d+(?:,\d{3})*(?:\.\d
 
 
 class Quotation:
-    """lines[begin:end] of a page are what `command` prints; `masked`: but for numbers."""
+    """lines[begin:end] of a page quote the output of `command`; `masked`: numbers may differ."""
 
     def __init__(self, line, command, begin, end, masked=False):
         self.line, self.command, self.begin, self.end, self.masked = line, command, begin, end, masked
 
     def compared(self, lines):
-        """`lines` as they are compared."""
+        """`lines` in the form in which they are compared."""
         if not self.masked:
             return lines
         return [re.sub(r"#(?: #)+", "#", " ".join(NUMBER.sub("#", line).split())) for line in lines]
 
 
 def of_console(lines, begin, end, masked):
-    """The quotations of lines[begin:end], the inside of a fence."""
+    """The quotations in lines[begin:end], the contents of a fence."""
     found = []
     number = begin
     while number < end:
@@ -71,7 +71,7 @@ def of_console(lines, begin, end, masked):
 def quotations(lines):
     found = []
     number = 0
-    fence = None  # where the one around this line begins
+    fence = None  # first line of the fence around this line
     while number < len(lines):
         line = lines[number]
         comment = re.fullmatch(r"<!-- \$ (numbers: )?(.*) -->", line)
@@ -109,7 +109,7 @@ def run(command, folder, program):
 
 
 def matches(quoted, printed):
-    """Whether `printed` is `quoted`, in which ANY stands for any lines."""
+    """True if `printed` matches `quoted`, in which ANY stands for any lines."""
     pieces = [[]]
     for line in quoted:
         if line == ANY:
@@ -134,7 +134,7 @@ def matches(quoted, printed):
 
 
 def renewed(quoted, printed):
-    """`printed` with as many lines before and behind ANY as were quoted."""
+    """`printed` with as many lines before and after ANY as were quoted."""
     if ANY not in quoted:
         return printed
     if quoted.count(ANY) > 1:
@@ -147,7 +147,7 @@ def renewed(quoted, printed):
 
 
 def check_page(page, program, update, renew):
-    """Number of quotations, and what differs."""
+    """Returns the number of quotations, and the differences."""
     lines = page.read_text(encoding="utf-8").split("\n")
     found, problems = quotations(lines), []
     replacements = []

@@ -9,17 +9,16 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
 export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-# A host that is gone ends the job in some 12 s; with Open MPI's own values mpirun waits for minutes.
+# If a host disappears, these end the job in some 12 s; with Open MPI's defaults mpirun waits for minutes.
 export OMPI_MCA_oob_tcp_keepalive_time=5 OMPI_MCA_oob_tcp_keepalive_intvl=2 OMPI_MCA_oob_tcp_keepalive_probes=3
-# OpenMP's threads that wait for others turn for milliseconds otherwise, also where those wait for a core that another program has.
+# By default waiting OpenMP threads spin for milliseconds, even if the threads for which they wait need a core that another program uses.
 [ -n "${OMP_WAIT_POLICY:-}" ] || export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-1000}
-# Ranks that wait in MPI poll. With more ranks than cores each hands its core over between two looks, or ranks that have
-# work wait for those that have none: eight ranks on two cores take a third of the processor's time with it.
+# Ranks that wait in MPI poll. With more ranks than cores a polling rank must yield its core, or ranks with work wait for idle ones: eight
+# ranks on two cores then take a third of the processor time.
 if [ "$ranks" -gt "$(nproc)" ]; then export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}; fi
-# Each job has a session folder of its own. Two jobs that start at once would otherwise both make Open MPI's common
-# folder in the temporary directory, and one of them would fail ("mkdir was unable to create the desired directory").
-# This shell becomes mpirun, so that signals reach it. A process that waits for the end of everything that holds the
-# other end of its pipe (mpirun, however it ends) removes the folder.
+# Each job has a session folder of its own. Otherwise two jobs that start at once may both create Open MPI's common folder in the temporary
+# directory, and one of them fails ("mkdir was unable to create the desired directory"). This shell becomes mpirun, so that signals reach
+# it. Another process removes the folder: it reads a pipe whose other end mpirun holds, which closes when mpirun ends for any reason.
 if [ -z "${OMPI_MCA_orte_tmpdir_base:-}" ]; then
   OMPI_MCA_orte_tmpdir_base=$(mktemp -d "${TMPDIR:-/tmp}/tranche-mpi.XXXXXX") || {
     echo "run_mpi.sh: nothing can be written to the temporary folder ${TMPDIR:-/tmp}: set TMPDIR to another" >&2

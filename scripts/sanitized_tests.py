@@ -20,7 +20,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ALWAYS = ("tests/comm", "tests/offload", "tests/pipeline")
 THIRDS = 3
-# Changes that concern every program: how all are compiled, and inputs that several read.
+# Changes of these files concern every program: how everything is compiled, and inputs of several tests.
 EVERYTHING = re.compile(r"^(CMakeLists\.txt|CMakePresets\.json|cmake/Tranche(Options|Dependencies|Targets|Cuda|Testing|Rules)\.cmake"
                         r"|tests/CMakeLists\.txt|tests/configs/.*|tests/combinations\.json|scripts/sanitized_tests\.py)$")
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
@@ -32,7 +32,7 @@ def git(root, *arguments):
 
 
 def changed_files(root, commits):
-    """The files that the last commits and the working tree changed; None where no history says it."""
+    """The files that the last commits and the working tree changed; None without the necessary history."""
     count = int(git(root, "rev-list", "--count", "HEAD") or 0)
     if count <= commits:
         return None, count
@@ -66,14 +66,14 @@ def concerned(root, program, changed):
             return True
         if any(file.startswith((f"{folder}/", f"include/tranche/{folder}/")) for folder in program["folders"]):
             return True
-        # What is not compiled, such as build files and recorded values, concerns the programs of its folder.
+        # Files that are not compiled, such as build files and recorded values, concern the programs of their folder.
         if file.startswith(program["folder"] + "/") and not re.search(r"\.(cpp|h|cu|md)$", file):
             return True
     return False
 
 
 def choose(root, programs, commits, most):
-    """(chosen, left out): dictionaries of names and why."""
+    """Returns (chosen, left out): dictionaries of names and reasons."""
     changed, count = changed_files(root, commits)
     third = count // commits % THIRDS
     chosen, left_out = {}, {}
@@ -98,7 +98,7 @@ def choose(root, programs, commits, most):
 
 
 def tests_of(build):
-    """For each test of the build the words of its command."""
+    """The words of the command of each test of the build."""
     listed = subprocess.run(["ctest", "--test-dir", str(build), "--show-only=json-v1"], capture_output=True, text=True, check=True)
     return {test["name"]: test.get("command", []) for test in json.loads(listed.stdout)["tests"]}
 
@@ -127,7 +127,7 @@ def main():
     if options.log:
         names = []
         for test, command in tests_of(options.build).items():
-            # ctest knows no command of a program that is not built yet; its tests have its name.
+            # ctest has no command for a program that is not built yet; its tests carry the program's name.
             program = test.split(".")[0].replace("fuzz", "fuzz_readers")
             if program not in programs:
                 program = next((name for name in programs if re.search(rf"/{re.escape(name)}(?![\w./])", " ".join(command))), "")

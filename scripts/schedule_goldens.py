@@ -26,7 +26,7 @@ CASES = [
 
 
 def order(name, stages, micro_batches, chunks):
-    """pipeline_order of the class, whose constructor wants stages of a running process group."""
+    """Returns pipeline_order of the class, whose constructor normally needs stages of a running process group."""
     schedule = object.__new__(getattr(schedules, name))
     schedule._n_microbatches = micro_batches
     schedule._num_stages = schedule.num_stages = stages * chunks
@@ -35,7 +35,7 @@ def order(name, stages, micro_batches, chunks):
     schedule.n_local_stages = chunks
     schedule.number_of_rounds = max(1, micro_batches // stages)
     schedule.microbatches_per_round = micro_batches // schedule.number_of_rounds
-    if hasattr(schedule, "_get_pipeline_order"):  # one chunk on a rank
+    if hasattr(schedule, "_get_pipeline_order"):  # one chunk per rank
         return schedule._get_pipeline_order()
     schedule.pipeline_order = {rank: schedule._calculate_single_rank_operations(rank) for rank in range(stages)}
     if hasattr(schedule, "_add_bubbles_to_actions"):
@@ -51,7 +51,7 @@ def main():
             with open(folder / f"{word}-{stages}-{micro_batches}-{chunks}.csv", "w", newline="", encoding="utf-8") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 for actions in order(name, stages, micro_batches, chunks).values():
-                    # Single-chunk schedules name torch's reductions of gradients, which are no part of a compute order.
+                    # Schedules with one chunk contain torch's reductions of gradients, which do not belong to a compute order.
                     writer.writerow("" if a is None else str(a) for a in actions if a is None or a.is_compute_op)
     (folder / "made_by.txt").write_text(f"scripts/schedule_goldens.py with torch {torch.__version__}\n", encoding="utf-8")
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Counts words: of README and docs/start the 90th percentile of the sentences is at most 25, and README has at most 700 in all; no
-sentence of docs/internals has more than 35.
+"""Counts words. The 90th percentile of the sentences of README and docs/start must be at most 25, README must have at most 700 words in
+all, and no sentence of docs/internals may have more than 35.
 
-    scripts/sentences.py            these pages; exit status 1 beyond that
-    scripts/sentences.py PAGE ...   the percentile of these pages
+    scripts/sentences.py            checks these pages; exit status 1 if one exceeds its limit
+    scripts/sentences.py PAGE ...   prints the percentile of these pages
 
-Of sentences, paragraphs and list items count; of README headings and tables, too. Code, comments and pictures do not; of a link its
-text does.
+Sentences are counted in paragraphs and list items; the words of README include headings and tables. Code, comments and pictures do not
+count; the text of a link does.
 """
 import pathlib
 import re

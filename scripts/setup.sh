@@ -11,16 +11,16 @@ packages=(
   ccache mold                         # compile and link faster; used when found
   libopenmpi-dev openmpi-bin          # ranks
   libdnnl-dev                         # bf16 matmul
-  # fp32 matmul. The pthread variant, since our threads each call it with one thread: limiting the OpenMP variant to
-  # one also changes the OpenMP thread count of whoever calls. Called from independent threads both are equally fast;
-  # called from an OpenMP team the OpenMP variant may be faster, which is to be measured on an idle machine.
+  # fp32 matmul. This is the pthread variant, because our threads call it with one thread each. Limiting the OpenMP variant to one thread
+  # also changes the number of OpenMP threads of the caller. Both are equally fast when independent threads call them. From an OpenMP team
+  # the OpenMP variant may be faster, which has to be measured on an idle machine.
   libopenblas-pthread-dev
   libhwy-dev                          # SIMD with run-time dispatch
   nlohmann-json3-dev libcli11-dev libspdlog-dev libfmt-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   libhdf5-dev libxxhash-dev           # checkpoints, and their digests
   python3-h5py                        # tests open checkpoints as users do
-  liburing-dev                        # transfers past the page cache; threads do without
+  liburing-dev                        # transfers without the page cache; without it threads do them
   libpcre2-dev libutf8proc-dev        # tokenizers: patterns and normalization of Unicode
   libsentencepiece-dev                # tokenizers of Llama 2 and Mistral
   xz-utils                            # packs the bundle for GPU hosts
@@ -56,7 +56,7 @@ fi
 echo "setup: installing ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -q
-# The test starts daemons of its own; none of the packages' may run beside.
+# The test starts its own daemons; those of the packages must not run at the same time.
 if [ "${1:-}" = --cluster ] && [ ! -e /usr/sbin/policy-rc.d ]; then
   trap 'rm -f /usr/sbin/policy-rc.d' EXIT
   printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d

@@ -4,7 +4,7 @@
     scripts/stage_table.py [--model gpt-mini] [--ranks 1,2,4] [--steps 4] [--dtype bf16]
 
 Needs build/release/bin/tranche and mpirun. Memory is the highest of all ranks, from the ledger; traffic is what rank
-0 sent in the last step, metered, beside the formula of docs/internals/design.md; the digest shows that all stages of one number
+0 sent in the last step, metered, beside the formula of docs/internals/arithmetic.md; the digest shows that all stages of one number
 of ranks and one reduction policy end with the same weights.
 """
 import argparse

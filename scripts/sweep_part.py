@@ -10,11 +10,11 @@ VARIABLE = "TRANCHE_TEST_PART"
 
 
 class BadPart(SystemExit):
-    """The variable cannot be understood; the test ends with this text."""
+    """Raised if the variable cannot be parsed; the test ends with this text."""
 
 
 def current():
-    """Returns (k, n); (0, 1) where the variable is not set."""
+    """Returns (k, n); (0, 1) if the variable is not set."""
     text = os.environ.get(VARIABLE)
     if text is None:
         return 0, 1

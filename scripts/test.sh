@@ -41,7 +41,8 @@ done
 scripts/setup.sh || exit 2
 . scripts/build_settings.sh
 
-# Each commit runs another third of the drawn sweeps, so three successive ones run all. Without a history it is the first.
+# Each commit runs another third of the drawn sweeps, so that three successive commits run all of them. Without a history it is the first
+# third.
 if [ $full = yes ]; then
   unset TRANCHE_TEST_PART
 elif [ -z "${TRANCHE_TEST_PART+set}" ]; then
@@ -68,7 +69,7 @@ finish() {
 }
 trap finish EXIT
 
-# suite NAME COMMAND...: runs, times and records it; leaves at the first failure.
+# suite NAME COMMAND...: runs a suite, times and records it; ends the script at the first failure.
 suite() {
   local name=$1 begin status result log
   shift
@@ -81,7 +82,7 @@ suite() {
   [ -n "$result" ] && closing=$result
   [ -n "$result" ] || result=$([ $status -eq 0 ] && echo passed || echo FAILED)
   table+=("$(printf '%-24s %9s  %s' "$name" "$(seconds_since "$begin")" "$result")")
-  # Time by label, summed over the tests (more than the suite's where they run side by side).
+  # The time by label, summed over the tests (more than the suite's time if tests run at the same time).
   local label seconds
   while read -r label seconds; do
     table+=("$(printf '  %-22s %9.1f' "$label" "$seconds")")
@@ -103,8 +104,8 @@ configure() {
     { cat "$logs/configure-$preset.log"; return 1; }
 }
 
-# build PRESET TARGET...: a warning is an error. (Flags that make it one would be other flags than the quickstart's, and
-# everything would be compiled again.)
+# build PRESET TARGET...: treats a warning as an error. (With compiler flags for that, everything would be compiled again, because the
+# quickstart has other flags.)
 build() {
   local preset=$1 status=0
   shift
@@ -122,13 +123,13 @@ run_tests() {
   local preset=$1
   shift
   ctest --preset "$preset" --parallel "$jobs" "${exclude[@]}" "${filter[@]}" "$@" || return 1
-  # Why a test was skipped is known only to its own output.
+  # The reason of a skipped test is only in its own output.
   awk '/^[0-9]+\/[0-9]+ Testing: / {name = $3}
        reason {line = "skipped " name ": " $0; if (!said[line]++) print line; reason = 0}
        /: Skipped$/ {reason = 1}' "build/$preset/Testing/Temporary/LastTest.log"
 }
 
-# The CUDA libraries in the folder that was built without them. Compiled again is only what sees CUDA's options.
+# Adds the CUDA libraries to the folder that was built without them. Only sources with CUDA's options are compiled again.
 build_cuda() {
   local architecture=90-real before=$logs/before-cuda.json
   if [ $has_gpu = yes ]; then architecture=native; fi
@@ -157,8 +158,8 @@ release_suites() {
   fi
 }
 
-# sanitized PRESET REGEX MOST TARGET...: builds and runs those of the programs REGEX, which TARGET... are, that are due; of
-# more than MOST a third of those that changed.
+# sanitized PRESET REGEX MOST TARGET...: builds and runs the due programs among those that match REGEX (TARGET... in the build). If more
+# than MOST changed, a third of those is due.
 sanitized() {
   local preset=$1 only=$2 most=$3 chosen=$logs/chosen-$1.txt
   shift 3
@@ -176,7 +177,7 @@ sanitized() {
 
 sanitizer_suites() {
   sanitized asan "" 24 unit_tests gpu_tests  # on emulated GPUs, where the toolkit's headers are
-  # Tests in which our own threads meet; kernels and models are run by those of the engine's tests.
+  # Tests in which our own threads interact; the engine's tests run kernels and models.
   sanitized tsan '^test_(core|device|comm|offload|engine|engine_parts)$' 4 \
     test_core test_device test_comm test_offload test_engine test_engine_parts
 }

@@ -55,8 +55,8 @@ fi
 most=20
 if [ ${#files[@]} -eq 0 ]; then
   if [ "$changed" -gt 0 ]; then
-    # The newest first, each once; a file that is gone again is not there to be checked. Without history as deep as
-    # asked, the oldest commit there is stands for all files, and is left out.
+    # The newest files first, each once; files that no longer exist are skipped. If the history is not as deep as requested, its oldest
+    # commit, which seems to change all files, is left out.
     mapfile -t files < <({ git diff --name-only HEAD
                            git log -n "$changed" --format= --name-only --diff-filter=d --no-merges "$(git rev-list --max-parents=0 HEAD |
                              sed 's/$/../; q')HEAD" 2> /dev/null; } | grep -E '\.(h|cpp)$' | awk '!seen[$0]++')
@@ -65,7 +65,7 @@ if [ ${#files[@]} -eq 0 ]; then
   fi
 fi
 
-# The sources that the build compiles, and headers, whose flags are guessed from the sources beside them.
+# The sources that the build compiles, and headers, for which flags are guessed from the sources beside them.
 checked=()
 for file in "${files[@]}"; do
   [[ -f $file && $file =~ \.(h|cpp)$ ]] || continue

@@ -25,10 +25,10 @@ struct ChildResult {
   int stopped_by = 0;      ///< SIGINT or SIGTERM received by this process, which ended it
 };
 
-/// Runs it in its own process group. The group gets SIGTERM (and SIGKILL ten seconds later) when the time is
-/// up or one of `signals` came; the system sends it SIGTERM when this process dies. `tick` is called several
-/// times a second with the elapsed seconds. Throws IoError if the log cannot be written, Error if it cannot
-/// be started.
+/// Runs it in its own process group. When the time is up or one of `signals` was received, the group gets
+/// SIGTERM, and SIGKILL ten seconds later. If this process dies, the system sends it SIGTERM. `tick` is
+/// called several times a second with the elapsed seconds. Throws IoError if the log cannot be written, Error
+/// if the program cannot be started.
 ChildResult run_child(const ChildCommand& command, training::StopSignals& signals,
                       const std::function<void(double seconds)>& tick = {});
 

@@ -63,10 +63,10 @@ class Launch {
 
   /// Ends the job because of `error` on this rank: posts the cause to the peers, prints it, waits `patience`
   /// seconds for peers to end it first, and aborts the job with the status. If all ranks have the same error,
-  /// only rank 0 prints it; a peer prints its own failure, so that of the others only the lowest remaining
-  /// rank reports. A failure without a status of its own ends a job of several ranks with status 5. `advice`
-  /// is printed below this rank's own error. Returns the status (one rank, or no abort). `runtime`: the
-  /// job's, if it exists; its mesh names the rank.
+  /// only rank 0 prints it. A peer's failure is printed by that peer; among the ranks that only received it,
+  /// the lowest remaining one reports it. A failure without a status of its own ends a job of several ranks
+  /// with status 5. `advice` is printed below this rank's own error. `runtime`: the job's, if it exists; its
+  /// mesh names the rank. Returns the status if the job was not aborted (one rank).
   int fail(const std::exception_ptr& error, double patience = 2, const std::string& advice = {},
            Runtime* runtime = nullptr);
 

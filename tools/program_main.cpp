@@ -85,7 +85,7 @@ int program_main(int argc, char** argv, const models::ModelRegistry& models) {
   }
   out.flush();
   if (out_buffer.error() == 0) return status;
-  // The run has trained on and saved: its results matter more than its output.
+  // The run continued and saved its results, which matter more than its output.
   errors << "tranche: standard output cannot be written: " << std::strerror(out_buffer.error())
          << "; what was printed is not whole" << std::endl;
   return status == 0 ? static_cast<int>(ExitStatus::other) : status;

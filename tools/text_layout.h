@@ -9,8 +9,8 @@ namespace tranche::tools {
 
 inline constexpr std::size_t text_width = 100;
 
-/// Breaks `text` between words into lines of at most text_width columns, where words allow it. The first line
-/// begins at column `at`, up to which the caller has written; later ones are indented by `indent`. Line
+/// Breaks `text` between words into lines of at most text_width columns, as far as the words allow. The
+/// caller has already written `at` columns of the first line; later lines are indented by `indent`. Line
 /// breaks in `text` stay.
 std::string wrapped(std::string_view text, std::size_t at, std::size_t indent);
 

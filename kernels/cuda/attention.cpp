@@ -37,7 +37,7 @@ void attention_forward(Stream& stream, const AttentionCall& call, const Workspac
 
 void attention_backward(Stream& stream, const AttentionCall& call, const Workspace& workspace) {
   if (empty(call)) return;
-  // The statistics of a group of heads that share a key have to fit.
+  // The statistics of a group of heads that share a key must fit.
   const bool fits = flash_heads(call.queries, call.group(), workspace.bytes) > 0;
   if (fits && path_of(call) == AttentionPath::flash) return flash_backward(stream, call, workspace);
   gemm_attention_backward(stream, call, workspace);

@@ -1,10 +1,10 @@
-// The bias gradient. Compiled without contraction; the order of additions is the CPU's: 64 rows in order,
-// then their sums in order, then the gradient that is there.
+// The bias gradient. Compiled without contraction. The order of additions is the CPU's: 64 rows in order,
+// then these block sums in order, then the existing gradient.
 //
-// First launch: a thread sums 64 rows of four columns, a warp 128 neighbouring ones, 16 rows in flight at
-// once; one read of the gradient, 4 / 64 bytes per element written. Second launch: a thread adds a column's
-// block sums, 32 in flight at once. When the workspace does not hold them all, the two are launched again for
-// the next rows.
+// In the first launch a thread sums 64 rows of four columns and a warp 128 neighbouring columns, with the
+// loads of 16 rows in flight. It reads the gradient once and writes 4 / 64 bytes per element. In the second
+// launch a thread adds the block sums of a column, with 32 loads in flight. If the workspace does not hold
+// all block sums, both are launched again for the next rows.
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/elementwise.h"
@@ -16,7 +16,7 @@ namespace tranche::kernels::cuda {
 namespace {
 
 constexpr int block_rows = 64;
-constexpr int row_blocks = 4;  // of a thread block, a warp each
+constexpr int row_blocks = 4;  // row blocks of a thread block, one for each warp
 constexpr int rows_under_way = 16;
 constexpr int sums_under_way = 32;
 constexpr int finish_threads = 64;
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(warp_size* row_blocks)
       if (row + u >= end) break;
       float values[width];
       Elements<T>::template widen<width>(loaded[u], values);
-      // The first row is taken as it is: 0 + -0 would lose the sign.
+      // The sum starts with the first row itself, because 0 + -0 would lose the sign.
 #pragma unroll
       for (int k = 0; k < width; ++k) sum[k] = row + u == begin ? values[k] : sum[k] + values[k];
     }
@@ -51,7 +51,8 @@ __global__ void __launch_bounds__(warp_size* row_blocks)
   for (int k = 0; k < width; ++k) sums[block * columns + column + k] = sum[k];
 }
 
-/// running = (first ? nothing : running) + sums in order; with `last` it is added to `out` instead of stored.
+/// running = running + sums in order, without `running` if `first`; with `last` the result is added to `out`
+/// instead of stored.
 __global__ void __launch_bounds__(finish_threads)
     add_row_block_sums_kernel(const float* sums, const std::int64_t blocks, const std::int64_t columns,
                               float* running, const bool first, const bool last, float* out) {
@@ -85,7 +86,7 @@ void bias_gradient(Stream& stream, const ConstTensorView& gradient, const Tensor
   const std::int64_t rows = columns == 0 ? 0 : gradient.elements() / columns;
   const std::int64_t row_bytes = columns * 4;
   const std::int64_t all_blocks = divide_round_up(rows, block_rows);
-  // One row of the workspace keeps what is between launches; a grid has at most 65535 blocks in y.
+  // One row of the workspace holds the running sums between launches; a grid has at most 65535 blocks in y.
   auto* running = static_cast<float*>(workspace.data);
   auto* sums = running + columns;
   const std::int64_t capacity =

@@ -1,8 +1,8 @@
-// Attention of new tokens over kept keys and values. A block serves one query; its warps take four keys at a
-// time in turn, lanes along a head, each with a maximum, a sum and weighted values of its own, which are put
-// together in the order of the warps. Bytes per query: 2 * keys * head width * size(dtype) read; heads of a
-// group read the same keys, all but the first out of the second level cache. The order of sums depends on the
-// query's place alone.
+// Attention of new tokens over cached keys and values. A block computes one query. Each of its warps takes
+// four keys at a time, with its lanes along a head, and keeps a maximum, a sum and weighted values of its
+// own; these are combined in the order of the warps. Bytes per query: 2 * keys * head width * size(dtype)
+// read. Heads of a group read the same keys, all but the first from the L2 cache. The order of sums depends
+// only on the query's position.
 
 #include <cfloat>
 
@@ -20,7 +20,8 @@ constexpr int block_threads = 256;
 constexpr int block_warps = block_threads / warp_size;
 constexpr int keys_at_once = 4;
 
-/// A thread copies one element of a key and of a value; x runs over a token's heads, y over tokens.
+/// A thread copies one element of a key and of a value; x runs over the elements of a token's heads, y over
+/// tokens.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     append_kernel(const T* key, const std::int64_t key_stride, const T* value,
@@ -44,8 +45,8 @@ struct Attended {
   const std::int32_t* lengths;
 };
 
-/// `parts` is how many elements of a head a lane has at most, 32 apart. They are kept in registers: 64 a
-/// thread with four blocks on a multiprocessor, up to 255 with one.
+/// `parts`: the most elements of a head that a lane has, 32 apart. They are kept in registers: 64 per thread
+/// with four blocks on a multiprocessor, up to 255 with one.
 template <int parts, class T>
 __global__ void __launch_bounds__(block_threads, parts <= 4   ? 4
                                                  : parts <= 8 ? 2
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(block_threads, parts <= 4   ? 4
       }
     }
   }
-  float* shared = dynamic_shared<float>();  // of each warp: maximum, sum, weighted values
+  float* shared = dynamic_shared<float>();  // for each warp: maximum, sum, weighted values
   const std::int64_t of_warp = call.width + 2;
   if (lane == 0) {
     shared[warp * of_warp] = highest;
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(block_threads, parts <= 4   ? 4
 
 template <class T>
 Elements<T> elements_at(const void* data) {
-  return {const_cast<void*>(data)};  // Elements serves readers and writers; of these only `out` is written
+  return {const_cast<void*>(data)};  // Elements serves reading and writing; only `out` is written
 }
 
 template <int parts, class T>

@@ -1,4 +1,4 @@
-// Columns of a matrix copied into another: the runtime's copy of two dimensions, which can be captured.
+// Copies columns of a matrix into another with the runtime's two-dimensional copy, which can be captured.
 
 #include "kernels/cuda/copy_columns.h"
 
@@ -11,7 +11,7 @@ namespace tranche::kernels::cuda {
 
 namespace {
 
-/// The most bytes from a row to the next that the runtime's copy takes (cudaDevAttrMaxPitch).
+/// The largest distance between rows, in bytes, that the runtime's copy supports (cudaDevAttrMaxPitch).
 constexpr std::int64_t most_pitch = (std::int64_t{1} << 31) - 1;
 
 }  // namespace
@@ -20,7 +20,7 @@ void copy_columns(Stream& stream, const ConstTensorView& from, std::int64_t from
                   std::int64_t to_column, std::int64_t columns) {
   if (columns == 0 || from.shape[0] == 0) return;
   const std::int64_t widest = std::max(from.shape[1], to.shape[1]) * size_of(from.dtype);
-  if (widest > most_pitch) {  // rows so far apart are few
+  if (widest > most_pitch) {  // a matrix with rows so far apart has few rows
     for (std::int64_t row = 0; row < from.shape[0]; ++row) {
       copy(stream, from.slice(row * from.shape[1] + from_column, columns),
            to.slice(row * to.shape[1] + to_column, columns));

@@ -3,7 +3,7 @@
 
 namespace tranche::kernels::cuda {
 
-/// The copy of kernels/copy_columns.h, arguments checked: one copy of the runtime's.
+/// Like kernels/copy_columns.h, with checked arguments. It is one copy by the CUDA runtime.
 decltype(kernels::copy_columns) copy_columns;
 
 }  // namespace tranche::kernels::cuda

@@ -1,6 +1,6 @@
-// Cross-entropy in chunks of the vocabulary. Accumulation reads each logit once: a thread keeps a running
-// maximum and the sum of exponentials below it, and rescales the sum when the maximum grows; threads are
-// combined in a fixed tree.
+// Cross-entropy in chunks of the vocabulary. Accumulation reads each logit once. A thread keeps a running
+// maximum and the sum of exponentials relative to it, and rescales the sum when the maximum grows; threads
+// are combined in a fixed tree.
 
 #include <algorithm>
 #include <limits>
@@ -19,13 +19,13 @@ constexpr int block_threads = 256;
 constexpr int groups_under_way = 4;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// sum exp(x - maximum) over numbers seen; nothing seen is {-infinity, 0}.
+/// sum exp(x - maximum) over the numbers so far; {-infinity, 0} before the first.
 struct Softmax {
   float maximum = -infinity;
   float sum = 0;
 
-  /// Takes the exponentials relative to a maximum that is at least the present one. As long as every number
-  /// is -infinity any finite offset keeps their exponentials 0 instead of NaN.
+  /// The number subtracted before exponentials, for a maximum that is at least the present one. If all
+  /// numbers are -infinity it is finite, so that their exponentials are 0 instead of NaN.
   __device__ __forceinline__ static float offset_of(float maximum) {
     return maximum == -infinity ? 0.0f : maximum;
   }
@@ -47,11 +47,10 @@ __global__ void __launch_bounds__(block_threads)
   if (row >= rows) return;
   maximum[row] = -infinity;
   sum[row] = 0;
-  target_logit[row] =
-      __uint_as_float(0x7fc00000u);  // a label that no chunk holds shows as a loss that is no number
+  target_logit[row] = __uint_as_float(0x7fc00000u);  // NaN: a label that no chunk holds makes the loss NaN
 }
 
-/// A block a row. Bytes: 4 a logit, 28 a row.
+/// A block computes a row. Bytes: 4 per logit, 28 per row.
 template <int width>
 __global__ void __launch_bounds__(block_threads)
     accumulate_kernel(const Elements<float> logits, const std::int32_t* targets, const std::int64_t columns,
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(block_threads)
   if (column >= 0 && column < columns) target_logit[row] = *logits.at(start + column);
 }
 
-/// A thread has a row and folds the ranks in order. Bytes: 12 a row and rank, 12 a row.
+/// A thread combines the ranks' values of a row in order. Bytes: 12 per row and rank, 12 per row.
 __global__ void __launch_bounds__(block_threads)
     combine_kernel(const float* states, const int ranks, const std::int64_t rows, float* maximum, float* sum,
                    float* target_logit) {
@@ -121,7 +120,7 @@ __global__ void __launch_bounds__(block_threads)
   target_logit[row] = target;
 }
 
-/// One block: thread t adds rows t, t + 256 ... in order, then threads in a tree. 16 bytes a row.
+/// One block: thread t adds rows t, t + 256 ... in order, then threads are added in a tree. 16 bytes per row.
 __global__ void __launch_bounds__(block_threads)
     finish_kernel(const std::int32_t* targets, const float* maximum, const float* sum,
                   const float* target_logit, const std::int64_t rows, double* loss_sum,

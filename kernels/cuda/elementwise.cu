@@ -1,7 +1,7 @@
-// Casts, fills, copies and sums: bound by memory, one read of each input and one write of the output.
-// Compiled without contraction; the conversions are core's, so the bits are the CPU's. Groups are four
-// elements where an operand is fp32 (16 bytes of it, 8 of a 16-bit one) and eight where none is, so that a
-// warp's accesses always are neighbours.
+// Casts, fills, copies and sums. They are bound by memory: each input is read once, the output written once.
+// Compiled without contraction; the conversions are core's, so the bits are the CPU's. A group has four
+// elements if an operand is fp32 (16 bytes; 8 of a 16-bit operand), else eight, so that the accesses of a
+// warp are always adjacent.
 
 #include "kernels/cuda/elementwise.h"
 
@@ -117,9 +117,9 @@ void sum(Stream& stream, const char* name, const ConstTensorView& a, const Const
 }
 
 constexpr int bias_threads = 256;
-constexpr int bias_rows = 8;  // rows a thread has in flight
+constexpr int bias_rows = 8;  // rows whose loads a thread has in flight
 
-/// Thread x owns a group of columns, whose bias it keeps; y walks rows.
+/// Each thread x has a group of columns and keeps their bias in registers; y runs over rows.
 template <class T, class Bias, int width>
 __global__ void __launch_bounds__(bias_threads)
     add_bias_kernel(const Elements<T> x, const Bias bias, const std::int64_t rows,
@@ -164,7 +164,7 @@ void launch_add_bias(Stream& stream, const TensorView& x, const Bias& bias, std:
 }  // namespace
 
 void cast(Stream& stream, const ConstTensorView& from, const TensorView& to) {
-  if (from.dtype == to.dtype) return copy(stream, from, to);  // keeps every bit, NaN payloads included
+  if (from.dtype == to.dtype) return copy(stream, from, to);  // a copy keeps all bits, NaN payloads included
   with_storage(from.dtype, [&](auto source) {
     with_storage(to.dtype, [&](auto target) {
       using From = Elements<decltype(source)>;
@@ -247,7 +247,7 @@ void scale(Stream& stream, float factor, const TensorView& x) {
   });
 }
 
-// Bytes per element: twice size(x); the bias is read once a block.
+// Bytes per element: twice size(x); each block reads the bias once.
 void add_bias(Stream& stream, const TensorView& x, const ConstTensorView& bias) {
   const std::int64_t columns = bias.elements();
   if (x.elements() == 0) return;

@@ -1,17 +1,18 @@
-// Embedding. Compiled without contraction; every sum is one of fp32 numbers in the CPU's order, so the bits
-// are the CPU's.
+// Embedding. Compiled without contraction. Every sum adds fp32 numbers in the CPU's order, so the bits are
+// the CPU's.
 //
 // Backward adds the rows of each token in ascending order, without atomics and without scratch memory. Token
-// ids fall into buckets (id modulo the number of buckets, which spreads the frequent low ids); a block owns a
-// bucket and a chunk of 128 bytes of columns. It reads the ids, collects (id, row) of its bucket in shared
-// memory, sorts them, and gives each run of equal ids to a warp, which reads the table's row once, adds the
-// run's rows with 32 loads in flight, and writes it back. When the list is full it is worked off before the
-// search goes on, which keeps the order. The cost beside the rows themselves: every block reads all ids,
-// buckets * chunks * 4 bytes a token out of the second level cache (64 buckets, 768 columns of 16 bits: 3 KB
-// a token, beside 1.5 KB of gradient read, which comes from memory, and up to 6 KB of table). The most
-// frequent token is the longest chain: 5 % of 64k tokens are 3277 rows, about 80 us, beside some 100 us that
-// the memory takes for all. The position table's gradient is a launch of its own that reads d_out a second
-// time.
+// ids are divided into buckets (id modulo the number of buckets, which spreads the frequent low ids). A block
+// has one bucket and a chunk of 128 bytes of columns. It reads all ids, collects the pairs (id, row) of its
+// bucket in shared memory, sorts them, and gives each run of equal ids to a warp. The warp reads the table's
+// row once, adds the rows of the run with 32 loads in flight, and writes the row back. If the list is full it
+// is processed before the scan continues, which keeps the order.
+//
+// Costs beside the rows themselves: every block reads all ids, which is buckets * chunks * 4 bytes per token
+// from the L2 cache. With 64 buckets and 768 columns of 16 bits it is 3 KB per token, beside 1.5 KB of
+// gradient from memory and up to 6 KB of the table. The most frequent token is the longest chain: 5 % of 64k
+// tokens are 3277 rows, about 80 us, beside some 100 us of memory time for all rows. The position table's
+// gradient is a separate launch that reads d_out again.
 
 #include <algorithm>
 
@@ -25,9 +26,9 @@ namespace tranche::kernels::cuda {
 namespace {
 
 constexpr int block_threads = 256;
-constexpr int forward_rows = 4;  // rows a thread has in flight
+constexpr int forward_rows = 4;  // rows whose loads a thread has in flight
 
-/// The tokens whose rows a table has; a count of -1: all of them.
+/// The tokens whose rows are in the table (`first`, `count`); a count of -1 means all.
 struct TokenRange {
   std::int64_t first = 0, count = -1;
   TokenRange(const ConstTensorView& table, std::int64_t first_token) {
@@ -40,8 +41,8 @@ struct TokenRange {
   }
 };
 
-/// Bytes per element: size(out) read of the token's row and written; the position table, if there is one,
-/// stays in cache.
+/// Bytes per element: size(out) read from the token's row and size(out) written; a position table stays in
+/// cache.
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
     forward_kernel(const std::int32_t* tokens, const std::int32_t* positions, const Elements<T> token_table,
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// A thread owns columns of a position and adds its rows, batch by batch, those of tokens outside the range
-/// left out. Bytes per element: size(d_out).
+/// A thread has columns of one position and adds the rows of that position, sample by sample, without tokens
+/// outside the range. Bytes per element: size(d_out).
 template <int width, class T>
 __global__ void __launch_bounds__(block_threads)
     position_kernel(const std::int32_t* tokens, const TokenRange range, const Elements<T> d_out,
@@ -111,12 +112,12 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 constexpr int list_capacity = 2048;
-constexpr int scan_tile = 2 * block_threads;  // ids scanned between two checks of the list's free space
+constexpr int scan_tile = 2 * block_threads;  // ids scanned between two checks whether the list is full
 constexpr int rows_under_way = 32;
 constexpr int most_buckets = 64;
-constexpr int tokens_each = 64;  // tokens that a bucket should have at least
+constexpr int tokens_each = 64;  // least number of tokens per bucket, on average
 
-/// Ascending order of list[0, count), by a bitonic network over the next power of two.
+/// Sorts list[0, count) in ascending order by a bitonic network over the next power of two.
 __device__ __forceinline__ void sort_list(unsigned long long* list, int count) {
   int size = 2;
   while (size < count) size *= 2;
@@ -138,8 +139,8 @@ __device__ __forceinline__ void sort_list(unsigned long long* list, int count) {
   __syncthreads();
 }
 
-/// Appends the bucket's ids of `tile` tokens from `first` on to the list, in order. Returns how many there
-/// are now.
+/// Appends the entries of the bucket among `tile` tokens from `first` on to the list. Returns the list's new
+/// length.
 __device__ __forceinline__ int collect(const std::int32_t* tokens, const TokenRange& range,
                                        std::int64_t first, std::int64_t rows, unsigned buckets,
                                        unsigned bucket, unsigned long long* list, int* filled) {
@@ -148,7 +149,7 @@ __device__ __forceinline__ int collect(const std::int32_t* tokens, const TokenRa
     const std::int64_t row = first + k * block_threads + threadIdx.x;
     const auto token = row < rows ? static_cast<std::uint32_t>(tokens[row]) : 0u;
     const bool mine = row < rows && token % buckets == bucket && range.has(token);
-    // The list is sorted by (id, row) afterwards, so where an entry lands changes nothing.
+    // The list is sorted by (id, row) later, so the order of entries does not matter here.
     const unsigned votes = __ballot_sync(0xffffffffu, mine);
     if (votes == 0) continue;
     int at = 0;
@@ -166,7 +167,7 @@ __device__ __forceinline__ int collect(const std::int32_t* tokens, const TokenRa
   return count;
 }
 
-/// Adds rows list[begin, end), which are of one token, to the token's row of the table.
+/// Adds rows list[begin, end), which belong to one token, to the token's row of the table.
 template <int width, class T>
 __device__ __forceinline__ void add_run(const unsigned long long* list, int begin, int end,
                                         const Elements<T>& d_out, const Elements<float>& table,
@@ -213,12 +214,12 @@ __global__ void __launch_bounds__(block_threads)
       first += scan_tile;
     } while (first < rows && count + scan_tile <= list_capacity);
     sort_list(list, count);
-    // Warp w takes the runs that start at w, w + 8 ...
+    // Warp w processes the runs that start at entries w, w + 8 ...
     for (int begin = warp; begin < count; begin += block_threads / warp_size) {
       const unsigned long long token = list[begin] >> 32;
       if (begin > 0 && list[begin - 1] >> 32 == token) continue;
       int end = begin + 1;
-      for (;;) {  // 32 entries at a time
+      for (;;) {  // processes 32 entries at a time
         const bool same = end + lane < count && list[end + lane] >> 32 == token;
         const unsigned votes = __ballot_sync(0xffffffffu, same);
         end += votes == 0xffffffffu ? warp_size : __ffs(static_cast<int>(~votes)) - 1;
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// Rows of [rows, columns] in blocks: columns in y, which has fewer.
+/// A grid over [rows, columns]: blocks of columns in y, because there are fewer of them.
 LaunchShape row_shape(std::int64_t rows, std::int64_t columns, int width, int rows_each) {
   const std::int64_t groups = divide_round_up(columns, width);
   const Tile tile = tile_of(groups, block_threads);
@@ -279,7 +280,7 @@ void embedding_backward(Stream& stream, const ConstTensorView& tokens, const Con
       return row_width(columns, width,
                        {demand_of(d_out.data, sizeof(T), width), demand_of(table.data, 4, width)});
     };
-    // A warp's share of a row is 128 bytes: one fp32 number a lane, or two 16-bit ones.
+    // The share of a warp in a row is 128 bytes: one fp32 number per lane, or two 16-bit ones.
     constexpr int width = 4 / Elements<T>::bytes;
     const int share = fits(width, token_gradient);
     const auto buckets =

@@ -1,12 +1,12 @@
 // Fused causal attention on tensor cores, backward. Algorithm: Dao, "FlashAttention-2: faster attention with
-// better parallelism and work partitioning", 2023, arXiv 2307.08691, in two kernels: the gradient of the
-// queries with dot(d_out, out) of each, then those of keys and values. A block owns the rows that it writes
-// and goes through the others in order, so there are neither atomics nor partial sums, at the price of 7
-// GEMMs instead of 5.
+// better parallelism and work partitioning", 2023, arXiv 2307.08691. It is divided into two kernels. The
+// first computes the gradients of the queries and, for each query, dot(d_out, out); the second the gradients
+// of keys and values. A block has the rows that it writes and loops over the others in order. So there are
+// neither atomics nor partial sums, but 7 GEMMs instead of 5.
 //
-// Two launches for as many (batch, head), in whole groups that share a key, as the workspace has 8 bytes a
-// token for. Registers (nvcc 13.0), none spilled: queries 222 (heads of 64) and 219 (128), keys 254 and 255;
-// with a mask or groups queries 234 and 228, keys 250 and 255.
+// Each pair of launches covers as many (batch, head), in whole groups that share a key, as the workspace can
+// hold with 8 bytes per token. Registers (nvcc 13.0), none spilled: queries 222 (heads of 64) and 219 (128),
+// keys 254 and 255; with a mask or groups queries 234 and 228, keys 250 and 255.
 
 #include <algorithm>
 #include <limits>
@@ -28,16 +28,17 @@ struct BackwardArguments {
   const float* log_sum_exp;
   HeadRows<T> d_query, d_key, d_value;
   QueryStatistics* statistics;  ///< [heads of this launch, padded count]
-  int time, first, count;       ///< keys; the first query, and how many there are
+  int time, first, count;       ///< number of keys; the first query and the number of queries
   int heads, group;             ///< group: heads that share a key
-  int first_head;               ///< of this launch, over batch and head; the launch has whole groups
+  int first_head;               ///< first head of this launch, counted over batch and head; a launch has
+                                ///< whole groups
   std::int64_t width;
   float scale;
   FlashMask mask;
 };
 
-/// The place of a head: first rows of its batch entry in keys and in queries, first column in `out` and
-/// queries, and in keys.
+/// Offsets of a head: first row of its batch entry in keys and in queries, first column in `out` and queries,
+/// and in keys.
 struct Place {
   std::int64_t row, query_row, column, key_column;
 };
@@ -45,8 +46,8 @@ struct Place {
 constexpr float log2_of_e = 1.4426950408889634f;
 constexpr float infinity = std::numeric_limits<float>::infinity();
 
-/// Eight 16-bit elements times eight others. By value, so that each operand is one load: through a reference
-/// the compiler no longer knows their alignment and may load element by element.
+/// Multiplies eight 16-bit elements by eight others. Arguments are passed by value, so that each operand is
+/// one load; through a reference the compiler no longer knows the alignment and may load element by element.
 template <class T>
 __device__ __forceinline__ float dot_of(const Vector16 a, const Vector16 b) {
   const T *x = reinterpret_cast<const T*>(&a), *y = reinterpret_cast<const T*>(&b);
@@ -56,8 +57,8 @@ __device__ __forceinline__ float dot_of(const Vector16 a, const Vector16 b) {
   return sum;
 }
 
-/// {log2_sum_exp, projection} of the block's queries, into shared memory for this kernel and into scratch for
-/// the next. d_out's tile is in shared memory.
+/// Computes {log2_sum_exp, projection} of the block's queries, and stores them in shared memory for this
+/// kernel and in scratch memory for the next. The tile of d_out is in shared memory.
 template <class T, int head, int queries, int threads>
 __device__ __forceinline__ void query_statistics(const T* shared_d_out, const T* out, std::int64_t stride,
                                                  const float* log_sum_exp, int there, QueryStatistics* shared,
@@ -82,8 +83,8 @@ __device__ __forceinline__ void query_statistics(const T* shared_d_out, const T*
   }
 }
 
-/// A block computes the gradient of `own` queries of one head, over tiles of keys. With `masked` a window or
-/// documents hide keys before those that a query sees.
+/// A block computes the gradient of `own` queries of one head in a loop over tiles of keys. With `masked` a
+/// window or documents hide earlier keys from a query.
 template <class T, int head, bool masked>
 __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2 : 1)
     query_gradient_kernel(BackwardArguments<T> p) {
@@ -92,20 +93,20 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   constexpr int stride = tile_stride(head);
   constexpr int m_tiles = shape.rows_per_warp() / 16, o_tiles = head / 8, steps = head / 16;
 
-  const int first_local =  // among the queries that there are
+  const int first_local =  // index among the call's queries
       longest_first(static_cast<int>(blockIdx.y), static_cast<int>(gridDim.y)) * queries;
   const int first_query = p.first + first_local;
   const int head_number = p.first_head + static_cast<int>(blockIdx.x);
   const std::int64_t first_row =
-      static_cast<std::int64_t>(head_number / p.heads) * p.time;  // of the batch entry
+      static_cast<std::int64_t>(head_number / p.heads) * p.time;  // row of the batch entry
   const std::int64_t query_row = static_cast<std::int64_t>(head_number / p.heads) * p.count + first_local;
   const std::int64_t column = static_cast<std::int64_t>(head_number % p.heads) * head;
   const std::int64_t out_at = query_row * p.width + column;
 
   T* shared_query = dynamic_shared<T>();
   T* shared_d_out = shared_query + queries * stride;
-  T* shared_key = shared_d_out + queries * stride;   // two stages
-  T* shared_value = shared_key + 2 * keys * stride;  // two stages
+  T* shared_key = shared_d_out + queries * stride;   // two buffers
+  T* shared_value = shared_key + 2 * keys * stride;  // two buffers
   auto* statistics = reinterpret_cast<QueryStatistics*>(shared_value + 2 * keys * stride);
   const int first_tile = masked ? p.mask.first(first_row, first_query) / keys : 0;
   const T* key = p.key.data + (first_row + first_tile * keys) * p.key.stride +
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   const float scale = p.scale * log2_of_e;
   std::uint32_t query_fragment[steps][m_tiles][4], d_out_fragment[steps][m_tiles][4];
   float log2_sum_exp[m_tiles][2], projection[m_tiles][2];
-  [[maybe_unused]] int lowest[m_tiles][2];  // key that the row sees
+  [[maybe_unused]] int lowest[m_tiles][2];  // first key that the row sees
 #pragma unroll
   for (int m = 0; m < m_tiles; ++m) {
 #pragma unroll
@@ -231,10 +232,10 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
                                           p.d_query.stride, shared_query, warp_row, p.count - first_local);
 }
 
-/// A block computes the gradients of `own` keys and values of one head, over tiles of queries. It works on
-/// the transposed scores, rows of keys: so the probabilities are a left operand for both gradients as they
-/// stand. With `general` several heads may share the keys, whose queries come one head after the other, and a
-/// window or documents may hide keys from late queries.
+/// A block computes the gradients of `own` keys and values of one head in a loop over tiles of queries. It
+/// computes the transposed scores, with a row for each key, so that the probabilities are already the left
+/// operand of both gradients. With `general` several heads may share the keys, and their queries follow each
+/// other head by head; and a window or documents may hide keys from later queries.
 template <class T, int head, bool general>
 __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2 : 1)
     key_gradient_kernel(BackwardArguments<T> p) {
@@ -243,7 +244,8 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   constexpr int stride = tile_stride(head);
   constexpr int m_tiles = shape.rows_per_warp() / 16, o_tiles = head / 8, steps = head / 16;
 
-  const int first_key = static_cast<int>(blockIdx.y) * keys;  // the first see most queries and start first
+  const int first_key = static_cast<int>(blockIdx.y) * keys;  // the first keys are seen by most queries, so
+                                                              // their blocks start first
   // The first of the heads that share the keys.
   const int head_number = p.first_head + static_cast<int>(blockIdx.x) * (general ? p.group : 1);
   const std::int64_t batch_row = static_cast<std::int64_t>(head_number / p.heads) * p.time;
@@ -253,15 +255,16 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
     tiles = end_query_tile(p.mask.of(batch_row), p.first, first_tile, tiles, queries, first_key + keys);
   }
   if (tiles < first_tile) tiles = first_tile;  // no query sees the keys
-  // Turns first_tile, ... go through the tiles of the first head, then through those of the next.
+  // Iterations first_tile, ... run through the tiles of the first head, then through those of the next.
   const int span = tiles - first_tile, end_turn = first_tile + (general ? p.group * span : span);
   T* shared_key = dynamic_shared<T>();
   T* shared_value = shared_key + keys * stride;
-  T* shared_query = shared_value + keys * stride;         // two stages
-  T* shared_d_out = shared_query + 2 * queries * stride;  // two stages
+  T* shared_query = shared_value + keys * stride;         // two buffers
+  T* shared_d_out = shared_query + 2 * queries * stride;  // two buffers
   auto* shared_statistics =
-      reinterpret_cast<QueryStatistics*>(shared_d_out + 2 * queries * stride);  // two stages
-  // The head's offsets are read again when needed: accumulators take nearly all registers.
+      reinterpret_cast<QueryStatistics*>(shared_d_out + 2 * queries * stride);  // two buffers
+  // The head's offsets are kept in shared memory and read when needed, because the accumulators take nearly
+  // all registers.
   auto* place = reinterpret_cast<Place*>(shared_statistics + 2 * queries);
   if (threadIdx.x == 0) {
     place->row = batch_row;
@@ -272,7 +275,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   __syncthreads();
   const auto load_queries = [&](int turn) {
     const int number =
-        general ? (turn - first_tile) / span : 0;  // of the head among those that share the keys
+        general ? (turn - first_tile) / span : 0;  // index of the head among those that share the keys
     const int tile = turn - number * span;
     const int at = turn % 2 * queries, there = p.count - tile * queries;
     const std::int64_t first_row = place->query_row + tile * queries, column = place->column + number * head;
@@ -306,7 +309,7 @@ __global__ void __launch_bounds__(backward_shape(head).threads(), head == 64 ? 2
   const int lane = lane_of_thread(), g = lane / 4, t = lane % 4;
   const int warp_row = warp_of_thread() * shape.rows_per_warp(), warp_key = first_key + warp_row;
   const float scale = p.scale * log2_of_e;
-  // Both operands in registers where the accumulators leave enough of them.
+  // Both operands are kept in registers if the accumulators leave enough of them.
   constexpr bool value_in_registers = m_tiles == 1;
   std::uint32_t key_fragment[steps][m_tiles][4], value_fragment[value_in_registers ? steps : 1][m_tiles][4];
 #pragma unroll

@@ -1,10 +1,10 @@
 // Fused causal attention on tensor cores, forward. Algorithm: Dao, "FlashAttention-2: faster attention with
 // better parallelism and work partitioning", 2023, arXiv 2307.08691.
 //
-// One launch without scratch. Reads queries, keys and values once from memory and keys and values again from
-// the L2 cache for each tile of 128 queries; writes out and log_sum_exp once. Registers (nvcc 13.0), none
-// spilled: 236 for heads of 64, 253 for 128 (248 and 255 with a mask): two blocks of 4 warps on a
-// multiprocessor.
+// It is one launch without scratch memory. It reads queries, keys and values once from memory, keys and
+// values again from the L2 cache for each tile of 128 queries, and writes out and log_sum_exp once. Registers
+// (nvcc 13.0), none spilled: 236 for heads of 64, 253 for 128 (248 and 255 with a mask), so that two blocks
+// of 4 warps fit on a multiprocessor.
 
 #include <limits>
 
@@ -22,7 +22,7 @@ struct ForwardArguments {
   KeyRows<T> key;
   T* out;
   float* log_sum_exp;
-  int time, first, count;   ///< keys; the first query, and how many there are
+  int time, first, count;   ///< number of keys; the first query and the number of queries
   int group;                ///< heads that share a key
   std::int64_t width;       ///< elements of a row of out
   float scale, log2_scale;  ///< of scores, and of scores in units of log(2)
@@ -32,8 +32,8 @@ struct ForwardArguments {
 constexpr float log2_of_e = 1.4426950408889634f;
 
 /// A block computes `queries` rows of one head. Each warp holds its rows of scores and of the output in
-/// registers; tiles of keys and values pass through shared memory, one being loaded while the other is worked
-/// on. With `masked` a window or documents hide keys before those that a query sees.
+/// registers. Tiles of keys and values pass through shared memory; the next one is loaded while the current
+/// one is used. With `masked` a window or documents hide earlier keys from a query.
 template <class T, int head, bool masked>
 __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kernel(ForwardArguments<T> p) {
   constexpr ForwardShape shape = forward_shape;
@@ -41,14 +41,16 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   constexpr int stride = tile_stride(head);
   constexpr int m_tiles = shape.rows_per_warp() / 16, n_tiles = keys / 8, o_tiles = head / 8,
                 steps = head / 16;
-  constexpr bool query_in_registers = head == 64;  // 128 would leave too few for the accumulators
+  constexpr bool query_in_registers = head == 64;  // heads of 128 would leave too few registers for the
+                                                   // accumulators
   constexpr float infinity = std::numeric_limits<float>::infinity();
 
   // Blocks start in the order of x, y, z: all heads' longest rows of tiles first.
   const int first_local =  // among the queries that there are
       longest_first(static_cast<int>(blockIdx.z), static_cast<int>(gridDim.z)) * queries;
   const int first_query = p.first + first_local;
-  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * p.time;  // of the batch entry
+  const std::int64_t first_row = static_cast<std::int64_t>(blockIdx.y) * p.time;  // first row of the batch
+                                                                                  // entry
   const std::int64_t query_row = static_cast<std::int64_t>(blockIdx.y) * p.count + first_local;
   const int first_tile = masked ? p.mask.first(first_row, first_query) / keys : 0;
   const T* query = p.query.data + query_row * p.query.stride + blockIdx.x * head;
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
                  blockIdx.x / static_cast<unsigned>(p.group) * head;  // of the next tile to load
 
   T* shared_query = dynamic_shared<T>();
-  T* shared_keys = shared_query + queries * stride;  // two stages of keys and values
+  T* shared_keys = shared_query + queries * stride;  // two buffers of keys and values
   const auto load_keys = [&](int tile) {
     T* to = shared_keys + tile % 2 * 2 * keys * stride;
     const int there = p.time - tile * keys;
@@ -81,7 +83,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
   const int tiles = key_tiles_seen(first_query, queries, p.first + p.count, keys);
   for (int tile = first_tile; tile < tiles; ++tile) {
     cp_async_wait<0>();
-    __syncthreads();  // the tile is visible to all, and no thread reads the one before any more
+    __syncthreads();  // all threads see the tile, and none still reads the previous one
     if (tile + 1 < tiles) load_keys(tile + 1);
     if constexpr (query_in_registers) {
       if (tile == first_tile) {
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
       }
     }
     if (crosses_diagonal(warp_query, first_key, keys)) {
-      // A query that there is sees only keys that there are, so this masks the tail as well.
+      // Existing queries see only existing keys, so this also masks the tail.
       const int base = warp_query - first_key + g - 2 * t;
 #pragma unroll
       for (int m = 0; m < m_tiles; ++m) {
@@ -165,8 +167,8 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
         for (int n = 0; n < n_tiles; ++n) {
           highest = fmaxf(highest, fmaxf(score[m][n][2 * half], score[m][n][2 * half + 1]));
         }
-        // Finite from the first tile on where every query sees key 0. Where a query has not seen a key yet,
-        // any finite number will do in place of -infinity: its terms are 0.
+        // It is finite from the first tile on if every query sees key 0. Before a query has seen a key, any
+        // finite number may replace -infinity, because its terms are 0.
         float now = fmaxf(maximum[m][half], row_maximum(highest));
         if (masked && now == -infinity) now = -1e30f;
         decay[m][half] = exponential_of_two((maximum[m][half] - now) * p.log2_scale);
@@ -193,7 +195,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
 #pragma unroll
         for (int n = 0; n < n_tiles; ++n) {
           score[m][n][e] = exponential_of_two(fmaf(score[m][n][e], p.log2_scale, -offset));
-          sum[m][e / 2] += score[m][n][e];  // of this lane's columns
+          sum[m][e / 2] += score[m][n][e];  // sum over this lane's columns
         }
       }
     }
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(forward_shape.threads(), 2) flash_forward_kern
     }
   }
 
-  // The warp's rows of the query tile are its own: they carry the result to 16-byte stores.
+  // The warp's own rows of the query tile in shared memory collect the result for 16-byte stores.
   float* log_sum_exp =
       p.log_sum_exp + static_cast<std::int64_t>(blockIdx.y * gridDim.x + blockIdx.x) * p.count;
   __syncwarp();

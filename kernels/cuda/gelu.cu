@@ -1,7 +1,7 @@
-// GELU and its derivative. fp32 elements take the same formulas as on the CPU (contracted multiply-adds, so
-// not the same bits); 16-bit ones take the hardware's base-2 exponential and approximate division, whose
-// relative errors of about 1e-6 vanish in the rounding to 8 or 11 bits. With the accurate exponential 16-bit
-// elements would be bound by arithmetic: 4 bytes of traffic against some 45 instructions.
+// GELU and its derivative. fp32 elements use the CPU's formulas, with contracted multiply-adds and therefore
+// other bits. 16-bit elements use the hardware's base-2 exponential and approximate division, whose relative
+// errors of about 1e-6 vanish in the rounding to 8 or 11 bits. With the accurate exponential they would be
+// bound by arithmetic: some 45 instructions for 4 bytes of traffic.
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/elementwise.h"
@@ -20,7 +20,7 @@ struct Accurate {
 };
 
 struct Fast {
-  /// -2u log2(e)
+  /// The exponent of 2: -2u log2(e).
   __device__ __forceinline__ static float exponent(float x) {
     return x * (gelu_two_root * log2_e + gelu_two_root_cubic * log2_e * (x * x));
   }

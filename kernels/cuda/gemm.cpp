@@ -22,7 +22,7 @@ void check(cublasStatus_t status, const char* what) {
                           static_cast<int>(status)));
 }
 
-/// Owner of one of cuBLASLt's handles, which are pointers with a function to destroy them.
+/// Owns one of cuBLASLt's handles, which are pointers with a function that destroys them.
 template <class T, cublasStatus_t (*destroy)(T)>
 struct Destroyer {
   using pointer = T;
@@ -77,7 +77,7 @@ void set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttribut
         "cublasLtMatmulPreferenceSetAttribute");
 }
 
-/// A row-major matrix as cuBLASLt sees it: column-major, so with rows and columns exchanged.
+/// Describes a row-major matrix to cuBLASLt, which is column-major: rows and columns are exchanged.
 Layout layout_of(DataType dtype, std::int64_t rows, std::int64_t columns, std::int64_t row_stride,
                  std::int64_t batch, std::int64_t next) {
   cublasLtMatrixLayout_t made = nullptr;
@@ -92,7 +92,7 @@ Layout layout_of(DataType dtype, std::int64_t rows, std::int64_t columns, std::i
   return layout;
 }
 
-/// cuBLASLt's descriptions of one kind of GEMM, and the algorithm for it if there is one.
+/// cuBLASLt's descriptors for one kind of GEMM, and its algorithm, if there is one.
 struct Plan {
   Operation operation;
   Layout a, b, c;
@@ -117,8 +117,8 @@ Plan make_plan(cublasLtHandle_t handle, const Gemm& gemm, const GemmKey& key) {
   // 16-bit operands go to tensor cores and are summed in fp32.
   check(cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
   plan.operation.reset(operation);
-  // c^T = op(b)^T op(a)^T, and a row-major matrix is its transpose in column-major order: the operands change
-  // places and keep their flags.
+  // c^T = op(b)^T op(a)^T, and in column-major order a row-major matrix is its transpose. So the operands
+  // change places and keep their flags.
   set(operation, CUBLASLT_MATMUL_DESC_TRANSA, gemm.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(operation, CUBLASLT_MATMUL_DESC_TRANSB, gemm.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N);
   set(operation, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(gemm.epilogue));
@@ -152,8 +152,8 @@ Plan make_plan(cublasLtHandle_t handle, const Gemm& gemm, const GemmKey& key) {
   return plan;
 }
 
-/// The library's handle of one stream, and what it chose there. Choosing takes longer than issuing, so it is
-/// done once for each kind of GEMM.
+/// The library handle of one stream and the algorithms that it has chosen. Choosing takes longer than
+/// launching, so it is done once for each kind of GEMM.
 class GemmPlans {
  public:
   GemmPlans() {
@@ -179,7 +179,7 @@ std::string text_of(const Gemm& p) {
                      name_of(p.dtype), name_of(p.c_dtype), p.batch);
 }
 
-/// c = beta c, rows of zeros for beta 0.
+/// c = beta c, or zeros for beta 0: the GEMM with k = 0.
 void over_nothing(Stream& stream, const Gemm& gemm) {
   if (gemm.beta == 1.0f) return;
   if (gemm.beta != 0.0f) throw InvalidArgument("a GEMM with k = 0 can only keep or clear what it adds to");

@@ -1,9 +1,9 @@
-// Causal attention by batched GEMMs and softmax kernels: for fp32, dropout and head sizes that the fused
-// kernels do not have. The scores of as many heads, or queries of one head, as the workspace holds are there
-// at a time. For each such part forward is 3 launches, backward 6 (9 where not even one head's scores fit);
-// where heads share keys, products with these are launched for each group, and the gradients of a key, whose
-// heads are summed in fp32, for each head. Scores that the mask hides are computed, but for keys before the
-// window of a part's first query.
+// Causal attention by batched GEMMs and softmax kernels, for fp32, dropout and head sizes that the fused
+// kernels do not support. The workspace holds the scores of several heads, or of some queries of one head, at
+// a time: a chunk. Forward takes 3 launches for each chunk, backward 6 (9 if not even the scores of one head
+// fit). If heads share keys, GEMMs with the keys are launched for each group. The gradients of a key, which
+// are summed in fp32 over its heads, are launched for each head. Scores hidden by the mask are computed too,
+// except those of keys before the window of the chunk's first query.
 
 #include <algorithm>
 #include <limits>
@@ -20,12 +20,13 @@ namespace {
 constexpr int threads = 256;
 constexpr unsigned all_lanes = 0xffffffffu;
 
-/// Scores of queries [first_query, ...) and keys [first_key, first_key + keys) of heads [first_head, ...) of
-/// one batch entry: a row for each query, `stride` floats apart. What replaces them is narrowed in place.
+/// Scores of queries [first_query, ...) and keys [first_key, first_key + keys) of heads from first_head on of
+/// one batch entry. There is a row for each query; rows are `stride` floats apart. Results that replace the
+/// scores are narrowed in place.
 struct ScoreRows {
   float* scores;
   float* d_scores;     ///< backward: the gradient of the dropped-out probabilities
-  float* log_sum_exp;  ///< of the batch entry, [heads, queries]
+  float* log_sum_exp;  ///< [heads, queries] of the batch entry
   std::int64_t stride, rows, time;
   std::int64_t begin, queries;  ///< the call's queries
   std::int64_t first_head, first_query, first_key, keys;
@@ -34,17 +35,17 @@ struct ScoreRows {
   bool dropped;
   DropoutDraws draws;
   std::int64_t sample;
-  std::int64_t heads_before;  ///< heads of the layer before the call's, for the dropout mask
+  std::int64_t heads_before;  ///< heads of the layer before the call's first one, for the dropout mask
 };
 
-/// Combined over the block; every thread gets the result. Fixed order.
+/// Combines a value of each thread over the block in a fixed order; every thread gets the result.
 template <class Combine>
 __device__ float over_block(float x, Combine combine) {
   __shared__ float parts[threads / warp_size];
   for (int distance = warp_size / 2; distance > 0; distance /= 2) {
     x = combine(x, __shfl_xor_sync(all_lanes, x, distance));
   }
-  __syncthreads();  // readers of the last call are done
+  __syncthreads();  // waits for readers of the previous call
   if (threadIdx.x % warp_size == 0) parts[threadIdx.x / warp_size] = x;
   __syncthreads();
   x = parts[0];
@@ -61,14 +62,14 @@ __device__ __forceinline__ float keep_factor(const ScoreRows& p, std::int64_t he
   return p.draws.keeps(element & 2 ? high : low) ? p.draws.scale : 0.0f;
 }
 
-/// A block turns one row of scores into probabilities as they meet the values, in T at the start of the row's
-/// memory, and writes log_sum_exp. Narrowed elements never pass those still to be read: a barrier parts
-/// reading from writing.
+/// A block turns one row of scores into probabilities with dropout, stored as T at the start of the row's
+/// memory, and writes log_sum_exp. A barrier separates reading from writing, so that stores never overwrite
+/// scores that are still to be read.
 template <class T>
 __global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
   const std::int64_t head = p.first_head + blockIdx.y, query = p.first_query + blockIdx.x;
   float* row = p.scores + (static_cast<std::int64_t>(blockIdx.y) * p.rows + blockIdx.x) * p.stride;
-  // Columns of the keys that the query sees.
+  // The columns of the keys that the query sees.
   const std::int64_t begin = p.mask.first(query) - p.first_key, end = query + 1 - p.first_key;
   float maximum = -std::numeric_limits<float>::infinity();
   for (std::int64_t k = begin + threadIdx.x; k < end; k += threads) maximum = fmaxf(maximum, row[k]);
@@ -90,9 +91,9 @@ __global__ void __launch_bounds__(threads) softmax_rows(ScoreRows p) {
   }
 }
 
-/// A block turns a row of scores into probabilities as they met the values, and the gradient of these into
-/// the gradient of the unscaled scores; both in T at the start of the row's memory. `out` and `d_out` start
-/// at the batch entry's first query and head first_head; a row of them is `width` elements.
+/// A block turns a row of scores into the dropped-out probabilities, and their gradient into the gradient of
+/// the unscaled scores; both are stored as T at the start of the row's memory. `out` and `d_out` start at the
+/// batch entry's first query and head first_head; their rows have `width` elements.
 template <class T>
 __global__ void __launch_bounds__(threads)
     softmax_backward_rows(ScoreRows p, const T* out, const T* d_out, std::int64_t width,
@@ -126,8 +127,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// A block rounds the gradients of one key and its value, from sums [keys, head width] that lie one behind
-/// the other, to the rows of a head.
+/// A block rounds the gradients of one key and its value to the rows of a head. They come from sums [keys,
+/// head width], keys first, then values.
 template <class T>
 __global__ void __launch_bounds__(threads)
     store_key_gradients(const float* d_key_sums, const float* d_value_sums, HeadRows<T> d_key,
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// One call's tensors and the GEMMs over them.
+/// The tensors of a call and the GEMMs over them.
 template <class T>
 class Attention {
  public:
@@ -169,7 +170,8 @@ class Attention {
   }
 
   void backward() {
-    // Whole heads' scores fit, beside the sums of the gradients of a group's key where heads share it.
+    // This case holds the scores of whole heads and, if heads share keys, the sums of the gradients of a
+    // group's keys.
     const std::int64_t sums = call_.group() > 1 ? 2 * call_.time * call_.head_width : 0;
     const std::int64_t left_over = workspace_.bytes - sums * std::int64_t{sizeof(float)};
     ScoreChunk chunk =
@@ -179,14 +181,15 @@ class Attention {
     lay_out(chunk, 2, whole ? sums : 0);
     for_chunks([&](std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                    std::int64_t queries) {
-      // The gradients of keys that no query sees are written too.
+      // In this case the gradients of keys that no query sees are written as well.
       const std::int64_t key = whole ? 0 : first_key(query);
       score_gradients(batch, head, heads, query, queries, key, whole ? call_.time : query + queries - key);
       query_gradient(batch, head, heads, query, queries, key);
       if (whole) key_gradients(batch, head, heads, query, queries, 0, call_.time);
     });
     if (whole) return;
-    // Not even one head's scores fit: columns of them once more, each with all queries that may see it.
+    // Not even the scores of one head fit. Columns of scores are computed again, each with all queries that
+    // may see its key.
     const bool shared = call_.group() > 1;
     chunk = key_chunk(call_.queries, workspace_.bytes, 2, shared ? call_.head_width : 0);
     lay_out(chunk, 2, shared ? 2 * chunk.stride * call_.head_width : 0);
@@ -196,7 +199,7 @@ class Attention {
       for (std::int64_t key = 0; key < call_.time; key += chunk_.stride) {
         const std::int64_t keys = std::min(chunk_.stride, call_.time - key);
         const std::int64_t last = call_.end_query();
-        // At least one query, whose scores are masked where it sees none of the keys.
+        // There is at least one query; its scores are masked if it sees none of the keys.
         const std::int64_t query = std::min(std::max(key, call_.first_query), last - 1);
         const std::int64_t seeing = call_.window > 0 ? std::min(last, key + keys - 1 + call_.window) : last;
         const std::int64_t queries = std::max<std::int64_t>(seeing - query, 1);
@@ -209,10 +212,10 @@ class Attention {
   }
 
  private:
-  /// Scores, their gradients with two copies, and `sums` floats. The rest, in whole 256 bytes, is cuBLASLt's;
-  /// it may be nothing.
+  /// Divides the workspace: scores, their gradients with two copies, and `sums` floats. The remainder from a
+  /// multiple of 256 bytes on is for cuBLASLt; it may be empty.
   void lay_out(ScoreChunk chunk, int copies, std::int64_t sums) {
-    // Parts are of whole groups of heads, or divide one.
+    // A chunk has whole groups of heads, or a divisor of one group.
     const std::int64_t group = call_.group();
     if (chunk.heads > group) chunk.heads = chunk.heads / group * group;
     while (chunk.heads < group && group % chunk.heads != 0) --chunk.heads;
@@ -225,11 +228,12 @@ class Attention {
                    ? Workspace{static_cast<unsigned char*>(workspace_.data) + taken, workspace_.bytes - taken}
                    : Workspace{};
   }
-  /// No query from this one on sees an earlier key. Multiples of 8, so that rows keep their alignment.
+  /// The first key that queries from this one on may see, rounded down to a multiple of 8, so that rows stay
+  /// aligned.
   std::int64_t first_key(std::int64_t query) const {
     return call_.window > 0 ? std::max<std::int64_t>(0, query - call_.window + 1) / 8 * 8 : 0;
   }
-  /// The product for `heads` heads: at once, or for each key that some of them share.
+  /// Runs the GEMM for `heads` heads: as one batch, or one batch for each key that some of them share.
   void for_heads(std::int64_t head, std::int64_t heads, Gemm product) const {
     const std::int64_t group = call_.group();
     product.next_b = group == 1 ? call_.head_width : 0;
@@ -251,7 +255,7 @@ class Attention {
   std::int64_t row_at(std::int64_t batch, std::int64_t head, std::int64_t row) const {
     return (batch * call_.queries + row - call_.first_query) * call_.width() + head * call_.head_width;
   }
-  /// Element of a part, 0 (query), 1 (key) or 2 (value), that a head of queries uses.
+  /// The element of the query (0), key (1) or value (2) that a head of queries uses.
   std::int64_t part_at(int which, std::int64_t stride, std::int64_t batch, std::int64_t head,
                        std::int64_t row) const {
     if (which == 0) {
@@ -329,7 +333,7 @@ class Attention {
     }
   }
 
-  /// Probabilities in place of the scores, gradients of the scores behind them.
+  /// Replaces the scores by probabilities, and computes the gradients of the scores behind them.
   void score_gradients(std::int64_t batch, std::int64_t head, std::int64_t heads, std::int64_t query,
                        std::int64_t queries, std::int64_t key, std::int64_t keys) const {
     Gemm scores = rows(false, true, queries, keys, call_.head_width);
@@ -376,7 +380,7 @@ class Attention {
       return;
     }
     float* const d_value_sums = sums_ + keys * call_.head_width;
-    for (std::int64_t i = 0; i < heads; ++i) {  // in order, each added to the sums of those before
+    for (std::int64_t i = 0; i < heads; ++i) {  // in order; each is added to the sum of the previous ones
       const std::int64_t number = (head + i) % call_.group();
       const std::int64_t scores = i * chunk_.rows * chunk_.stride;
       gradient.beta = number == 0 ? 0.0f : 1.0f;
@@ -401,7 +405,7 @@ class Attention {
   Workspace workspace_;
   float* scores_ = nullptr;
   float* d_scores_ = nullptr;
-  float* sums_ = nullptr;  ///< of the gradients of keys that heads share, then of values
+  float* sums_ = nullptr;  ///< sums of the gradients of keys that heads share, then of values
   ScoreChunk chunk_;
   Workspace scratch_;
 };

@@ -1,5 +1,6 @@
-// Norm and finite check (exact_squares.h). One read of the gradient; 176 bytes, which a launch before has
-// cleared, are added to by atomics, once a thread block; a launch behind carries.
+// The norm and the check for non-finite numbers (exact_squares.h). The gradient is read once. The first
+// launch clears 176 bytes, to which each thread block of the second adds once by atomics; a third launch
+// propagates carries.
 
 #include <algorithm>
 #include <type_traits>
@@ -16,8 +17,8 @@ namespace {
 
 constexpr std::int64_t most_thread_blocks = 2048;
 
-/// Blocks on a multiprocessor: 64 registers a thread with four, which are one too few for float16, and 80
-/// with three.
+/// Blocks per multiprocessor. With four a thread has 64 registers, which is one too few for float16; with
+/// three it has 80.
 template <class T>
 __global__ void __launch_bounds__(square_threads, std::is_same_v<T, float16> ? 3 : 4)
     gradient_statistics_kernel(const T* gradient, const std::int64_t elements,
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(square_threads, std::is_same_v<T, float16> ? 3
       for (int k = 0; k < squares_each; ++k) {
         const std::int64_t i = begin + k * square_threads + thread;
         if ((__float_as_uint(values[k]) & 0x7fffffffu) >=
-            0x7f800000u) {  // -1 is the greatest unsigned number
+            0x7f800000u) {  // as an unsigned number the initial -1 is the greatest
           atomicMin(reinterpret_cast<unsigned long long*>(&statistics->first_non_finite),
                     static_cast<unsigned long long>(i));
         }

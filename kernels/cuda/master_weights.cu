@@ -1,4 +1,4 @@
-// Master weights taken apart and put together: bound by memory, 8 bytes an element each way.
+// Splits master weights into halves and joins them. Bound by memory: 8 bytes per element in each direction.
 
 #include "kernels/cuda/master_weights.h"
 

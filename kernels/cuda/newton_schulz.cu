@@ -1,6 +1,6 @@
-// Newton-Schulz iterations but for their products: bound by memory, and small beside those. The norm is a sum
-// of rows' sums, each by a warp's fixed tree in fp64, which every thread block adds up alike. A block with
-// few singular values is one thread block's work.
+// Newton-Schulz iterations without their GEMMs: these kernels are bound by memory and short beside the GEMMs.
+// The norm is a sum of row sums; a warp computes each in fp64 in a fixed tree, and every thread block adds
+// them in the same order. A block with few singular values is computed by one thread block.
 
 #include "kernels/cuda/newton_schulz.h"
 
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(threads) row_sums_kernel(const BlockElements<T
   }
 }
 
-/// The sum of what the block's threads have, the same for all of them.
+/// Returns the sum of `value` over the block's threads to all of them.
 __device__ __forceinline__ double sum_of_block(double value, double* shared) {
   value = warp_sum(value);
   __syncthreads();
@@ -111,7 +111,7 @@ struct Steps {
   int count;
 };
 
-/// x is [few_rows, many], of which few_rows is at most `few`; the block itself may be its transpose.
+/// x is [few_rows, many], with few_rows at most `few`; it is the block of the matrix or its transpose.
 template <class T>
 __global__ void __launch_bounds__(threads)
     few_kernel(const Steps steps, const double factor, const double least, const double scale,
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(threads)
   }
   const double divisor = factor * sqrt(sum_of_block(sum, shared));
   const double inverse = 1 / (divisor > least ? divisor : least);
-  // Each thread has the same columns of x all the way.
+  // A thread processes the same columns of x in all steps.
   for (int i = 0; i < rows; ++i) {
     for (std::int64_t j = threadIdx.x; j < many; j += threads) x[i * many + j] *= inverse;
   }

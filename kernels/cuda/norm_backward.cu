@@ -1,10 +1,11 @@
-// Layer norm and RMS norm, backward. First launch: a block walks its rows, several at a time, and keeps the
-// parameters' gradients of its columns in registers: one read of x and dy, one write of dx. Second launch:
-// the blocks' sums are added in a fixed tree. Which rows a block has depends on the shape and the workspace
-// alone.
+// Layer norm and RMS norm, backward. In the first launch a block loops over its rows, several at a time, and
+// keeps the sums for the parameters' gradients of its columns in registers; it reads x and dy once and writes
+// dx once. The second launch adds the blocks' sums in a fixed tree. The assignment of rows to blocks depends
+// only on the shape and the workspace.
 //
-// Bytes per element: size(x) + size(dy) + size(dx), size(dx) again to accumulate; 16 bytes a column and block
-// for the sums (16 rows a block and more), 8 of RMS norm, which stay in the second-level cache.
+// Bytes per element: size(x) + size(dy) + size(dx), and size(dx) again to accumulate. In addition the sums
+// take 16 bytes (8 for RMS norm) per column and block, which stay in the L2 cache; a block has 16 rows or
+// more.
 
 #include <algorithm>
 
@@ -21,15 +22,15 @@ namespace {
 
 constexpr int most_threads = 512;
 constexpr int any_threads = 256;
-constexpr std::int64_t least_rows = 16;  // of a block
-// Rows of RMS norm that fit a warp, as heads do, share a block of this size.
+constexpr std::int64_t least_rows = 16;  // least number of rows of a block
+// RMS norm's rows that are narrow enough for a warp, such as heads, use blocks of this size.
 constexpr int narrow_threads = 256;
 constexpr std::int64_t least_narrow_rows = 64;
 constexpr std::int64_t most_blocks = 1024;
 constexpr int finish_columns = warp_size;
 constexpr int finish_slices = 16;
 
-/// Weight and bias; RMS norm, whose `mean` is null, has the weight alone.
+/// The number of parameters: weight and bias, or weight alone for RMS norm, whose `mean` is null.
 template <bool centred>
 inline constexpr int parameters = centred ? 2 : 1;
 
@@ -43,8 +44,8 @@ struct Backward {
   bool accumulate;
 };
 
-/// dx of one group. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)), where
-/// RMS norm has 0 for both means but the last.
+/// dx of one group. With h = (x - mean) rstd and g = dy weight: dx = rstd (g - mean(g) - h mean(g h)). RMS
+/// norm takes 0 for the mean of x and for mean(g).
 template <int n>
 __device__ __forceinline__ void gradient_of(const float (&x)[n], const float (&dy)[n],
                                             const float (&weight)[n], float mean, float rstd, float mean_g,
@@ -56,13 +57,13 @@ __device__ __forceinline__ void gradient_of(const float (&x)[n], const float (&d
   }
 }
 
-/// x runs over a row's columns, y over rows that are walked side by side (RMS norm alone).
+/// x runs over a row's columns, y over rows that are processed side by side (only for RMS norm).
 template <class T, bool centred, int vectors, int together>
 __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T> call) {
   constexpr int width = 16 / static_cast<int>(sizeof(T));
   using Operand = Elements<T>;
   using Group = typename Operand::template Loaded<width>;
-  constexpr int each = parameters<centred>;  // sums of a row: those of g, where it is centred, and of g h
+  constexpr int each = parameters<centred>;  // sums of a row: sum of g h, and sum of g if it is centred
   __shared__ float shared[2][most_threads / warp_size][each * together];
   const std::int64_t begin = blockIdx.x * call.rows_each;
   const std::int64_t end = min(begin + call.rows_each, call.rows);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
       if constexpr (centred) mean[r] = call.mean[row_of(r)];
       rstd[r] = call.rstd[row_of(r)];
     }
-    // Rows and columns that are not there have dy = 0 and add nothing.
+    // Rows and columns that do not exist have dy = 0 and add nothing.
     float sums[each * together] = {};
 #pragma unroll
     for (int r = 0; r < together; ++r) {
@@ -164,7 +165,8 @@ __global__ void __launch_bounds__(most_threads) backward_kernel(const Backward<T
   }
 }
 
-/// Any number of columns at any address; the sums of a block's columns lie in the workspace.
+/// This variant supports any number of columns at any address; the sums of a block's columns are in the
+/// workspace.
 template <class T, bool centred>
 __global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backward<T> call) {
   __shared__ float shared[2][any_threads / warp_size][2];
@@ -198,8 +200,8 @@ __global__ void __launch_bounds__(any_threads) backward_any_kernel(const Backwar
   }
 }
 
-/// out += the blocks' sums: each of the slices adds every finish_slices-th block in order, then slices in
-/// order. `bias_gradient` is null for RMS norm.
+/// out += the blocks' sums. Each slice adds every finish_slices-th block in order, then the slices are added
+/// in order. `bias_gradient` is null for RMS norm.
 __global__ void __launch_bounds__(finish_columns* finish_slices)
     add_block_sums_kernel(const float* sums, const std::int64_t blocks, const std::int64_t columns,
                           float* weight_gradient, float* bias_gradient) {
@@ -234,7 +236,7 @@ void launch_backward(Stream& stream, const char* name, const Backward<T>& call, 
                  demand_of(call.weight.data, sizeof(T), width), demand_of(call.dx.data, sizeof(T), width)}) ==
       width;
   const auto grid = static_cast<unsigned>(blocks);
-  constexpr int most_vectors = sizeof(T) == 4 ? 4 : 2;  // more would not fit the registers
+  constexpr int most_vectors = sizeof(T) == 4 ? 4 : 2;  // more would need too many registers
   if (!fits || groups > most_vectors * most_threads) {
     const auto threads =
         static_cast<unsigned>(std::min<std::int64_t>(any_threads, round_up(call.columns, 32)));

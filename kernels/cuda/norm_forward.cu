@@ -1,11 +1,11 @@
-// Layer norm and RMS norm, forward: one read of x, which stays in registers for the mean, the variance around
-// it and the result; statistics in fp32. RMS norm is the norm around 0 and has no bias. A row is a warp's
-// (eight rows a block) up to 1024 columns of 16 bits or 512 of fp32, a part of one up to 128 or 64, as heads
-// have, and a block's up to 8192 or 4096; rows that are wider, or start where 16-byte accesses cannot, are
-// read three times.
+// Layer norm and RMS norm, forward. x is read once and stays in registers for the mean, the variance around
+// it and the result; statistics are fp32. RMS norm is the norm around 0 without a bias. A warp computes a row
+// (eight rows per block) up to 1024 columns of 16 bits or 512 of fp32, a part of a warp up to 128 or 64
+// columns, as heads have, and a block up to 8192 or 4096. Wider rows, and rows that are not aligned to 16
+// bytes, are read three times.
 //
-// Bytes per element: size(x) + size(y), 8 a row; with the residual sum size(a) + size(b) + size(residual) +
-// size(y).
+// Bytes per element: size(x) + size(y), and 8 per row; with the residual sum size(a) + size(b) +
+// size(residual) + size(y).
 
 #include <algorithm>
 
@@ -22,8 +22,8 @@ namespace {
 
 constexpr int block_threads = 256;
 
-/// x is a, or the rounded sum of a and b, which is stored, when `residual` is not null. `mean` and `bias` are
-/// null for RMS norm.
+/// x is a; or, if `residual` is not null, the rounded sum of a and b, which is stored there. `mean` and
+/// `bias` are null for RMS norm.
 template <class T>
 struct Forward {
   Elements<T> a, b, residual, weight, bias, y;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
   constexpr int width = 16 / static_cast<int>(sizeof(T));
   __shared__ float shared[2][most_warps][1];
   const std::int64_t row = std::int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
-  // A row that is not there has no columns; its threads may share a warp with one that is.
+  // A row that does not exist has no columns; its threads may share a warp with an existing row.
   const std::int64_t columns = row < call.rows ? call.columns : 0;
   const std::int64_t start = row * call.columns;
   const auto count = static_cast<float>(call.columns);
@@ -102,14 +102,14 @@ __global__ void __launch_bounds__(block_threads) forward_kernel(const Forward<T>
   }
 }
 
-/// Any number of columns at any address.
+/// This variant supports any number of columns at any address.
 template <class T>
 __global__ void __launch_bounds__(block_threads) forward_any_kernel(const Forward<T> call) {
   __shared__ float shared[2][most_warps][1];
   const std::int64_t row = blockIdx.x;
   const std::int64_t start = row * call.columns;
   const auto count = static_cast<float>(call.columns);
-  // Each thread reads what it wrote itself: the residual sum is read back from the second pass on.
+  // Each thread reads back what it wrote: from the second pass on x is the stored residual sum.
   Forward<T> again = call;
   if (call.residual.data != nullptr) again.a = call.residual;
   again.residual.data = nullptr;

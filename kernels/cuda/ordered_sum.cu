@@ -1,5 +1,5 @@
-// The fixed-order sum over ranks, and digests. Compiled without contraction; the same additions in the same
-// order as on the CPU.
+// The fixed-order sum over ranks, and digests. Compiled without contraction; additions and their order are
+// the CPU's.
 
 #include <algorithm>
 
@@ -13,10 +13,10 @@ namespace tranche::kernels::cuda {
 
 namespace {
 
-/// Pieces travel in the kernel's parameters, of which CUDA allows 32764 bytes, so their number never splits a
-/// sum; most calls need few.
+/// The pointers to the operands are kernel parameters. CUDA allows 32764 bytes of them, so that one launch is
+/// enough for any sum; most calls need few.
 constexpr int few_pieces = 64;
-constexpr int batch = 4;  // pieces whose loads are in flight at once
+constexpr int batch = 4;  // operands whose loads are in flight at once
 
 template <int capacity>
 struct PieceList {
@@ -48,7 +48,8 @@ __device__ __forceinline__ void sum_group(const PieceList<capacity>& list, const
       if (base + b >= list.count) break;
       float values[n];
       Elements<Piece>::template widen<n>(loaded[b], values);
-      // The first of a group, and the first group's sum, are taken as they are: 0 + -0 would lose the sign.
+      // The sum of a group starts with its first operand itself, and the total with the first group's sum,
+      // because 0 + -0 would lose the sign.
 #pragma unroll
       for (int k = 0; k < n; ++k) partial[k] = in_group == 0 ? values[k] : partial[k] + values[k];
       if (++in_group == list.group_size || base + b + 1 == list.count) {
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(vector_loop_threads)
   }
 }
 
-/// The range on which all pieces and `out` are aligned.
+/// The range on which all operands and `out` are aligned.
 VectorRange range_of_pieces(std::span<const void* const> pieces, std::int64_t piece_bytes, int width,
                             const TensorView& out) {
   const auto first = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(pieces[0]));
@@ -147,8 +148,8 @@ struct RoundedSum {
 
 constexpr int digest_unroll = 4;
 
-/// Bytes per element: size(values). Bound by arithmetic: six 64-bit products for each lane of an element.
-/// Sums wrap, so the order of the blocks' atomic additions changes nothing.
+/// Bytes per element: size(values). Bound by arithmetic: six 64-bit products per element for each of the
+/// digest's words. Sums wrap, so the order of the blocks' atomic additions does not matter.
 template <int width, class Values>
 __global__ void __launch_bounds__(vector_loop_threads)
     digest_kernel(const Values values, const Digest origin, const std::int64_t first_element, Digest* digest,

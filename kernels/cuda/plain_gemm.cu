@@ -1,5 +1,5 @@
-// Products that cuBLASLt has no algorithm for. Copies of the operands in rows that it does take would need
-// device memory that is in no plan; this kernel needs none.
+// GEMMs for which cuBLASLt has no algorithm. Copies of the operands with supported strides would need device
+// memory that plans do not count; this kernel needs none.
 
 #include "kernels/cuda/plain_gemm.h"
 
@@ -13,9 +13,9 @@ namespace tranche::kernels::cuda {
 namespace {
 
 constexpr int tile = 16;
-constexpr std::int64_t most_blocks = 65535;  // of a grid's y and z
+constexpr std::int64_t most_blocks = 65535;  // in y and z of a grid
 
-/// A stored matrix as op() sees it.
+/// A stored matrix, read through op().
 template <class T>
 struct Operand {
   const T* data;

@@ -1,8 +1,8 @@
-// int8 blocks. A warp takes a block of 256 elements: a lane 4 neighbours of each half, so that codes are read
-// and written as words of 4 and the 260 bytes of a block need no other alignment. Compiled without
-// contraction; the arithmetic is block_codes.h's, so the bits are the CPU's. Bytes per element: quantize
-// size(values) + 260/256; dequantize the same; the sum ranks * 260/256 + size(out), and size(out) again to
-// accumulate.
+// int8 blocks. A warp processes a block of 256 elements; a lane has 4 neighbouring elements of each half, so
+// that codes are read and written as 4-byte words and the 260 bytes of a block need no larger alignment.
+// Compiled without contraction; the arithmetic is that of block_codes.h, so the bits are the CPU's. Bytes per
+// element: quantize and dequantize size(values) + 260/256; the sum ranks * 260/256 + size(out), and size(out)
+// again to accumulate.
 
 #include "kernels/block_codes.h"
 #include "kernels/cuda/elements.h"
@@ -17,7 +17,7 @@ namespace {
 constexpr int threads = 256;
 constexpr int warps = threads / warp_size;
 constexpr int halves = 2;
-constexpr int each = 4;  // elements of a lane in a half
+constexpr int each = 4;  // elements of a lane in each half
 
 /// The place of a lane's elements in a half of a block.
 __device__ __forceinline__ int place(int half) {
@@ -111,7 +111,8 @@ __global__ void __launch_bounds__(threads)
       const std::int64_t first = b * quantized_block + place(half);
       float total[each] = {}, partial[each] = {}, held[each] = {};
       if (accumulate) Out::template widen<each>(out.template load<each>(first), held);
-      // The first of a group, and the first group's sum, are taken as they are: 0 + -0 would lose the sign.
+      // The sum of a group starts with its first operand itself, and the total with the first group's sum,
+      // because 0 + -0 would lose the sign.
       int in_group = 0;
       bool first_group = true;
       if (folds) {

@@ -1,10 +1,10 @@
-// Dropout and random fills. The draws are core's Philox blocks: a group starts at a multiple of four draws,
-// so a block is computed once. Compiled without contraction: masks, uniform numbers and scaled elements are
-// the CPU's bits. Normal numbers go through logarithm, sine and cosine in fp64 and differ by one fp32 unit in
-// the last place at most, where the CPU's library and this one round them differently.
+// Dropout and random fills. The draws are core's Philox blocks; a group starts at a multiple of four draws,
+// so each block is computed once. Compiled without contraction: masks, uniform numbers and scaled elements
+// have the CPU's bits. Normal numbers use logarithm, sine and cosine in fp64; they differ from the CPU's by
+// at most one fp32 unit in the last place, if the libraries round differently.
 //
-// A Philox block is about 40 integer instructions for four elements, so dropout of 16-bit elements (4 bytes
-// each) is bound by them as much as by memory; fills of normal numbers (fp64 functions) are bound by
+// A Philox block takes about 40 integer instructions for four elements. So dropout of 16-bit elements (4
+// bytes each) is bound by these as much as by memory, and fills of normal numbers are bound by fp64
 // arithmetic.
 
 #include "kernels/cuda/elements.h"
@@ -107,7 +107,7 @@ struct NormalNumbers {
 
 VectorRange fill_range(const TensorView& out, const RandomKey& key, std::int64_t first_element) {
   if (out.elements() > 0) {
-    // Refuses streams that are too short, as drawing on the CPU would.
+    // Throws for a stream that is too short, as drawing on the CPU does.
     random_block(key, static_cast<std::uint64_t>(first_element + out.elements() - 1) / 4);
   }
   return vector_range(out.elements(), 4,
@@ -127,8 +127,8 @@ struct MaskedScale {
   Y y;
   DropoutDraws draws;
   RandomKey key;
-  std::int64_t offset;  ///< of the sample's first element that is here
-  std::int64_t first;   ///< which element of the sample that is
+  std::int64_t offset;  ///< offset of the sample's first element in this call
+  std::int64_t first;   ///< index of that element within the sample
 
   template <int n>
   __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
@@ -146,7 +146,7 @@ struct MaskedScale {
   }
 };
 
-/// Bytes per element: size(x) + size(y). Block row y takes sample y of the list.
+/// Bytes per element: size(x) + size(y). Block row y processes sample y of the list.
 template <int width, class X, class Y>
 __global__ void __launch_bounds__(vector_loop_threads)
     dropout_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
@@ -188,7 +188,7 @@ struct MaskedColumns {
   DropoutDraws draws;
   RandomKey key;
   ColumnPart part;
-  std::int64_t first_row;  ///< of the sample
+  std::int64_t first_row;  ///< first row within the sample
 
   template <int n>
   __device__ __forceinline__ Loaded<n> load(std::int64_t i) const {
@@ -209,7 +209,7 @@ struct MaskedColumns {
   }
 };
 
-/// Bytes per element: size(x) + size(y). Block row y takes sample y of the list.
+/// Bytes per element: size(x) + size(y). Block row y processes sample y of the list.
 template <class X, class Y>
 __global__ void __launch_bounds__(vector_loop_threads)
     dropout_columns_kernel(const X x, const Y y, const DropoutDraws draws, const SampleList list,
@@ -246,7 +246,7 @@ void dropout_columns(Stream& stream, const DropoutOptions& options, const ConstT
   }
 }
 
-/// x holds equal ranges of all samples, from options.first_element of each on.
+/// x holds the same range of each sample, from options.first_element on.
 template <int width, class X, class Y>
 void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensorView& x, const TensorView& y,
                 const X& from, const Y& to) {
@@ -255,7 +255,7 @@ void dropout_of(Stream& stream, const DropoutOptions& options, const ConstTensor
                                    {demand_of(x.data, size_of(x.dtype), width),
                                     demand_of(y.data, size_of(y.dtype), width),
                                     {static_cast<std::uint64_t>(options.first_element), 1, 4}});
-  // Every sample has to start as the first does.
+  // Every sample must have the alignment of the first.
   if (options.samples.size() > 1 && per_sample % width != 0) range = {per_sample, per_sample, 1, 0};
   if (range.width == width) {
     launch_dropout<width>(stream, options, from, to, range);
@@ -299,7 +299,8 @@ void dropout(Stream& stream, const DropoutOptions& options, const ConstTensorVie
     whole.first_element = options.sample_offset;
     return dropout_samples(stream, whole, x, y);
   }
-  // The end of one sample, whole samples, the beginning of another, and what lies behind the last.
+  // The operand consists of the end of one sample, whole samples, the beginning of another, and elements
+  // after the last sample.
   const std::int64_t each = options.sample_elements, last = static_cast<std::int64_t>(options.samples.size());
   for (std::int64_t done = 0, elements = 0; done < x.elements(); done += elements) {
     const std::int64_t left = x.elements() - done, at = options.first_element + done, sample = at / each;

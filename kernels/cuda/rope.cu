@@ -1,6 +1,6 @@
-// Rotary positions. Compiled without contraction: the rotation gives the CPU's bits. Sine and cosine are
-// taken in fp64 and rounded; where the CPU's library and this one round them differently, a table's numbers
-// differ by one fp32 unit in the last place.
+// Rotary positions. Compiled without contraction: the rotation has the CPU's bits. Sine and cosine are
+// computed in fp64 and rounded; if the libraries round differently, a number of the table differs from the
+// CPU's by one fp32 unit in the last place.
 
 #include "kernels/cuda/rope.h"
 

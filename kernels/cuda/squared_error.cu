@@ -1,6 +1,6 @@
 // Squared error. Compiled without contraction; rows and their sum are added in the CPU's order, so the bits
-// are the CPU's. The sum over rows is one block's and its last step a chain of one fp64 addition a row: made
-// for the outputs of small networks, not for bandwidth.
+// are the CPU's. One block adds the rows, and its last step is a chain of one fp64 addition per row: it suits
+// the outputs of small networks rather than large ones.
 
 #include "kernels/cuda/elements.h"
 #include "kernels/cuda/squared_error.h"

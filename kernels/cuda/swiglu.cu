@@ -1,5 +1,5 @@
-// SwiGLU. fp32 elements take the same formulas as on the CPU (contracted multiply-adds, so not the same
-// bits); 16-bit ones take the hardware's base-2 exponential and approximate division, as GELU does, whose
+// SwiGLU. fp32 elements use the CPU's formulas, with contracted multiply-adds and therefore other bits.
+// 16-bit elements use the hardware's base-2 exponential and approximate division, as GELU does; their
 // relative errors of about 1e-6 vanish in the rounding to 8 or 11 bits.
 
 #include "kernels/cuda/swiglu.h"

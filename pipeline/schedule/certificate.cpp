@@ -17,14 +17,14 @@ Certificate lower_bounds(const PipelineSchedule& schedule, const StageTimes& tim
   }
   Certificate certificate;
   std::vector<double> earliest(ranks, -1), work(ranks, 0), least_tail(ranks, -1);
-  double head = 0;  // the forward passes in front of a chunk
+  double head = 0;  // the forward passes of the chunks before this one
   double way_back =
-      0;  // after a chunk's input gradient, to the end of the micro-batch; its own W is left out
+      0;  // from a chunk's input gradient to the end of the micro-batch, without the chunk's own W
   for (std::size_t c = 0; c < chunks; ++c) {
     const auto rank = static_cast<std::size_t>(schedule.rank_of_chunk[c]);
     const double own_weight = split[c] ? chunk.weight[c] : 0,
                  gradient = chunk.input[c] + (split[c] ? 0 : chunk.weight[c]);
-    // A weight gradient may be the last that a rank does. Without one it is the backward of its first chunk.
+    // A rank's last action may be a weight gradient. Otherwise it is the backward of its first chunk.
     const double tail = split[c] ? 0 : way_back;
     if (earliest[rank] < 0) earliest[rank] = head;
     least_tail[rank] = least_tail[rank] < 0 ? tail : std::min(least_tail[rank], tail);

@@ -40,14 +40,15 @@ class Checker {
   }
   int rank_of(int chunk) const { return schedule_.rank_of_chunk[static_cast<std::size_t>(chunk)]; }
 
-  /// Each action once, on the rank of its chunk. Computation comes first, because messages follow from it.
+  /// Records each action once, on its chunk's rank. Compute actions are first, because messages depend on
+  /// them.
   bool place(bool messages) {
     for (std::size_t rank = 0; rank < schedule_.ranks.size(); ++rank) {
       const std::vector<Action>& line = schedule_.ranks[rank];
       for (std::size_t i = 0; i < line.size(); ++i) {
         if (is_message(line[i].kind) != messages) continue;
         if (!lies_well(line[i], static_cast<int>(rank))) return false;
-        if (!computes(line[i].kind) && !messages) continue;  // GATHER and FREE may be there often
+        if (!computes(line[i].kind) && !messages) continue;  // GATHER and FREE may be repeated
         if (!places_.add(line[i], i)) {
           return refuse(Fault::twice,
                         fmt::format("{}: {} of rank {} is there twice", name_, line[i].name(), rank));
@@ -56,7 +57,7 @@ class Checker {
     }
     return true;
   }
-  /// No I or W beside a B.
+  /// Checks that no I or W exists for a B.
   bool halved_once() {
     for (std::size_t pair = 0; pair < places_.pairs(); ++pair) {
       const Action whole = places_.action(ActionKind::backward, pair);
@@ -138,7 +139,7 @@ class Checker {
     return refuse(Fault::missing, fmt::format("{} lacks {}{}", name_, first.name(), others));
   }
 
-  /// B, or I where it is split.
+  /// B, or I if the backward is split.
   Action input_gradient(int chunk, std::int64_t micro_batch) const {
     const Action whole{ActionKind::backward, chunk, micro_batch};
     return places_.has(whole) ? whole : Action{ActionKind::input_gradient, chunk, micro_batch};
@@ -156,7 +157,7 @@ class Checker {
     }
     return true;
   }
-  /// The actions of the same rank whose results an action needs.
+  /// The actions of the same rank whose results this action needs.
   std::array<std::optional<Action>, 2> needs(const Action& action) const {
     const int chunk = action.chunk;
     const std::int64_t micro_batch = action.micro_batch;
@@ -190,8 +191,8 @@ class Checker {
     return refuse(Fault::deadlock, fmt::format("{}: {}", name_, text_of_cycle(verdict_.cycle, model_)));
   }
 
-  /// Sums of gradients have one order. Those of norms and of the head may be added along with input
-  /// gradients.
+  /// Checks that sums of gradients have one order. Gradients of norms and of the head may be added together
+  /// with input gradients.
   bool ascending() {
     const Action none{ActionKind::backward, 0, -1};
     std::vector<Action> last_input(schedule_.rank_of_chunk.size(), none), last_weights = last_input;
@@ -218,7 +219,7 @@ class Checker {
     return true;
   }
 
-  /// Counts what each rank holds.
+  /// Counts what each rank holds at once, and compares it with the limits.
   bool bounded() {
     const bool gathers = std::any_of(schedule_.ranks.begin(), schedule_.ranks.end(), [](const auto& line) {
       return std::any_of(line.begin(), line.end(),

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::array<std::string_view, 3> model_names{"async", "channels", "stream"};
 
-/// Runs all ranks at once, each as far as its messages let it.
+/// Simulates all ranks, each as far as its messages allow.
 class Rehearsal {
  public:
   Rehearsal(const PipelineSchedule& schedule, const Places& places, MessageModel model)
@@ -49,8 +49,8 @@ class Rehearsal {
     std::size_t received = 0;
   };
   struct Link {
-    Step stands;  ///< an action at which a rank waits
-    Step later;   ///< behind it in the same list: the rank before it in the cycle waits for this
+    Step stands;  ///< the action at which a rank waits
+    Step later;   ///< a later action of the same list, for which the previous rank in the cycle waits
   };
 
   const Action& at(const Step& step) const { return schedule_.ranks[step.first][step.second]; }
@@ -76,7 +76,7 @@ class Rehearsal {
       }
     }
   }
-  /// True when the message at which its rank stands happens now, and makes it happen.
+  /// Returns true if the message at which its rank waits can complete now, and completes it.
   bool goes(const Action& action) {
     const Step other = places_.step(partner(action));
     if (model_ == MessageModel::stream) return done_[other.first] == other.second;
@@ -98,7 +98,7 @@ class Rehearsal {
     return channels_[residual ? channel_of_[cut].first : channel_of_[cut].second];
   }
 
-  /// Goes from a rank that waits to the rank that it waits for, until one is there again.
+  /// Follows the ranks from one that waits to the rank that it waits for, until a rank repeats.
   std::vector<RankAction> cycle_from(std::size_t rank) {
     constexpr std::size_t unseen = std::numeric_limits<std::size_t>::max();
     std::vector<Link> links;
@@ -108,7 +108,7 @@ class Rehearsal {
       const Step stands{rank, done_[rank]};
       const Step wanted = places_.step(partner(at(stands)));
       if (done_[wanted.first] > wanted.second) {
-        // It was sent, but behind another message of its channel that this rank receives later.
+        // It was sent, but after another message of its channel that this rank receives later.
         const Channel& from = channel(at(stands));
         const Action& ahead = from.sent[from.received];
         return actions_of({{places_.step(ahead), wanted}, {stands, places_.step(partner(ahead))}});
@@ -136,8 +136,8 @@ class Rehearsal {
   const PipelineSchedule& schedule_;
   const Places& places_;
   MessageModel model_;
-  std::vector<std::size_t> done_;  ///< the number of actions that each rank has done
-  std::vector<std::pair<std::size_t, std::size_t>> channel_of_;  ///< for each cut, residuals and gradients
+  std::vector<std::size_t> done_;                                ///< by rank: the number of completed actions
+  std::vector<std::pair<std::size_t, std::size_t>> channel_of_;  ///< by cut: of residuals and gradients
   std::vector<Channel> channels_;
 };
 

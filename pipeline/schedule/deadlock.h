@@ -1,5 +1,5 @@
 #pragma once
-/// Ranks of a pipeline that wait for each other's messages for ever.
+/// Finds deadlocks: ranks of a pipeline that wait for each other's messages.
 
 #include <cstdint>
 #include <string>
@@ -12,17 +12,17 @@ namespace tranche::pipeline {
 
 class Places;
 
-/// The rule by which messages between ranks wait.
+/// The rule for when a message between ranks waits.
 enum class MessageModel : std::uint8_t {
-  async,     ///< a send waits for nothing; a receive waits for its own message
-  channels,  ///< a queue for each sender, receiver and kind (residual or gradient), as devices have: messages
-             ///< are received in the order in which they were sent; a send holds up its own queue alone
-  stream,    ///< one queue for all messages of a rank, in the order of its list: each ends together with its
-             ///< partner on the other rank, and the next one begins then
+  async,     ///< a send does not wait; a receive waits only for its own message
+  channels,  ///< one queue for each sender, receiver and kind (residual or gradient), as on devices: messages
+             ///< are received in the order in which they were sent, and a send delays only its own queue
+  stream,    ///< one queue for all messages of a rank, in the order of its list: each ends together with the
+             ///< other side on the other rank, and then the next one begins
 };
 /// "async", "channels", "stream".
 std::string_view name_of(MessageModel model);
-/// The reverse. Throws ConfigurationError, which lists the names.
+/// The reverse. Throws ConfigurationError listing the names.
 MessageModel message_model_named(std::string_view name);
 
 struct RankAction {
@@ -31,11 +31,10 @@ struct RankAction {
   friend bool operator==(const RankAction&, const RankAction&) = default;
 };
 
-/// The ranks that wait for each other; empty when the schedule comes to its end. Each rank in the cycle adds
-/// the action at which it stands, and a later one of its list for which the rank before it waits; the last
-/// rank is before the first. A complete schedule is asked for, with `places` of all its actions. Ranks are
-/// fixed lists, so whether a run ends does not depend on times: one run decides, in time linear in the
-/// actions.
+/// The ranks that wait for each other; empty when the schedule completes. Each rank in the cycle contributes
+/// the action at which it waits, and a later one of its list for which the previous rank waits; the last rank
+/// precedes the first. The schedule must be complete, with `places` of all its actions. The lists are fixed,
+/// so completion does not depend on times: one simulation decides, in time linear in the number of actions.
 std::vector<RankAction> find_cycle(const PipelineSchedule& schedule, const Places& places,
                                    MessageModel model);
 

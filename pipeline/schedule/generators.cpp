@@ -28,7 +28,7 @@ constexpr std::array named{
                   ChunkPlacement::v, 2, false, true},
 };
 
-/// Counts the micro-batches that one kind of action on one chunk has had.
+/// Counts the micro-batches for which one kind of action on one chunk was appended.
 class Counter {
  public:
   Counter(Actions& actions, ActionKind kind, int chunk) : actions_(&actions), kind_(kind), chunk_(chunk) {}
@@ -51,7 +51,7 @@ Actions afab(int rank, std::int64_t micro_batches) {
   return actions;
 }
 
-/// A warm-up lasts as long as the last stage's first gradient takes to come back.
+/// The warm-up lasts until the last stage's first gradient can arrive.
 Actions one_f_one_b(int stages, int rank, std::int64_t micro_batches) {
   Actions actions;
   Counter forward(actions, ActionKind::forward, rank), backward(actions, ActionKind::backward, rank);
@@ -63,8 +63,8 @@ Actions one_f_one_b(int stages, int rank, std::int64_t micro_batches) {
   return actions;
 }
 
-/// Rounds of as many micro-batches as there are stages go through the rank's chunks in turn, forward in
-/// ascending chunks and backward in descending ones.
+/// Rounds of as many micro-batches as stages pass through the rank's chunks, forward in ascending chunks and
+/// backward in descending ones.
 Actions interleaved(int stages, int rank, std::int64_t micro_batches, int chunks) {
   Actions actions;
   std::vector<Counter> forward, backward;
@@ -97,8 +97,8 @@ Actions breadth_first(int stages, int rank, std::int64_t micro_batches, int chun
   return actions;
 }
 
-/// 1F1B, in which the weight gradients of rank i are i micro-batches behind its input gradients. So every
-/// rank holds the activations of as many micro-batches as the first.
+/// 1F1B, except that the weight gradients of rank i are i micro-batches behind its input gradients, so that
+/// every rank holds activations of as many micro-batches as the first rank.
 Actions zb_h1(int stages, int rank, std::int64_t micro_batches) {
   Actions actions;
   Counter forward(actions, ActionKind::forward, rank), input(actions, ActionKind::input_gradient, rank),
@@ -113,7 +113,8 @@ Actions zb_h1(int stages, int rank, std::int64_t micro_batches) {
   return actions;
 }
 
-/// The order for so many micro-batches that every rank is busy, and of fewer those actions that there are.
+/// Generates the order for at least as many micro-batches as fill the pipeline, then removes actions of
+/// micro-batches that do not exist.
 Actions zb_v(int stages, int rank, std::int64_t micro_batches) {
   const std::int64_t all = std::max<std::int64_t>(2 * std::int64_t{stages} - 1, micro_batches);
   Actions actions;
@@ -168,7 +169,7 @@ void check_numbers(const NamedSchedule& schedule, int stages, std::int64_t micro
                     schedule.name, schedule.chunks_per_rank == 1 ? "one chunk" : "two chunks", chunks));
   }
   const std::int64_t kinds = schedule.splits_backward ? 3 : 2;
-  // zb_v() makes a list that fills the V before it takes the micro-batches that there are.
+  // zb_v() generates a list that fills the V before it removes micro-batches that do not exist.
   const std::int64_t made = schedule.placement == ChunkPlacement::v
                                 ? std::max<std::int64_t>(2 * std::int64_t{stages} - 1, micro_batches)
                                 : micro_batches;

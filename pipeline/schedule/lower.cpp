@@ -25,8 +25,8 @@ bool moves_weights(ActionKind kind) {
 
 constexpr std::size_t never = std::numeric_limits<std::size_t>::max();
 
-/// For each place of a rank's list the place of the next action that computes on the same chunk; `never`
-/// behind the last.
+/// For each position in a rank's list, the position of the next action that computes on the same chunk;
+/// `never` after the last one.
 std::vector<std::size_t> next_uses(const std::vector<Action>& line, std::size_t chunks) {
   std::vector<std::size_t> next(line.size(), never), upcoming(chunks, never);
   for (std::size_t at = line.size(); at-- > 0;) {

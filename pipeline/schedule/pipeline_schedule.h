@@ -1,6 +1,6 @@
 #pragma once
-/// A schedule of a pipeline as data: for each rank the list of what it computes, which messages it sends and
-/// receives, and when it gathers and frees the weights of a chunk. Integers only; no device, no communicator.
+/// A pipeline's schedule as data: for each rank the list of its compute actions, messages, gathers and frees.
+/// Integers only; no device, no communicator.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,26 +15,26 @@ namespace tranche::pipeline {
 enum class ActionKind : std::uint8_t {
   forward,           ///< F
   backward,          ///< B: input gradients and weight gradients together
-  input_gradient,    ///< I: the gradient of the chunk's input alone
-  weight_gradient,   ///< W: the weight gradients that I left out
+  input_gradient,    ///< I: the gradient of the chunk's input only
+  weight_gradient,   ///< W: the weight gradients that I leaves out
   send_residual,     ///< SEND_F: sends the chunk's output to the rank of the next chunk
   receive_residual,  ///< RECV_F: receives the chunk's input from the rank of the chunk before
   send_gradient,     ///< SEND_B: sends the gradient of the chunk's input to the rank of the chunk before
   receive_gradient,  ///< RECV_B: receives the gradient of the chunk's output from the rank of the next chunk
   gather,            ///< GATHER: gathers the chunk's weights
-  free,              ///< FREE: gives the gathered weights back
+  free,              ///< FREE: releases the gathered weights
 };
 /// "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "GATHER", "FREE".
 std::string_view letters_of(ActionKind kind);
 /// True for F, B, I and W.
 bool computes(ActionKind kind);
 bool is_message(ActionKind kind);
-/// True for SEND_F and SEND_B; for RECV_F and RECV_B.
+/// True for SEND_F and SEND_B.
 bool sends(ActionKind kind);
 bool receives(ActionKind kind);
 
-/// One action of one rank. A chunk is a run of consecutive units of the model. Chunks are numbered over the
-/// whole model: chunk c takes the output of chunk c - 1.
+/// One action of one rank. A chunk is a range of consecutive units of the model. Chunks are numbered over the
+/// whole model: the input of chunk c is the output of chunk c - 1.
 struct Action {
   ActionKind kind = ActionKind::forward;
   int chunk = 0;
@@ -44,16 +44,17 @@ struct Action {
   friend auto operator<=>(const Action&, const Action&) = default;
 };
 
-/// The other half of a message: the receive of a send, and the send of a receive.
+/// The other side of a message: the receive of a send, and the send of a receive.
 Action partner(const Action& message);
 
-/// Which rank of the pipeline holds a chunk.
+/// The rank of each chunk of a pipeline.
 enum class ChunkPlacement : std::uint8_t {
-  loop,  ///< chunk c lies on rank c mod p
-  v,     ///< two chunks on each rank: chunks 0 to p - 1 on ranks 0 to p - 1, chunks p to 2p - 1 back again
+  loop,  ///< chunk c is on rank c mod p
+  v,  ///< two chunks on each rank: chunks 0 to p - 1 on ranks 0 to p - 1, chunks p to 2p - 1 on ranks p - 1
+      ///< to 0
 };
-/// The rank of each of `stages` times `chunks_per_rank` chunks. Throws InvalidArgument for numbers below 1
-/// and for a V of other than two chunks on a rank.
+/// The rank of each of `stages` times `chunks_per_rank` chunks. Throws InvalidArgument for numbers below 1,
+/// and for a V unless there are two chunks on a rank.
 std::vector<int> ranks_of_chunks(ChunkPlacement placement, int stages, int chunks_per_rank);
 
 struct PipelineSchedule {
@@ -63,10 +64,10 @@ struct PipelineSchedule {
   int stages() const { return static_cast<int>(ranks.size()); }
   int chunks() const { return static_cast<int>(rank_of_chunk.size()); }
   bool several_chunks() const { return chunks() > stages(); }
-  /// The action in charts and traces: "F0" where each rank has one chunk, otherwise "2F0".
+  /// The action's name in charts and traces: "F0" if each rank has one chunk, otherwise "2F0".
   std::string name_of(const Action& action) const;
   bool has_next(int chunk) const { return chunk + 1 < chunks(); }
-  /// True when chunk + 1 lies on another rank: a residual and a gradient cross by messages.
+  /// True when chunk + 1 is on another rank, so that the residual and the gradient between them are messages.
   bool crosses(int chunk) const {
     return has_next(chunk) && rank_of_chunk[static_cast<std::size_t>(chunk)] !=
                                   rank_of_chunk[static_cast<std::size_t>(chunk) + 1];

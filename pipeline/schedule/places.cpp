@@ -7,8 +7,8 @@ namespace tranche::pipeline {
 Places::Places(const PipelineSchedule& schedule) : schedule_(schedule) {
   std::size_t actions = 0;
   for (const std::vector<Action>& line : schedule.ranks) actions += line.size();
-  // A complete schedule has more actions than pairs. In a file with larger numbers some of the first pairs
-  // have no forward, so the others need no place.
+  // A complete schedule has more actions than pairs. If a file uses larger numbers, one of the first pairs
+  // has no forward, so that the schedule is refused without the positions of the others.
   const auto chunks = static_cast<std::size_t>(schedule.chunks());
   const auto micro_batches = static_cast<std::size_t>(schedule.micro_batches);
   all_ = micro_batches <= (actions + 1) / chunks;

@@ -34,7 +34,7 @@ std::vector<Index> last_actions(const std::vector<Action>& actions, std::int64_t
 }
 
 using Places = std::vector<std::map<Action, std::size_t>>;
-/// The place of each message in the actions of its rank; the index is the rank.
+/// The position of each message in the actions of its rank; the index is the rank.
 Places places_of_messages(const PipelineSchedule& schedule) {
   Places places(schedule.ranks.size());
   for (std::size_t r = 0; r < places.size(); ++r) {
@@ -45,17 +45,17 @@ Places places_of_messages(const PipelineSchedule& schedule) {
   return places;
 }
 
-/// True where memory of a gradient that was sent may be asked for at once.
+/// True if the memory of a sent gradient may be reused without waiting for its receiver's progress.
 bool frees_at_once(const PipelineSchedule& schedule) {
   return schedule.chunks() == schedule.stages();
 }
 
-/// For each action of rank `of` the last action of rank `needed` that it cannot do without; -1: none. The
-/// send of a gradient may wait for its memory until the receiver has come to its receive.
+/// For each action of rank `of`, the last action of rank `needed` that must complete before it; -1: none. A
+/// send of a gradient may wait for memory until its receiver has reached the receive.
 std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int needed) {
   const std::size_t ranks = schedule.ranks.size();
   const Places places = places_of_messages(schedule);
-  std::vector<std::vector<Index>> result(ranks);  // of the actions so far
+  std::vector<std::vector<Index>> result(ranks);  // of the actions processed so far
   std::map<Action, Index> sent;                   // by receive
   const auto before = [&](std::size_t rank, std::size_t action) {
     return action == 0 ? Index{-1} : result[rank][action - 1];
@@ -77,7 +77,7 @@ std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int nee
           const auto peer = static_cast<std::size_t>(peer_of(schedule, actions[i]));
           const std::size_t receive = places[peer].at(partner(actions[i]));
           if (result[peer].size() < receive) break;
-          // The receiver has to have begun the receive: all that it waits for before is over.
+          // The receiver must have begun the receive, so all actions before it must be complete.
           last = std::max(
               last, static_cast<int>(peer) == needed ? static_cast<Index>(receive) : before(peer, receive));
         }
@@ -92,7 +92,7 @@ std::vector<Index> last_needed(const PipelineSchedule& schedule, int of, int nee
   return result[static_cast<std::size_t>(of)];
 }
 
-/// Behind which action of the rank each micro-batch ends: ascending, and behind its last action.
+/// The action of the rank after which each micro-batch ends: after its last action, and in ascending order.
 std::vector<Index> own_ends(const PipelineSchedule& schedule, int rank) {
   std::vector<Index> ends = last_actions(actions_of(schedule, rank), schedule.micro_batches);
   for (std::size_t m = 0; m < ends.size(); ++m) {
@@ -110,7 +110,8 @@ void find_ends(RunOrder& order, const PipelineSchedule& schedule, int rank) {
     std::vector<Index> others = own_ends(schedule, other);
     const std::vector<Index> own_needed = last_needed(schedule, other, rank),
                              other_needed = last_needed(schedule, rank, other);
-    // Putting one end off may put the other one off. Both ranks come to the same result.
+    // A later end on one rank may make the end on the other rank later too. Both ranks compute the same
+    // result.
     for (std::size_t m = 0; m < ends.size(); ++m) {
       for (Index before = -1; before != ends[m];) {
         before = ends[m];

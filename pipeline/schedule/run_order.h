@@ -1,6 +1,6 @@
 #pragma once
-/// The facts that the executor of a rank needs of a schedule beside the rank's actions. They cost more than
-/// linear time, so they are found once and kept with the schedule.
+/// Facts that a rank's executor needs in addition to its actions (see the note in pipeline/executor.cpp).
+/// They cost more than linear time, so they are computed once and stored with the schedule.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,33 +12,32 @@
 
 namespace tranche::pipeline {
 
-/// The places in a rank's actions where its micro-batches end and where its sent gradients are known to be
-/// received, and the order in which other ranks send to it.
+/// The actions of a rank after which its micro-batches end and its sent gradients are known to be received,
+/// and the order in which other ranks send to it.
 struct RunOrder {
-  /// The micro-batches that end behind each action, ascending; the index is the action. A micro-batch ends
-  /// behind the rank's last action of it. The ranks of the first and of the last chunk are an exception: they
-  /// add tied gradients there, and the memory of such a sum comes back once both have reached it. Each of
-  /// them ends a micro-batch no sooner than behind the last of its own actions that the other one needs in
-  /// order to reach its end, so that a wait for the memory never keeps the other from the sum. Waiting for
-  /// the memory of a gradient that was sent counts as such a need.
+  /// The micro-batches that end after each action, ascending; the index is the action. A micro-batch normally
+  /// ends after the rank's last action of it. The ranks of the first and of the last chunk differ: at the end
+  /// they sum tied gradients, and the memory of this sum is released once both ranks have reached it. Each of
+  /// them therefore ends a micro-batch only after the last of its own actions that the other rank needs to
+  /// reach its end; otherwise a wait for that memory could keep the other rank from the sum. Waiting for the
+  /// memory of a sent gradient counts as such a need.
   std::vector<std::vector<std::int64_t>> ends;
-  /// The rank's own actions that sent a gradient which its receiver has taken when this action, a receive, is
-  /// done; the index is this action. Empty with one chunk on each rank, where memory of a gradient may be
-  /// asked for again at once: the rank before takes it whatever this one waits for.
+  /// The index is an action of this rank that receives. The entry lists the rank's earlier sends of gradients
+  /// whose receiver is known to have the gradient when this receive completes. Empty if each rank has one
+  /// chunk: then the memory of a gradient can be reused at once, because the rank before always receives it.
   std::vector<std::vector<std::size_t>> taken;
-  /// The receives of this rank in the order in which a rank sends; the index is the sending rank.
+  /// The receives of this rank in the order in which each other rank sends; the index is the sending rank.
   std::vector<std::vector<Action>> incoming;
-  /// Weight gradients of a chunk that stand before those of the same micro-batch on a later chunk of the
-  /// rank.
+  /// Weight gradients of a chunk that precede those of the same micro-batch on a later chunk of the rank.
   struct EarlyWeights {
-    Action action;  ///< the first of the two chunks
+    Action action;  ///< the action on the earlier of the two chunks
     int later_chunk = 0;
   };
   std::vector<EarlyWeights> early_weights;
 };
 RunOrder run_order(const PipelineSchedule& schedule, int rank);
 
-/// A schedule as one of its ranks runs it.
+/// A schedule from the view of one of its ranks.
 struct RankSchedule {
   RankSchedule(std::shared_ptr<const PipelineSchedule> of_all, int rank)
       : schedule(std::move(of_all)), order(run_order(*schedule, rank)) {}
@@ -46,7 +45,7 @@ struct RankSchedule {
   RunOrder order;
 };
 
-/// The rank that a message's other half is on.
+/// The rank of the other side of a message.
 int peer_of(const PipelineSchedule& schedule, const Action& message);
 
 }  // namespace tranche::pipeline

@@ -14,7 +14,7 @@ namespace {
 
 constexpr double not_yet = -1;
 
-/// Runs the lists of all ranks, each until it waits for another.
+/// Runs the lists of all ranks, each until it must wait for another.
 class Run {
  public:
   Run(const PipelineSchedule& schedule, const StageTimes& times)
@@ -63,12 +63,12 @@ class Run {
                 [static_cast<std::size_t>(chunk) * static_cast<std::size_t>(schedule_->micro_batches) +
                  static_cast<std::size_t>(micro_batch)];
   }
-  /// The end of the input gradient, which is part of a whole backward.
+  /// The end time of the input gradient, which may be part of a whole backward.
   double gradient_end(int chunk, std::int64_t micro_batch) {
     return std::max(end_of(ActionKind::backward, chunk, micro_batch),
                     end_of(ActionKind::input_gradient, chunk, micro_batch));
   }
-  /// When what an action reads is there; not_yet before it is.
+  /// The time at which the inputs of an action are available; not_yet if that is still unknown.
   double ready_at(const Action& action) {
     const int chunk = action.chunk;
     const std::int64_t m = action.micro_batch;
@@ -139,7 +139,7 @@ class Run {
 
   const PipelineSchedule* schedule_;
   StageTimes chunk_times_;
-  /// The end of each action: a list for each kind, by chunk and micro-batch.
+  /// The end time of each action: a list for each kind, by chunk and micro-batch.
   std::array<std::vector<double>, static_cast<std::size_t>(ActionKind::gather)> ends_;
   std::vector<std::size_t> place_;  ///< the next action of each rank
   std::vector<double> now_;

@@ -29,7 +29,8 @@ std::string_view without_spaces(std::string_view text) {
   return text.substr(first, text.find_last_not_of(spaces) - first + 1);
 }
 
-/// Takes a number of 0 or more from the front of `text`. Empty where there is none, or one that is too large.
+/// Parses a number of 0 or more at the front of `text` and removes it. nullopt if there is none, or it is too
+/// large.
 template <typename Number>
 std::optional<Number> take_number(std::string_view& text) {
   if (text.starts_with('-')) return std::nullopt;
@@ -94,7 +95,7 @@ PipelineSchedule read_schedule(std::string_view text, const std::string& file) {
     return fmt::format("{}: line {} (rank {}), cell {}", file, rank + 1, rank, cell);
   };
   std::vector<Seen> chunks;
-  // Each chunk needs an action, so that no file makes this reserve memory for more chunks than it has cells.
+  // Each chunk needs an action, so that a file cannot reserve memory for more chunks than it has cells.
   const auto cells = static_cast<std::int64_t>(
       1 + std::count_if(text.begin(), text.end(), [](char c) { return c == ',' || c == '\n'; }));
   for (std::size_t line_start = 0; line_start <= text.size();) {

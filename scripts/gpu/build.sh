@@ -6,16 +6,16 @@ set -euo pipefail
 source=$1 build=$2
 flags=(-DCMAKE_BUILD_TYPE=Release -DTRANCHE_CUDA=ON -DTRANCHE_EXAMPLES=OFF)
 
-# Only for the GPUs of this host: each further architecture costs time.
+# Builds only for the GPUs of this host, because each further architecture takes time.
 architectures=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2> /dev/null | tr -d . | sort -u | paste -sd ';' || true)
 [[ $architectures =~ ^[0-9\;]+$ ]] && flags+=("-DCMAKE_CUDA_ARCHITECTURES=$architectures")
 if [ -n "${TRANCHE_BUNDLE:-}" ]; then
   flags+=(-DCMAKE_LIBRARY_ARCHITECTURE=x86_64-linux-gnu)
-  # Compilers of other distributions do not look into Debian's folders.
+  # Compilers of other distributions do not search Debian's folders.
   libraries=$TRANCHE_BUNDLE/deps/usr/lib/x86_64-linux-gnu
   export CPATH=$TRANCHE_BUNDLE/deps/usr/include:$TRANCHE_BUNDLE/deps/usr/include/x86_64-linux-gnu${CPATH:+:$CPATH}
   export LIBRARY_PATH=$libraries${LIBRARY_PATH:+:$LIBRARY_PATH}
-  # Python's packages of CUDA's libraries have no names to link by.
+  # The libraries in Python's CUDA packages lack the names that linkers look for.
   links=$build/cuda-links
   mkdir -p "$links/lib" "$links/include"
   IFS=: read -r -a folders <<< "${TRANCHE_CUDA_LIBRARIES:-}"

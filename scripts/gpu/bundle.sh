@@ -75,22 +75,22 @@ echo "== programs of $build"
 "$here/test_list.py" "$build" --source "$root" --labels gpu > "$top/gpu_tests.json"
 mapfile -t tests < <({ grep -o '@BUILD@/tests/[^" ]*' "$top/gpu_tests.json" | sed 's|.*/||'
   printf '%s\n' test_core comm_mpi_failing gpu_probe attention_samples kernel_bounds; } | sort -u)
-# Only what run.sh runs: the program, and the benches whose names say that they are for GPUs.
+# Copies only what run.sh runs: the program, and the benches with gpu in their names.
 for program in "$build"/bin/tranche "$build"/bin/bench_*gpu* "${tests[@]/#/$build/tests/}"; do
   if [ -f "$program" ] && [ -x "$program" ]; then
     strip -o "$top${program#"$build"}" "$program"
   fi
 done
-# What tests read lies beside them: the source tree and the build folder are not there.
+# Data files of tests are beside the tests, because the GPU host has neither source tree nor build folder.
 cp "$root/tests/combinations.json" "$top/tests/"
 injection=$(find "$build/tests/device" -maxdepth 1 -name 'libnvtx_injection.so' | head -n 1)
 if [ -n "$injection" ]; then strip -o "$top/tests/libnvtx_injection.so" "$injection"; else echo "note: no libnvtx_injection.so in $build: test_engine_nvtx will fail there"; fi
-# Scripts lie as they do in the source tree. What is for use by hand is at the top, too.
+# Scripts have the same places as in the source tree; those for use by hand are at the top as well.
 cp "$root"/scripts/run_mpi.sh "$top/scripts/"
 cp "$here"/*.sh "$here"/*.py "$top/scripts/gpu/"
 rm "$top"/scripts/gpu/{bundle,pack,env,check}.sh
 cp "$here"/{env,check}.sh "$top/"
-# Tests that are scripts, and what they name.
+# Copies tests that are scripts, and the files that they name.
 grep -ho '@SOURCE@/[^" ]*' "$top/gpu_tests.json" | sort -u | while IFS= read -r file; do
   file=${file#@SOURCE@/}
   [ -f "$root/$file" ] && install -D "$root/$file" "$top/$file"
@@ -148,12 +148,12 @@ find "$top/deps" \( -name '*.mod' -o -name '*mpifh*' -o -name '*usempi*' -o -nam
   -o -name 'oshrun' -o -name 'shmem*' -o -name 'mpif77*' -o -name 'mpif90*' -o -name 'mpifort*' -o -name 'mpijava*' \
   -o -name '*.jar' \) -exec rm -rf {} +
 find "$libraries" -name '*.a' -size +2M -delete
-rm -f "$libraries"/openblas-pthread/lib{blas,lapack}.so*  # OpenBLAS under other names
+rm -f "$libraries"/openblas-pthread/lib{blas,lapack}.so*  # other names of OpenBLAS
 if [ "$headers" = 0 ]; then
   rm -rf "$usr/include" "$usr/share/cmake" "$usr/share/pkgconfig" "$libraries/cmake" "$libraries/pkgconfig"
   find "$libraries" -name '*.a' -delete
 fi
-# Packages' own scripts, which choose among alternatives, have not run.
+# The packages' own scripts, which choose among alternatives, did not run.
 link() { [ -e "$2" ] || [ -L "$2" ] || ln -s "$1" "$2"; }
 for name in mpirun mpiexec mpicc mpicxx mpic++ mpiCC; do
   if [ -e "$usr/bin/$name.openmpi" ]; then link "$name.openmpi" "$usr/bin/$name"; fi
@@ -172,7 +172,7 @@ fi
 while IFS= read -r file; do
   install -D -m 644 "$(readlink -f "$file")" "$top/host/${file##*/}/${file##*/}"
 done < <(find "$stage/host" -regex '.*/lib\(stdc\+\+\|gcc_s\|gomp\|gfortran\|quadmath\|z\|udev\)\.so\.[0-9]+')
-# Plugins and libraries for interconnects that were not carried would only be complained about.
+# Plugins and libraries for missing interconnects would only cause warnings.
 cp "$here/packages.list" "$top/"
 touch "$top/MANIFEST"
 while :; do
@@ -180,7 +180,7 @@ while :; do
     # shellcheck source=env.sh
     . "$top/env.sh"
     find "$libraries" -type f -name '*.so*' | while IFS= read -r file; do
-      # Only the bundle's own folders and the C library's count: what this machine has, the host may lack.
+      # Only the bundle's own folders and the C library count, because the host may lack other libraries of this machine.
       readelf -d "$file" 2> /dev/null | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | while IFS= read -r name; do
         case $name in
           libc.so.6 | libm.so.6 | libdl.so.2 | libpthread.so.0 | librt.so.1 | libutil.so.1 | libresolv.so.2 | ld-linux-x86-64.so.2) continue ;;
@@ -203,7 +203,7 @@ for file in "${opened[@]}"; do
 done
 
 echo "== MANIFEST"
-needed() {  # PREFIX: the newest symbol version of this prefix that any ELF file asks for
+needed() {  # PREFIX: the newest symbol version with this prefix that an ELF file needs
   find "$top/bin" "$top/tests" "$libraries" "$usr/bin" -type f \( -perm -u+x -o -name '*.so*' \) -exec objdump -T {} + 2> /dev/null |
     grep -o "$1_[0-9.]*" | sed "s/$1_//" | sort -uV | tail -n 1
 }

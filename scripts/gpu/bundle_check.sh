@@ -18,8 +18,8 @@ esac
 archive=${1:-}
 [ -z "$archive" ] || [ -f "$archive" ] || { echo "bundle_check.sh: '$archive' does not exist" >&2; exit 2; }
 [ "$(id -u)" -eq 0 ] || skip "only root can enter another system"
-# Mounts are in a namespace of this process, so that they end with it however it ends. So is the network: as on some GPU hosts there is
-# nothing but loopback.
+# Mounts and network are in namespaces of this process, so that they disappear with it in any case. As on some GPU hosts, the network has
+# only loopback.
 if [ "${TRANCHE_BUNDLE_MOUNTS:-}" != own ]; then
   if [ -z "$archive" ]; then
     command -v nvcc > /dev/null || [ -x /usr/local/cuda/bin/nvcc ] || skip "there is no nvcc"
@@ -35,7 +35,7 @@ trap 'umount -R "$root" 2> /dev/null || true; rm -rf "$root"' EXIT
 mount -t tmpfs -o size=3g none "$root"
 mkdir -p "$root"/{usr/bin,usr/lib,usr/lib64,proc,dev,tmp,root,etc,bundle,usr/local/cuda/lib64}
 ln -s usr/bin "$root/bin" && ln -s usr/bin "$root/sbin" && ln -s usr/lib "$root/lib" && ln -s usr/lib64 "$root/lib64"
-put() {  # a file of this system, at its place, with the libraries that it asks for
+put() {  # copies a file of this system to the same place, with the libraries that it needs
   local file=$1 library
   [ -e "$root$file" ] || install -D "$(readlink -f "$file")" "$root$file"
   { ldd "$file" 2> /dev/null || true; } | { grep -o '/[^ ]*' || true; } | while IFS= read -r library; do
@@ -48,7 +48,7 @@ for tool in bash sh env cat cp mv rm ls ln mkdir rmdir mktemp touch chmod stat d
   put "$file"
   [ -e "$root/usr/bin/$tool" ] || ln -s "${file##*/}" "$root/usr/bin/$tool"
 done
-# The C library's parts, which programs ask for by their old names: libpthread.so.0 is one.
+# The C library's parts, which programs still name separately, such as libpthread.so.0.
 for name in libpthread.so.0 libdl.so.2 librt.so.1 libm.so.6 libutil.so.1 libresolv.so.2 libnss_files.so.2; do
   file=$(ldconfig -p 2> /dev/null | sed -n "s#.*$name (libc6,x86-64.* => ##p" | head -n 1)
   [ -z "$file" ] || put "$file"
@@ -71,7 +71,7 @@ printf 'root:x:0:0::/root:/bin/bash\n' > "$root/etc/passwd"
 printf '127.0.0.1 localhost\n' > "$root/etc/hosts"
 mount -t proc none "$root/proc"
 mount --rbind /dev "$root/dev"
-# Containers have little or none of it.
+# Containers have little or no /dev/shm.
 [ ! -d "$root/dev/shm" ] || mount -t tmpfs -o ro,size=4k none "$root/dev/shm"
 tar -C "$root/bundle" -xJf "$archive"
 failed=0

@@ -8,7 +8,7 @@ import sys
 
 
 def cases_of(name, document):
-    """[(seconds, program, case)] of a report, or of a tests.json with reports by program."""
+    """[(seconds, program, case)] of a report, or of a tests.json that contains reports by program."""
     if "testsuites" not in document:
         return [case for program, reports in document.items() for report in reports for case in cases_of(program, report)]
     return [(float(case["time"].rstrip("s")), name, f"{case['classname']}.{case['name']}")

@@ -1,7 +1,7 @@
-"""What a GoogleTest program says of its cases while it runs, and how it is resumed when one of them ends it.
+"""The output of a GoogleTest program about its cases while it runs, and the resumption after a case that ended it.
 
-The gpu programs end with FAULT after a case that leaves a CUDA error which every later call would report, and with HANG when
-a case lasts longer than TRANCHE_TEST_CASE_SECONDS. The case that did so is the one that was begun and not finished.
+The gpu programs end with FAULT after a case that leaves a sticky CUDA error, which every later call would return, and with HANG if a case
+takes longer than TRANCHE_TEST_CASE_SECONDS. The case that did so is the one that began and did not end.
 """
 import re
 import time
@@ -14,24 +14,24 @@ VERDICTS = {"OK": "passed", "FAILED": "failed", "SKIPPED": "skipped"}
 
 
 def without(pattern, cases):
-    """A GoogleTest filter less these cases. All that follows a filter's first '-' is left out."""
+    """A GoogleTest filter without these cases. In a filter everything after the first '-' is excluded."""
     wanted, _, left_out = pattern.partition("-")
     left_out = ":".join([part for part in left_out.split(":") if part] + list(cases))
     return wanted.strip(":") + ("-" + left_out if left_out else "") if wanted.strip(":") else "-" + left_out
 
 
 class Progress:
-    """The cases of one program, over all the processes that it took."""
+    """The cases of one program, over all processes that ran them."""
 
     def __init__(self, pattern="*", case_seconds=None):
         self.pattern, self.case_seconds = pattern, case_seconds
         self.results = {}  # case: passed, failed, skipped, faulted or hung
-        self.tries = {}  # case: how often it failed, over all calls of run.sh
+        self.tries = {}  # case: number of failures over all calls of run.sh
         self.total, self.processes, self.reason = None, 0, ""
         self.begin()
 
     def begin(self):
-        """A new process of the program begins."""
+        """Notes that a new process of the program begins."""
         self.case = self.last = self.since = None
         self.rest, self.lost = "", set()
 
@@ -69,11 +69,11 @@ class Progress:
             self.last, self.case = case, None
 
     def stuck(self):
-        """The program ends a case that lasts too long itself; this is for programs that cannot, and comes later."""
+        """Marks the current case as stuck. Programs end such a case themselves; this is for programs that cannot, and comes later."""
         return bool(self.case and self.case_seconds and time.time() - self.since > 1.25 * self.case_seconds + 2)
 
     def death(self, status):
-        """(case, faulted|hung) when a case ended the process, else None. status: a number, or 'stuck'."""
+        """Returns (case, faulted or hung) if a case ended the process, else None. status: a number, or 'stuck'."""
         if self.rest:
             self.line(self.rest)
         case = self.case or (self.last if status in (FAULT, HANG) else None)
@@ -84,7 +84,7 @@ class Progress:
         return case, kind
 
     def left(self):
-        """How many cases are left, None when the program has not said how many it has."""
+        """Returns the number of remaining cases; None if the program has not reported its total."""
         return None if self.total is None else max(0, self.total - len(self.results))
 
     def filter(self):
@@ -94,7 +94,7 @@ class Progress:
         return [case for case, its in self.results.items() if its == verdict]
 
     def counted(self):
-        """As in '1 faulted (A.a), 12 passed'."""
+        """For example '1 faulted (A.a), 12 passed'."""
         parts = []
         for verdict in ("faulted", "hung", "failed"):
             names = self.named(verdict)

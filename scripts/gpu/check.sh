@@ -52,7 +52,7 @@ else
   row gap "glibc" "${glibc:-none}; $needed is needed: build here instead (scripts/gpu/run.sh --build)"
 fi
 
-# Every program, and what it loads; with --full plugins too.
+# Checks every program and the libraries that it loads; with --full plugins as well.
 folders=("$bundle/bin" "$bundle/tests")
 [ "$full" = 0 ] || folders+=("$bundle/deps")
 missing=$(find "${folders[@]}" -type f \( -perm -u+x -o -name '*.so*' \) -print0 |
@@ -67,8 +67,8 @@ else
   row warn "shared libraries" "not found: $(cut -d' ' -f1 <<< "$missing" | sort | uniq -c | awk '{printf "%s%s (%d files)", sep, $2, $1; sep = ", "}')"
 fi
 
-# Ranks of mpirun reach each other through it, on hosts without a network too.
-# A connection to a port that nobody serves is refused where lo is up, and finds no network where it is down.
+# Ranks of mpirun communicate through loopback, even on hosts without a network. A connection to a port without a server is refused if lo is
+# up, and reports an unreachable network if it is down.
 if said=$(LC_ALL=C timeout 5 bash -c 'exec 3<> /dev/tcp/127.0.0.1/9' 2>&1) || [[ $said != *unreachable* ]]; then
   row ok "loopback" "up"
 else
@@ -134,7 +134,7 @@ else
 fi
 sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2> /dev/null || true)
 row "$([ -n "$sanitizer" ] && echo ok || echo skip)" "compute-sanitizer" "${sanitizer:-none; its checks are left out}"
-# Distributions have packages of Python that lack most of its own modules.
+# Some distributions' Python packages lack most of its own modules.
 if tranche_host python3 -c 'import argparse, json, random, sys, tarfile, tempfile; sys.exit(sys.version_info < (3, 8))' 2> /dev/null; then
   row ok "python3" "$(tranche_host python3 --version)"
 else
@@ -150,7 +150,7 @@ if said=$(tranche_host timeout -k 5 45 nvidia-smi --query-gpu=name,driver_versio
 elif [ -n "$capability" ]; then
   row warn "GPU and driver" "nvidia-smi does not answer, so figures come without clocks and power: $(head -n 1 <<< "$said")"
 elif [ "$need_gpu" = 1 ]; then
-  # The row of tranche info has the reason where there is a driver.
+  # If there is a driver, the row of tranche info has the reason.
   row gap "GPU and driver" "nvidia-smi: $(head -n 1 <<< "$said")"
 else
   row skip "GPU and driver" "none"

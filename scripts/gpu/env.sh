@@ -8,7 +8,7 @@
 
 TRANCHE_BUNDLE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 export TRANCHE_BUNDLE
-# Sourced a second time, it must not take its own path for the host's.
+# When sourced a second time, it must not take its own path for the host's.
 export TRANCHE_HOST_LIBRARY_PATH=${TRANCHE_HOST_LIBRARY_PATH-${LD_LIBRARY_PATH:-}}
 
 tranche_host() {
@@ -19,7 +19,7 @@ tranche_host() {
   fi
 }
 
-# tranche_cuda_folders: where libraries of CUDA may be, one folder a line, best first.
+# tranche_cuda_folders: prints folders that may contain CUDA's libraries, one a line, best first.
 tranche_cuda_folders() {
   local root nvcc
   nvcc=$(command -v nvcc || true)
@@ -38,7 +38,7 @@ for folder in dict.fromkeys(folders):
 END
 }
 
-# tranche_cuda_library NAME: the first folder that holds the library, or status 1.
+# tranche_cuda_library NAME: prints the first folder that contains the library, or returns status 1.
 tranche_cuda_library() {
   local folder
   while IFS= read -r folder; do
@@ -47,10 +47,10 @@ tranche_cuda_library() {
   return 1
 }
 
-# tranche_cuda_libraries: the libraries of CUDA that the bundle's programs ask for.
+# tranche_cuda_libraries: prints the CUDA libraries that the bundle's programs need.
 tranche_cuda_libraries() { sed -n 's/^needs-cuda-library: //p' "$TRANCHE_BUNDLE/MANIFEST"; }
 
-# tranche_libstdcxx_serves FILE: whether this libstdc++ has all versions of symbols that the bundle's programs ask for.
+# tranche_libstdcxx_serves FILE: true if this libstdc++ has all symbol versions that the bundle's programs need.
 tranche_libstdcxx_serves() {
   local needed has
   needed=$(sed -n 's/^needs-glibcxx: //p' "$TRANCHE_BUNDLE/MANIFEST")
@@ -62,9 +62,8 @@ tranche_environment() {
   local usr=$TRANCHE_BUNDLE/deps/usr libraries folder name path known older=
   libraries=$usr/lib/x86_64-linux-gnu
   path=$libraries:$libraries/pmix2/lib
-  # The host's own versions of these are taken if they are new enough, as the host's own libraries may need the newer
-  # one. The C++ library and the compiler's come from one release: an old one of the host is replaced together with the
-  # other.
+  # The host's versions of these libraries are used if they are new enough, because the host's own libraries may need the newer ones. The
+  # C++ library and the compiler's library come from one release, so an old one of the host is replaced together with the other.
   known=$( { ldconfig -p || /sbin/ldconfig -p; } 2> /dev/null || true)
   name=$( { tr : '\n' <<< "$TRANCHE_HOST_LIBRARY_PATH" | sed -n 's|.$|&/libstdc++.so.6|p' | xargs -r -d '\n' ls -d
             sed -n 's|.*libstdc++\.so\.6 (.*x86-64.*) => \(/.*\)|\1|p' <<< "$known"; } 2> /dev/null | head -n 1 || true)
@@ -90,17 +89,17 @@ tranche_environment() {
   export TRANCHE_LIBRARY_PATH=$path${TRANCHE_HOST_LIBRARY_PATH:+:$TRANCHE_HOST_LIBRARY_PATH}
   export LD_LIBRARY_PATH=$TRANCHE_LIBRARY_PATH
   export PATH=$TRANCHE_BUNDLE/bin:$usr/bin:$PATH
-  # What is set for another Open MPI, as images of frameworks and jobs under mpirun have it, is not for this one.
+  # Variables for another Open MPI, as in images of frameworks and in jobs under mpirun, are not for this one.
   for name in $(compgen -e | grep -E '^(OMPI|OPAL|PMIX|PRTE|ORTE)_' || true); do unset "$name"; done
-  # Open MPI was built for /usr; without these it knows no option and finds no plugin.
+  # Open MPI was built for /usr; without these it finds neither its options nor its plugins.
   export OPAL_PREFIX=$usr PMIX_INSTALL_PREFIX=$usr
   export OPAL_SYSCONFDIR=$TRANCHE_BUNDLE/deps/etc/openmpi
-  export OMPI_MCA_plm=isolated  # else it wants ssh, which hosts may lack; ranks are of this host
+  export OMPI_MCA_plm=isolated  # otherwise it needs ssh, which hosts may lack; all ranks are on this host
   export OMPI_MCA_mca_base_component_show_load_errors=0 PMIX_MCA_pcompress_base_silence_warning=1
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
   export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_hwloc_base_binding_policy=none
   export OMPI_MCA_btl=self,vader OMPI_MCA_pml=ob1
-  # Long messages would be read from the other process's memory, which containers may refuse.
+  # By default long messages are read from the other process's memory, which containers may forbid.
   export OMPI_MCA_btl_vader_single_copy_mechanism=none
   # For builds (run.sh --build).
   export CMAKE_PREFIX_PATH=$usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}

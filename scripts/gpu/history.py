@@ -1,6 +1,6 @@
-"""What earlier calls of the same commit found, for run.sh --resume: nothing that passed runs twice, and what failed runs once more.
+"""Results of earlier calls for the same commit, used by run.sh --resume: passed items do not run again, failed items run once more.
 
-A call's results.json has its records, and under `progress` the verdict of every case of every test program.
+A call's results.json contains its records, and under `progress` the verdict of every case of every test program.
 """
 import json
 import pathlib
@@ -45,7 +45,7 @@ class History:
 
     @staticmethod
     def stays(record):
-        """Skipped things that took no time are looked at again: what they wait for may be there now."""
+        """False for skipped items that took no time: they are tried again, because their requirements may be met now."""
         if record["status"] in FAILED:
             return record.get("tries", 1) >= MOST_TRIES
         return record["status"] in ("passed", "measured") or (record["status"] == "skipped" and bool(record.get("seconds")))
@@ -54,7 +54,7 @@ class History:
         return any(key_of(record) == (part, item) and record["status"] != "measured" for record in self.records)
 
     def cases(self, item):
-        """(verdicts that stay, tries of cases that failed, how many cases the program has) of a test program."""
+        """Returns (verdicts to keep, number of tries of failed cases, total number of cases) of a test program."""
         known = self.progress.get(item, {})
         tries = known.get("tries", {})
         verdicts = {case: its for case, its in known.get("results", {}).items()

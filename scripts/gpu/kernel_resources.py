@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""kernel_resources.py BUILD [--write] [--only REGEX] [--lock FILE]: what ptxas gives each kernel on compute capability 9.0: registers,
-stack frame, spills, static shared memory.
+"""kernel_resources.py BUILD [--write] [--only REGEX] [--lock FILE]: the resources that ptxas assigns to each kernel on compute capability
+9.0: registers, stack frame, spills, static shared memory.
 
-BUILD is a configured folder of the preset cuda, whose compile_commands.json says how sources are compiled; nothing of it needs to be
-built. Compares with kernels/cuda/resources.txt, or with --write writes it. Exit status: 0 equal, 1 it differs or a kernel breaks a
-rule, 2 usage, 77 there is no nvcc.
+BUILD is a configured folder of the preset cuda, whose compile_commands.json has the compile commands; nothing needs to be built in it.
+Compares with kernels/cuda/resources.txt, or with --write writes it. Exit status: 0 equal, 1 it differs or a kernel breaks a rule, 2 usage,
+77 there is no nvcc.
 
-Rules: no kernel spills; registers times threads of its launch bound are at most 65,536; a kernel of an optimizer's rule has no stack
-frame but those that the file knows.
+Rules: no kernel spills; registers times threads of its launch bound are at most 65,536; a kernel of an optimizer's rule has no stack frame,
+except those in the file.
 """
 import argparse
 import concurrent.futures
@@ -32,7 +32,7 @@ TOLD = re.compile(r"Compiling entry function '(\w+)'.*?\n.*?\n\s*(\d+) bytes sta
 
 
 def entries_of_ptx(text):
-    """{mangled name: threads of its launch bound}."""
+    """{mangled name: threads of the launch bound}."""
     found = {}
     for name, directives in ENTRY.findall(text):
         bound = re.search(r"\.maxntid ([\d, ]+)", directives)
@@ -56,7 +56,7 @@ def rows_of(source, ptx, told):
 
 
 def demangled(names):
-    """Names without what depends on where the sources lie."""
+    """Demangles names and removes the parts that depend on the sources' paths."""
     text = subprocess.run(["c++filt"], input="\n".join(names), stdout=subprocess.PIPE, text=True, check=True).stdout
     return [re.sub(r"\s+", " ", line.replace("(anonymous namespace)::", "").replace("tranche::kernels::cuda::", "")).strip()
             for line in text.splitlines()]
@@ -72,7 +72,7 @@ def compile_one(command, lock):
             skip = word != "-c"
         elif not word.startswith(("--generate-code", "-Xptxas", "-lineinfo")):
             kept.append(word)
-    # Only one builder at a time, where a lock is given.
+    # With a lock only one builder runs at a time.
     with open(lock, "w", encoding="utf-8") as held, tempfile.NamedTemporaryFile(suffix=".ptx") as ptx:
         fcntl.flock(held, fcntl.LOCK_EX)
         made = subprocess.run([*kept, "-x", "cu", "-ptx", "-arch=compute_90", "-o", ptx.name], cwd=command["directory"],
@@ -104,19 +104,19 @@ def parsed(lines):
 
 
 def broken_rules(kernels):
-    """What is wrong with kernels whatever the file says."""
+    """Violations of the rules, independent of the file."""
     problems = []
     for (source, name), (threads, registers, _, spill, _) in sorted(kernels.items()):
         if spill > 0:
             problems.append(f"{source}: {name} spills {spill} bytes")
-        # A warp's registers are given out in units of 256, 8 a thread.
+        # A warp's registers are allocated in units of 256, 8 per thread.
         if (registers + 7) // 8 * 8 * threads > 65536 and threads < 1024:
             problems.append(f"{source}: {name} needs {registers} registers of each of {threads} threads: more than 65,536")
     return problems
 
 
 def differences(old, new, rules):
-    """What changed; a stack frame in a rule's kernel that the file does not know comes first."""
+    """The differences; a stack frame in a rule's kernel that is not in the file comes first."""
     problems = []
     for key in sorted(new.keys() - old.keys()):
         problems.append(f"{key[0]}: {key[1]} is new: {' '.join(map(str, new[key]))}")

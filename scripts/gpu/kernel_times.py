@@ -39,7 +39,7 @@ def own_times(spans):
 
 
 def idle_share(spans):
-    """The share of the time from the first begin to the last end in which no span is open."""
+    """The fraction of the time from the first begin to the last end in which no span is open."""
     end_of_all = begin_of_all = None
     busy = 0.0
     for _, _, begin, end in sorted(spans, key=lambda span: span[2]):

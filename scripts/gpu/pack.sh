@@ -11,7 +11,7 @@ rm -f "$folder/SHA256SUMS"
 sums=$(cd "$folder" && find . -type f -print0 | sort -z | xargs -0 sha256sum)
 printf '%s\n' "$sums" > "$folder/SHA256SUMS"
 
-# Each program holds the same kernels: a dictionary that reaches from one to the next packs them once.
+# The programs contain the same kernels. A dictionary that spans several programs compresses them once.
 dictionary=$(($(du -sm "$folder" | cut -f1) + 1))
 [ "$dictionary" -lt 192 ] || dictionary=192
 trap 'rm -f "$out.part"' EXIT

@@ -149,7 +149,7 @@ class Peer:
         say("torch step of GPT-2 124M, eager", figure=batch * length / self.seconds(one), unit="tokens_per_second")
 
     def compare(self, folder):
-        """False when a result of ours is out of bounds."""
+        """Returns False if one of our results is out of bounds."""
         torch = self.torch
         right = True
         for sample in json.loads((folder / "samples.json").read_text(encoding="utf-8")):
@@ -185,7 +185,7 @@ def main():
     options = parser.parse_args()
     try:
         import torch
-    except Exception as error:  # A broken installation raises what it likes.
+    except Exception as error:  # a broken installation may raise anything
         skip("PyTorch", f"this Python has no PyTorch: {error}")
         return 0
     if not torch.cuda.is_available() and not options.smoke:
@@ -201,7 +201,7 @@ def main():
     for part in (peer.attention, peer.products, peer.adamw, peer.step):
         try:
             part()
-        except Exception as error:  # One part's loss is its own.
+        except Exception as error:  # a failure of one part does not affect the others
             skip(f"torch {part.__name__}", error)
     return 0 if right else 1
 

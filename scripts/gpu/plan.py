@@ -1,6 +1,6 @@
-"""What run.sh runs, in this order, and until when. The one table of shares of time: suite.py prints it at the start.
+"""The items that run.sh runs, in this order, with their limits. This is the only table of shares of time; suite.py prints it at the start.
 
-`until` is the share of the whole limit at which a part is stopped; time that a part leaves goes to those after it.
+`until` is the fraction of the whole limit at which a part is stopped. Time that a part does not use is available to later parts.
 """
 import re
 from collections import namedtuple
@@ -22,34 +22,34 @@ PLAN = [
 PARTS_OF = {"tests": {"probe", "kernels", "tests", "memcheck", "racecheck", "lazy loading"},
             "benches": {"probe", "first look", "peer", "benches", "training", "ncu"}}
 
-# No check fails for being slow before CASE_SECONDS. A program whose slowest case takes longer than a quarter of that on the
-# emulation has four times the case's emulated seconds: (part of the program's name, seconds). Measured with AddressSanitizer
-# on two cores; scripts/gpu/case_times.py prints the slowest cases of a results folder.
+# Each test case may take CASE_SECONDS. If the slowest case of a program takes longer than a quarter of that on the emulation, its limit is
+# four times the emulated seconds: (part of the program's name, seconds). Measured with AddressSanitizer on two cores;
+# scripts/gpu/case_times.py prints the slowest cases of a results folder.
 CASE_SECONDS = 40
 EMULATED_SECONDS = [("test_kernels_layers_gpu", 85), ("test_kernels_gpu", 22.4), ("test_kernels_matrix_gpu", 16.8)]
-# Programs whose cases train, and which have not been measured so.
+# Programs whose cases train and whose emulated seconds have not been measured.
 TRAIN = r"combinations|engine|models|pipeline"
 
-# The first programs stand on nothing else, and wait for nothing but the GPU. Ranks that are threads run alone.
+# The first programs depend on nothing but the GPU. Programs whose ranks are threads run alone.
 AT_ONCE = 4
 SMOKE_PROGRAMS = r"device_gpu|offload_gpu"  # a few seconds each on the emulation, with AddressSanitizer too
 FIRST_PROGRAMS = r"device|kernels|models|gpu_(cases|probe)"
-# Tests that later ones stand on come first; those that wait for others, and so hang likeliest, come last.
+# Tests of parts on which later tests depend come first. Tests whose ranks wait for others, and so are most likely to hang, come last.
 ORDER = [r"device", r"kernels_gpu", r"kernels_layers", r"kernels", r"models", r"engine", r"offload", r"", r"combinations",
          r"comm", r"nccl|mpi"]
-# Ranks that are threads share a context. Kernels of ours are loaded before they wait for each other; those of cuBLASLt are
-# not, and loading one at its first launch may wait for the whole GPU.
+# Ranks that are threads share a context. Our kernels are loaded before ranks wait for each other. Those of cuBLASLt are not, and their
+# loading at the first launch may wait for the whole GPU.
 RANKS_ARE_THREADS = r"comm|engine|models|combinations|offload|generation|pipeline"
 
-# A bench of each ceiling and of what decides a training's speed: (program, filter).
+# One bench for each peak, and benches of the kernels that dominate a training: (program, filter).
 FIRST_BENCHES = [("bench_matrix_gpu", "^(matmul_peak|attention_(forward|backward)/head:(64/time:1024|128/time:4096).*)"),
                  ("bench_kernels_gpu", "^(device_copy|adamw)(/|$)")]
-# Trainings of the first look, with a trace, and those for the figures: (preset, sequences of a micro-batch, the largest that fits,
-# micro-batches a step, seconds).
+# The trainings of the first look, with a trace, and those for the figures: (preset, sequences of a micro-batch, of which the largest that
+# fits is used, micro-batches a step, seconds).
 FIRST_TRAININGS = [("gpt2", (32, 16, 8), 4, 10), ("gpt2-xl", (16, 8, 4), 4, 20), ("qwen2.5-1.5b", (8, 4, 2), 8, 20)]
 TRAININGS = [("gpt2-xl", (16, 8, 4), 524288, 24), ("qwen2.5-1.5b", (8, 4, 2), 524288, 24)]
 SMOKE_TRAININGS = [("gpt-nano", (2,), 2, 2)]
-# What Nsight Compute looks at: (kernel, program, bench).
+# Kernels for Nsight Compute: (kernel, program, bench).
 PROFILED = [("flash_forward_kernel", "bench_matrix_gpu", "^attention_forward/head:128/time:4096"),
             ("key_gradient_kernel", "bench_matrix_gpu", "^attention_backward/head:128/time:4096"),
             ("query_gradient_kernel", "bench_matrix_gpu", "^attention_backward/head:128/time:4096"),
@@ -63,7 +63,7 @@ PEERS = [(f"bench_matrix_gpu/attention_{way}/head:{head}/time:{time}/batch:{batc
 
 
 def case_seconds(name):
-    """What one case of a test program may take."""
+    """The time limit for one case of a test program."""
     least = 3 * CASE_SECONDS if re.search(TRAIN, name) else CASE_SECONDS
     return max([least] + [4 * seconds for part, seconds in EMULATED_SECONDS if part in name])
 

@@ -1,11 +1,11 @@
-"""Commands of suite.py: each in a session of its own with its output in a file, and nothing of it outlives it."""
+"""Runs commands for suite.py, each in a session of its own with its output in a file, and ends all of their processes."""
 import os
 import pathlib
 import signal
 import subprocess
 import time
 
-KILL_SECONDS = 5.0  # A process that waits inside the driver (state D) does not end when it is killed.
+KILL_SECONDS = 5.0  # a process that waits inside the driver (state D) survives SIGKILL
 
 
 def members(session):
@@ -16,15 +16,15 @@ def members(session):
             text = stat.read_text(encoding="utf-8", errors="replace")
         except OSError:  # It has ended since.
             continue
-        state, _, _, its_session = text[text.rfind(")") + 2:].split()[:4]  # The name before may hold anything.
+        state, _, _, its_session = text[text.rfind(")") + 2:].split()[:4]  # the preceding name may contain any characters
         if int(its_session) == session and state not in "ZX":
             found.append(int(stat.parent.name))
     return found
 
 
 def end_session(session, seconds=KILL_SECONDS):
-    """Kills all of a session and returns the ids of those that did not end. A signal to the process group would not reach
-    ranks of Open MPI, each of which is in a group of its own."""
+    """Kills all processes of a session and returns the ids of those that did not end. A signal to the process group would not reach ranks
+    of Open MPI, each of which has its own group."""
     end = time.time() + seconds
     while True:
         left = members(session)
@@ -39,29 +39,29 @@ def end_session(session, seconds=KILL_SECONDS):
 
 
 class Command:
-    """A running command. Its output is a file and no pipe, as a pipe stays open while any leftover of the command lives."""
+    """A running command. Its output is a file instead of a pipe, because a pipe stays open while any leftover process lives."""
 
     def __init__(self, words, folder, environment, output, stdin=subprocess.DEVNULL):
         output.unlink(missing_ok=True)
-        with output.open("ab") as file:  # Ranks append; else they would write over one another.
+        with output.open("ab") as file:  # ranks append, otherwise they would overwrite each other's output
             self.process = subprocess.Popen([str(word) for word in words], stdin=stdin, stdout=file,
                                             stderr=subprocess.STDOUT, cwd=str(folder), start_new_session=True,
                                             env=environment)
         self.file, self.words = output.open("rb"), words
 
     def wait(self, seconds):
-        """The exit status, or None while it runs."""
+        """Returns the exit status, or None while the command runs."""
         try:
             return self.process.wait(max(0.0, seconds))
         except subprocess.TimeoutExpired:
             return None
 
     def news(self):
-        """The bytes of output since the last call."""
+        """Returns the bytes of output since the last call."""
         return self.file.read()
 
     def end(self):
-        """Ends what is left of it; the ids of those that cannot be ended."""
+        """Ends the remaining processes; returns the ids of those that cannot be ended."""
         left = end_session(self.process.pid)
         self.wait(0.0 if left else KILL_SECONDS)
         return left

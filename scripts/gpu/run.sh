@@ -50,13 +50,13 @@ done
 [ -z "$from" ] || [ -z "$bundle$([ "$compile" = 0 ] || echo build)" ] || fail "--from takes programs as they are: neither --bundle nor --build goes with it"
 python3 -c 'import argparse, json, random, sys, tarfile, tempfile; sys.exit(sys.version_info < (3, 8))' 2> /dev/null ||
   fail "python3 (3.8 or newer, with its standard modules) is needed"
-# Programs of this run and mpirun keep files there.
+# This run's programs and mpirun create files there.
 if [ -n "${TMPDIR:-}" ] && ! { [ -d "$TMPDIR" ] && [ -w "$TMPDIR" ]; }; then
   echo "run.sh: note: TMPDIR is '$TMPDIR', where nothing can be written; /tmp is taken" >&2
   export TMPDIR=/tmp
 fi
-# No file of a dead program's memory, which may be tens of GB; and as much address space (CUDA reserves far more than it uses),
-# locked memory and as many files as this user may have.
+# No core dump, which may be tens of GB. Address space (CUDA reserves far more than it uses), locked memory and open files have the user's
+# highest limits.
 ulimit -S -c 0
 for limited in v l n; do ulimit -S "-$limited" "$(ulimit -H "-$limited")" 2> /dev/null || true; done
 keep=$root/build/gpu-results
@@ -66,7 +66,7 @@ if ! mkdir -p "$results" 2> /dev/null; then
   results=$keep
 fi
 results=$(cd "$results" && pwd -P)
-# Two at once would take each other's time on the GPU, and unpack over each other.
+# Two runs at once would share the GPU's time and unpack into the same folder.
 exec 8> "$root/build/gpu-run.lock"
 if ! command -v flock > /dev/null; then
   echo "run.sh: note: this host has no flock, so a second run.sh beside this one would not be noticed"
@@ -116,7 +116,7 @@ if [ -n "$prefix" ]; then
   status=0
   "$prefix/check.sh" "${gpu[@]}" > "$notes" || status=$?
   cat "$notes"
-  # A GPU that is not there is told apart below, with its reason. Warnings cost only what they name.
+  # A missing GPU is handled below, with its reason. A warning affects only the item that it names.
   if [ "$status" -ne 0 ] && [ "$compile" = 0 ] && grep '^gap' "$notes" | grep -qv 'GPU and driver'; then
     cp "$notes" "$results/machine.txt" || true
     fail "this host lacks what the table above calls a gap" 3

@@ -66,11 +66,11 @@ def arguments():
 
 
 class Ended(BaseException):
-    """The suite was told to end."""
+    """Raised when the suite is asked to end."""
 
 
 def mended(text):
-    """A JSON document of Google Benchmark that was cut off, less its last and incomplete entry; None if no entry is whole."""
+    """A JSON document of Google Benchmark that was cut off, without its last, incomplete entry; None if no entry is complete."""
     try:
         return json.loads(text)
     except ValueError:
@@ -131,7 +131,7 @@ class Suite:
 
     # --- Files -----------------------------------------------------------------------------------------------
     def unwritable(self, folder, error):
-        """A folder that takes no more files costs those files, and nothing else."""
+        """Handles a folder that accepts no more files: only those files are lost."""
         item = f"results folder {folder}"
         print(f"suite: {folder} cannot be written: {error.strerror or error}", file=sys.stderr, flush=True)
         if all(record["item"] != item for record in self.records):
@@ -158,22 +158,22 @@ class Suite:
         return max(0.0, min(self.part_end, self.end) - time.time())
 
     def shown(self, command):
-        """As a person would type it in the folder of the programs."""
+        """The command as a person would type it in the programs' folder."""
         text = " ".join(shlex.quote(str(word)) for word in command)
         for folder in (self.options.build, self.options.source, str(self.work)):
             text = text.replace(folder + "/", "")
         return text
 
     def environment(self, more, ours):
-        """Programs of ours find the bundle's libraries first, and programs of the host must not."""
+        """The environment of a command. Our programs must find the bundle's libraries first, programs of the host must not."""
         found = {**os.environ, **(more or {})}
         if ours and "TRANCHE_LIBRARY_PATH" in os.environ:
             found["LD_LIBRARY_PATH"] = os.environ["TRANCHE_LIBRARY_PATH"]
         return found
 
     def run(self, command, timeout=None, environment=None, watch=None, ours=True):
-        """(status, output, seconds). status: a number, None when it was stopped at its time, 'stuck' when `watch` says so,
-        'none' when it could not be started."""
+        """Returns (status, output, seconds). status is a number, None if it was stopped at its limit, 'stuck' if `watch` says so, and
+        'none' if it could not be started."""
         begin = time.time()
         limit = min(self.left(), 1e9 if timeout is None else timeout)
         if limit < 1 or self.ending:
@@ -222,7 +222,7 @@ class Suite:
         return status, text, seconds
 
     def say_log(self, text, owner=None):
-        """The output of commands that run at once is told apart."""
+        """Writes text to the log, with its owner in front if several commands run at once."""
         with self.lock:
             if text and owner is not self.log_of and None not in (owner, self.log_of) and not text.startswith("$ "):
                 text = f"\n[{self.shown(owner.words)[:80]} says]\n{text}"
@@ -261,7 +261,7 @@ class Suite:
                 self.save()
 
     def settled(self, part, item):
-        """True, with a line that says so, for what an earlier call has done."""
+        """Returns True, and prints a line about it, if an earlier call has done the item."""
         if not self.history.settled(part, item):
             return False
         print(f"  {item}: kept from an earlier call", flush=True)
@@ -272,7 +272,7 @@ class Suite:
 
     # --- The probe -----------------------------------------------------------------------------------------
     def probe(self):
-        """How long CUDA takes to start; and one small check of each thing that all else stands on."""
+        """Measures the start of CUDA and checks the few things on which everything else depends."""
         command = [self.program("tests", "gpu_probe")]
         record = {"part": "probe", "item": "gpu_probe", "command": self.shown(command)}
         reason = self.no_gpu() or ("" if os.access(command[0], os.X_OK) else "this build has none")
@@ -303,8 +303,8 @@ class Suite:
             self.add({**record, "seconds": seconds, "status": "passed", "detail": f"{len(lines)} checks"})
 
     def hold_context(self, program):
-        """Measures a start of CUDA without another process on the GPU and beside one, which then stays until the end: where the
-        driver shuts an idle GPU down, every program would pay for its start."""
+        """Measures a start of CUDA without another process on the GPU and beside one, which then stays until the end. If the driver shuts
+        an idle GPU down, every program would otherwise pay for its start."""
         def start(item):
             status, output, seconds = self.run([program, "--start"], START_SECONDS)
             started = re.search(r"^start ([0-9.]+) s$", output, re.MULTILINE)
@@ -327,9 +327,9 @@ class Suite:
         beside = "CUDA start, beside a process that holds the GPU"
         second = start(beside)
         if second["status"] == "failed":
-            second = start(beside)  # a failure that passes is no reason to leave out what needs several processes
+            second = start(beside)  # a temporary failure is no reason to leave out tests with several processes
         if first["status"] == "measured" and second["status"] == "failed":
-            # All programs would fail beside the holder, and beside each other.
+            # All programs would fail beside this process and beside each other.
             self.end_holder()
             self.one_at_a_time(f"the GPU admits one process at a time ({second['detail']})")
             self.options.no_mpi = self.options.no_mpi or "the GPU admits one process at a time"
@@ -341,7 +341,7 @@ class Suite:
         self.add({"part": "probe", "item": "programs side by side", "status": "skipped", "detail": f"{why}: one runs after the other"})
 
     def look_for_sharing(self):
-        """Clients of the Multi-Process Service share a context: a fault in one program would end the others."""
+        """Looks for the Multi-Process Service, whose clients share a context, so that a fault in one program would end the others."""
         pipes = pathlib.Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps")
         if (pipes / "control").exists():
             self.one_at_a_time(f"the Multi-Process Service runs here ({pipes})")
@@ -359,15 +359,16 @@ class Suite:
                 for word in entry["command"]]
 
     def case_seconds(self, entry):
-        """CTest's TIMEOUT is for one case and for machines that are busy; a program's is in the list as 'whole'."""
+        """Returns the limit of a case. CTest's TIMEOUT is for one case on a busy machine; that of a whole program is in the list as
+        'whole'."""
         if self.information.get("emulated") or not self.information.get("devices"):
             return max(300.0, entry["timeout"])
         least = plan.case_seconds(entry["name"])
         return least if entry.get("whole") else max(least, entry["timeout"] / 6)
 
     def test(self, part, entry, limit, prefix=(), left_out=(), case_seconds=None, environment=None, suffix=""):
-        """Runs one entry of the list for at most `limit` seconds, once more for what is left after a case that ended it.
-        True when it came to its end."""
+        """Runs one entry of the list for at most `limit` seconds, and again for the remaining cases after one that ended it. Returns True
+        if it came to its end."""
         command = list(prefix) + self.expanded(entry)
         item = (entry["name"] if not prefix else f"{entry['name']} under {pathlib.Path(prefix[0]).name} {prefix[-1]}") + suffix
         if self.settled(part, item):
@@ -427,7 +428,7 @@ class Suite:
         return finished
 
     def process(self, progress, command, environment, end, entry, prefix):
-        """One process of a GoogleTest program, for the cases that are left. True when there is no use in another."""
+        """Runs one process of a GoogleTest program for the remaining cases. Returns True if another process would be useless."""
         json_file = self.new_file("googletest.json")
         known = len(progress.results)
         progress.begin()
@@ -452,7 +453,7 @@ class Suite:
         if status is None:
             if progress.left() == 0:
                 progress.others.append("it did not end after its last case")
-            return False  # There is no time for another; a second round may have some.
+            return False  # there is no time for another; a second round may have some
         if status == "none":
             progress.others.append("could not be started: " + output)
             return True
@@ -472,12 +473,12 @@ class Suite:
             return True
         last = (output.strip().splitlines() or [""])[-1][:200]
         progress.others.append(f"{how} {'after ' + progress.last if progress.last else 'before any case'}: {last}")
-        # Outside of a case: what is left may run, unless nothing at all did.
+        # The process ended outside of a case. The remaining cases may run, unless no case ran at all.
         return len(progress.results) == known
 
     @staticmethod
     def last_words(output, case):
-        """What a case said before it ended the process. The program's own last line has it all, after the case's name."""
+        """Returns the output of a case that ended the process. The program's own last line, after the case's name, contains all of it."""
         begin = output.rfind(f"[ RUN      ] {case}\n")
         lines = [line.strip() for line in output[begin:].splitlines()[1:]] if begin >= 0 else []
         lines = [line for line in lines if line and not re.match(r"\[[ A-Z]{10}\] ", line)]
@@ -487,7 +488,7 @@ class Suite:
         return f": {said[:200]}" if said else ""
 
     def examine(self, entry, case, end):
-        """The case that ended its program, at once under memcheck, which names the access and its line."""
+        """Runs the case that ended its program again under memcheck, which names the access and its line."""
         tool = self.sanitizer_tool()
         if self.no_sanitizer() or end - time.time() < 10:
             return
@@ -524,7 +525,7 @@ class Suite:
         return {"status": kind, "detail": f"{how}: {', '.join(names[:8]) if names else last[0][:200]}"}
 
     def figures(self, progress, json_file):
-        """Figures that cases recorded; the file itself is kept for tests.json. A process that a case ends writes none."""
+        """Records the figures of cases and keeps the file for tests.json. A process that a case ended writes no file."""
         if not json_file.exists():
             return
         try:
@@ -545,7 +546,7 @@ class Suite:
                                           figure, command=progress.record["command"]))
 
     def entries(self):
-        """The list, in the order of ORDER: the first pattern that fits a name says its place."""
+        """Returns the list sorted by ORDER: the first matching pattern determines the position."""
         entries = json.loads(pathlib.Path(self.options.tests).read_text(encoding="utf-8"))
 
         def place(entry):
@@ -560,7 +561,7 @@ class Suite:
         """The entries of the part `kernels` (first) or `tests`; with --smoke the smallest program of each."""
         entries = [entry for entry in self.entries()
                    if bool(entry.get("googletest") and re.search(plan.FIRST_PROGRAMS, entry["name"])) == first]
-        if self.options.smoke:  # whoever smokes has CTest for the rest
+        if self.options.smoke:  # a smoke run leaves the others to CTest
             entries = sorted((entry for entry in entries if entry.get("googletest")),
                              key=lambda entry: (not re.search(plan.SMOKE_PROGRAMS, entry["name"]), entry.get("count", 0)))[:1]
         return entries
@@ -571,7 +572,7 @@ class Suite:
             self.add({"part": "tests", "item": "gpu tests", "status": "skipped", "detail": "this build has none"})
         if self.history.settled("probe", "gpu_probe") or any(
                 record["item"] == "gpu_probe" and record["status"] == "passed" for record in self.records):
-            # It has said what its own test would say; and the test of the watchdog, which faults and hangs by intention, takes 10 s.
+            # Left out are the probe, which has run already, and the test of the watchdog, which faults and hangs on purpose and takes 10 s.
             entries = [entry for entry in entries if not re.search("gpu_(probe|cases)", entry["name"])]
         with ThreadPoolExecutor(1 if self.alone else plan.AT_ONCE) as pool:
             done = [(entry, pool.submit(self.test, "tests", entry, self.left())) for entry in entries]
@@ -584,15 +585,15 @@ class Suite:
     def tests(self):
         unfinished = self.round("tests", [*self.chosen(False), *self.unfinished])
         if unfinished and self.left() >= 2:
-            self.round("tests", unfinished)  # with what the others did not use
+            self.round("tests", unfinished)  # with the time that the others did not use
 
     def lazy_loading(self):
-        """Whether ranks that are threads need CUDA_MODULE_LOADING=EAGER: their kernels are loaded by make_device()."""
+        """Whether ranks that are threads need CUDA_MODULE_LOADING=EAGER; make_device() loads our own kernels."""
         entries = [] if self.options.smoke else [entry for entry in self.entries() if "combinations" in entry["name"]]
         self.round("lazy loading", entries, environment={"CUDA_MODULE_LOADING": "LAZY"}, suffix=", lazy loading")
 
     def round(self, part, entries, **more):
-        """Runs entries, each within twice an equal share of the time; those which did not come to their end."""
+        """Runs entries, each within twice an equal share of the time; returns those that did not end."""
         unfinished = []
         for index, entry in enumerate(entries):
             rest = len(entries) - index
@@ -619,14 +620,14 @@ class Suite:
             return
         if check == "memcheck":
             self.bounds(tool)
-        # Shadow memory makes kernels some hundred times slower: the large sizes are for the plain run, and products are
-        # cuBLASLt's kernels.
+        # Shadow memory makes kernels some hundred times slower, so large sizes are left to the plain run; GEMMs are cuBLASLt's kernels.
         self.round("sanitizer", entries, prefix=[tool, "--error-exitcode", "99", "--tool", check],
                    left_out=["*Large*", "*Long*", "*Many*", "MatmulGpu.*"], case_seconds=3 * plan.CASE_SECONDS,
                    environment={"TRANCHE_PLAIN_DEVICE_MEMORY": "1"})
 
     def bounds(self, tool):
-        """Whether memcheck finds an access one byte beyond each tensor of a list of kernels: else its silence means nothing."""
+        """Checks that memcheck finds an access one byte beyond each tensor of a list of kernels, because otherwise its silence means
+        nothing."""
         command = [tool, "--tool", "memcheck", "--destroy-on-device-error", "kernel", self.program("tests", "kernel_bounds"), "--all"]
         record = {"part": "sanitizer", "item": "kernel_bounds under memcheck", "command": self.shown(command)}
         if self.settled("sanitizer", record["item"]):
@@ -643,7 +644,8 @@ class Suite:
 
     # --- Nsight Compute ----------------------------------------------------------------------------------------
     def profile(self):
-        """Figures of single kernels: how busy the multiprocessors, their tensor cores and the memory were, and what warps waited for."""
+        """Records figures of single kernels: the utilisation of multiprocessors, tensor cores and memory, and the reasons for which warps
+        waited."""
         tool = next((path for path in (os.environ.get("CUDA_HOME", "") + "/bin/ncu", "/usr/local/cuda/bin/ncu",
                                        *(folder + "/ncu" for folder in os.environ["PATH"].split(":")))
                      if os.access(path, os.X_OK)), None)
@@ -702,7 +704,7 @@ class Suite:
         self.add({**record, "seconds": seconds, **verdict})
 
     def attention_samples(self):
-        """A folder of our attention's inputs and results, for the peer to compute again; empty where the program is missing."""
+        """A folder with inputs and results of our attention, which the peer computes again; empty if the program is missing."""
         folder = self.work / "attention"
         program = self.program("tests", "attention_samples")
         if not self.no_gpu() and os.access(program, os.X_OK) and not folder.exists():
@@ -711,7 +713,7 @@ class Suite:
         return str(folder)
 
     def over_peer(self):
-        """Ours over theirs, for each figure that both have."""
+        """Records the ratio of our figure to PyTorch's, for each figure that both have."""
         figures = {record["item"]: record["figure"] for record in self.records
                    if record["status"] == "measured" and record["unit"] == "TFLOP/s"}
         for ours, theirs in plan.PEERS:
@@ -725,7 +727,7 @@ class Suite:
         programs = sorted(pathlib.Path(self.options.build, "bin").glob("bench_*gpu*"))
         for index, program in enumerate(programs):
             rest = len(programs) - index
-            # The last gets its part even if all before hang.
+            # The last program gets its share even if all earlier ones hang.
             self.bench(program, self.left() * (1.0 if rest == 1 else 1.4 / rest), program.name)
         if not programs:
             self.add({"part": "benches", "item": "bench_*gpu*", "status": "skipped", "detail": "this build has none"})
@@ -737,7 +739,7 @@ class Suite:
                 self.bench(program, max(1.0, self.left() / 3), f"{name}, first look", bench)
 
     def bench(self, program, limit, item, bench=""):
-        """What has a figure already is left out: from the first look, or from an earlier call."""
+        """Runs a bench, without the cases that have figures from the first look or from an earlier call."""
         if self.settled("benches", item):
             return
         file = self.new_file("bench.json")
@@ -764,7 +766,7 @@ class Suite:
             self.add({**record, "seconds": seconds, "status": "passed", "detail": f"{found} figures"})
 
     def card(self):
-        """Name, clocks, power and temperature of the GPU at this moment, "" for one that is not real."""
+        """Name, clocks, power and temperature of the GPU at this moment; "" for an emulated one."""
         if self.no_gpu() or self.information.get("emulated"):
             return ""
         status, text, _ = self.run(["nvidia-smi", "--query-gpu=name,clocks.sm,clocks.mem,power.draw,temperature.gpu",
@@ -772,7 +774,7 @@ class Suite:
         return text.strip().splitlines()[0] if status == 0 and text.strip() else "nvidia-smi did not answer"
 
     def bench_figures(self, name, file, command, card=""):
-        """Adds a record for every share of a ceiling; how many there were."""
+        """Adds a record for every fraction of a peak; returns their number."""
         try:
             report = mended(file.read_text(encoding="utf-8", errors="replace"))  # It may have been stopped while it wrote.
         except OSError:
@@ -791,7 +793,7 @@ class Suite:
             if entry.get("run_type") == "aggregate" and entry.get("aggregate_name") != "median":
                 continue
             found += 1
-            # Ceilings are no share of anything: their rate is told.
+            # Peaks are not fractions, so their rates are shown.
             told = [key for key in ("of_copy", "of_peak", "of_forward") if key in entry] or \
                 [key for key in entry if key.endswith("/s") or key.endswith("_per_second")][:1]
             for key in told:
@@ -804,7 +806,7 @@ class Suite:
 
     # --- Trainings -----------------------------------------------------------------------------------------
     def tokens(self, vocabulary, count):
-        """Random tokens as nanoGPT writes them: speed does not depend on what they say."""
+        """Writes random tokens in nanoGPT's format; speed does not depend on their values."""
         file = self.work / f"tokens{vocabulary}.bin"
         if not file.exists():
             draw = random.Random(20)
@@ -815,7 +817,7 @@ class Suite:
         return file
 
     def train(self, item, flags, timeout=None):
-        """(report, or None with a record that says why; the record; status; the GPU before and after)."""
+        """Returns (report, or None with a record of the reason; the record; status; the GPU before and after)."""
         report = self.work / "report.json"
         report.unlink(missing_ok=True)
         command = [self.program("bin", "tranche"), "train", *map(str, flags), "--report", str(report)]
@@ -837,11 +839,12 @@ class Suite:
         return None, record, status, ""
 
     def small(self):
-        """Trainings of the smallest sizes: an emulated GPU has little memory, and no speed."""
+        """Trains at the smallest sizes, because an emulated GPU has little memory and is slow."""
         return self.options.smoke or bool(self.information.get("emulated"))
 
     def trainings(self, chosen, traced):
-        """`chosen` as FIRST_TRAININGS of plan.py; with `traced` each with its device time by kernel."""
+        """Runs the trainings `chosen`, in the form of FIRST_TRAININGS in plan.py; with `traced` records each one's device time by kernel.
+        """
         for number, (model, sequences, accumulate, seconds) in enumerate(chosen):
             smoke = self.small()
             item = f"training {model}" + (", traced" if traced else "")
@@ -850,7 +853,7 @@ class Suite:
             vocabulary, length = (256, 32) if smoke else (50257, 1024)
             share = self.left() / (len(chosen) - number)
             for rest, micro_batch in enumerate(sequences, 1 - len(sequences)):
-                # As many micro-batches as make a step of so many tokens.
+                # The number of micro-batches that makes a step of so many tokens.
                 times = accumulate if accumulate < 1024 else max(1, accumulate // (micro_batch * length))
                 trace = self.work / "trace.json"
                 report, record, status, card = self.train(
@@ -899,7 +902,7 @@ class Suite:
             self.trainings(plan.TRAININGS, False)
 
     def agreement(self):
-        """The same 20 steps in fp32 on CPU and GPU. Gradients and weights by tensor are compared by test_models_gpu."""
+        """Trains the same 20 steps in fp32 on CPU and GPU. test_models_gpu compares gradients and weights by tensor."""
         for optimizer, rate in (("SGD", 0.05), ("AdamW", 1e-3)):
             done = f"agreement of CPU and GPU, {optimizer}"
             if self.settled("training", done):
@@ -1008,7 +1011,7 @@ class Suite:
                 self.part_end = max(self.part_end, time.time() + START_SECONDS)
             try:
                 does[part.name]()
-            except Exception:  # A fault of this script costs its part, and nothing else.
+            except Exception:  # a fault of this script costs only its part
                 text = traceback.format_exc()
                 self.say_log(text + "\n")
                 self.add({"part": part.name, "item": f"part {part.name}", "status": "failed",
@@ -1023,12 +1026,12 @@ class Suite:
         return 4 if left else 0
 
     def save_running(self):
-        """While a program runs, at times: who ends the suite by force loses no more than the last seconds."""
+        """Saves at intervals while a program runs, so that a forced end loses only the last seconds."""
         if time.time() - self.saved >= SAVE_SECONDS:
             self.save()
 
     def save(self):
-        """After every record, each file in one step, so that a suite that is ended from outside leaves what it found."""
+        """Writes every file atomically after each record, so that a suite that is ended from outside leaves its results."""
         with self.lock:
             self.saved = time.time()
             records = list(self.records)

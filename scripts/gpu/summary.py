@@ -9,9 +9,9 @@ import json
 import re
 import sys
 
-# Figures and what they are to reach on one H100 or H200 (docs/results/gpu-targets.md says whose figures these are): (pattern of "program/benchmark", counter, target, lowest|highest).
-# The first line that fits a figure holds. Shares are of what the same run measured: of_copy of a device copy's
-# bandwidth, of_peak of the rate of large bf16 matrix products.
+# Figures and their targets on one H100 or H200 (docs/results/gpu-targets.md has their sources): (pattern of "program/benchmark", counter,
+# target, lowest or highest). The first matching line counts. Fractions refer to the same run: of_copy to the bandwidth of a device copy,
+# of_peak to the rate of large bf16 GEMMs.
 TARGETS = [
     (r"attention_forward.*/head:64/.*time:1024\b", "of_peak", 0.28, "lowest"),
     (r"attention_forward.*/head:64/.*time:4096\b", "of_peak", 0.35, "lowest"),
@@ -32,7 +32,7 @@ ORDER = ["faulted", "hung", "failed", "not finished", "not run", "measured", "pa
 
 
 def judge(item, unit, figure):
-    """(target, met); (None, None) for a figure that is only to be known."""
+    """Returns (target, met); (None, None) for a figure without a target."""
     for pattern, counter, target, kind in TARGETS:
         if counter == unit and re.search(pattern, item, re.IGNORECASE):
             if target is None:

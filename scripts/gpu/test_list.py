@@ -20,23 +20,23 @@ def properties(test):
 
 
 def relocatable(word, build, source):
-    # The build folder may lie inside the source folder, and is the longer prefix then.
+    # The build folder may be inside the source folder; then it is the longer prefix.
     for prefix, token in sorted(((build, "@BUILD@"), (source, "@SOURCE@")), key=lambda pair: -len(pair[0])):
         word = re.sub(r"(?<![\w/.-])" + re.escape(prefix) + r"(?=/|$)", token, word)
     return "python3" if word.rsplit("/", 1)[-1].startswith("python3") else word
 
 
 def gathered(tests, labels, build, source):
-    """Entries in CTest's order. `tests` is the list of `ctest --show-only=json-v1`."""
+    """Returns entries in CTest's order. `tests` is the list of `ctest --show-only=json-v1`."""
     entries, programs, left_out = [], {}, set()
     for test in tests:
         command, its = test.get("command"), properties(test)
-        if not command:  # a program that was not built
+        if not command:  # the program was not built
             continue
         if {"TRANCHE_TEST_AS_ON_GPU=1", "TRANCHE_EMULATION_LAZY=1"} & set(its.get("ENVIRONMENT", [])):
-            continue  # the emulation runs some of a program's cases once more; on a GPU the program's own entry has them
+            continue  # the emulation repeats some cases of a program; on a GPU the program's own entry covers them
         if "libtorch" in its.get("LABELS", []):
-            continue  # a GPU host has no LibTorch from us (scripts/libtorch_tests.sh)
+            continue  # the bundle has no LibTorch (see scripts/libtorch_tests.sh)
         wanted = sorted(set(its.get("LABELS", [])) & set(labels))
         patterns = [word.split("=", 1)[1] for word in command if word.startswith("--gtest_filter=")]
         whole = "--gtest_brief=1" in command

@@ -1,6 +1,6 @@
 #pragma once
-/// Ranks over device memory, for tests: over the cpu device, whose streams run on threads of their own, and,
-/// compiled with TRANCHE_TEST_GPU, over GPUs (a GPU's ranks are threads; NCCL wants a GPU for each).
+/// Ranks with device memory, for tests: on the cpu device, whose streams have threads of their own, or,
+/// compiled with TRANCHE_TEST_GPU, on GPUs. Ranks of a GPU are threads; NCCL needs a GPU for each rank.
 
 #include <cstdint>
 #include <cstdlib>
@@ -43,10 +43,10 @@ inline constexpr bool on_gpu = true;
 inline constexpr bool on_gpu = false;
 #endif
 
-/// Why a case cannot run here; empty when it can.
+/// The reason why a case cannot run here; empty if it can.
 inline std::string obstacle(comm::DeviceTransport transport, int ranks) {
   if (!on_gpu) return {};
-  setenv("TRANCHE_EMULATED_GPUS", "5", 0);  // read at the first look, if the GPUs are emulated
+  setenv("TRANCHE_EMULATED_GPUS", "5", 0);  // the emulation reads this at its first use
   const detail::CudaProbe probe = detail::probe_cuda();
   if (probe.devices.empty()) return probe.problem;
   if (transport != comm::DeviceTransport::nccl) return {};
@@ -66,7 +66,7 @@ inline std::unique_ptr<Device> device_of(int rank, comm::DeviceTransport transpo
   return make_device(options);
 }
 
-/// A rank: a device of its own and a communicator over it.
+/// A rank with a device of its own and a communicator on it.
 struct Rank {
   std::unique_ptr<Device> device;
   std::unique_ptr<Communicator> comm;
@@ -89,8 +89,8 @@ inline void run_device_ranks(int size, comm::DeviceTransport transport, const Bo
         try {
           body(rank, mine);
         } catch (...) {
-          // As programs do, before anything is unwound: freeing pinned memory waits for all streams of a GPU,
-          // those of the peers too, which wait for this rank.
+          // The failure is reported before unwinding, as in programs. Freeing pinned memory waits for all
+          // streams of a GPU, including those of peers that wait for this rank.
           const std::exception_ptr error = std::current_exception();
           mine.comm->post_failure(tranche::message_of(error), exit_status_of(error), 2);
           throw;

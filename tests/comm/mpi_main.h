@@ -1,13 +1,13 @@
 #pragma once
-/// Test programs under mpirun: every rank runs all cases; each case fails on all ranks when it fails on one.
+/// Test programs under mpirun. Every rank runs all cases; a case that fails on one rank fails on all.
 
 #include "tranche/comm/communicator.h"
 
 namespace tranche::test {
 
-/// The world of mpirun, made once in main.
+/// The communicator of mpirun's ranks, created once in main.
 Communicator& world();
-/// Sends the communicator's staging buffer size along, for the sizes that the suite tries.
+/// The communicator's staging buffer size, around which the suite chooses sizes.
 inline constexpr std::int64_t mpi_staging_bytes = 64 << 10;
 
 }  // namespace tranche::test

@@ -1,5 +1,5 @@
 #pragma once
-/// The data that this process handed to MPI's sending calls, counted behind the library's back (PMPI).
+/// Counts the data that this process passes to MPI's sending calls, through MPI's profiling interface (PMPI).
 
 #include <cstdint>
 
@@ -8,9 +8,9 @@ namespace tranche::test {
 /// Payload bytes of all point-to-point sends and puts so far.
 std::int64_t profiled_bytes_sent();
 std::int64_t profiled_messages_sent();
-/// Those of the bytes that went to one rank of the communicator that they were sent in.
+/// The part of these bytes that went to `rank`, in the communicator of the call.
 std::int64_t profiled_bytes_sent_to(int rank);
-/// Calls of MPI's own collectives that could carry data past the count above.
+/// The number of calls of MPI collectives, which could transfer data that is not counted above.
 std::int64_t profiled_collectives();
 
 }  // namespace tranche::test

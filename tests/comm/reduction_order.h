@@ -1,13 +1,13 @@
 #pragma once
-/// The deterministic reduction, written again from its definition for the tests: no code shared with the
-/// library.
+/// The deterministic reduction, implemented a second time from its definition for the tests; it shares no
+/// code with the library.
 
 #include <cstdint>
 #include <vector>
 
 namespace tranche::test {
 
-/// Spreads the bits of a number (the finaliser of MurmurHash3).
+/// Mixes the bits of a number (the finaliser of MurmurHash3).
 inline std::uint32_t scramble(std::uint64_t x) {
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdull;
@@ -16,7 +16,7 @@ inline std::uint32_t scramble(std::uint64_t x) {
   return static_cast<std::uint32_t>(x >> 32);
 }
 
-/// A value of widely varying magnitude, so that another order of addition gives other bits.
+/// A value of widely varying magnitude, so that another order of addition changes bits.
 inline float test_value(int rank, std::int64_t index, std::uint64_t salt) {
   const std::uint32_t bits = scramble(salt * 1000003 + static_cast<std::uint64_t>(rank) * 7919 +
                                       static_cast<std::uint64_t>(index) * 65537);
@@ -24,7 +24,7 @@ inline float test_value(int rank, std::int64_t index, std::uint64_t salt) {
   return mantissa * static_cast<float>(1 << ((bits >> 24) % 12));
 }
 
-/// terms[r]: rank r's term as fp32. ((t0 + t1) + t2) + (t3 + t4) for five terms in groups of three.
+/// terms[r] is rank r's term in fp32. For five terms in groups of three: ((t0 + t1) + t2) + (t3 + t4).
 inline float reduce_in_order(const std::vector<float>& terms, int group_size) {
   std::vector<float> groups;
   for (std::size_t r = 0; r < terms.size(); ++r) {

@@ -1,5 +1,5 @@
 #pragma once
-/// Covering arrays: few rows in which any two values of two axes meet.
+/// Covering arrays: a few rows in which any two values of two axes occur together.
 
 #include <algorithm>
 #include <cstddef>
@@ -13,15 +13,15 @@
 
 namespace tranche::test {
 
-/// By axis: the number of the value that it has in a row.
+/// The index of each axis's value in a row.
 using CoveringRow = std::vector<int>;
 
-/// False for (axis, value, other axis, value) that cannot stand in one row.
+/// Arguments (axis, value, other axis, value); returns false if the two values cannot occur in one row.
 using CanMeet = std::function<bool(std::size_t, int, std::size_t, int)>;
 
-/// Rows for axes of so many values each, in which every two values meet that can. Greedy: each row is the
-/// best of several drawn from a pair that is still missing (Cohen et al., 1997: AETG). The same rows for the
-/// same arguments.
+/// Rows for axes with the given numbers of values, in which every two values occur together that can. The
+/// algorithm is greedy: each row is the best of several drawn rows that contain a missing pair (Cohen et al.,
+/// 1997: AETG). Equal arguments give equal rows.
 class CoveringRows {
  public:
   CoveringRows(const std::vector<int>& counts, const CanMeet& can_meet) {
@@ -82,8 +82,8 @@ class CoveringRows {
     }
     return gain;
   }
-  /// A row with the values of a pair, and of the other axes what meets most that is missing; empty where they
-  /// leave an axis nothing.
+  /// A row with the values of a pair; the other axes get the values that add most missing pairs. Empty if an
+  /// axis has no possible value.
   std::vector<std::size_t> drawn_from(std::size_t pair) {
     constexpr std::size_t open = ~std::size_t{0};
     std::vector<std::size_t> row(first_.size(), open), chosen{pair / values_, pair % values_}, order;
@@ -111,8 +111,8 @@ class CoveringRows {
     return row;
   }
 
-  std::vector<std::size_t> first_;  ///< by axis: its first value among all
-  std::vector<std::size_t> axis_;   ///< by value
+  std::vector<std::size_t> first_;  ///< by axis: index of its first value among all values
+  std::vector<std::size_t> axis_;   ///< by value: its axis
   std::size_t values_ = 0;
   std::vector<State> state_;  ///< by pair of values
   std::vector<CoveringRow> rows_;

@@ -9,11 +9,11 @@
 
 namespace tranche::test {
 
-/// The text of message_of for a call that throws nothing.
+/// The result of message_of if the call throws nothing.
 inline constexpr const char* nothing_thrown = "nothing was thrown";
 
-/// The text of the E that `call` throws, an Error's without position and rank; nothing_thrown when it throws
-/// nothing. Another error passes through and fails the test.
+/// The text of the E that `call` throws, without position and rank for an Error; nothing_thrown if it throws
+/// nothing. Other exceptions propagate and fail the test.
 template <typename E, typename Call>
 std::string message_of(Call&& call) {
   try {

@@ -1,5 +1,5 @@
 #pragma once
-/// The generator of scripts/exact_sums.py.
+/// The random number generator of scripts/exact_sums.py.
 
 #include <algorithm>
 #include <bit>

@@ -1,5 +1,5 @@
 #pragma once
-/// A program run to its end, for tests that read what it prints. Tests that call it run on Linux only.
+/// Runs a program and captures its output, for tests that read it. Only tests on Linux call it.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 
 namespace tranche::test {
 
-/// The path of the running program.
+/// The path of the running program's executable.
 inline std::string own_path() {
   std::array<char, 4096> path{};
   const auto length = readlink("/proc/self/exe", path.data(), path.size() - 1);
@@ -19,7 +19,7 @@ inline std::string own_path() {
   return {path.data(), static_cast<std::size_t>(length)};
 }
 
-/// The file of this name beside the running program, as a bundle has it, or else `otherwise`.
+/// The path of the file `name` beside the running program, as in a bundle, if it exists; else `otherwise`.
 inline std::string beside_program(const std::string& name, const std::string& otherwise) {
   const std::string own = own_path();
   const std::string beside = own.substr(0, own.rfind('/') + 1) + name;

@@ -1,10 +1,10 @@
 #pragma once
-/// How often tests repeat what they repeat, and which part of it one run takes.
+/// The number of repetitions in tests, and the part of them that one run performs.
 ///
-/// TRANCHE_TEST_PART="k/n" (0 <= k < n) says that a run takes part k of n of what is drawn and swept: n
-/// successive runs with k = 0, 1, ..., n - 1 meet together what one run without the variable meets. The
-/// numbers of rounds and points, and with them all seeds, are the same in both. scripts/test.sh sets the
-/// variable, and leaves it unset with --full. A program that left something out says so in its last lines.
+/// TRANCHE_TEST_PART="k/n" (0 <= k < n) selects part k of n of everything that is drawn and swept. The runs
+/// with k = 0, 1, ..., n - 1 together perform what one run without the variable performs, with the same
+/// numbers of rounds and points and the same seeds. scripts/test.sh sets the variable, except with --full. A
+/// program that left something out reports it in its last lines.
 
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@
 
 namespace tranche::test {
 
-/// True when this build runs under AddressSanitizer or ThreadSanitizer, where everything takes some twenty
+/// True if this build runs under AddressSanitizer or ThreadSanitizer, where everything takes some twenty
 /// times as long.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool sanitized = true;
@@ -33,8 +33,8 @@ struct SweepPart {
   int part = 0, of = 1;
 };
 
-/// The part that `text` names ("k/n"; null and empty text name all). Ends the process with status 2 at any
-/// other text, since a run whose part nobody knows tests nobody knows what.
+/// Parses "k/n"; null and an empty text select everything. Any other text ends the process with status 2,
+/// because it would be unknown what such a run tested.
 inline SweepPart read_sweep_part(const char* text) {
   const std::string_view all = text == nullptr ? "" : text;
   if (all.empty()) return {};
@@ -51,16 +51,16 @@ inline SweepPart read_sweep_part(const char* text) {
   std::exit(2);
 }
 
-/// The part that this process takes.
+/// The part that this process runs.
 inline SweepPart sweep_part() {
   static const SweepPart part = read_sweep_part(std::getenv("TRANCHE_TEST_PART"));
   return part;
 }
 
-/// Rounds, points and values that this process met, and those that it took.
+/// The numbers of rounds, points and values that this process reached, and that it ran.
 struct SweepCount {
   std::atomic<long> met{0}, taken{0};
-  /// Returns `take`.
+  /// Counts one; returns `take`.
   bool count(bool take) {
     ++met;
     taken += take;
@@ -69,11 +69,11 @@ struct SweepCount {
 };
 inline SweepCount sweep_count;
 
-/// Prints at the end of a program what it left out. An environment of GoogleTest, because the result printer
-/// says nothing with --gtest_brief=1, and a list of the tests has to stay one.
+/// Prints at the end of a program what it left out. It is a GoogleTest environment, because the result
+/// printer prints nothing with --gtest_brief=1, and the list of tests must not change.
 class SweepReport : public ::testing::Environment {
  public:
-  SweepReport() { (void)sweep_part(); }  // a text that is no part ends the program at its start
+  SweepReport() { (void)sweep_part(); }  // an invalid text ends the program at its start
   void TearDown() override {
     const long met = sweep_count.met, taken = sweep_count.taken;
     if (met == taken) return;
@@ -85,17 +85,17 @@ class SweepReport : public ::testing::Environment {
 };
 inline ::testing::Environment* const sweep_report = ::testing::AddGlobalTestEnvironment(new SweepReport);
 
-/// True for the numbers of part k of n. The two lowest digits to the base n are mixed, so that a part has
-/// every remainder by n: a loop of n values in a sweep, or a round that looks at its number modulo n, meets
-/// each of them in each part.
+/// True for the numbers that belong to the part. The two lowest digits to the base n are mixed, so that each
+/// part has every remainder modulo n. So a loop of n values in a sweep, or a round that uses its number
+/// modulo n, has all its values in each part.
 constexpr bool lies_in(SweepPart part, int number) {
   return (number + number / part.of) % part.of == part.part;
 }
 
-/// The rounds of 0 ... full - 1 that this run takes: every one; one in n with TRANCHE_TEST_PART; a quarter
-/// where sanitized, another one in each part, since a sanitizer looks for a kind of access, which few rounds
-/// show as well as many. One at least. A round draws from its number alone, so that it has the same seed
-/// whatever ran before it.
+/// The rounds of 0 ... full - 1 that this run performs, at least one: all of them, one in n with
+/// TRANCHE_TEST_PART, and a quarter where sanitized (a different one in each part), because a sanitizer looks
+/// for kinds of accesses, which a few rounds show as well. A round draws from its number alone, so its seed
+/// does not depend on earlier rounds.
 inline std::vector<int> rounds(int full) {
   const SweepPart part = sweep_part();
   const int quarter = (full + 3) / 4;
@@ -108,24 +108,24 @@ inline std::vector<int> rounds(int full) {
   return taken;
 }
 
-/// `full`, and a quarter of it (at least one) where sanitized: sizes and numbers of steps, of which no run
-/// takes a part.
+/// `full`; where sanitized a quarter of it, at least one. For sizes and numbers of steps, which are not
+/// divided into parts.
 template <class Number>
 constexpr Number fewer(Number full) {
   return sanitized ? (full + 3) / 4 : full;
 }
 
-/// True when this run takes point number `point` of a sweep: every one; one in n with TRANCHE_TEST_PART; one
-/// in `stride` where sanitized. With a stride that has no factor in common with the lengths of the sweep's
-/// loops, every value of each loop is still met; a part meets them where the sweep has some more points than
-/// n times its longest loop. A point that draws does it before it asks, or from its number alone.
+/// True if this run performs point number `point` of a sweep: all of them, one in n with TRANCHE_TEST_PART,
+/// and one in `stride` where sanitized. If the stride has no common factor with the lengths of the sweep's
+/// loops, every value of each loop still occurs. A part contains them if the sweep has somewhat more points
+/// than n times its longest loop. A point must draw its numbers before this call, or from its number alone.
 inline bool swept(int point, int stride = 1) {
   const SweepPart part = sweep_part();
   return sweep_count.count(sanitized ? point % stride == part.part % stride : lies_in(part, point));
 }
 
-/// The values of an instantiated suite: `all`, or `few` of them where sanitized. Of more than four values a
-/// part takes `few` and one in n of the others, in their order.
+/// The values of an instantiated suite: `all`, or `few` of them where sanitized. If there are more than four
+/// values, a part has `few` and one in n of the others, in their order.
 template <class T>
 std::vector<T> swept_values(std::initializer_list<T> all, std::initializer_list<T> few) {
   const SweepPart part = sweep_part();

@@ -1,6 +1,6 @@
 #pragma once
-/// Sweeps: one law over many drawn cases, each drawn from its number alone. The whole sweep is slow; a part
-/// of it, which meets every value of every axis, is among the tests of every change (tests/README.md).
+/// Sweeps test one invariant on many drawn cases, each drawn from its number alone. The whole sweep is slow;
+/// a part of it, which contains every value of every axis, runs with every change (tests/README.md).
 
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ struct Sweep {
   std::uint64_t end() const { return first + count; }
 };
 
-/// `usual`, but what the environment says instead: TRANCHE_TEST_SEED is the first case (the one that failed,
-/// say), TRANCHE_TEST_COUNT how many follow.
+/// Returns `usual` with the environment's changes: TRANCHE_TEST_SEED is the first case (for example one that
+/// failed), TRANCHE_TEST_COUNT the number of cases.
 inline Sweep sweep(Sweep usual) {
   const auto read = [](const char* name, std::uint64_t& number) {
     if (const char* text = std::getenv(name)) number = std::strtoull(text, nullptr, 10);
@@ -33,13 +33,13 @@ inline Sweep sweep(Sweep usual) {
   return usual;
 }
 
-/// True when the environment chose the cases.
+/// True if the environment selects the cases.
 inline bool cases_are_chosen() {
   return std::getenv("TRANCHE_TEST_SEED") != nullptr || std::getenv("TRANCHE_TEST_COUNT") != nullptr;
 }
 
-/// The cases of a sweep that this run takes (rounds.h): all where the environment chose them. What costs
-/// nothing, such as the count of the values that are met, goes over all cases of the sweep instead.
+/// The cases of a sweep that this run performs (rounds.h); all of them if the environment selects them. Cheap
+/// work, such as counting the values that occur, should use all cases of the sweep instead.
 inline std::vector<std::uint64_t> rounds(const Sweep& cases) {
   std::vector<std::uint64_t> taken;
   if (cases_are_chosen()) {
@@ -52,14 +52,14 @@ inline std::vector<std::uint64_t> rounds(const Sweep& cases) {
   return taken;
 }
 
-/// The values of a sweep's axes that its cases had.
+/// Collects the values of a sweep's axes that occurred.
 class AxesMet {
  public:
   template <typename T>
   void meet(const std::string& axis, const T& value) {
     met_[axis].insert(text_of(value));
   }
-  /// Fails the test when no case had one of them. Not for cases that the environment chose.
+  /// Fails the test if no case had one of these values. Not for cases that the environment selects.
   template <typename T>
   void expect(const std::string& axis, std::initializer_list<T> values) const {
     if (cases_are_chosen()) return;

@@ -1,13 +1,13 @@
 #pragma once
-/// Functions that device code finds without an include: math, and intrinsics on numbers and their bits.
-/// Rounding is to nearest; the host compiler contracts nothing (-ffp-contract=off). Included by
-/// cuda_emulation.h only.
+/// Functions that device code may call without an include: mathematics, and intrinsics on numbers and their
+/// bits. Rounding is to nearest; the host compiler does not contract (-ffp-contract=off). Only
+/// cuda_emulation.h includes this.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-// CUDA offers these in the global namespace; <cmath> and <algorithm> do so for some of them only.
+// CUDA declares these in the global namespace; <cmath> and <algorithm> declare only some of them there.
 using std::abs;
 using std::isfinite;
 using std::isinf;
@@ -169,7 +169,7 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   for (int i = 0; i < 4; ++i) {
     const unsigned choice = selector >> (4 * i) & 0xf;
     unsigned byte = static_cast<unsigned>(bytes >> (8 * (choice & 7))) & 0xff;
-    if (choice & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign, spread
+    if (choice & 8) byte = byte & 0x80 ? 0xff : 0;  // the sign bit, repeated
     result |= byte << (8 * i);
   }
   return result;

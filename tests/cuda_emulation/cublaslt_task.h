@@ -1,5 +1,5 @@
 #pragma once
-/// From cuBLASLt's descriptions to the product that they ask for.
+/// Translates cuBLASLt's descriptors into the product that they describe.
 
 #include <cublasLt.h>
 
@@ -10,7 +10,7 @@
 
 namespace cuda_emulation {
 
-/// The content here of the header's opaque description of a product.
+/// The contents of an opaque matmul descriptor in this emulation.
 struct Description {
   std::int32_t compute, scale, pointer_mode, transpose_a, transpose_b, bias_type, auxiliary_type,
       multiprocessors;
@@ -19,7 +19,7 @@ struct Description {
   void* auxiliary;
   std::int64_t bias_next, auxiliary_leading, auxiliary_next;
 };
-/// The same of a matrix.
+/// The contents of an opaque matrix layout in this emulation.
 struct Layout {
   std::uint32_t type;
   std::int32_t order;
@@ -31,11 +31,11 @@ struct Operands {
   Layout a, b, c, d;
 };
 
-/// The task but for pointers and scalars, or why there is none.
+/// Fills in the task except for pointers and scalars, or returns the reason why it is not supported.
 cublasStatus_t plan(const Description& description, const Operands& layouts, ProductTask& task,
                     std::string& why);
 
-/// Why memory that the task touches is not memory of the device; empty when all is.
+/// The reason if memory that the task accesses is not device memory; else empty.
 std::string check_ranges(const ProductTask& task, bool reads_c);
 
 }  // namespace cuda_emulation

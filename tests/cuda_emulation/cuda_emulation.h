@@ -1,7 +1,22 @@
 #pragma once
-/// Included before anything else in every CUDA source of an emulated build (TRANCHE_CUDA=EMULATED): gives the
-/// host compiler what nvcc knows by itself. A kernel becomes a plain function; launch() runs it once for
-/// every thread of the grid, each thread of a block on a fiber of its own (see README.md).
+/// The emulation of CUDA on the CPU (TRANCHE_CUDA=EMULATED). Every CUDA source of such a build includes this
+/// header first; it gives the host compiler the declarations that nvcc has built in.
+///
+/// A kernel is compiled as an ordinary function. launch() enqueues it on a stream (stream.cpp), whose host
+/// thread runs the stream's operations in order. BlockRunner (grid.h) runs the blocks of the grid one after
+/// another. Each thread of a block is a fiber (fiber.h): a function with its own stack, which runs until it
+/// has to wait. A seed draws the order of threads, warps and blocks:
+///
+///    ready --> running --> returned
+///      ^          |
+///      |          +--> in_warp      waits in a warp collective for all lanes of its mask
+///      |          +--> at_barrier   waits in __syncthreads() for all threads of the block
+///      +----------+                 the last one that arrives makes all of them ready again
+///
+/// If no thread is ready and some wait, the kernel ends with a diagnostic that names the missing threads.
+/// `__shared__` variables are static variables of the stream's host thread (static_shared.h). Device memory
+/// is reserved address space that host code cannot access (memory.cpp). The emulation has no cost model and
+/// no relaxed memory order; README.md lists what it finds and what it cannot find.
 
 #include <cuda_runtime.h>
 
@@ -18,7 +33,7 @@
 
 namespace cuda_emulation {
 
-/// A running thread's own coordinates.
+/// The coordinates of a running thread.
 struct Thread {
   uint3 index{};
   uint3 block{};
@@ -26,27 +41,27 @@ struct Thread {
   dim3 grid_size;
 };
 
-/// The thread that runs; null outside kernels.
+/// The running thread; null outside of kernels.
 extern constinit thread_local Thread* current_thread;
 
 inline const Thread& here() {
   return *current_thread;
 }
 
-/// Enqueues one launch of `kernel` on the stream. Returns what a launch returns: an error for shapes beyond
-/// the device's limits, an invalid stream, or an earlier failure; what goes wrong inside the kernel comes
-/// later. `function` is the kernel's address: with TRANCHE_EMULATION_LAZY=1 its first launch waits for the
-/// whole device, unless kernels were loaded before (cuFuncLoad) or CUDA_MODULE_LOADING is EAGER.
+/// Enqueues one launch of `kernel` on the stream. Returns the error of a launch: a shape beyond the device's
+/// limits, an invalid stream, or an earlier failure; errors inside the kernel are reported later. `function`
+/// is the kernel's address: with TRANCHE_EMULATION_LAZY=1 its first launch waits for the whole device, unless
+/// kernels were loaded before (cuFuncLoad) or CUDA_MODULE_LOADING is EAGER.
 cudaError_t launch(const char* name, const void* function, dim3 grid, dim3 block,
                    std::size_t dynamic_shared_bytes, cudaStream_t stream, std::function<void()> kernel);
 
-/// The same for a function that no program would load.
+/// The same for a function that lazy loading ignores.
 inline cudaError_t launch(const char* name, dim3 grid, dim3 block, std::size_t dynamic_shared_bytes,
                           cudaStream_t stream, std::function<void()> kernel) {
   return launch(name, nullptr, grid, block, dynamic_shared_bytes, stream, std::move(kernel));
 }
 
-/// The block's dynamic shared memory; 128 bytes aligned, of exactly the size asked for.
+/// The block's dynamic shared memory, aligned to 128 bytes, with exactly the requested size.
 void* dynamic_shared();
 
 using Where = std::source_location;
@@ -59,7 +74,7 @@ void load_matrix_x4(std::uint32_t (&fragment)[4], const void* shared_row, bool t
 void multiply_accumulate(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
                          bool is_bfloat16, Where where);
 
-/// Products are exact in fp32; their sum is taken in fp32, k ascending.
+/// Multiplications are exact in fp32; the sum is computed in fp32 with ascending k.
 template <class T>
 void multiply_accumulate_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                                  std::uint32_t b1, Where where = Where::current()) {
@@ -67,26 +82,26 @@ void multiply_accumulate_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std
   multiply_accumulate(d, a, b0, b1, std::is_same_v<T, tranche::bfloat16>, where);
 }
 
-/// Runs once, when the last lane of `mask` has come; payloads of lanes outside the mask are null.
+/// Called once, when the last lane of `mask` has arrived; payloads of lanes outside of the mask are null.
 using Exchange = void (*)(void* const (&payloads)[32], unsigned mask);
 
-/// Waits for all lanes of `mask` to call the same function with the same mask, then runs `exchange` once. A
-/// lane that never comes is an error naming it.
+/// Waits until all lanes of `mask` have called the same function with the same mask, then calls `exchange`
+/// once. If a lane never arrives, that is an error that names it.
 void warp_collective(const char* name, unsigned mask, Exchange exchange, void* payload, const Where& where);
 
-/// Ends the kernel with a diagnostic that names kernel, block, thread and place.
+/// Ends the kernel with a diagnostic that names the kernel, block, thread and source line.
 [[noreturn]] void fail_thread(const char* what, const Where& where);
 
 enum class Predicate { none, any, all, count };
-/// A barrier of the whole block that also combines `predicate`.
+/// A barrier of the whole block that also combines the `predicate` of all threads.
 int block_barrier(Predicate combine, bool predicate, const Where& where);
 
 int lane_of_current();
 
 }  // namespace cuda_emulation
 
-// Storage. Blocks of a stream run one after another on the stream's thread, so a static variable of that
-// thread is what a block shares.
+// Storage. The blocks of a stream run one after another on the stream's host thread, so a static variable of
+// that thread acts as a block's shared variable.
 #undef __shared__
 #define __shared__ __attribute__((abi_tag("cuda_shared"))) static thread_local  // see static_shared.h
 #undef __launch_bounds__

@@ -1,5 +1,5 @@
 #pragma once
-/// A stream, memory and failures that end with the test.
+/// A fixture with a stream and memory, which clears failures at the end of the test.
 
 #include <cuda_runtime_api.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 
 namespace cuda_emulation {
 
-/// Four GPUs, unless the environment says otherwise; read at the first call of CUDA.
+/// There are four GPUs unless the environment says otherwise; CUDA's first call reads this.
 inline const int four_gpus = setenv("TRANCHE_EMULATED_GPUS", "4", 0);
 
 class Emulation : public ::testing::Test {
@@ -49,7 +49,7 @@ class Emulation : public ::testing::Test {
               cudaSuccess);
     return data;
   }
-  /// The content of device memory after everything on the stream.
+  /// The contents of device memory after all work on the stream.
   template <class T>
   std::vector<T> host(const T* data, std::size_t count) {
     std::vector<T> values(count);

@@ -1,5 +1,5 @@
 #pragma once
-/// Runs a kernel's blocks one after another, each thread of a block on a fiber.
+/// Runs a kernel's blocks one after another, with a fiber for each thread of a block (see cuda_emulation.h).
 
 #include <cstdint>
 #include <functional>
@@ -22,10 +22,10 @@ struct Kernel {
   std::function<void()> body;
 };
 
-/// Why such a launch is refused; empty when it is not.
+/// The reason why such a launch is refused; empty if it is not.
 std::string refusal(const Kernel& kernel);
 
-/// Small and fast; the order of threads needs no more.
+/// A small and fast random number generator, sufficient for the order of threads.
 class Shuffler {
  public:
   explicit Shuffler(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x1234567) {}
@@ -55,7 +55,7 @@ struct RunningThread : Thread {
   ThreadState state = ThreadState::ready;
   std::uint32_t number = 0;
   Fiber* fiber = nullptr;
-  // The function that it waits in.
+  // The function in which the thread waits.
   const char* waits_in = nullptr;
   Where where;
   unsigned mask = 0;
@@ -64,20 +64,20 @@ struct RunningThread : Thread {
   Predicate combine = Predicate::none;
   bool predicate = false;
   int combined = 0;
-  // cp.async: copies in issue order; ends of the groups committed.
+  // cp.async: copies in issue order, and the end index of each committed group.
   std::vector<Copy> copies;
   std::vector<std::size_t> groups;
 };
 
-/// One for each thread of the host that runs kernels; keeps the fibers and the shared memory.
+/// Runs kernels; each host thread that runs kernels has one. Keeps the fibers and the shared memory.
 class BlockRunner {
  public:
   BlockRunner();
   ~BlockRunner();
 
-  /// Runs the whole grid; returns the diagnostic of the first thing that went wrong, or nothing.
+  /// Runs the whole grid; returns the diagnostic of the first error, or an empty text.
   std::string run(const Kernel& kernel, std::uint64_t seed);
-  /// The runner whose kernel runs on this host thread; null outside.
+  /// The runner whose kernel runs on this host thread; null outside of kernels.
   static BlockRunner* active();
 
   void* dynamic_shared() { return shared_; }
@@ -85,7 +85,7 @@ class BlockRunner {
   int wait_at_barrier(Predicate combine, bool predicate, const Where& where);
   [[noreturn]] void fail(std::string what, const Where& where);
   RunningThread& current() { return *static_cast<RunningThread*>(current_thread); }
-  /// "kernel 'x', block (0,0,0), thread (3,0,0)"
+  /// For example "kernel 'x', block (0,0,0), thread (3,0,0)".
   std::string describe_current() const;
 
  private:
@@ -93,7 +93,7 @@ class BlockRunner {
     std::vector<std::uint32_t> ready;
     std::uint32_t first = 0;  // its threads are [first, end)
     std::uint32_t end = 0;
-    int waiting = 0;  // lanes in collectives
+    int waiting = 0;  // lanes that wait in collectives
   };
 
   void prepare(const Kernel& kernel);
@@ -123,7 +123,7 @@ class BlockRunner {
   std::string failure_;
 };
 
-/// Copies of cp.async groups but the newest `pending`.
+/// Performs the copies of all cp.async groups except the newest `pending`.
 void complete_copies(RunningThread& thread, std::size_t pending);
 
 }  // namespace cuda_emulation

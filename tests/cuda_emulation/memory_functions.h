@@ -1,6 +1,6 @@
 #pragma once
-/// Functions that device code finds without an include: loads and stores with cache hints, fences, atomics.
-/// Included by cuda_emulation.h only.
+/// Functions that device code may call without an include: loads and stores with cache hints, fences,
+/// atomics. Only cuda_emulation.h includes this.
 
 #include <algorithm>
 #include <type_traits>
@@ -60,12 +60,12 @@ inline long long clock64() {
   return 0;
 }
 
-// Atomics; kernels of several streams really run at once.
+// Atomics. Kernels of different streams run in parallel.
 namespace cuda_emulation {
 template <class T>
 using Same = std::type_identity_t<T>;
 
-/// Replaces *p by change(*p) and returns what was there.
+/// Replaces *p by change(*p) and returns the old value.
 template <class T, class Change>
 T atomic_update(T* p, Change change) {
   T old;

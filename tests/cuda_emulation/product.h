@@ -11,8 +11,8 @@ struct Matrix {
   void* data = nullptr;
   Element element = Element::fp32;
   std::int64_t rows = 0, columns = 0;
-  std::int64_t leading = 0;  // elements from a column to the next
-  std::int64_t next = 0;     // elements from a matrix of the batch to the next
+  std::int64_t leading = 0;  // elements from one column to the next
+  std::int64_t next = 0;     // elements from one matrix of the batch to the next
 };
 
 enum class Activation : std::uint8_t { none, relu, gelu, gelu_gradient };
@@ -23,7 +23,7 @@ struct ProductTask {
   std::int64_t k = 0;
   std::int64_t batch = 1;
   float alpha = 1, beta = 0;
-  const float* alpha_on_device = nullptr;  // used instead where set
+  const float* alpha_on_device = nullptr;  // replaces alpha if not null
   const float* beta_on_device = nullptr;
   const void* bias = nullptr;  // m elements, added to each column
   Element bias_element = Element::fp32;
@@ -31,10 +31,10 @@ struct ProductTask {
   void* bias_gradient = nullptr;  // sum of d's columns (m), of op(a)'s columns (m) or of op(b)'s rows (n)
   enum class Gradient : std::uint8_t { none, of_d, of_a, of_b } gradient = Gradient::none;
   Activation activation = Activation::none;
-  Matrix auxiliary;  // what goes into the activation: written by gelu where set, read by its gradient
+  Matrix auxiliary;  // input of the activation: gelu writes it if set, gelu's gradient reads it
 };
 
-/// Sums in fp32, k ascending; each element of d is rounded once.
+/// Sums in fp32 with ascending k; each element of d is rounded once.
 void compute_product(const ProductTask& task);
 
 }  // namespace cuda_emulation

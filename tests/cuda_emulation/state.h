@@ -1,5 +1,5 @@
 #pragma once
-/// The state that the files of the emulated runtime share.
+/// State that the files of the emulated runtime share.
 
 #include <cuda_runtime_api.h>
 
@@ -16,12 +16,12 @@
 
 namespace cuda_emulation {
 
-/// A point in the order of a stream's work.
+/// A position in the order of a stream's work, as events record it.
 struct Point {
   std::mutex mutex;
   std::condition_variable changed;
   std::atomic<bool> passed{false};
-  double when = 0;  // milliseconds; written before passed
+  double when = 0;  // milliseconds; written before `passed`
 
   void pass();
   void wait();
@@ -29,14 +29,15 @@ struct Point {
 
 struct Operation {
   std::function<void()> run;
-  /// Needs device memory; skipped once the device has failed.
+  /// Needs device memory; skipped after the device has failed.
   bool on_device = true;
-  /// Ends at once and runs no code of the user: not worth closing the memory for, unless it is the last.
+  /// Ends at once and runs no user code. Device memory is not closed after it, unless it is the last
+  /// operation.
   bool marker = false;
 };
 
-/// A capture under way, and then the graph: operations in the order in which they were issued, which respects
-/// all dependencies, so that running them one after another is a correct execution.
+/// A capture in progress, and later its graph: the operations in the order of their issue. That order
+/// respects all dependencies, so running them one after another is a correct execution.
 struct Capture {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
   std::thread::id thread;
@@ -49,30 +50,30 @@ struct Capture {
 
 cudaStream_t current_capture_stream();
 
-/// Environment: an integer, or `otherwise`.
+/// The integer in an environment variable, or `otherwise`.
 std::int64_t environment(const char* name, std::int64_t otherwise);
 
 // --- errors (errors.cpp)
 // -------------------------------------------------------------------------------------
 
-/// Begins a call: counts it and returns the error it must end with, if any: an injected one, one that stays
-/// from an earlier failure of the device, or that of calling CUDA from a host function.
+/// Begins a call: counts it and returns its error, if any. That is an injected error, a sticky error of the
+/// device, or the error of calling CUDA from a host function.
 int begin_call(const char* name, int not_permitted, bool sticky_applies);
-/// Keeps the error for cudaGetLastError.
+/// Stores the error for cudaGetLastError.
 cudaError_t end_call(cudaError_t error);
 
 enum class Sticky : std::uint8_t { applies, ignored };
 
-/// Every function of the runtime runs its body through here.
+/// Runs the body of every function of the runtime.
 template <class Body>
 cudaError_t call(const char* name, Body&& body, Sticky sticky = Sticky::applies) {
   const int refused = begin_call(name, cudaErrorNotPermitted, sticky == Sticky::applies);
   return end_call(refused != 0 ? static_cast<cudaError_t>(refused) : body());
 }
 
-/// Prints what was done wrong and keeps it for last_diagnostic(); returns `error`.
+/// Prints a misuse of the interface and stores it for last_diagnostic(); returns `error`.
 cudaError_t misuse(cudaError_t error, const std::string& what);
-/// A failure that stays with the device, from a stream's thread.
+/// Sets a sticky failure of the device; called on a stream's thread.
 void fail_device(int device, cudaError_t error, const std::string& what);
 cudaError_t sticky_error(int device);
 
@@ -95,25 +96,25 @@ std::int64_t total_memory();
 // --- streams (stream.cpp)
 // ------------------------------------------------------------------------------------
 
-/// Marks this thread as running a host function, which may not call CUDA.
+/// True on a thread that runs a host function, which may not call CUDA.
 bool inside_host_function();
 
-/// Appends to the stream, or to the graph it is being captured into.
+/// Appends to the stream, or to the graph into which it is being captured.
 cudaError_t submit(cudaStream_t stream, Operation operation);
-/// Loads all kernels, so that none is loaded at its first launch (TRANCHE_EMULATION_LAZY). Returns whether
+/// Loads all kernels, so that none is loaded at its first launch (TRANCHE_EMULATION_LAZY). Returns true if
 /// some were not loaded yet.
 bool load_all_kernels();
-/// The device of a stream; -1 when it is none.
+/// The device of a stream; -1 if there is no such stream.
 int device_of(cudaStream_t stream);
 bool is_capturing(cudaStream_t stream);
-/// Blocks until what was submitted so far is done; false for no such stream.
+/// Waits until all work submitted so far is done; returns false if there is no such stream.
 bool drain(cudaStream_t stream);
-/// Operations that a stream had pending at most, since the last reset.
+/// The most operations that one stream had pending since the last reset.
 std::int64_t most_pending();
 void reset_most_pending();
-/// All streams of the device.
+/// Waits for all streams of the device.
 void drain_device(int device);
-/// Calls that cannot be captured: fails and spoils the captures they would disturb.
+/// For calls that cannot be captured: returns an error and invalidates the captures that they would disturb.
 cudaError_t refuse_under_capture(const char* name);
 /// The same for calls that name a stream.
 cudaError_t refuse_on_captured(const char* name, cudaStream_t stream);
@@ -130,32 +131,33 @@ struct Allocation {
   std::size_t bytes = 0;
   MemoryKind kind = MemoryKind::device;
   int device = 0;
-  bool mapped = false;  // by the driver's virtual memory functions
+  bool mapped = false;  // mapped by the driver's virtual memory functions
 };
 
-/// nullptr when the device has not so much left.
+/// Returns nullptr if the device has too little memory left.
 void* allocate_device(int device, std::size_t bytes);
 void* allocate_host(std::size_t bytes);
-/// True when `data` was such an allocation's beginning. Checks the bytes behind its end.
+/// Returns true if `data` was the beginning of such an allocation. Checks the bytes behind its end.
 bool release(void* data, MemoryKind kind);
 bool find(const void* address, Allocation& found);
 void add_allocation(const Allocation& allocation);
 bool remove_allocation(const void* data);
-/// Address space of the emulated GPUs, without access; never given out twice while there is fresh.
+/// Reserves addresses of the emulated GPUs, without access. Addresses are not used again while unused ones
+/// are left.
 void* reserve_addresses(std::size_t bytes, std::size_t alignment);
-/// Takes reserved addresses back, to be given out again when fresh ones run short.
+/// Takes reserved addresses back; they are used again when unused ones run out.
 void recycle_addresses(void* address, std::size_t bytes);
-/// Gives the pages back and leaves the addresses without access.
+/// Frees the pages and leaves the addresses without access.
 void close_addresses(void* address, std::size_t bytes);
-/// Fills new memory (the first 32 MiB of it) with 0xff: NaN in every floating-point type.
+/// Fills new memory (its first 32 MiB) with 0xff, which is NaN in every floating-point type.
 void poison(void* data, std::size_t bytes);
 std::int64_t bytes_in_use(int device);
 bool take_bytes(int device, std::int64_t bytes);
 void give_bytes(int device, std::int64_t bytes);
-/// Empty, or what is wrong with touching [address, address + bytes) as memory of this side.
+/// The reason why this side may not access [address, address + bytes); empty if it may.
 std::string complaint_about(const void* address, std::size_t bytes, bool device_side);
 
-/// While one exists, device memory can be read and written.
+/// Device memory can be read and written while such an object exists.
 class DeviceAccess {
  public:
   DeviceAccess();

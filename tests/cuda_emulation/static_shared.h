@@ -1,5 +1,5 @@
 #pragma once
-/// The addresses of the `__shared__` variables of this program's kernels for the calling thread.
+/// The addresses of the `__shared__` variables of this program's kernels in the calling thread.
 
 #include <cstddef>
 #include <vector>
@@ -11,8 +11,8 @@ struct SharedVariable {
   std::size_t bytes = 0;
 };
 
-/// By the symbol table of the running program, where the tag that `__shared__` gives marks them; empty if it
-/// has been stripped.
+/// Found in the symbol table of the running program, by the tag that `__shared__` gives them; empty if the
+/// program was stripped.
 std::vector<SharedVariable> shared_variables_of_this_thread();
 
 }  // namespace cuda_emulation

@@ -1,5 +1,5 @@
 #pragma once
-/// ldmatrix and mma, once all lanes have come: what each lane gives, and the exchange among them.
+/// ldmatrix and mma: the inputs of each lane, and the exchange when all lanes have arrived.
 
 #include <cstdint>
 

@@ -1,5 +1,5 @@
 #pragma once
-/// Barriers, votes and shuffles under the names CUDA gives them. Included by cuda_emulation.h only.
+/// Barriers, votes and shuffles under CUDA's names. Only cuda_emulation.h includes this.
 
 inline void __syncthreads(cuda_emulation::Where where = cuda_emulation::Where::current()) {
   cuda_emulation::block_barrier(cuda_emulation::Predicate::none, false, where);
@@ -29,7 +29,7 @@ struct Shuffle {
   T result;
 };
 
-/// The lane's own value comes back for `source` -1.
+/// Returns the lane's own value if `source` is -1.
 template <class T>
 T shuffle(const char* name, unsigned mask, T value, int source, const Where& where) {
   static_assert(std::is_trivially_copyable_v<T> && (sizeof(T) == 4 || sizeof(T) == 8),
@@ -73,7 +73,7 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
   cuda_emulation::check_width(width, where);
   const int lane = cuda_emulation::lane_of_current();
   const int source = lane ^ lane_mask;
-  // Lanes of later segments cannot be read, those of earlier ones can.
+  // Lanes of later segments cannot be read; lanes of earlier ones can.
   const bool reachable = source >= 0 && source < (lane & ~(width - 1)) + width;
   return cuda_emulation::shuffle("__shfl_xor_sync", mask, value, reachable ? source : -1, where);
 }

@@ -1,5 +1,5 @@
 #pragma once
-/// The sizes and comparisons that a test takes: a GPU's, or those that its emulation manages.
+/// Chooses between the sizes and comparisons for a GPU and those that the emulation can handle.
 
 #include <cstdlib>
 #include <string_view>
@@ -8,9 +8,9 @@
 
 namespace tranche::test {
 
-/// True where a test takes what is written for a GPU: on one, and with TRANCHE_TEST_AS_ON_GPU=1 on the
-/// emulated one, so that this code runs before a GPU is at hand (the CTest entries *.as_on_gpu). False on the
-/// emulation otherwise, which takes milliseconds for what a GPU does in microseconds.
+/// True if a test uses those for a GPU: on a GPU, and with TRANCHE_TEST_AS_ON_GPU=1 on the emulation (the
+/// CTest entries *.as_on_gpu), so that this code runs before a GPU is available. False on the emulation
+/// otherwise, which takes milliseconds for what a GPU does in microseconds.
 inline bool as_on_gpu() {
   const char* asked = std::getenv("TRANCHE_TEST_AS_ON_GPU");
   return !detail::probe_cuda().emulated || (asked != nullptr && std::string_view(asked) == "1");

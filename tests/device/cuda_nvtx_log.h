@@ -1,5 +1,5 @@
 #pragma once
-/// The ranges that a program under NVTX's injection has shown to the profiler of cuda_nvtx_injection.cpp.
+/// The NVTX ranges that a program has passed to the injected profiler of cuda_nvtx_injection.cpp.
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -13,9 +13,9 @@
 
 namespace tranche::testing_support {
 
-/// The profiler's library: beside the program, as a bundle has it, or where it was built.
+/// The profiler's library: beside the program, as in a bundle, or in the build folder.
 inline const std::string nvtx_library = test::beside_program("libnvtx_injection.so", TRANCHE_NVTX_INJECTION);
-/// NVTX looks for its profiler at the first call of the process.
+/// NVTX looks for its profiler at the first call in the process.
 inline const int nvtx_injected = ::setenv("NVTX_INJECTION64_PATH", nvtx_library.c_str(), 1);
 
 /// The lines since the last call: "push NAME", "pop", "start NUMBER NAME", "end NUMBER".

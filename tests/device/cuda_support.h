@@ -1,5 +1,5 @@
 #pragma once
-/// For tests of the cuda device: on a GPU, or on the emulation of one.
+/// Support for tests of the cuda device, on a GPU or on its emulation.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@ namespace tranche::testing_support {
 
 using test::message_of;
 
-/// Skips, saying why, where there is neither a GPU nor an emulation.
+/// Skips with a reason if there is neither a GPU nor an emulation.
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -32,7 +32,7 @@ class CudaTest : public ::testing::Test {
   Buffer memory(std::int64_t bytes, Tier tier = Tier::device) {
     return Buffer(device_->memory(tier), bytes, Category::other, "test");
   }
-  /// Bytes that differ from place to place and from seed to seed.
+  /// Bytes that differ by position and by seed.
   static std::vector<unsigned char> bytes(std::int64_t count, unsigned seed = 0) {
     std::vector<unsigned char> result(static_cast<std::size_t>(count));
     for (std::size_t i = 0; i < result.size(); ++i) {
@@ -40,7 +40,7 @@ class CudaTest : public ::testing::Test {
     }
     return result;
   }
-  /// The content of device memory, once everything issued to `stream` is done.
+  /// The contents of device memory after all work issued to `stream`.
   std::vector<unsigned char> read(const void* device_memory, std::int64_t count, Stream& stream) {
     std::vector<unsigned char> result(static_cast<std::size_t>(count), 0xcd);
     device_->copy_to_host(stream, result.data(), device_memory, count);

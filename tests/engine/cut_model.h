@@ -1,8 +1,8 @@
 #pragma once
-/// A model for the laws of the axes `tensor` and `context`: heads, fused heads, shared key and value heads,
-/// uneven parts, whole tensors and frozen ones, hidden matrices among all of them but the frozen. Its
-/// gradients are multiples of 1/64 that depend on tensor, sample and element alone, so that their sums are
-/// exact, and every mesh has the bits of one rank.
+/// A model for tests of the axes `tensor` and `context`. It has heads, fused heads, shared key and value
+/// heads, uneven parts, whole tensors, frozen tensors, and hidden matrices among all of these except the
+/// frozen. Its gradients are multiples of 1/64 that depend only on tensor, sample and element. So their sums
+/// are exact, and every mesh has the bits of one rank.
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +23,7 @@ struct CutRun {
   std::string optimizer = "AdamW";
   DataType dtype = DataType::float32;
   DataType moments =
-      DataType::float32;  ///< in blocks: those of the tensor `even`, which is cut into whole ones
+      DataType::float32;  ///< block8: only for the tensor `even`, which is cut into whole blocks
   bool stochastic_rounding = false;
   OffloadConfig offload = {};
   double clipping = 1;
@@ -31,9 +31,9 @@ struct CutRun {
   std::vector<std::string> whole = {};  ///< dimensions that tranche.layout leaves whole
 };
 
-inline constexpr std::int64_t cut_samples = 8;  ///< of a step
+inline constexpr std::int64_t cut_samples = 8;  ///< samples of a step
 
-/// All micro-batches of a step; `bad` names a tensor whose last element gets an infinite gradient.
+/// Runs all micro-batches of a step; `bad` names a tensor whose last element gets an infinite gradient.
 void cut_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::string& bad = {});
 
 /// Runs body(engine, runtime) on thread ranks.

@@ -149,7 +149,7 @@ TEST(SameBits, ReductionGroupIsPartOfTheArithmetic) {
 
 // --- Exact memory ------------------------------------------------------------------------------------------
 
-/// The table of docs/internals/design.md, times parameters: bytes over all ranks without padding.
+/// The table of docs/internals/arithmetic.md, times parameters: bytes over all ranks without padding.
 double table_bytes(int stage, ReductionPolicy policy, int ranks, DataType dtype, double g,
                    double parameters) {
   const double n = ranks;

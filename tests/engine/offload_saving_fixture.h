@@ -1,5 +1,5 @@
 #pragma once
-/// Helpers that the tests of saves from the nvme tier share.
+/// Helpers for tests of saves from the nvme tier.
 
 #include <filesystem>
 #include <functional>
@@ -11,8 +11,7 @@
 
 namespace tranche::test {
 
-/// The odd model and units of several tiles, of which half fit on the device, with one behind them that fits
-/// again.
+/// The odd model, then units of several tiles of which half fit on the device, then one unit that fits again.
 inline ModelSpec tiled_model() {
   ModelSpec spec = odd_model();
   spec.add_unit({"wide", {{"wide.h", Shape{2 * 4096 + 77}, Initializer::normal(0.1f)}}, 1});
@@ -59,7 +58,7 @@ class OffloadSaving : public Saving {
     whole_step(engine, runtime, engine.steps(), poison);
     return engine.step();
   }
-  /// Digests of the state after 0, 1 ... steps of a run that never saves, `poisoned` being one to skip.
+  /// Digests of the state after 0, 1 ... steps of a run that never saves; step `poisoned` is skipped.
   static std::vector<kernels::Digest> undisturbed(OddRun run, int steps, int poisoned = -1) {
     std::vector<kernels::Digest> digests;
     run.offload = {};

@@ -1,5 +1,5 @@
 #pragma once
-/// Helpers that the engine's tests of single calls share.
+/// Helpers for the engine's tests of single calls.
 
 #include <functional>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace tranche::test {
 
-/// Runs body(engine, runtime) on thread ranks of the odd model; `adjust` may change what they are made with.
+/// Runs body(engine, runtime) on thread ranks of the odd model; `adjust` may change their options.
 inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body,
                      const std::function<void(Config&, RuntimeOptions&)>& adjust = {}) {
   run_thread_ranks(run.ranks, [&](int, const CommunicatorFactory& factory) {
@@ -25,7 +25,7 @@ inline void on_ranks(const OddRun& run, const std::function<void(Engine&, Runtim
   });
 }
 
-/// State digest of rank 0 after body has run on all ranks.
+/// The state digest of rank 0 after body has run on all ranks.
 inline kernels::Digest digest_after(const OddRun& run, const std::function<void(Engine&, Runtime&)>& body) {
   kernels::Digest digest;
   on_ranks(run, [&](Engine& engine, Runtime& runtime) {
@@ -36,7 +36,7 @@ inline kernels::Digest digest_after(const OddRun& run, const std::function<void(
   return digest;
 }
 
-/// All micro-batches of a step.
+/// Runs all micro-batches of a step.
 inline void whole_step(Engine& engine, Runtime& runtime, std::int64_t step, const std::string& poison = {},
                        bool reversed = false) {
   const OddRun defaults;
@@ -48,7 +48,7 @@ inline void whole_step(Engine& engine, Runtime& runtime, std::int64_t step, cons
   }
 }
 
-/// Ends a micro-batch with a loss and a count made on the host.
+/// Ends a micro-batch with a loss and a token count computed on the host.
 inline void end_with(Engine& engine, double loss, std::int64_t tokens) {
   StepBuffer scalars = engine.acquire(16, Category::activations, "scalars");
   auto* loss_sum = static_cast<double*>(scalars.data());

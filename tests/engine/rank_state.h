@@ -1,5 +1,5 @@
 #pragma once
-/// The state of one rank over a group, without an engine: what tests of the engine's parts are made of.
+/// The state of one rank in a group without an engine, for tests of the engine's parts.
 
 #include <functional>
 #include <memory>
@@ -25,7 +25,8 @@
 
 namespace tranche::test {
 
-/// Two units: `a` with two trainable tensors, `b` with a trainable and a frozen one; no size divides well.
+/// Two units: `a` with two trainable tensors, `b` with a trainable and a frozen one; no size is divisible by
+/// many numbers.
 inline ModelSpec two_units() {
   ModelSpec model;
   model.add_unit(
@@ -36,7 +37,7 @@ inline ModelSpec two_units() {
   return model;
 }
 
-/// fp32 throughout, SGD without momentum, no overlap with anything that a test does not wait for.
+/// fp32 throughout, SGD without momentum, no overlap except with work for which a test waits.
 inline Config plain_config(int stage, std::int64_t accumulation_steps = 1) {
   Config config;
   config.stage = stage;
@@ -49,8 +50,8 @@ inline Config plain_config(int stage, std::int64_t accumulation_steps = 1) {
   return config;
 }
 
-/// State on the tiers given, in tiles so small that a tensor has several; on nvme with little memory for
-/// input and output, and without calibration.
+/// State on the given tiers, in tiles so small that a tensor has several; on nvme with little memory for I/O
+/// and without calibration.
 inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
                               OffloadTier parameters = OffloadTier::none) {
   OffloadConfig offload;
@@ -63,15 +64,15 @@ inline OffloadConfig in_tiles(std::int64_t elements, OffloadTier optimizer,
   return offload;
 }
 
-/// Units a and b on a pipeline's two stages of as many ranks each, and the groups of their buffers.
+/// Units a and b on the two stages of a pipeline with equally many ranks, and the groups of their buffers.
 struct Staged {
   Mesh mesh;
   detail::Stages stages;
   detail::RanksOfBuffer ranks_of;
 };
 
-/// All that a rank's parts stand on; `group` is the ranks that share the state and outlives it. `regroup` may
-/// give buffers groups of their own.
+/// Everything on which a rank's parts depend. `group` is the group of ranks that share the state, and
+/// outlives it. `regroup` may give buffers their own groups.
 struct RankState {
   RankState(Config with, Communicator& of_group, detail::FileSystem& files = detail::posix_file_system(),
             const std::string& nvme_folder = {},

@@ -1,5 +1,5 @@
 #pragma once
-/// The values that tests of equal bits compare.
+/// Comparisons for tests of equal bits.
 
 #include <gtest/gtest.h>
 
@@ -12,15 +12,15 @@ namespace tranche::test {
 
 enum class Skips { none, as_expected };
 
-/// Two runs of the odd model ended with the same bits, and every step of theirs told the same. With
-/// Skips::none every step of `actual` was applied.
+/// Expects two runs of the odd model to end with the same bits and to report the same in every step. With
+/// Skips::none every step of `actual` must have been applied.
 inline void expect_same(const OddResult& expected, const OddResult& actual, const OddRun& run,
                         Skips skips = Skips::none) {
   EXPECT_EQ(expected.weights, actual.weights) << run.to_string();
   EXPECT_EQ(expected.state, actual.state) << run.to_string();
   ASSERT_EQ(expected.steps.size(), actual.steps.size());
   for (std::size_t s = 0; s < expected.steps.size(); ++s) {
-    // fp64 sums in a fixed order: equal bits, not merely close.
+    // These are fp64 sums in a fixed order, so the bits must be equal.
     EXPECT_EQ(expected.steps[s].loss, actual.steps[s].loss) << run.to_string() << " step " << s + 1;
     EXPECT_EQ(expected.steps[s].gradient_norm, actual.steps[s].gradient_norm) << run.to_string();
     EXPECT_EQ(expected.steps[s].clip_coefficient, actual.steps[s].clip_coefficient) << run.to_string();
@@ -31,7 +31,7 @@ inline void expect_same(const OddResult& expected, const OddResult& actual, cons
   }
 }
 
-/// Every stage, tier and bucket gives the bits of stage 0, from which the result is.
+/// Expects every stage, tier and bucket size to have the bits of stage 0, whose result it returns.
 inline OddResult expect_the_same_everywhere(OddRun run) {
   OddResult expected = train_odd(run);
   EXPECT_NE(expected.steps.back().loss, expected.steps.front().loss) << run.optimizer << " does nothing";
@@ -53,7 +53,7 @@ inline OddResult expect_the_same_everywhere(OddRun run) {
   return expected;
 }
 
-/// On 2 to `most` ranks the bits of one, which takes as many micro-batches.
+/// Expects 2 to `most` ranks to have the bits of one rank, which runs as many micro-batches.
 inline void expect_the_same_on_any_ranks(OddRun run, int most) {
   run.ranks = 1;
   run.micro_batches = most;
@@ -64,7 +64,7 @@ inline void expect_the_same_on_any_ranks(OddRun run, int most) {
   }
 }
 
-/// Two copies of two ranks have the bits of one sharded model.
+/// Expects two copies on two ranks each to have the bits of one sharded model.
 inline void expect_the_same_on_meshes(OddRun run) {
   run.ranks = 4;
   run.stage = 2;

@@ -1,5 +1,5 @@
 #pragma once
-/// Helpers that the tests of saving share.
+/// Helpers for tests of saving.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 
 namespace tranche::test {
 
-/// A folder that goes away with the test.
+/// A folder that is removed with the test.
 class Saving : public ::testing::Test {
  protected:
   Saving()

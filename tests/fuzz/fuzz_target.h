@@ -1,5 +1,5 @@
 #pragma once
-/// Readers of bytes that others wrote, as fuzzers call them. README.md says how to add one.
+/// Readers of untrusted bytes in the form in which fuzzers call them. README.md explains how to add one.
 
 #include <string>
 #include <string_view>
@@ -9,13 +9,13 @@
 
 namespace tranche::fuzz {
 
-/// A reader under attack. Its program is fuzz_NAME.
+/// A reader to be fuzzed. Its program is fuzz_NAME.
 struct Target {
   std::string_view name;
-  /// Gives `input` to the reader and uses what it returns. Throws what the reader throws, and
-  /// std::logic_error (see require()) where two of its answers contradict each other.
+  /// Gives `input` to the reader and uses its result. Throws what the reader throws, and std::logic_error
+  /// (see require()) if two results contradict each other.
   void (*read)(std::string_view input);
-  /// Inputs to start from, made by the library's own writers where it has them. The first is accepted.
+  /// Inputs to start from, made by the library's own writers if there are any. The reader accepts the first.
   std::vector<std::string> (*seeds)();
   /// Exit statuses of the errors with which the reader may refuse an input.
   std::vector<ExitStatus> refusals;
@@ -51,19 +51,19 @@ std::vector<Target> all_targets();
 /// The target of a program's path ("build/fuzz_manifest"). Throws ConfigurationError listing the names.
 Target target_of(std::string_view program);
 
-/// Calls the reader. Returns true when it accepted the input and false when it refused it with one of
-/// `refusals`. Every other exception is a finding: it is written to standard error and the process aborts.
+/// Calls the reader. Returns true if it accepted the input and false if it refused it with one of `refusals`.
+/// Every other exception is a finding: it is written to standard error and the process aborts.
 bool accepts(const Target& target, std::string_view input);
 
-/// Words for mutations: the quoted strings of the seeds, and values that JSON readers stumble over.
+/// Words for mutations: the quoted strings of the seeds, and values that are difficult for JSON readers.
 std::vector<std::string> dictionary(const Target& target);
-/// Writes the seeds into a folder, which is made, and the dictionary beside it as FOLDER.dict, both as
-/// libFuzzer reads them.
+/// Creates a folder and writes the seeds into it, and the dictionary beside it as FOLDER.dict, both in
+/// libFuzzer's format.
 void write_corpus(const Target& target, const std::string& folder);
 
-/// Separates the parts of inputs that stand for several files: it is in no JSON text.
+/// Separates the parts of inputs that represent several files; no JSON text contains it.
 inline constexpr char separator = '\x1e';
-/// The first `count` parts of an input; missing ones are empty, and the last has all that is left.
+/// The first `count` parts of an input. Missing parts are empty, and the last one is the whole remainder.
 std::vector<std::string_view> split(std::string_view input, std::size_t count);
 /// The reverse.
 std::string join(const std::vector<std::string>& parts);

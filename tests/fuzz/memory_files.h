@@ -1,5 +1,5 @@
 #pragma once
-/// Files that are nowhere: texts within any number of zeros. For readers that take a FileSystem.
+/// Files in memory: texts at offsets within any number of zeros, for readers that take a FileSystem.
 
 #include <map>
 #include <memory>
@@ -12,10 +12,10 @@
 
 namespace tranche::fuzz {
 
-/// Read-only. Folders are there by the names of what is in them.
+/// A read-only file system. Folders exist because of the names of the files in them.
 class MemoryFiles : public detail::FileSystem {
  public:
-  /// Zeros, with texts at their offsets.
+  /// Zeros with texts at their offsets.
   struct Content {
     std::int64_t bytes = 0;
     std::vector<std::pair<std::int64_t, std::string>> texts = {};

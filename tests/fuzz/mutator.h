@@ -1,6 +1,5 @@
 #pragma once
-/// Damages inputs at random, the same way for the same seed. Takes the place of libFuzzer where there is
-/// none.
+/// Mutates inputs at random, deterministically by seed. Replaces libFuzzer in builds without it.
 
 #include <cstdint>
 #include <random>
@@ -15,13 +14,13 @@ class Mutator {
   Mutator(std::vector<std::string> seeds, std::vector<std::string> words, std::uint64_t seed)
       : seeds_(std::move(seeds)), words_(std::move(words)), random_(seed) {}
 
-  /// A seed with one change or more; at most 64 KiB.
+  /// A seed with one or more changes, at most 64 KiB long.
   std::string next();
 
  private:
   std::size_t below(std::size_t bound) { return bound == 0 ? 0 : random_() % bound; }
   void change(std::string& text);
-  /// Puts a JSON value, or a number of interest in the place of one that is there.
+  /// Replaces a value by a JSON value or by a special number.
   void replace_value(std::string& text);
 
   std::vector<std::string> seeds_, words_;

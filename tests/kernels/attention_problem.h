@@ -1,6 +1,6 @@
 #pragma once
-/// Problems of attention with groups of heads, windows, documents and rows wider than the heads, with fp64's
-/// results, for the tests on the CPU and on the GPU.
+/// Attention problems with groups of heads, windows, documents and rows wider than the heads, and their
+/// results in fp64, for tests on the CPU and on the GPU.
 
 #include <algorithm>
 #include <array>
@@ -21,8 +21,9 @@ namespace tranche::kernels::testing {
 struct AttentionSizes {
   std::int64_t batch = 1, time = 1, heads = 1, key_value_heads = 1, head_width = 1;
   std::int64_t window = 0;
-  std::vector<std::int64_t> documents = {};  ///< lengths, by turns along the tokens of the batch; empty: none
-  std::int64_t padding = 0;                  ///< columns before and behind the heads of a row
+  std::vector<std::int64_t> documents = {};  ///< lengths, repeated along the tokens of the batch; empty: no
+                                             ///< documents
+  std::int64_t padding = 0;                  ///< columns before and after the heads in a row
   float dropout = 0, scale = 0;
 
   std::int64_t heads_of(std::size_t part) const { return part == 0 ? heads : key_value_heads; }
@@ -39,7 +40,8 @@ struct AttentionSizes {
   }
 };
 
-/// The first token of each token's document, for documents of these lengths by turns; a row ends one.
+/// The first token of each token's document, if documents have these lengths repeatedly; a row ends a
+/// document.
 inline std::vector<double> document_begins(const AttentionSizes& s) {
   std::vector<double> begins;
   std::size_t next = 0;
@@ -70,7 +72,8 @@ inline HostTensor tokens_of(const HostTensor& all, std::int64_t first, std::int6
 
 struct AttentionResults {
   std::vector<double> out, log_sum_exp;
-  std::array<std::vector<double>, 3> gradient;  ///< of queries, keys and values, rows with their padding
+  std::array<std::vector<double>, 3> gradient;  ///< gradients of queries, keys and values, rows with their
+                                                ///< padding
 };
 
 struct AttentionProblem {
@@ -92,7 +95,7 @@ struct AttentionProblem {
     for (std::size_t part = 0; part < 3; ++part) parts.push_back(random.tensor(type, s.rows(part), -2, 2));
   }
 
-  /// With the documents in the memory of `begins`.
+  /// The options, with the beginnings of documents in `begins`.
   AttentionOptions options(const ConstTensorView& begins) const {
     AttentionOptions made;
     made.heads = sizes.heads;
@@ -104,7 +107,7 @@ struct AttentionProblem {
     return made;
   }
 
-  /// Of the formula in fp64; padding of the gradients is NaN, as untouched memory of a tensor is.
+  /// The results of the formula in fp64. Padding of the gradients is NaN, like a tensor's untouched memory.
   AttentionResults expected() const {
     const AttentionSizes& s = sizes;
     std::vector<double> keep;
@@ -145,8 +148,9 @@ struct AttentionProblem {
     return made;
   }
 
-  /// fp32: scores of up to 45 carry 45 * 2^-22, relative in the weights; a gradient sums over a group and its
-  /// queries. 16 bits: results are held in norm, by a few roundings, and each to a share of the largest.
+  /// Checks the results. fp32: scores of up to 45 have errors of 45 * 2^-22, relative in the weights; a
+  /// gradient sums over a group and its queries. 16 bits: the norm of the error is at most a few roundings,
+  /// and each error a fraction of the largest value.
   void expect_close_to(const AttentionResults& wanted, const AttentionResults& got) const {
     const bool wide = dtype == DataType::float32;
     const double r = rounding_of(dtype);
@@ -171,7 +175,7 @@ struct AttentionProblem {
         ASSERT_LE(std::abs(error), bound) << names[part] << " " << i << " is " << got.gradient[part][i]
                                           << ", wanted " << x << "; " << repeat_line();
       }
-      // The second term is for gradients that cancel, as those of a query that sees only itself: they are 0.
+      // The second term is for gradients that cancel to 0, such as those of a query that sees only itself.
       const auto count = static_cast<double>(wanted.gradient[part].size());
       EXPECT_LE(std::sqrt(difference),
                 (wide ? 2e-5 : 3 * r) * std::sqrt(norm) + (wide ? 1e-6 : 3 * r) * std::sqrt(count))
@@ -180,7 +184,7 @@ struct AttentionProblem {
   }
 };
 
-/// Each mask with each number of heads to a group, and head sizes by turns.
+/// Each mask with each number of heads in a group; head sizes alternate.
 inline std::vector<AttentionSizes> attention_sweep(std::vector<std::int64_t> head_widths, std::int64_t time,
                                                    std::int64_t padding) {
   struct Mask {

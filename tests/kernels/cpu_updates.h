@@ -1,5 +1,5 @@
 #pragma once
-/// The CPU's loops of Adam and SGD with a tuning of the caller's.
+/// The CPU's loops of Adam and SGD with the caller's tuning.
 
 #include <array>
 #include <span>

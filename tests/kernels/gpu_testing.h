@@ -1,12 +1,12 @@
 #pragma once
-/// Tensors in a GPU's memory, for tests of GEMM and attention on the device or on its emulation.
+/// Tensors in GPU memory, for tests of GEMM and attention on the device or its emulation.
 
 #include "device/cuda_probe.h"
 #include "tests/kernels/kernel_testing.h"
 
 namespace tranche::kernels::testing {
 
-/// The device with its stream and a poisoned workspace. Tests skip, saying why, where there is none.
+/// The device with its stream and a poisoned workspace. Tests skip with a reason if there is no device.
 class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -23,12 +23,12 @@ class GpuTest : public ::testing::Test {
   void lend_workspace(std::int64_t bytes) {
     if (memory_) stream().synchronize();
     memory_ = Buffer(device_->memory(Tier::device), bytes, Category::workspace, "test");
-    // A kernel that reads scratch before writing it spreads NaNs.
+    // If a kernel reads scratch memory before writing it, the results become NaN.
     device_->fill_bytes(stream(), memory_.data(), 0xff, bytes);
     workspace_ = {memory_.data(), bytes};
   }
 
-  /// A copy of a host tensor in device memory, its guard included.
+  /// A copy of a host tensor in device memory, with its guard.
   class Tensor {
    public:
     Tensor(GpuTest& test, const HostTensor& host, DataType dtype, const Shape& shape)
@@ -46,7 +46,7 @@ class GpuTest : public ::testing::Test {
       test_.stream().synchronize();
       return result;
     }
-    /// Its values; the guard behind the last element is checked on the way.
+    /// The tensor's values; also checks the guard after the last element.
     std::vector<double> values() const {
       const std::vector<unsigned char> raw = bytes();
       std::vector<double> result(static_cast<std::size_t>(shape_.elements()));

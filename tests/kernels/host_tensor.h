@@ -1,5 +1,5 @@
 #pragma once
-/// Tensors of any dtype in memory that host and tested device reach, and random values for them.
+/// Tensors of any dtype in memory that the host and the tested device can access, and random values for them.
 
 #include <cstdlib>
 #include <cstring>
@@ -14,7 +14,7 @@
 
 namespace tranche::kernels::testing {
 
-/// Fresh every run; a failure prints the line that repeats it.
+/// The seed, new in every run; a failure prints the line that repeats it.
 inline std::uint64_t test_seed() {
   static const std::uint64_t seed = [] {
     if (const char* text = std::getenv("TRANCHE_TEST_SEED")) return std::strtoull(text, nullptr, 10);
@@ -87,7 +87,7 @@ class HostTensor {
     }
     return result;
   }
-  /// The guard behind the last element is as it was made: nothing wrote past the end.
+  /// True if the guard after the last element is unchanged, so that nothing was written past the end.
   bool guard_intact() const {
     settle();
     for (std::size_t i = bytes_.size() - guard_bytes; i < bytes_.size(); ++i) {
@@ -140,14 +140,13 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// A device with its stream, and a workspace of the least size that kernels ask for. The tested GPU is one
-/// for all.
+/// A device with its stream and the smallest workspace that kernels accept. All objects share the tested GPU.
 class Machine {
  public:
   explicit Machine(int threads = 1, std::int64_t workspace_bytes = minimum_workspace_bytes,
                    DeviceKind kind = test_device_kind)
       : owned_(kind == DeviceKind::cuda ? nullptr : make_device({.kind = kind, .threads = threads})),
-        // Poisoned: a kernel that reads scratch before writing it spreads NaNs.
+        // If a kernel reads scratch memory before writing it, the results become NaN.
         scratch_(static_cast<std::size_t>(workspace_bytes) + alignment, 0xff) {
     void* data = scratch_.data();
     std::size_t space = scratch_.size();

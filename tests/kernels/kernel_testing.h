@@ -1,5 +1,5 @@
 #pragma once
-/// Comparisons for the tests of kernels, whose tensors are host_tensor.h's.
+/// Comparisons for tests of kernels, on the tensors of host_tensor.h.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ inline double rounding_of(DataType dtype) {
       return std::ldexp(1.0, -24);
   }
 }
-/// Absolute error that rounding to `dtype` may add below its normal range.
+/// The absolute error of rounding to `dtype` below its normal range.
 inline double underflow_of(DataType dtype) {
   return dtype == DataType::float16 ? std::ldexp(1.0, -25) : 1e-38;
 }
@@ -68,14 +68,14 @@ inline double dot(std::span<const double> a, std::span<const double> b) {
   for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
   return sum;
 }
-/// In the 2-norm; of a matrix, Frobenius'.
+/// The relative error in the 2-norm (for a matrix the Frobenius norm).
 inline double relative_error(std::span<const double> got, std::span<const double> wanted) {
   double difference = 0;
   for (std::size_t i = 0; i < got.size(); ++i) difference += (got[i] - wanted[i]) * (got[i] - wanted[i]);
   return std::sqrt(difference / dot(wanted, wanted));
 }
 
-/// The text of the InvalidArgument that f throws; "" when it throws none.
+/// The text of the InvalidArgument that f throws; "" if it throws none.
 template <class F>
 std::string refusal(const F& f) {
   try {
@@ -86,7 +86,7 @@ std::string refusal(const F& f) {
   return {};
 }
 
-/// Numbers of threads whose results are compared; a GPU has none of them.
+/// Numbers of threads whose results are compared; a GPU has only one entry.
 inline std::vector<int> compared_threads() {
   return on_gpu ? std::vector<int>{1} : std::vector<int>{1, 2, 3, 8};
 }

@@ -1,6 +1,6 @@
 #pragma once
-/// The expected result of an optimizer's update: the header's formulas in plain loops, and states to give
-/// to them and to the kernels.
+/// The expected result of an optimizer's update, by the header's formulas in plain loops, and states for
+/// these and for the kernels.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@
 
 namespace tranche::kernels::testing {
 
-/// Storage that an update touches; a spec and the kernel each get a copy.
+/// Buffers that an update changes; the specification and the kernel each get a copy.
 struct State {
   State(DataType gradient_type, DataType moment_type, DataType weight_type, std::int64_t n, unsigned seed)
       : gradient(gradient_type, n),
@@ -32,7 +32,8 @@ struct State {
   Guarded gradient, master, first, second, weight;
 };
 
-/// The header's formulas, one element at a time. The build forbids contraction, so each operation rounds.
+/// The header's formulas, one element at a time. The build forbids contraction, so each operation rounds
+/// separately.
 inline void adam_spec(const AdamArguments& a, State& s, bool with_weight) {
   for (std::int64_t i = 0; i < s.master.elements(); ++i) {
     float g = s.gradient.get(i) * a.gradient_scale;
@@ -100,7 +101,7 @@ inline std::vector<SgdArguments> sgd_arguments() {
   return all;
 }
 
-/// Groups of arguments where a kernel of the tested device reads them.
+/// Groups of arguments in memory that a kernel of the tested device can read.
 template <class Arguments>
 class TestGroups {
  public:
@@ -111,7 +112,7 @@ class TestGroups {
   std::vector<Arguments, TestAllocator<Arguments>> storage_;
 };
 
-/// Updates of all elements by one group's arguments, done on return but on meta.
+/// Updates all elements with one group's arguments; the work is done on return, except on meta.
 inline void adam_update_all(Stream& stream, const AdamArguments& arguments, const ConstTensorView& gradient,
                             const TensorView& master, const TensorView& exp_avg, const TensorView& exp_avg_sq,
                             const TensorView& weight) {
@@ -127,7 +128,8 @@ inline void sgd_update_all(Stream& stream, const SgdArguments& arguments, const 
   sgd_update(stream, groups, {&all, 1}, gradient, master, momentum_buffer, weight);
 }
 
-/// A range of segments with padding between them, of lengths around vectors, and two groups in turns.
+/// A range of segments with padding between them, whose lengths are near multiples of vectors, with two
+/// alternating groups.
 inline std::vector<UpdateSegment> some_segments(std::int64_t elements, std::int64_t gap, unsigned seed) {
   std::mt19937 engine(seed);
   std::vector<UpdateSegment> segments;
@@ -162,7 +164,8 @@ void segments_spec(const std::vector<Arguments>& groups, const std::vector<Updat
   }
 }
 
-/// Long enough for non-temporal stores of weights, with a head and a tail of single elements.
+/// The length from which weights are written with non-temporal stores, with a head and a tail of single
+/// elements.
 // Non-temporal stores are the CPU's; on a GPU, where that length means nothing, sanitized builds take a
 // shorter.
 inline constexpr std::int64_t streamed_from = on_gpu && test::sanitized ? 4096 : cpu::streaming_elements;

@@ -1,5 +1,5 @@
 #pragma once
-/// The arguments that updates by a rule take: of several groups, of which one is skipped.
+/// The arguments for updates by a rule: several groups, one of which is skipped.
 
 #include <algorithm>
 #include <string_view>
@@ -11,7 +11,7 @@
 
 namespace tranche::kernels::testing {
 
-/// By a name of its types or, of a rule without, of its kernel.
+/// Finds a rule by one of its type names or, if it has none, by the name of its kernel.
 inline const UpdateRule& rule_named(std::string_view name) {
   for (const UpdateRule* rule : built_in_rules()) {
     if (rule->kernel == name) return *rule;
@@ -25,7 +25,7 @@ struct RuleGroups {
   std::vector<std::byte, TestAllocator<std::byte>> bytes;
   std::int64_t stride = 0;
 
-  /// The rate grows from group to group by its first; skipped -1: none is.
+  /// The rate of each group is larger than the previous one's; `skipped` -1: none is skipped.
   RuleGroups(const RuleValues& values, double rate, int skipped, std::int64_t step = 3)
       : stride(static_cast<std::int64_t>((values.rule().argument_bytes + 15) / 16 * 16)) {
     for (int group = 0; group < count; ++group) {

@@ -1,8 +1,8 @@
 #pragma once
-/// The device that an executable's tests run on. The same sources are compiled twice: for the CPU, and, with
-/// TRANCHE_KERNEL_TESTS_ON_GPU, for a GPU or its emulation, where tensors lie in pinned memory that kernels
-/// reach under its host address and every look at them waits for the device first. (Memory of the device
-/// proper is what kernels_cuda_test.cpp uses.)
+/// The device on which a program's tests run. The same sources are compiled twice: for the CPU, and, with
+/// TRANCHE_KERNEL_TESTS_ON_GPU, for a GPU or its emulation. Then tensors are in pinned memory, which kernels
+/// access by its host address, and every access by the host first waits for the device.
+/// (kernels_cuda_test.cpp uses memory of the device itself.)
 
 #include <gtest/gtest.h>
 
@@ -29,14 +29,15 @@ inline constexpr bool on_gpu = false;
 #endif
 inline constexpr DeviceKind test_device_kind = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
 
-/// The GPU that all tests of a process share. Never destroyed: tensors of static objects may be.
+/// The GPU that all tests of a process share. It is never destroyed, because tensors of static objects may
+/// still exist.
 inline Device& test_gpu() {
   static Device* const device = make_device({.kind = DeviceKind::cuda}).release();
   return *device;
 }
 
-/// True from a launch, which asks for the GPU's stream, to the next settle(). Tests look at single elements,
-/// and a wait at each look took most of their time.
+/// True from a launch, which needs the GPU's stream, until the next settle(). Tests read single elements, and
+/// waiting at each read would take most of their time.
 inline bool& gpu_has_work() {
   static bool has_work = false;
   return has_work;
@@ -46,14 +47,14 @@ inline void* native_compute_stream() {
   return test_gpu().compute_stream().native_handle();
 }
 
-/// Everything issued to the GPU has been done; its failure is thrown here, and again at every later look.
+/// Waits for all work of the GPU; throws its failure, and again at every later call.
 inline void settle() {
   if (!on_gpu || !gpu_has_work()) return;
   test_gpu().compute_stream().synchronize();
   gpu_has_work() = false;
 }
 
-/// The tested GPU's compute stream with a count of work of its own.
+/// The tested GPU's compute stream with its own count of work.
 class SharedGpuStream : public Stream {
  public:
   DeviceKind kind() const override { return DeviceKind::cuda; }
@@ -72,7 +73,7 @@ class SharedGpuStream : public Stream {
   static Stream& compute() { return test_gpu().compute_stream(); }
 };
 
-/// Memory that kernels of the tested device may touch.
+/// Memory that kernels of the tested device can access.
 template <class T>
 struct TestAllocator {
   using value_type = T;  // NOLINT(readability-identifier-naming): the name that allocators have
@@ -90,7 +91,7 @@ struct TestAllocator {
   void deallocate(T* pointer, std::size_t count) noexcept {
     try {
       settle();
-    } catch (const Error&) {  // whoever looks at a result is told
+    } catch (const Error&) {  // a later read of the result reports it
     }
     if constexpr (on_gpu) return test_gpu().memory(Tier::host).deallocate(pointer, request(count));
     ::operator delete(pointer);
@@ -121,13 +122,13 @@ inline Workspace test_workspace() {
 }
 
 #if defined(TRANCHE_KERNEL_TESTS_ON_GPU)
-/// Skips every test, with the reason, where there is no GPU.
+/// Skips every test with the reason if there is no GPU.
 class NeedsGpu : public ::testing::Environment {
  public:
   void SetUp() override {
     const detail::CudaProbe probe = detail::probe_cuda();
     if (!probe.devices.empty()) return;
-    std::cout << "[  SKIPPED ] all: " << probe.problem << std::endl;  // what CTest looks for
+    std::cout << "[  SKIPPED ] all: " << probe.problem << std::endl;  // CTest looks for this text
     GTEST_SKIP() << probe.problem;
   }
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Streams and buffers for tests of the element-wise, reducing and updating kernels.
+/// Streams and buffers for tests of element-wise, reduction and update kernels.
 
 #include <gtest/gtest.h>
 
@@ -18,8 +18,8 @@
 
 namespace tranche::kernels::testing {
 
-/// A stream of any kind; work runs at once, or when run() is called if `deferred`. Of the tested GPU it is
-/// the compute stream.
+/// A stream of any kind. Work runs at once, or in run() if `deferred`. On the tested GPU it is the compute
+/// stream.
 class TestStream : public Stream {
  public:
   explicit TestStream(int threads = 1, DeviceKind kind = test_device_kind, bool deferred = false)
@@ -38,7 +38,7 @@ class TestStream : public Stream {
     return on_gpu && kind_ == DeviceKind::cuda ? native_compute_stream() : nullptr;
   }
   void run() {
-    gpu_has_work() = true;  // the work may have asked for the stream when it was enqueued
+    gpu_has_work() = true;  // the work may have used the stream when it was enqueued
     for (auto& work : queue_) work();
     queue_.clear();
   }
@@ -52,7 +52,7 @@ class TestStream : public Stream {
   std::vector<std::function<void()>> queue_;
 };
 
-/// Elements between poisoned borders: unwritten elements and writes outside show up.
+/// Elements between poisoned borders, which reveal unwritten elements and writes outside.
 class Guarded {
  public:
   Guarded(DataType dtype, std::int64_t elements, std::int64_t offset_elements = 0)
@@ -96,7 +96,7 @@ class Guarded {
       as<float>()[i] = value;
     }
   }
-  /// The elements' bytes, for comparisons bit by bit.
+  /// The bytes of the elements, for comparisons of bits.
   std::string bits() const {
     settle();
     return {reinterpret_cast<const char*>(bytes_.data()) + first_,
@@ -118,7 +118,7 @@ class Guarded {
   TestBytes bytes_;
 };
 
-/// Values of widely different size and either sign, some zero, none beyond the range of fp16.
+/// Values of widely different magnitudes and both signs, some of them zero, none beyond the range of fp16.
 inline void fill_random(Guarded& out, unsigned seed, bool positive = false) {
   std::mt19937 engine(seed);
   for (std::int64_t i = 0; i < out.elements(); ++i) {
@@ -136,13 +136,13 @@ inline const std::vector<DataType>& floating_types() {
   return types;
 }
 
-/// The instruction sets of the CPU's loops; on a GPU, which has none, the one in use.
+/// The instruction sets of the CPU's loops; on a GPU only the current one.
 inline std::vector<std::string> tested_instruction_sets() {
   return on_gpu ? std::vector<std::string>{cpu::instruction_set()} : cpu::instruction_sets();
 }
 
-/// Every size around the widths of vectors; where sanitized, past the first 18 the multiples of 16 and their
-/// neighbours.
+/// Every size near the widths of vectors; where sanitized, after the first 18 only the multiples of 16 and
+/// their neighbours.
 inline std::vector<std::int64_t> vector_sizes() {
   std::vector<std::int64_t> sizes;
   for (std::int64_t n = 0; n <= 130; ++n) {
@@ -150,10 +150,10 @@ inline std::vector<std::int64_t> vector_sizes() {
   }
   return sizes;
 }
-/// A prime beyond two of the ranges that threads take.
+/// A prime larger than two of the ranges into which threads divide work.
 inline constexpr std::int64_t large_size = 81919;
 
-/// OpenMP's barriers are invisible to ThreadSanitizer, so its build uses one thread.
+/// ThreadSanitizer does not understand OpenMP's barriers, so its build uses one thread.
 inline std::vector<int> thread_counts() {
 #ifdef __SANITIZE_THREAD__
   return {1};

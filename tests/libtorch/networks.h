@@ -1,5 +1,5 @@
 #pragma once
-/// Networks as users of LibTorch write them, each with data of its own, for the tests of the adapter.
+/// Networks as users of LibTorch write them, each with its own data, for tests of the adapter.
 
 #include <tranche/libtorch.h>
 
@@ -10,12 +10,13 @@ namespace tranche::test {
 
 namespace lt = libtorch;
 
-/// A causal transformer with a tied embedding; its blocks drop out.
+/// A causal transformer with dropout and a tied embedding.
 struct BlockImpl : torch::nn::Module {
   BlockImpl(std::int64_t width, double dropout) : drop(dropout) {
     norm1 = register_module("norm1", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
     norm2 = register_module("norm2", torch::nn::LayerNorm(torch::nn::LayerNormOptions({width})));
-    // Without a bias, as the keys' has no gradient but rounding, which Adam makes as large as any.
+    // There is no bias, because the gradient of the keys' bias is only rounding error, which Adam makes as
+    // large as any.
     mix = register_module("mix", torch::nn::Linear(torch::nn::LinearOptions(width, 3 * width).bias(false)));
     out = register_module("out", torch::nn::Linear(width, width));
     up = register_module("up", torch::nn::Linear(width, 2 * width));
@@ -66,7 +67,7 @@ inline lt::Loss loss_of(Gpt& model, std::int64_t first, std::int64_t count) {
           count * (length - 1)};
 }
 
-/// Convolutions with batch norm, whose statistics are buffers, and activations in place.
+/// Convolutions with batch norm, whose statistics are buffers, and in-place activations.
 struct ConvolutionsImpl : torch::nn::Module {
   struct StageImpl : torch::nn::Module {
     StageImpl(std::int64_t in, std::int64_t out) {
@@ -99,8 +100,8 @@ inline lt::Loss loss_of(Convolutions& model, std::int64_t first, std::int64_t co
   return {torch::cross_entropy_loss(model->forward(image), kind, {}, at::Reduction::Sum), count};
 }
 
-/// Chooses one of two layers by the sample, so that ranks leave different parameters unused; one is used by
-/// none, one is frozen, and one unit is not called.
+/// Chooses one of two layers by the sample, so that ranks leave different parameters unused. One parameter is
+/// used by no rank, one is frozen, and one unit is not called.
 struct ChoosingImpl : torch::nn::Module {
   struct EitherImpl : torch::nn::Module {
     EitherImpl() {
@@ -125,7 +126,7 @@ struct ChoosingImpl : torch::nn::Module {
   explicit ChoosingImpl(double) : ChoosingImpl() {}
   at::Tensor forward(const at::Tensor& x, bool is_even) {
     const at::Tensor y = either(torch::relu(in(x)), is_even);
-    const at::Tensor z = extra(y);  // called by all ranks; only some let it reach the loss
+    const at::Tensor z = extra(y);  // all ranks call it; on some it contributes to the loss
     return out(is_even ? y : y + z);
   }
   lt::Unit<torch::nn::Linear> in;

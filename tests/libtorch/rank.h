@@ -21,7 +21,7 @@ inline std::string text_of(const kernels::Digest& digest) {
 inline Factory all_ranks() {
   return [](const CommunicatorOptions& options) { return make_mpi_communicator(options); };
 }
-/// The group of the first `ranks` ranks, which alone make a runtime of it.
+/// The group of the first `ranks` ranks, which create a runtime with it.
 inline Factory group_of(std::unique_ptr<Communicator>& group) {
   return [&](const CommunicatorOptions&) { return std::move(group); };
 }
@@ -67,7 +67,8 @@ template <class Net>
 std::string digest_after(const Trial& run, int steps, double dropout,
                          std::vector<std::string> recompute = {}) {
   Rank<Net> rank(run, all_ranks(), world().size(), seeded<Net>(dropout), std::move(recompute));
-  torch::manual_seed(100 + static_cast<std::uint64_t>(rank.runtime.rank()));  // what is dropped differs
+  torch::manual_seed(100 +
+                     static_cast<std::uint64_t>(rank.runtime.rank()));  // each rank drops other elements
   double loss = 0;
   for (int step = 0; step < steps; ++step) loss = rank.step(step).loss;
   return text_of(rank.trainer.engine().state_digest()) + " loss " + std::to_string(loss) + " held-out " +

@@ -1,5 +1,5 @@
 #pragma once
-/// A run of one of the networks: its configuration, and which samples its ranks take.
+/// A run of one of the networks: its configuration, and the samples of each rank.
 
 #include <tranche/libtorch.h>
 
@@ -17,17 +17,18 @@ struct Trial {
   int depth = 2;
   std::string optimizer = R"("AdamW", "params": {"lr": 0.001, "weight_decay": 0.01})";
   std::string precision = {};  ///< "bf16" ...
-  std::string zero = {};       ///< further keys of zero_optimization, each with a comma in front
+  std::string zero = {};       ///< further keys of zero_optimization, each preceded by a comma
   std::string tranche = {};    ///< further keys of tranche
   double clipping = 0;
   int accumulation = 2;
   bool poison = true;
   std::string reduction = "micro_batch";
-  int invariant = 0;     ///< micro-batches of a step of all ranks, shared out by tranche.world_size_invariant
-  std::string top = {};  ///< further keys, each with a comma in front
+  int invariant = 0;     ///< micro-batches of a step of all ranks, distributed by
+                         ///< tranche.world_size_invariant
+  std::string top = {};  ///< further keys, each preceded by a comma
   std::vector<lt::MatrixNames> matrices = {};
 
-  /// A step's micro-batches of all ranks.
+  /// The micro-batches of a step on all ranks together.
   std::int64_t micro_batches(int ranks) const { return invariant > 0 ? invariant : accumulation * ranks; }
   std::string json() const {
     return R"({"train_micro_batch_size_per_gpu": 2, )" +
@@ -43,7 +44,7 @@ struct Trial {
   }
 };
 
-/// The first sample of a rank's micro-batch, where every one has two.
+/// The first sample of a rank's micro-batch, if each has two samples.
 inline std::int64_t first_sample(std::int64_t step, int micro_batch, const Trial& run, int rank, int ranks) {
   return 2 * (step * run.micro_batches(ranks) + micro_batch * ranks + rank);
 }

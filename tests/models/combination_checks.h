@@ -1,5 +1,5 @@
 #pragma once
-/// The checks of covering arrays of trainings: which pairs they hold, and that two trainings are the same.
+/// Checks of covering arrays of trainings: the pairs that they contain, and the equality of two trainings.
 
 #include <string>
 #include <vector>
@@ -8,24 +8,24 @@
 
 namespace tranche::models {
 
-/// Rows in which every two values meet that can.
+/// Rows in which every two values that can meet do meet.
 std::vector<test::CoveringRow> rows_of(const std::vector<CombinationAxis>& axes);
 
-/// The rows with at most `most_ranks` ranks each. A row of more is replaced by one for each of the axes
-/// pipeline, context and tensor that it has, in which that axis has one rank, so that every pair still meets
-/// which fits in so many ranks.
+/// The rows with at most `most_ranks` ranks each. A row with more ranks is replaced by one row for each of
+/// the axes pipeline, context and tensor that it has, in which that axis has one rank. So every pair still
+/// meets that fits in so many ranks.
 std::vector<test::CoveringRow> rows_of_few_ranks(const std::vector<CombinationAxis>& axes, int most_ranks);
 
-/// Few of them, in which each value of each axis still is.
+/// A few of the rows in which each value of each axis still occurs.
 std::vector<test::CoveringRow> rows_of_every_value(std::vector<test::CoveringRow> rows);
 
-/// Fails where a pair that tests/combinations.json says is held by `test` meets in none of the rows, all of
-/// which also have the capabilities of `everywhere`.
+/// Fails if a pair that tests/combinations.json assigns to `test` occurs in none of the rows; all rows also
+/// have the capabilities of `everywhere`.
 void expect_pairs_of_the_table(const std::string& test, const std::vector<CombinationAxis>& axes,
                                const std::vector<test::CoveringRow>& rows,
                                const std::vector<std::string>& everywhere);
 
-/// `actual` is the training of `c`, `expected` that of its arithmetic at stage 0.
+/// Compares `actual`, the training of `c`, with `expected`, the training with its arithmetic at stage 0.
 void expect_same(const CombinationOutcome& expected, const CombinationOutcome& actual, const Combination& c);
 
 }  // namespace tranche::models

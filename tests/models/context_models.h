@@ -1,5 +1,5 @@
 #pragma once
-/// Trainings and forwards on meshes with the axis `context`, for comparisons with one rank.
+/// Trainings and forward passes on meshes with the axis `context`, for comparisons with one rank.
 
 #include <cstdint>
 #include <map>
@@ -15,21 +15,21 @@
 
 namespace tranche::models {
 
-/// A run of samples of `time` tokens.
+/// A run with samples of `time` tokens.
 struct ContextRun {
   std::int64_t time = 16;
   int steps = 20;
-  bool documents = false;  ///< four in each row
+  bool documents = false;  ///< four documents in each row
 };
 
-/// `config_of(1)` on a mesh whose `data_ranks` share out the samples.
+/// `config_of(1)` on a mesh whose `data_ranks` share the samples.
 inline Config on_mesh(const std::string& mesh, int data_ranks = 1, int stage = 0) {
   Config config = config_of(1, data_ranks, stage);
   config.mesh = mesh;
   return config;
 }
 
-/// Losses of training through train_step(), and of one evaluation of other samples behind it.
+/// The losses of training with train_step(), followed by that of an evaluation of other samples.
 inline std::vector<double> losses_of(int ranks, const LanguageModel& model, const Config& config,
                                      const ContextRun& run) {
   std::vector<double> result;
@@ -66,8 +66,8 @@ inline std::vector<double> losses_of(int ranks, const LanguageModel& model, cons
   return result;
 }
 
-/// What a whole model computes of every token in a forward pass with dropout: logits, and the residual behind
-/// the last block. The key is the sample, then the token.
+/// The values that a forward pass with dropout computes for every token: logits, and the residual after the
+/// last block. The key is (sample, token).
 struct TokenRows {
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<float>> logits, residual;
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Plans of drawn cases against what their runs hold and send.
+/// Compares plans of drawn cases with the memory and traffic of their runs.
 
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ inline void expect_equal(const TierAccount& planned, const TierAccount& measured
   EXPECT_EQ(planned.peak_phase, measured.peak_phase);
 }
 
-/// Plans and measures each case that this run takes.
+/// Plans and measures each case of this run.
 inline void expect_plans_hold(const std::function<MemoryCase(std::uint64_t)>& draw_case,
                               const test::Sweep& cases) {
   for (const std::uint64_t index : test::rounds(cases)) {
@@ -38,7 +38,7 @@ inline void expect_plans_hold(const std::function<MemoryCase(std::uint64_t)>& dr
       EXPECT_EQ(run.device().peak, measured.device().peak) << "all ranks hold the same";
       EXPECT_EQ(run.device().at_peak.total(), run.device().peak) << "categories add up";
     }
-    if (::testing::Test::HasFailure()) return;  // one line to reproduce is enough
+    if (::testing::Test::HasFailure()) return;  // one failing case is enough to reproduce
   }
 }
 

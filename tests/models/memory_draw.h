@@ -1,6 +1,6 @@
 #pragma once
-/// Models and configurations drawn for the laws of memory, and what a run of them holds and sends, really or
-/// on the meta device.
+/// Draws models and configurations for tests of memory, and measures what a run of them holds and sends, in
+/// reality or on the meta device.
 
 #include <fmt/format.h>
 
@@ -19,11 +19,11 @@
 
 namespace tranche::models {
 
-/// Draws by (law, case, number of the draw): a line that names law and case reproduces everything.
+/// Draws by (law, case, number of the draw), so that a line with law and case reproduces everything.
 class Draw {
  public:
   Draw(std::uint64_t law, std::uint64_t index) : key_{law, RandomPurpose::test, index} {}
-  /// 0 to n - 1.
+  /// A number from 0 to n - 1.
   std::int64_t below(std::int64_t n) {
     return static_cast<std::int64_t>(random_bits(key_, count_++) % static_cast<std::uint64_t>(n));
   }
@@ -40,10 +40,10 @@ class Draw {
 
 struct MemoryCase {
   GptConfig model;
-  std::optional<LlamaConfig> llama = {};  ///< in place of `model`
+  std::optional<LlamaConfig> llama = {};  ///< replaces `model`
   std::int64_t sequence = 8;
   int ranks = 1;
-  int rank = 0;  ///< the one that is planned
+  int rank = 0;  ///< the rank that is planned
   Config config;
   std::unique_ptr<const LanguageModel> language_model() const {
     if (llama) return std::make_unique<const Llama>(*llama);
@@ -74,7 +74,8 @@ struct MemoryRun {
   const TierAccount& device() const { return tiers[static_cast<std::size_t>(Tier::device)]; }
 };
 
-/// Steps until memory is packed and used so, then `evaluations` micro-batches of validation and another step.
+/// Runs `steps` steps, the last of which uses packed memory, then `evaluations` micro-batches of validation
+/// and another step.
 inline void run_case(const MemoryCase& drawn, Engine& engine, int steps, int evaluations) {
   const auto model = drawn.language_model();
   const Config& config = engine.config();
@@ -111,7 +112,7 @@ inline MemoryRun results_of(Engine& engine) {
   return run;
 }
 
-/// The case's rank among ranks that are not there.
+/// The case's rank on the meta device, without the other ranks.
 inline MemoryRun plan_case(const MemoryCase& drawn, int steps = 3, int evaluations = 0) {
   Config config = drawn.config;
   validate_config(config, drawn.ranks);
@@ -126,7 +127,7 @@ inline MemoryRun plan_case(const MemoryCase& drawn, int steps = 3, int evaluatio
   return results_of(engine);
 }
 
-/// The same on all ranks, as threads of this process; by rank.
+/// The same on all ranks, as threads of this process; returns the results by rank.
 inline std::vector<MemoryRun> measure_case(const MemoryCase& drawn, int steps = 3, int evaluations = 0) {
   std::vector<MemoryRun> runs(static_cast<std::size_t>(drawn.ranks));
   on_ranks(drawn.ranks, drawn.language_model()->spec(drawn.sequence), drawn.config, [&](Engine& engine) {
@@ -136,7 +137,7 @@ inline std::vector<MemoryRun> measure_case(const MemoryCase& drawn, int steps = 
   return runs;
 }
 
-/// Draws all but the model and its sequence; `frozen` are patterns that are frozen now and then.
+/// Draws everything except the model and its sequence; `frozen` has patterns that are occasionally frozen.
 inline void draw_configuration(Draw& draw, const std::vector<std::string>& frozen, MemoryCase& drawn) {
   drawn.ranks = 1 + static_cast<int>(draw.below(8));
   drawn.rank = static_cast<int>(draw.below(drawn.ranks));
@@ -165,7 +166,7 @@ inline void draw_configuration(Draw& draw, const std::vector<std::string>& froze
   precision.moments = draw.of({DataType::float32, DataType::block8, DataType::bfloat16});
   config.loss_scaling = precision.compute == DataType::float16;
   config.optimizer.type = draw.below(4) == 0 ? "SGD" : "AdamW";
-  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // refused otherwise
+  if (config.optimizer.type == "SGD") precision.moments = DataType::float32;  // otherwise it is refused
   if (draw.below(4) == 0) config.frozen = frozen;
   config.activation_checkpointing = draw.flip();
   config.checkpoint_every = 1 + static_cast<int>(draw.below(4));

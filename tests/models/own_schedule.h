@@ -1,5 +1,5 @@
 #pragma once
-/// A schedule of a caller's own over a language model's units: weight gradients after all input gradients.
+/// A caller's own schedule of a language model's units: weight gradients after all input gradients.
 
 #include <vector>
 
@@ -11,8 +11,8 @@
 
 namespace tranche::models {
 
-/// Computes what LanguageModel::forward_backward does, without recomputation: the gradients of the blocks'
-/// weights are left until all input gradients are there.
+/// Computes what LanguageModel::forward_backward does, without recomputation. The gradients of the blocks'
+/// weights come after all input gradients.
 inline void weights_last(const LanguageModel& model, Engine& engine, const TokenBatch& batch) {
   Pass pass = model.pass_of(engine, batch, true);
   engine.begin_micro_batch({}, batch.samples);
@@ -55,7 +55,7 @@ inline void weights_last(const LanguageModel& model, Engine& engine, const Token
   }
   UnitGradients last = engine.gradients({0});
   model.embedding_backward(pass, last, batch.tokens, gradient[0]);
-  // Weight gradients that are put off must not read it.
+  // Delayed weight gradients must not read it.
   kernels::fill_zero(engine.compute_stream(), gradient[0]);
   std::move(last).reduce();
   for (std::size_t i = 0; i < layers; ++i) {

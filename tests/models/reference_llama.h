@@ -9,14 +9,14 @@
 
 namespace tranche::reference_training {
 
-/// A batch of rows of `time` tokens, as models::TokenBatch has them.
+/// A batch of rows of `time` tokens, in the form of models::TokenBatch.
 struct LlamaRows {
   std::span<const std::int32_t> tokens, targets;
   std::int64_t time = 0;
   std::span<const std::int32_t> document_begin = {}, positions = {};
 };
 
-/// Adds to `gradients` when given.
+/// Adds to `gradients` if it is not null.
 LossSum llama(const models::LlamaConfig& config, const Tensors& weights, const LlamaRows& batch,
               Tensors* gradients);
 

@@ -10,11 +10,12 @@
 
 namespace tranche::reference_training {
 
-/// The factors of dropout for the elements at a site (0 or 1 / (1 - p)); sites as models/gpt_block.cpp counts
-/// them.
+/// The dropout factors of the elements at a site (0 or 1 / (1 - p)); sites are numbered as in
+/// models/gpt_block.cpp.
 using DropoutMasks = std::function<Tensor(std::uint32_t site, std::int64_t elements)>;
 
-/// tokens and targets are [batch, time]; adds to `gradients` when given. Without `masks`, without dropout.
+/// tokens and targets are [batch, time]; adds to `gradients` if it is not null. Without `masks` there is no
+/// dropout.
 LossSum gpt(const models::GptConfig& config, const Tensors& weights, std::span<const std::int32_t> tokens,
             std::span<const std::int32_t> targets, std::int64_t time, Tensors* gradients,
             const DropoutMasks& masks = nullptr);

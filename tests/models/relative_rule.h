@@ -1,6 +1,6 @@
 #pragma once
-/// An update rule of a program's own, on every device: momentum whose step is as long, relative to the
-/// tensor, as the rate says. It looks at whole tensors before it updates, as LARS and LAMB do.
+/// A program's own update rule on every device: momentum whose step has the length of the tensor times the
+/// rate. Like LARS and LAMB it needs sums over whole tensors before the update.
 
 #include <cstdint>
 #include <memory>
@@ -28,7 +28,7 @@ struct RelativeSegment {
   bool apply = true;
 };
 
-/// Moves the direction and adds to the sums. Constexpr, so that device code may call it too.
+/// Updates the direction and adds to the sums. It is constexpr so that device code can call it.
 constexpr void prepare_relative(const RelativeSegment& s) {
   for (std::int64_t i = 0; i < s.count; ++i) {
     const float gradient = s.gradient_dtype == DataType::float32
@@ -41,7 +41,7 @@ constexpr void prepare_relative(const RelativeSegment& s) {
   }
 }
 
-/// `ratio` is the root of the quotient of the sums.
+/// `ratio` is the square root of the quotient of the sums.
 constexpr void apply_relative(const RelativeSegment& s, double ratio) {
   for (std::int64_t i = 0; i < s.count; ++i) {
     s.master[i] -= static_cast<float>(s.rate * ratio) * s.direction[i];
@@ -52,7 +52,7 @@ constexpr void apply_relative(const RelativeSegment& s, double ratio) {
   }
 }
 
-/// The same on the device; one thread, as the tensors of tests are small.
+/// The same on the device, with one thread, because the tests' tensors are small.
 void launch_prepare_relative(Stream& stream, const RelativeSegment& segment);
 void launch_apply_relative(Stream& stream, const RelativeSegment& segment);
 

@@ -1,5 +1,6 @@
 #pragma once
-/// Models and configurations for tests of the axis `tensor`, and how near its runs are to those of one rank.
+/// Models and configurations for tests of the axis `tensor`, and bounds for their differences from runs of
+/// one rank.
 
 #include <gtest/gtest.h>
 
@@ -14,10 +15,10 @@
 
 namespace tranche::models {
 
-/// 5 samples of 11 tokens: rows that neither two, three nor four ranks share evenly.
+/// 5 samples of 11 tokens: two, three or four ranks cannot share the rows evenly.
 inline constexpr std::int64_t time_steps = 11, batch = 5;
 
-/// Six heads, and an inner width and a vocabulary that three ranks do not share evenly.
+/// Six heads, and an inner width and a vocabulary that three ranks cannot share evenly.
 inline GptConfig six_heads() {
   GptConfig model = tiny_gpt();
   model.heads = 6;
@@ -38,7 +39,7 @@ inline LlamaConfig eight_heads(LlamaKind kind) {
   return model;
 }
 
-/// Decay and clipping on; `data_ranks` share out 5 samples (or 10).
+/// With weight decay and clipping; `data_ranks` ranks share 5 samples (or 10).
 inline Config config_of(int tensor, int data_ranks = 1, int stage = 0) {
   Config config = plain_config(batch * data_ranks, data_ranks);
   config.gradient_clipping = 0.5;

@@ -1,11 +1,11 @@
 #pragma once
-/// Models of the Llama family so small that a step takes a moment.
+/// Models of the Llama family that are small enough for steps of milliseconds.
 
 #include "tranche/models/llama_config.h"
 
 namespace tranche::models {
 
-/// Sizes that are no multiples of a vector, and everything of its architecture switched on.
+/// Sizes that are not multiples of a vector, with every feature of the architecture.
 inline LlamaConfig tiny_llama(LlamaKind kind) {
   LlamaConfig config = LlamaConfig::preset("qwen3-nano");
   config.kind = kind;

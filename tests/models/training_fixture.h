@@ -1,5 +1,5 @@
 #pragma once
-/// Runs the engine on thread ranks, and lays the same data and weights before the fp64 reference.
+/// Runs the engine on thread ranks, and the fp64 reference on the same data and weights.
 
 #include <cmath>
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace tranche::models {
 
-/// Everything in fp32, AdamW without decay, no clipping, one thread a rank.
+/// Everything in fp32, AdamW without decay, no clipping, one thread per rank.
 inline Config plain_config(std::int64_t batch, int ranks = 1) {
   Config config;
   config.train_batch_size = batch;
@@ -33,7 +33,7 @@ inline Config plain_config(std::int64_t batch, int ranks = 1) {
   return config;
 }
 
-/// The reference's optimizer for a configuration of AdamW or SGD with numbers of its own.
+/// The reference's optimizer for a configuration of AdamW or SGD.
 inline reference_training::OptimizerOptions reference_optimizer(const Config& config) {
   const OptimizerConfig& from = config.optimizer;
   const auto value = [&](const char* key) {
@@ -47,7 +47,7 @@ inline reference_training::OptimizerOptions reference_optimizer(const Config& co
           .clipping = config.gradient_clipping};
 }
 
-/// Made on every rank; `body` runs there too.
+/// Creates an engine on every rank and runs `body` there.
 inline void on_ranks(int ranks, const ModelSpec& spec, const Config& config,
                      const std::function<void(Engine&)>& body, DeviceKind device = DeviceKind::cpu) {
   run_thread_ranks(ranks, [&](int, const CommunicatorFactory& factory) {
@@ -61,7 +61,7 @@ inline void on_ranks(int ranks, const ModelSpec& spec, const Config& config,
   });
 }
 
-/// All weights (or what `read` reads) in fp64 by name. Collective.
+/// Collective. All weights (or what `read` reads) in fp64 by name.
 inline reference_training::Tensors read_all(Engine& engine, bool gradients = false) {
   reference_training::Tensors result;
   for (const auto& unit : engine.model().units()) {
@@ -83,7 +83,7 @@ inline double relative_distance(const std::vector<double>& a, const std::vector<
   return std::sqrt(size > 0 ? difference / size : difference);
 }
 
-/// fp32 values between -0.3 and 0.3 for a tensor, by its name alone.
+/// fp32 values between -0.3 and 0.3 for a tensor, determined by its name.
 inline std::vector<float> drawn_values(const std::string& name, std::int64_t elements) {
   RandomKey key{.seed = std::hash<std::string>()(name)};
   std::vector<float> values(static_cast<std::size_t>(elements));
@@ -92,7 +92,7 @@ inline std::vector<float> drawn_values(const std::string& name, std::int64_t ele
   return values;
 }
 
-/// Gives adapters values that are not zero, as training does.
+/// Gives adapters values other than zero, as training does.
 inline void write_adapters(Engine& engine) {
   for (const UnitSpec& unit : engine.model().units()) {
     for (const LowRankAdapter& adapter : unit.adapters) {
@@ -104,8 +104,8 @@ inline void write_adapters(Engine& engine) {
   }
 }
 
-/// Sequences that can be learnt: an affine walk over the vocabulary with a start and a slip now and then.
-/// Sample s is the same whoever draws it. Every 13th target is ignored when asked.
+/// Sequences that can be learned: an affine walk over the vocabulary with a drawn start and occasional
+/// deviations. Sample s is the same for every caller. Optionally every 13th target is ignored.
 struct TokenData {
   std::int64_t time;
   std::int64_t vocabulary;
@@ -134,7 +134,7 @@ struct TokenData {
       samples.push_back(s);
     }
   }
-  /// Makes four documents of each row that was drawn, parted where its sample says.
+  /// Divides each drawn row into four documents, at positions that its sample determines.
   void split_in_four() {
     document_begin.clear();
     positions.clear();
@@ -147,7 +147,7 @@ struct TokenData {
       }
     }
   }
-  /// Makes two documents of each row that was drawn, parted where its sample says.
+  /// Divides each drawn row into two documents, at a position that its sample determines.
   void split() {
     document_begin.clear();
     positions.clear();
@@ -176,7 +176,7 @@ struct TokenData {
 class DeviceBatch {
  public:
   explicit DeviceBatch(Engine& engine) : engine_(engine) {}
-  /// Valid until the next call.
+  /// The returned batch is valid until the next call.
   TokenBatch of(const TokenData& data) {
     TokenBatch batch = data.batch();
     Device& device = engine_.device();
@@ -201,7 +201,7 @@ class DeviceBatch {
   Buffer buffer_;
 };
 
-/// A GPT so small that 50 steps take a moment; head width and time are no multiples of a vector.
+/// A GPT small enough for 50 quick steps; head width and time are not multiples of a vector.
 inline GptConfig tiny_gpt() {
   auto config = GptConfig::preset("gpt-nano");
   config.width = 24;
@@ -213,14 +213,13 @@ inline GptConfig tiny_gpt() {
 struct GptRun {
   std::vector<double> losses, norms;
   reference_training::Tensors weights;
-  reference_training::Tensors gradients;  ///< of the last step, when asked for
+  reference_training::Tensors gradients;  ///< of the last step, if requested
   kernels::Digest digest;
-  std::vector<GradientNoise> noise;  ///< of each step, where it was measured
+  std::vector<GradientNoise> noise;  ///< of each step, if measured
 };
 
-/// Trains `steps` steps with the global batch of step n being samples [n * B, (n + 1) * B): each rank takes
-/// its part of each micro-batch, as its neighbours on the axis `tensor` do. `start` replaces the drawn
-/// weights.
+/// Trains `steps` steps; the global batch of step n is samples [n * B, (n + 1) * B). Each rank takes its part
+/// of each micro-batch; neighbours on the axis `tensor` take the same. `start` replaces the drawn weights.
 inline GptRun train_model(int ranks, const LanguageModel& model, const Config& config, int steps,
                           std::int64_t time, bool ignore_some = false, DeviceKind device = DeviceKind::cpu,
                           const reference_training::Tensors* start = nullptr, bool want_gradients = false) {

@@ -1,5 +1,5 @@
 #pragma once
-/// A file system whose operations fail when a test says so.
+/// A file system whose operations fail when a test requests it.
 
 #include <array>
 #include <chrono>
@@ -33,21 +33,21 @@ inline constexpr int file_operation_count = 14;
 
 struct Fault {
   FileOperation operation = FileOperation::write;
-  /// It strikes at the nth operation of this kind from inject() on, counted from 1, among those whose path
-  /// (of a rename, either) contains `path_contains`...
+  /// The fault applies to the nth operation of this kind after inject(), counted from 1, among those whose
+  /// path (of a rename, either path) contains `path_contains`...
   int nth = 1;
-  /// ...and at this many in a row; -1: at all from there.
+  /// ...and to this many operations in a row; -1: to all from there on.
   int times = 1;
-  /// errno that the operation fails with; 0: it is only delayed.
+  /// The errno with which the operation fails; 0: it is only delayed.
   int code = 0;
-  /// Bytes that a read or write transfers before it fails.
+  /// The bytes that a read or write transfers before it fails.
   std::int64_t done_bytes = 0;
   std::chrono::milliseconds delay{0};
   std::string path_contains = {};
 };
 
-/// Passes everything on to `upstream` (another test's layer, or the system's), but for the faults injected.
-/// Its files have no native(), so asynchronous engines transfer by File::read and File::write, block by
+/// Forwards everything to `upstream` (another test's layer, or the system's) except injected faults. Its
+/// files have no native(), so asynchronous engines transfer through File::read and File::write, block by
 /// block. Thread-safe.
 class FaultyFileSystem : public detail::FileSystem {
  public:
@@ -56,7 +56,7 @@ class FaultyFileSystem : public detail::FileSystem {
   void inject(Fault fault);
   /// Forgets all faults.
   void clear();
-  /// Operations of a kind since construction, failed ones included.
+  /// The number of operations of a kind since construction, including failed ones.
   std::int64_t count(FileOperation operation) const;
   /// Sets the free space that space() reports from now on.
   void set_free_bytes(std::int64_t bytes);
@@ -71,10 +71,10 @@ class FaultyFileSystem : public detail::FileSystem {
   detail::SpaceInfo space(const std::string& path) override;
   void sync_directory(const std::string& path) override;
 
-  /// Counts an operation, delays it, and returns the fault that it has to fail with. Of the layer's own
+  /// Counts an operation, delays it, and returns the fault with which it has to fail. Called by this layer's
   /// files.
   std::optional<Fault> strike(FileOperation operation, const std::string& path, const std::string& to = {});
-  /// The same, and fails.
+  /// The same, but throws the fault.
   void pass(FileOperation operation, const std::string& path, const std::string& to = {});
 
  private:

@@ -1,10 +1,11 @@
 #pragma once
-/// A file system that remembers what was done to a folder, and can show what a crash would have left of it.
+/// A file system that records what was done to a folder, and can produce what a crash would have left of it.
 ///
 /// The method is that of crash-consistency checkers (Pillai et al., "All File Systems Are Not Created Equal",
-/// OSDI 2014): of the operations before the crash, those that a later sync covers are on the disk; of the
-/// others any part may be. The effect of a sync is read as narrowly as POSIX allows: File::sync the content
-/// and size of its file, and not its name; sync_directory the names in that folder, and not what is in them.
+/// OSDI 2014). Among the operations before the crash, those that a later sync covers are on the disk; of the
+/// others any part may be. The effect of a sync is interpreted as narrowly as POSIX allows: File::sync covers
+/// the content and size of its file but not its name; sync_directory covers the names in that folder but not
+/// the contents of the files.
 
 #include <cstddef>
 #include <cstdint>
@@ -33,17 +34,19 @@ struct RecordedOperation {
     mark,
   };
   Kind kind = Kind::mark;
-  /// Operations that were complete when this one began. Its own place in the log is where it was complete.
+  /// The number of operations that were complete when this one began. Its own index in the log is the
+  /// position of its completion.
   std::size_t started = 0;
-  std::string path;  ///< relative to the root, at that time; of a mark, its text
-  std::string to;    ///< of a rename
-  /// Files and folders by number, since names change; the root is 0. `object`: what was written, synced,
-  /// made, renamed or removed. `folder`: what held its name; `to_folder`: of a rename.
+  std::string path;  ///< relative to the root, at that time; for a mark its text
+  std::string to;    ///< new path of a rename
+  /// Files and folders are numbered, because names change; the root is 0. `object` is the one that was
+  /// written, synced, created, renamed or removed. `folder` is the folder of its name, `to_folder` the new
+  /// folder of a rename.
   std::uint64_t object = 0;
   std::uint64_t folder = 0;
   std::uint64_t to_folder = 0;
   std::int64_t offset = 0;
-  std::int64_t bytes = 0;  ///< of a write; of truncate and preallocate, the size
+  std::int64_t bytes = 0;  ///< bytes of a write; the size for truncate and preallocate
   std::vector<std::byte> data;
 
   bool of_names() const {
@@ -56,38 +59,38 @@ struct RecordedOperation {
 };
 
 enum class Crash {
-  kept,       ///< the process died: what it did is all there
-  dropped,    ///< the power went: only what was synced is there
-  torn,       ///< also any sectors of other writes, and a first part, in order, of the other changes of names
-  reordered,  ///< also any of the other operations, whole, whatever their order
+  kept,       ///< the process was killed: all its operations are complete
+  dropped,    ///< power failed: only synced operations are complete
+  torn,       ///< also any sectors of other writes, and in order the first of the other changes of names
+  reordered,  ///< also any of the other operations as a whole, in any order
 };
 inline constexpr Crash all_crashes[] = {Crash::kept, Crash::dropped, Crash::torn, Crash::reordered};
 struct CrashPolicy {
   Crash crash = Crash::dropped;
-  std::uint64_t seed = 0;           ///< torn and reordered draw from it
-  std::int64_t sector_bytes = 512;  ///< disks write so many bytes whole: 512 or 4096
+  std::uint64_t seed = 0;           ///< torn and reordered draw from this seed
+  std::int64_t sector_bytes = 512;  ///< number of bytes that disks write atomically: 512 or 4096
 };
 
-/// Passes everything on to `upstream` and records what changes anything below `root` (an existing folder;
-/// what is in it counts as durable). Its files have no native(). Thread-safe. A file that was made past this
-/// layer is taken up when it is opened, as if it had been created and written at that moment.
+/// Forwards everything to `upstream` and records each change below `root` (an existing folder whose contents
+/// count as durable). Its files have no native(). Thread-safe. A file that was created without this layer is
+/// recorded when it is opened, as if it had been created and written at that moment.
 class RecordingFileSystem : public detail::FileSystem {
  public:
   RecordingFileSystem(detail::FileSystem& upstream, std::string root);
 
-  /// Puts a text into the log: "save 1 reported done".
+  /// Adds a text to the log, such as "save 1 reported done".
   void mark(const std::string& text);
   std::size_t operations() const;
   RecordedOperation operation(std::size_t index) const;
-  /// Place of the mark with this text; throws LogicError when there is none.
+  /// The index of the mark with this text; throws LogicError if there is none.
   std::size_t find_mark(const std::string& text) const;
-  /// The sync, by its place, after which an operation is durable; nullopt when there is none.
+  /// The index of the sync after which an operation is durable; nullopt if there is none.
   std::optional<std::size_t> durable_by(std::size_t index) const;
   /// "17: write of 4096 B at 0 of step.tmp/a", for messages of failed tests.
   std::string describe(std::size_t index) const;
 
-  /// Fills `folder` (new or empty) with what a crash leaves at the moment at which the first `prefix`
-  /// operations were complete; torn and reordered may also show parts of operations that were under way.
+  /// Fills `folder` (new or empty) with what a crash leaves when the first `prefix` operations are complete.
+  /// torn and reordered may also produce parts of operations that had begun.
   void replay(std::size_t prefix, const CrashPolicy& policy, const std::string& folder) const;
 
   std::unique_ptr<detail::File> open(const std::string& path, detail::OpenMode mode,
@@ -102,7 +105,7 @@ class RecordingFileSystem : public detail::FileSystem {
   detail::SpaceInfo space(const std::string& path) override { return upstream_.space(path); }
   void sync_directory(const std::string& path) override;
 
-  /// For its files: the present end of the log, and a new entry.
+  /// For this layer's files: returns the present end of the log, and adds an entry.
   std::size_t begin() const { return operations(); }
   void record(RecordedOperation operation);
 
@@ -127,11 +130,12 @@ class RecordingFileSystem : public detail::FileSystem {
 
   detail::FileSystem& upstream_;
   const std::string root_;
-  std::mutex names_mutex_;                    // changes of names go one by one, so that ids_ follows them
-  std::map<std::string, std::uint64_t> ids_;  // of what is there now, by relative path
+  std::mutex names_mutex_;                    // changes of names are serialised, so that ids_ matches their
+                                              // order
+  std::map<std::string, std::uint64_t> ids_;  // existing files and folders by relative path
   std::uint64_t last_id_ = 0;
   Objects initial_;
-  mutable std::mutex mutex_;  // of the log
+  mutable std::mutex mutex_;  // guards the log
   std::vector<RecordedOperation> log_;
 };
 

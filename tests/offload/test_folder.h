@@ -1,5 +1,5 @@
 #pragma once
-/// A folder for one test, of its own and empty; removed at the end unless the test has failed.
+/// An empty folder for one test, which is removed at the end unless the test failed.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,8 +9,9 @@
 
 namespace tranche::testing {
 
-/// The test program's folder: one of the build, on a disk rather than in memory. Asked for here and not
-/// compiled in, so that builds of one tree in two folders have the same sources to a compiler's cache.
+/// The test program's folder: one in the build, on a disk rather than in memory. It is found at run time
+/// instead of being compiled in, so that builds of one tree in two folders have the same sources for a
+/// compiler cache.
 inline std::string program_folder() {
   return std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
 }
@@ -21,7 +22,7 @@ class TestFolder {
     const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
     std::string name = std::string(info->test_suite_name()) + "." + info->name();
     for (char& c : name) c = c == '/' ? '_' : c;
-    // Cases run side by side, and a build may be used by two programs at once.
+    // Cases run in parallel, and two programs may use a build at the same time.
     path_ = std::filesystem::path(root) / "tmp" / (name + "." + std::to_string(::getpid()));
     std::filesystem::remove_all(path_);
     std::filesystem::create_directories(path_);

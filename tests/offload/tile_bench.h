@@ -1,5 +1,5 @@
 #pragma once
-/// For tests of rings of tiles: what a ring needs, and passes over a region.
+/// Support for tests of tile rings: the objects that a ring needs, and passes over a region.
 
 #include <cstdint>
 #include <functional>
@@ -44,7 +44,7 @@ inline std::vector<detail::TileRef> tiles_of(const detail::TileRegion& region) {
   return result;
 }
 
-/// Work on a region of one tensor of int64: `work` on the element's value and number.
+/// Applies `work` to the value and index of each element of a region, which is one tensor of int64.
 inline void pass(TileBench& bench, detail::TileRing& ring, const detail::TileRegion& region, bool read,
                  const std::function<std::int64_t(std::int64_t value, std::int64_t element)>& work,
                  bool write = true) {

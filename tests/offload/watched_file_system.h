@@ -1,5 +1,5 @@
 #pragma once
-/// For tests of what is under way at the same time: files that call a function before each transfer.
+/// Files that call a function before each transfer, for tests of simultaneous operations.
 
 #include <cstdint>
 #include <functional>
@@ -14,7 +14,7 @@
 
 namespace tranche::testing {
 
-/// A file system whose reads and writes call a function first, which may block.
+/// A file system that calls a function before each read and write; the function may block.
 class WatchedFileSystem : public detail::FileSystem {
  public:
   using Watch = std::function<void(FileOperation, std::int64_t offset)>;

@@ -1,5 +1,5 @@
 #pragma once
-/// Buffers of a tensor, and updates of them as an engine makes them, for the tests of optimizers.
+/// Buffers of a tensor, and updates of them as an engine makes them, for tests of optimizers.
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 
 namespace tranche::test {
 
-/// draw() of scripts/golden_draw.py.
+/// The same as draw() in scripts/golden_draw.py.
 inline std::vector<double> draw(std::uint64_t seed, std::int64_t count) {
   std::vector<double> values;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -49,7 +49,7 @@ struct Shard {
   std::vector<std::vector<float>> state;
 };
 
-/// Applies a step as an engine does: to `segments` of a range, whose groups' options are `groups`.
+/// Applies a step as an engine does, to `segments` of a range with the options `groups` of their groups.
 inline void apply_to(Stream& stream, const Optimizer& optimizer, const OptimizerStep& step, UpdateRange range,
                      const std::vector<TensorSegment>& segments, const std::vector<GroupOptions>& groups) {
   std::vector<std::byte> numbers;

@@ -1,6 +1,6 @@
 #pragma once
-/// Training on the stages of a pipeline, for tests that compare what comes of it: narrow models, and the bits
-/// of a few steps and an evaluation.
+/// Training on the stages of a pipeline, for tests that compare results: narrow models, and the bits of a few
+/// steps and an evaluation.
 
 #include <array>
 #include <cstddef>
@@ -20,7 +20,7 @@ constexpr std::int64_t time_steps = 11;
 constexpr int steps = 3;
 constexpr std::array schedules{"1f1b", "afab", "interleaved", "breadth-first", "zb-h1", "zb-v"};
 
-/// The bits of a training: of all state at its end, of each step, and of an evaluation.
+/// The bits of a training: those of all state at its end, of each step, and of an evaluation.
 struct Bits {
   kernels::Digest state, weights;
   std::vector<double> losses, norms, evaluated;
@@ -57,7 +57,7 @@ inline Config pipeline_config(DataType dtype, int stage, ReductionPolicy policy,
   return config;
 }
 
-/// Each micro-batch in memory of its own, as several are open at once.
+/// Data of a step; each micro-batch has its own memory, because several are active at once.
 struct StepData {
   std::vector<TokenData> places;
   StepData(Engine& engine, std::int64_t vocabulary)
@@ -97,7 +97,7 @@ inline Bits bits_of(Engine& engine, const LanguageModel& model) {
   return mine;
 }
 
-/// The observations of every rank of the mesh; they have to agree.
+/// The results of every rank of the mesh, which must agree.
 inline Bits trained(const LanguageModel& model, Config config, const std::string& mesh, int ranks,
                     const std::string& schedule = "1f1b") {
   config.mesh = mesh;
@@ -114,7 +114,7 @@ inline Bits trained(const LanguageModel& model, Config config, const std::string
   return all.front();
 }
 
-/// The error that an engine on so many ranks ends with, as it is made or in `body`.
+/// The error of an engine on so many ranks, in its constructor or in `body`.
 inline std::string refusal(
     const Config& config, int ranks, const LanguageModel& model,
     const std::function<void(Engine&)>& body = [](Engine&) {}) {

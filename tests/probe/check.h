@@ -1,5 +1,5 @@
 #pragma once
-/// The checks of gpu_probe, which run before anything longer runs on a GPU.
+/// The checks of gpu_probe, which run on a GPU before longer programs.
 
 #include <memory>
 #include <stdexcept>
@@ -7,7 +7,8 @@
 
 namespace tranche::gpu_probe {
 
-/// Throws std::exception with the reason when something does not work. Each is run in a process of its own.
+/// Each check throws std::exception with the reason if something does not work. Each runs in a process of its
+/// own.
 void check_device();  ///< prints what it found
 void check_copy();
 void check_tensor_core();
@@ -16,7 +17,7 @@ void check_graph();
 void check_host_wait();
 void check_nccl();
 
-/// A device of the GPU, and with it the process's context there. Throws std::exception where there is none.
+/// Creates a device of the GPU, and with it the process's context. Throws std::exception if there is no GPU.
 std::shared_ptr<void> open_context();
 
 /// Throws `reason` unless `holds`.

@@ -1,6 +1,6 @@
 #pragma once
-/// One warp through every instruction that kernels write as PTX (kernels/cuda/simt.h), and what each of its
-/// lanes got.
+/// Runs one warp through every instruction that kernels write in PTX (kernels/cuda/simt.h), and returns the
+/// results of its lanes.
 
 #include <cstdint>
 
@@ -15,8 +15,8 @@ struct alignas(16) WarpInput {
   float exponents[32];
 };
 struct alignas(16) WarpOutput {
-  std::uint16_t holes[16][16];  ///< `left` by cp.async, without the 16 bytes of every third lane
-  std::uint32_t left[32][4];    ///< fragments by ldmatrix
+  std::uint16_t holes[16][16];  ///< `left` copied by cp.async, without the 16 bytes of every third lane
+  std::uint32_t left[32][4];    ///< fragments loaded by ldmatrix
   std::uint32_t right[32][4];
   std::uint32_t transposed[32][4];
   float products[4][32][4];  ///< mma: columns 0-7 and 8-15 of left right^T, then of left right
@@ -28,7 +28,7 @@ constexpr float start_of(int lane, int i) {
   return static_cast<float>(4 * lane + i);
 }
 
-/// Elements are bf16, or else fp16. Both structures lie in the memory of the stream's device.
+/// Elements are bf16, or else fp16. Both structures must be in memory of the stream's device.
 void run_warp(Stream& stream, bool is_bfloat16, const WarpInput* input, WarpOutput* output);
 
 }  // namespace tranche::gpu_probe

@@ -1,5 +1,5 @@
 #pragma once
-/// The program inside of the test's process, as one rank.
+/// Runs the program inside the test's process, as one rank.
 
 #include <sstream>
 #include <string>
@@ -21,13 +21,13 @@ inline ProgramResult run(const std::vector<std::string>& arguments) {
   return {status, out.str(), errors.str()};
 }
 
-/// `tranche checkpoint ...`.
+/// Runs `tranche checkpoint ...`.
 inline ProgramResult checkpoint_command(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "checkpoint");
   return run(arguments);
 }
 
-/// `tranche train` on a tiny model and text, with `more` arguments.
+/// The arguments of `tranche train` for a tiny model and text, followed by `more`.
 inline std::vector<std::string> tiny_train(const TemporaryFolder& folder,
                                            const std::vector<std::string>& more) {
   const std::string text = folder.write("tiny.txt", some_text(4000));

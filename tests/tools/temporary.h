@@ -1,5 +1,5 @@
 #pragma once
-/// A folder that goes away with the test, and files in it.
+/// A folder that is removed with the test, and files in it.
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -48,12 +48,12 @@ inline std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// uint16 tokens as nanoGPT writes them.
+/// uint16 tokens in nanoGPT's format.
 inline std::string nanogpt_tokens(const std::vector<std::uint16_t>& tokens) {
   return {reinterpret_cast<const char*>(tokens.data()), tokens.size() * 2};
 }
 
-/// The same as llm.c writes them.
+/// The same in llm.c's format.
 inline std::string llmc_tokens(const std::vector<std::uint16_t>& tokens, std::int32_t version = 1) {
   std::vector<std::int32_t> header(256, 0);
   header[0] = 20240520;
@@ -62,7 +62,7 @@ inline std::string llmc_tokens(const std::vector<std::uint16_t>& tokens, std::in
   return std::string(reinterpret_cast<const char*>(header.data()), 1024) + nanogpt_tokens(tokens);
 }
 
-/// Some text with structure: lines of words.
+/// A text with some structure: lines of words.
 inline std::string some_text(std::size_t bytes) {
   const std::vector<std::string> words{"the", "cat", "sat", "on", "a", "mat", "and", "saw", "seven", "rats"};
   std::string text;
@@ -74,7 +74,7 @@ inline std::string some_text(std::size_t bytes) {
   return text;
 }
 
-/// The message of what `call` throws; empty when it does not.
+/// The message of the Error that `call` throws; empty if it throws none.
 template <typename Error, typename Call>
 std::string message_of(const Call& call) {
   try {

@@ -1,5 +1,5 @@
 #pragma once
-/// Small SentencePiece models as bytes, field by field.
+/// Small SentencePiece models, written field by field as bytes.
 
 #include <bit>
 #include <cstdint>
@@ -29,7 +29,8 @@ inline std::string piece(std::string_view text, float score, unsigned type = 1) 
 }
 
 struct SmallModel {
-  /// 0 to 2 are "<unk>", "<s>" and "</s>"; then come these control pieces, 256 bytes, words, and letters.
+  /// Pieces 0 to 2 are "<unk>", "<s>" and "</s>"; then follow these control pieces, 256 bytes, words, and
+  /// letters.
   std::vector<std::string> control{"[INST]"};
   std::vector<std::string> words{"\u2581h", "he",         "ll",    "\u2581he",
                                  "hell",    "\u2581hell", "hello", "\u2581hello"};

@@ -16,7 +16,7 @@ namespace tranche::training::test {
 
 inline constexpr std::int64_t sequence = 16, vocabulary = 256;
 
-/// Training and held-out text of a run.
+/// The training text and held-out text of a run.
 struct Texts {
   explicit Texts(const tools::test::TemporaryFolder& folder, std::size_t bytes = 4000)
       : file(folder.write("text.txt", tools::test::some_text(bytes))),
@@ -42,7 +42,7 @@ struct Trained {
   }
 };
 
-/// Runs `body` on every one of `ranks` thread ranks; `adjust` may change the configuration.
+/// Runs `body` on each of `ranks` thread ranks; `adjust` may change the configuration.
 inline void on_ranks(int ranks, const std::function<void(const Trained&)>& body,
                      const std::function<void(Config&)>& adjust = {}) {
   const models::Gpt model(models::GptConfig::preset("gpt-nano"));

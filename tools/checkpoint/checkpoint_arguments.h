@@ -25,7 +25,7 @@ struct CheckpointOptions {
   std::string tensor;  ///< show: only this one
   models::ModelRegistry models;
   std::string model;  ///< preset or config.json, if the checkpoint or folder has none
-  std::string base;   ///< of adapters, if it was moved
+  std::string base;   ///< base of the adapters, if it was moved
   bool peft = false;  ///< export: adapters in PEFT's format
   std::string dtype = "fp32";
   bool partial = false;             ///< import: only the tensors that the model has too
@@ -36,8 +36,8 @@ struct CheckpointOptions {
 struct GenerateOptions {
   std::string from;  ///< a checkpoint, a run's folder, or a Hugging Face folder
   models::ModelRegistry models;
-  std::string model;      ///< as above
-  std::string base;       ///< of adapters, as above
+  std::string model;      ///< as in CheckpointOptions
+  std::string base;       ///< as in CheckpointOptions
   std::string tokenizer;  ///< a folder for training::load_tokenizer()
   std::vector<std::string> prompts;
   std::string prompts_file;                ///< one prompt per line, or JSON lines with "prompt" or "messages"
@@ -65,7 +65,7 @@ struct GenerateOptions {
 CLI::App* add_checkpoint_command(CLI::App& program, CheckpointOptions& options);
 CLI::App* add_generate_command(CLI::App& program, GenerateOptions& options);
 
-/// Throw ConfigurationError for values that were parsed but are invalid.
+/// Throws ConfigurationError for values that were parsed but are invalid.
 void check(const CheckpointOptions& options);
 void check(const GenerateOptions& options);
 

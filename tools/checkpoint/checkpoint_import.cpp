@@ -75,14 +75,14 @@ class NonFinite {
   std::string first_;
 };
 
-/// Copies all elements of the layout's weights, in order and in pieces.
+/// Copies all elements of the layout's weights in order, a part at a time.
 class Copier {
  public:
   Copier(const Read& source, checkpoint::ShardWriter& writer, TransferProgress& progress,
          NonFinite& non_finite)
       : source_(source), writer_(writer), progress_(progress), non_finite_(non_finite), memory_(stride) {}
 
-  /// `piece`: the weights of a whole flat buffer.
+  /// `piece`: the weights of a whole flat buffer in the file.
   void copy(checkpoint::SectionPiece piece, const checkpoint::UnitRecord& unit) {
     std::int64_t at = 0;
     const auto& buffer = unit.buffers[static_cast<std::size_t>(piece.buffer)];

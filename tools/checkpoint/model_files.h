@@ -18,9 +18,9 @@ inline constexpr std::string_view generation_config_name = "generation_config.js
 /// The file that records the source of the others: {"folder": an absolute path}. Exports leave it out.
 inline constexpr std::string_view origin_name = "origin.json";
 
-/// Reads the folder's files that become companions, and makes origin.json, which records their source.
-/// `notes` get a line for each file that cannot (too large, not a regular file, a link that leads out of the
-/// folder and out of the cache that it is a snapshot of) and one with the names of files that never do.
+/// Reads the folder's files that become companions, and makes origin.json, which records their source. Adds a
+/// line to `notes` for each file that is skipped because it is too large, not a regular file, or a link that
+/// leads out of the folder and its download cache. One more line names the files that are never companions.
 /// Throws CheckpointError for a Git LFS pointer in place of a file, and ConfigurationError for invalid end
 /// tokens.
 checkpoint::Companions read_model_files(detail::FileSystem& files, const std::string& folder,

@@ -29,7 +29,7 @@ namespace {
 constexpr std::string_view prefix = "base_model.model.", weight = ".weight", a_end = ".lora_A.weight",
                            b_end = ".lora_B.weight", base_layer = ".base_layer";
 
-/// Keys that do not change the numbers of an adapter that is already in the folder.
+/// Keys that do not change the numbers of adapters that are already trained.
 constexpr std::array<std::string_view, 14> without_effect{
     "auto_mapping",   "base_model_name_or_path", "exclude_modules",     "fan_in_fan_out", "inference_mode",
     "layers_pattern", "layers_to_transform",     "megatron_core",       "peft_version",   "qalora_group_size",

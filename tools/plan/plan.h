@@ -21,9 +21,9 @@ std::optional<planner::ProjectionRequest> projection_request(const Options& opti
 /// or --device-memory) is not enough. Throws ConfigurationError.
 int run_plan(const Options& options, const Output& output);
 
-/// "
-/// within 512.00 MiB this fits: ...", from find_fit() with the configuration's device_memory_limit; empty if
-/// there is none. If the search would take longer than `seconds`, or is refused, the text only refers to it.
+/// For example " within 512.00 MiB this fits: ...", found by find_fit() for the configuration's
+/// device_memory_limit; empty if it has none. If the search would take longer than `seconds`, or is refused,
+/// the text only mentions how to search.
 std::string what_would_have_fitted(const planner::PlanRequest& request, double seconds);
 
 }  // namespace tranche::tools

@@ -82,8 +82,8 @@ planner::CostModel rates_of_ranks(planner::ProjectionRequest at) {
   return planner::machine_rates(at);
 }
 
-/// The request on the simplest mesh whose data ranks can share the samples of a step, which `options` then
-/// name. Throws what is refused on the simplest of all where there is none.
+/// The request on the simplest mesh whose data ranks can share the samples of a step; sets `options.mesh` to
+/// it. If no mesh can, it throws the error of the simplest mesh.
 planner::PlanRequest request_on_some_mesh(Options& options, const std::string& axes) {
   const int ranks = static_cast<int>(options.ranks);
   const std::vector<std::string> meshes = planner::all_meshes(ranks, axes);
@@ -99,7 +99,7 @@ planner::PlanRequest request_on_some_mesh(Options& options, const std::string& a
       try {
         return plan_request(options);
       } catch (const ConfigurationError&) {
-        continue;  // other data ranks may do
+        continue;  // a mesh with another number of data ranks may be accepted
       }
     }
     throw;

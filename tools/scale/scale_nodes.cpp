@@ -82,7 +82,7 @@ std::optional<int> block_of(const std::optional<Slots>& hosts, int ranks) {
   return std::min(each, ranks);
 }
 
-/// The relevant arguments of the launcher.
+/// The launcher arguments that determine where ranks run.
 struct Said {
   std::optional<int> per_node, nodes;
   std::optional<std::string> host, hostfile;

@@ -81,7 +81,8 @@ bool add_points(plot::LineChart& chart, const StudyFacts& facts, const StudyResu
   return any;
 }
 
-/// The band from between the last number of ranks with enough cores and the first without.
+/// The shaded band of points whose ranks share cores. It begins between the last number of ranks with enough
+/// cores and the first without.
 std::vector<plot::Band> shaded(const StudyResults& results) {
   double first = 0, before = 0;
   for (const PointResult& point : results.points) {

@@ -44,8 +44,9 @@ struct PointKey {
 /// The figures of one run, from its report.
 struct RunFigures {
   int ranks = 1, stage = 0, repeat = 1;
-  std::string mesh;              ///< as in the study; from a report alone, in full, or empty if it has none
-  std::string schedule;          ///< as in the study; from a report alone, the configuration's
+  std::string mesh;              ///< as in the study; if read from a report alone, the full mesh, or empty if
+                                 ///< it has none
+  std::string schedule;          ///< as in the study; if read from a report alone, the configuration's
   double tokens_per_second = 0;  ///< counts positions, learned or not, as do all token figures here
   StepParts step;
   double tokens_per_step = 0;
@@ -66,7 +67,7 @@ struct RunFigures {
 /// keys.
 RunFigures figures_of(const std::string& report, std::int64_t warmup);
 
-/// The facts about a point that are known before it runs.
+/// What is known of a point before it runs.
 struct PointPlan {
   int ranks = 1, stage = 0;
   std::string mesh, schedule;

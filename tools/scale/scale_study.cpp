@@ -401,7 +401,7 @@ ChildCommand ScaleStudy::command(const ScaleRun& run) const {
     const auto ends_all = [](const std::string& word) {
       return word.starts_with("-K") || word.starts_with("--kill-on-bad-exit");
     };
-    // Otherwise the remaining ranks would wait until their time-out for one that died.
+    // Without this flag the remaining ranks would wait for a dead rank until their time-out.
     if (std::none_of(scale.launcher_arguments.begin(), scale.launcher_arguments.end(), ends_all)) {
       add({"--kill-on-bad-exit=1"});
     }

@@ -161,7 +161,7 @@ bool is_adjustable(std::string_view key) {
   return false;
 }
 
-/// True for a key that only matters when weights are drawn, or only to a tokenizer.
+/// True for a key that matters only when weights are drawn (initializer_range) or only to a tokenizer.
 bool is_of_the_beginning(std::string_view key) {
   return key == "initializer_range" || key.ends_with("_token_id");
 }
@@ -175,7 +175,7 @@ std::vector<std::string> configuration_changes(std::string_view saved, std::stri
     const json *is = find(now, key), *was = find(before, key);
     if (is_quiet(key) || (is != nullptr && was != nullptr && *is == *was)) return;
     if (key == "tranche.replica_sum" && was == nullptr && *is == "micro_batch")
-      return;  // as in versions without it
+      return;  // versions without the key behaved so
     if (key == "tranche.mesh" && of_one_mesh(saved, present)) return;
     if (key == "tranche.total_steps" && !follows_the_end(now) && !follows_the_end(before)) return;
     lines.push_back(change(key, shown(is), shown(was)));

@@ -15,7 +15,7 @@ struct NgramEntropies {
   double trigram = 0;  ///< mean of -log p(b_t | b_t-2, b_t-1), over all bytes except the first two
 };
 
-/// Calls `visit` with the pieces of a text, in order, because texts need not fit in memory.
+/// Calls `visit` with successive parts of a text, which need not fit in memory as a whole.
 using TextPieces = std::function<void(const std::function<void(std::span<const std::uint8_t>)>& visit)>;
 
 /// Counts the byte sequences of length 1 to 3 in a text, with Witten-Bell smoothing (Bell, Cleary & Witten,

@@ -43,8 +43,9 @@ ResumeSource find_resume_source(detail::FileSystem& files, const Options& option
 /// is none yet. Not collective. Throws CheckpointError for a missing or incomplete checkpoint.
 std::int64_t sequence_of_source(detail::FileSystem& files, const Options& options);
 
-/// Compares another checkpoint's user JSON with the run, after the one that find_resume_source() found turned
-/// out to be damaged: fills in folder and changes. Throws as find_resume_source() does.
+/// Replaces the checkpoint that find_resume_source() found, after it turned out to be damaged: compares the
+/// other checkpoint's user JSON with the run, and fills in folder and changes. Throws as find_resume_source()
+/// does.
 void hold_against(const RunIdentity& present, const models::ModelRegistry& models, const std::string& user,
                   const std::string& folder, ResumeSource& resume_source);
 

@@ -28,9 +28,9 @@ class RunTrace {
   RunTrace(const TraceRecorder& trace, Communicator& ranks, const Mesh& mesh,
            std::function<double()> clock = {});
 
-  /// Collective. Every rank sends its trace to rank 0, which writes one file as OutputFile does: a process
-  /// for each rank, named by its coordinates, with consecutive pipeline stages one after the other. Returns
-  /// on rank 0 a line about it, elsewhere an empty text. Rank 0 throws IoError.
+  /// Collective. Every rank sends its trace to rank 0, which writes one file as OutputFile does. The file has
+  /// a process for each rank, named by its coordinates; consecutive pipeline stages follow each other.
+  /// Returns a line about the file on rank 0 and an empty text elsewhere. Rank 0 throws IoError.
   std::string save(const std::string& path);
 
  private:

@@ -151,7 +151,7 @@ Config read_config(const Options& options, int ranks) {
   const std::string origin =
       given ? fmt::format("configuration file '{}'", options.config) : std::string("configuration");
   const Config config = parse_config(text, ranks, overrides_of(options, text), options.strict, origin);
-  // In a file it may be a habit without effect; on the command line it was requested.
+  // In a file the key may be a leftover without effect; on the command line the user requested it.
   if (options.offload_parameters.value_or("none") != "none" && config.stage != 3) {
     throw ConfigurationError(fmt::format(
         "--offload-param {} needs zero_optimization.stage 3, where weights are sharded and come when "
@@ -271,7 +271,7 @@ DataSource parse_source(const std::string& text, std::vector<std::string>& notes
     const bool weighs = error == std::errc() && at == end, path = names_a_file(text);
     if (weighs && !path) source.weight = weight;
     if (weighs && path && names_a_file(text.substr(0, colon))) {
-      // The number is printed so that it cannot be part of a file's name.
+      // The text appends zeros to the weight, so that the result cannot be the name of the existing file.
       const bool whole = text.find('.', colon) == std::string::npos;
       notes.push_back(
           fmt::format("--data '{}' is taken as a path; the file '{}' with the weight {} is meant by '{}{}'",

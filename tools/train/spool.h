@@ -15,10 +15,11 @@ class Spool {
   /// The file is beside `path`, the text's final destination, or in the folder for temporary files if `path`
   /// is not a regular file or its folder is not writable. Throws ConfigurationError.
   explicit Spool(const std::string& path);
-  /// read() reports failures, so that a run does not end because of its report.
+  /// Adds text. A failure is reported only by read(), so that it does not end a run.
   void add(std::string_view text);
   bool empty() const noexcept { return empty_; }
-  /// Passes all text on in pieces. Throws IoError if text could not be read, or could not be added earlier.
+  /// Passes all text to `take`, a part at a time. Throws IoError if text could not be read, or could not be
+  /// added earlier.
   void read(const std::function<void(std::string_view piece)>& take);
 
  private:

@@ -32,9 +32,9 @@ class StageTimes {
   StageTime first_, later_;
 };
 
-/// "waiting for messages of other stages: 4.0% of a step on stage 2, the slowest, to 31.0% on stage 0, the
-/// fastest". The slowest stage waits least. If the mesh has the axis `context` or `tensor`, the line says
-/// that a stage's own layers wait as well.
+/// For example "waiting for messages of other stages: 4.0% of a step on stage 2, the slowest, to 31.0% on
+/// stage 0, the fastest". The slowest stage waits least. If the mesh has the axis `context` or `tensor`, the
+/// line adds that a stage's own layers wait as well.
 std::string idle_line(const std::vector<StageTime>& stages, const Mesh& mesh);
 
 }  // namespace tranche::tools

@@ -108,7 +108,9 @@ class Training {
         }
       }
       last_ = result;
-      if (run_.lease && run_.lease->lost()) run_.lease->require_held();  // throws with the name of the holder
+      if (run_.lease && run_.lease->lost())
+        run_.lease->require_held();  // throws an error that names the new
+                                     // holder
       const bool evaluates = due(run_.options.eval_every, step) && step < run_.settings.steps;
       checkpoints_.after_step(result, evaluates && run_.options.keep_best);
       if (result.stop_requested) break;
@@ -425,7 +427,7 @@ class Training {
           entropies.bigram, entropies.trigram, held_out.front().result.loss,
           held_out.front().result.loss - entropies.bigram);
     }
-    if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // which reports everything at its end
+    if (!run_.profile) out << memory_at_peak(run_.runtime->ledger());  // the profile reports it at its end
     out << traffic_line(run_.engine->traffic_report());
     if (!stages.empty() && trained > 0) out << idle_line(stages, run_.runtime->mesh());
     if (run_.settings.config.offload.any()) out << offload_lines();

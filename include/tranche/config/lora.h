@@ -25,7 +25,7 @@ struct LoraConfig {
   bool leaves_base_out() const { return any() && !save_base; }
   double effective_alpha() const { return alpha > 0 ? alpha : static_cast<double>(rank); }
   float scale() const;
-  /// The problem of values that cannot be, in words; empty: none.
+  /// Describes values that are invalid; empty: none are.
   std::string problem() const;
   friend bool operator==(const LoraConfig&, const LoraConfig&) = default;
 };

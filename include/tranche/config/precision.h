@@ -1,5 +1,5 @@
 #pragma once
-/// Element types of a training's numbers. docs/internals/numerics.md.
+/// Element types used in training. docs/internals/numerics.md.
 
 #include <cstdint>
 #include <string_view>
@@ -8,19 +8,19 @@
 
 namespace tranche {
 
-/// The format of master weights. split: a bf16 weight and the 16 bits that make an fp32 number of it (fp32
-/// where the weights do not lie beside the optimizer's state). none: the bf16 weight alone.
+/// The format of master weights. split: a bf16 weight and the 16 bits that complete it to an fp32 number
+/// (fp32 where the weights are not stored beside the optimizer's state). none: only the bf16 weight.
 enum class MasterFormat : std::uint8_t { fp32, split, none };
 std::string_view name_of(MasterFormat format);
 
-/// The values are those of a Config made in C++; JSON that does not choose a dtype means fp32, as in
+/// The defaults are those of a Config made in C++; JSON that does not set a dtype means fp32, as in
 /// DeepSpeed.
 struct PrecisionConfig {
   DataType compute = DataType::bfloat16;
-  DataType communication = DataType::bfloat16;  ///< of gradients as they are sent
+  DataType communication = DataType::bfloat16;  ///< of gradients in messages
   DataType accumulation = DataType::float32;    ///< of the main gradient, which is reduced and accumulated
   DataType moments = DataType::float32;         ///< optimizer state
-  MasterFormat master = MasterFormat::fp32;     ///< others only with bf16 as compute dtype
+  MasterFormat master = MasterFormat::fp32;     ///< split and none need bf16 as compute dtype
   bool stochastic_rounding = false;             ///< of updated weights, with MasterFormat::none
 };
 

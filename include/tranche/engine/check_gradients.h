@@ -1,5 +1,5 @@
 #pragma once
-/// Finite differences against a model's backward, tensor by tensor.
+/// Compares a model's backward with finite differences, tensor by tensor.
 
 #include <cstdint>
 #include <functional>
@@ -13,9 +13,10 @@ namespace tranche {
 class Engine;
 
 struct GradientCheckOptions {
-  std::int64_t elements = 32;  ///< of a tensor that are compared; a smaller tensor is compared whole
-  std::uint64_t seed = 1;      ///< draws them
-  /// Relative difference that is let pass, beside what rounding and curvature make of the differences.
+  std::int64_t elements = 32;  ///< compared in each tensor; a smaller tensor is compared whole
+  std::uint64_t seed = 1;      ///< for drawing the elements
+  /// The relative difference that is accepted, in addition to the differences' own error by rounding and
+  /// curvature.
   double tolerance = 5e-3;
 };
 
@@ -23,50 +24,50 @@ struct GradientCheckOptions {
 struct TensorCheck {
   std::string unit, tensor;
   Shape shape;
-  bool frozen = false;       ///< has no gradient: nothing was compared
+  bool frozen = false;       ///< it has no gradient, so nothing was compared
   std::int64_t checked = 0;  ///< elements that were compared
   std::int64_t unresolved =
-      0;  ///< of them, so small beside the loss's rounding that a difference says little
-  /// Compared elements at which the loss has a kink in the weight itself (a ReLU of a sum that is exactly 0):
-  /// the backward lies between the slopes on both sides, and neither slope is the right one.
+      0;  ///< compared elements whose gradient is too small beside the loss's rounding to decide
+  /// Compared elements at which the loss has a kink in the weight itself (a ReLU of a sum that is exactly 0).
+  /// The backward lies between the slopes on both sides, and neither slope is the right one.
   std::int64_t kinks = 0;
-  std::int64_t wrong = 0;  ///< of them
+  std::int64_t wrong = 0;  ///< compared elements with a wrong gradient
   std::int64_t worst = 0;  ///< index of the element with the largest error
-  double backward = 0;     ///< its gradient by the backward
-  double difference = 0;   ///< and by the differences
+  double backward = 0;     ///< its gradient from the backward
+  double difference = 0;   ///< its gradient from finite differences
   double error = 0;        ///< |backward - difference| over the larger of both
-  bool untold = false;     ///< no element that has a gradient was resolved: nothing can be said of it
+  bool untold = false;     ///< no element with a gradient was resolved, so the tensor's result is unknown
   bool told = false;       ///< an element was resolved whose gradient or difference is not 0
-  std::string finding;     ///< what is wrong, and what it looks like; empty: nothing
+  std::string finding;     ///< describes the error and its likely cause; empty: no error
 };
 
 struct GradientCheck {
-  double loss = 0;                   ///< mean, at the weights that were checked
+  double loss = 0;                   ///< the mean loss at the checked weights
   std::vector<TensorCheck> tensors;  ///< of all units, in the model's order
-  std::vector<std::string> notes;    ///< what this batch cannot show
-  /// Something could be told, and no gradient was found to be wrong. text() says which could not be told
-  /// (TensorCheck::untold).
+  std::vector<std::string> notes;    ///< the limits of the check with this batch
+  /// True when at least one gradient was checked and none was found wrong. text() lists tensors whose result
+  /// is unknown (TensorCheck::untold).
   bool passed() const;
-  /// A line for each tensor, findings and notes behind them.
+  /// One line for each tensor, followed by findings and notes.
   std::string text() const;
 };
 
-/// Collective; between steps. Compares what the backward hands over with central differences of the loss, in
-/// the engine's own fp32, for each tensor of each unit, and says which unit, tensor and element is wrong and
-/// what that looks like: a factor (a loss_gradient_scale() that was left out, a sign), a transposed matrix, a
-/// gradient that is never added, or another term.
+/// Collective; between steps. Compares the gradients that the backward submits with central differences of
+/// the loss, in the engine's own fp32, for each tensor of each unit. It reports which unit, tensor and
+/// element is wrong and the likely cause: a factor (a loss_gradient_scale() that was left out, a sign), a
+/// transposed matrix, a gradient that is never added, or another term.
 ///
-/// `micro_batches` makes all micro-batches of one step, begin_micro_batch() to end_micro_batch(), without
+/// `micro_batches` runs all micro-batches of one step, begin_micro_batch() to end_micro_batch(), without
 /// step(). It is called some hundred times for each tensor, on all ranks, and must compute the same each
-/// time: the same batch, and dropout from the same seeds and samples. Any stage, reduction and number of
-/// micro-batches will do, and any mesh without a pipeline or the axis tensor; a tied tensor is checked once,
-/// as it is one. Take a small model, and weights as they are in training: biases of zero or a head of zeros
-/// hide faults behind them (Engine::write_weight()).
+/// time: the same batch, and dropout from the same seeds and samples. It works with any stage, reduction and
+/// number of micro-batches, and with any mesh without a pipeline or the axis tensor. A tied tensor is checked
+/// once. Use a small model, with weights as they are in training: biases of zero or a head of zeros hide
+/// errors in the layers before them (Engine::write_weight()).
 ///
-/// Afterwards weights and optimizer state are as before, to the bit. steps() and samples() have counted the
-/// passes, and the gradient hook is removed. If `micro_batches` throws, the step that it left open is given
-/// up, and the engine can go on where every rank threw at the same place. With several ranks one element may
-/// then keep the step of a difference: write or load the weights first.
+/// Afterwards weights and optimizer state have the same bits as before. steps() and samples() have counted
+/// the passes, and the gradient hook is removed. If `micro_batches` throws, the open step is abandoned; the
+/// engine remains usable if every rank threw at the same place. With several ranks one element may then still
+/// have the value used for a difference: write or load the weights first.
 ///
 /// Throws ConfigurationError unless everything is fp32 (compute, communication, accumulation, no int8
 /// blocks), on a mesh with a pipeline or the axis tensor, and on the meta device, which computes nothing;

@@ -12,16 +12,17 @@ namespace tranche {
 class ModelSpec;
 struct TensorSpec;
 
-/// Name of the linear layer that a tensor is the weight of: without ".weight", and that of its first alias
-/// where it has any, which is the head of a tied embedding. Empty: it is no linear layer's.
+/// Name of the linear layer whose weight a tensor is: the tensor's name without ".weight", or that of its
+/// first alias if it has one, which is the head of a tied embedding. Empty if it is not a linear layer's
+/// weight.
 std::string linear_name(const TensorSpec& tensor);
-/// Names of an adapter's tensors, as PEFT has them but for its prefix: "h.0.attn.c_attn.lora_A.weight".
+/// Names of an adapter's tensors, as in PEFT but without its prefix: "h.0.attn.c_attn.lora_A.weight".
 std::string adapter_a_name(std::string_view linear);
 std::string adapter_b_name(std::string_view linear);
 
-/// The model with adapters, behind the other tensors of their units, and all else frozen; the model itself
-/// where `lora` has rank 0. Throws ConfigurationError for values that cannot be, a model that names no linear
-/// layers, and a target that matches none, with the closest match.
+/// Returns the model with adapters, placed after the other tensors of their units, and everything else
+/// frozen; the model unchanged if `lora` has rank 0. Throws ConfigurationError for invalid values, a model
+/// that names no linear layers, and a target that matches none, with the closest match.
 ModelSpec with_adapters(ModelSpec model, const LoraConfig& lora);
 
 }  // namespace tranche

@@ -19,7 +19,7 @@ struct StageChunk {
 struct StageUses {
   int stage = 0, stages = 1;
   std::vector<StageChunk> chunks;  ///< ascending; one, or several (Config::pipeline_chunks)
-  int last_stage = 0;              ///< holds the last chunk, and computes loss and logits
+  int last_stage = 0;              ///< the stage with the last chunk, which computes loss and logits
   bool first() const { return chunks.front().first(); }
   bool last() const { return chunks.back().last(); }
 };

@@ -1,5 +1,5 @@
 #pragma once
-/// Batch norm whose statistics are of all ranks' micro-batches.
+/// Batch norm with statistics over the micro-batches of all ranks.
 
 #include <torch/torch.h>
 
@@ -12,7 +12,7 @@ namespace tranche::libtorch {
 
 namespace detail {
 
-/// Sums of `values` (fp64, on any device) over all ranks.
+/// Collective. Sums of `values` (fp64, on any device) over all ranks.
 inline at::Tensor sum_over_ranks(Runtime& runtime, const at::Tensor& values) {
   const at::Tensor mine = values.to(at::kCPU, at::kDouble).contiguous().clone();
   runtime.all()
@@ -22,8 +22,8 @@ inline at::Tensor sum_over_ranks(Runtime& runtime, const at::Tensor& values) {
   return mine.to(values.device());
 }
 
-/// y = (x - mean) / sqrt(variance + epsilon) weight + bias, by channel (dimension 1). Returns y, mean,
-/// variance and the number of values that they are of.
+/// y = (x - mean) / sqrt(variance + epsilon) weight + bias, by channel (dimension 1). Returns y, the mean,
+/// the variance and the number of values behind them.
 struct SynchronizedNorm : torch::autograd::Function<SynchronizedNorm> {
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
                                                 const at::Tensor& x, const at::Tensor& weight,
@@ -80,9 +80,9 @@ struct SynchronizedNorm : torch::autograd::Function<SynchronizedNorm> {
 
 }  // namespace detail
 
-/// torch::nn::BatchNorm, with mean and variance over the micro-batches of all ranks (of dimension 1 of any
-/// input). Parameters and buffers have the names of torch's. forward() in training mode is collective over
-/// runtime.all(), and so is its backward: inside a Trainer's step. Statistics are added up in fp64.
+/// torch::nn::BatchNorm with mean and variance over the micro-batches of all ranks (along dimension 1 of any
+/// input), added up in fp64. Parameters and buffers have torch's names. In training mode forward() and its
+/// backward are collective over runtime.all(), so they belong inside a Trainer's step.
 class SynchronizedBatchNormImpl : public torch::nn::Module {
  public:
   SynchronizedBatchNormImpl(Runtime& runtime, std::int64_t features, double epsilon = 1e-5,

@@ -36,11 +36,11 @@ class LedgerAllocator final : public c10::Allocator {
     return const_cast<LedgerAllocator*>(this)->memory_of(bytes);
   }
 #endif
-  /// Some operators free by the address alone, whence the header.
+  /// Some operators free memory by its address alone, so a header in front of it names its owner.
   c10::DeleterFnPtr raw_deleter() const override {
     return &free_data;
   }
-  /// No more of the resource's memory. Returns true when no tensor has any.
+  /// Stops further allocations from the resource. Returns true if no tensor still has memory of it.
   bool detach() {
     const std::lock_guard lock(mutex_);
     empty_cache();
@@ -49,10 +49,10 @@ class LedgerAllocator final : public c10::Allocator {
   }
 
  private:
-  /// In front of every tensor's memory, and as large as its alignment.
+  /// Precedes every tensor's memory; its size is the memory's alignment.
   struct alignas(64) Header {
     LedgerAllocator* owner;
-    std::size_t bytes;  ///< with the header
+    std::size_t bytes;  ///< includes the header
   };
 
   c10::DataPtr memory_of(std::size_t bytes) {
@@ -93,7 +93,7 @@ class LedgerAllocator final : public c10::Allocator {
     LedgerAllocator& owner = *header->owner;
     const std::lock_guard lock(owner.mutex_);
     --owner.live_;
-    if (owner.memory_ == nullptr) return;  // its resource may be gone, and the memory with it
+    if (owner.memory_ == nullptr) return;  // the resource, and with it the memory, may no longer exist
     const auto bytes = static_cast<std::int64_t>(header->bytes);
     if (owner.cached_ + bytes <= owner.cache_bytes_) {
       owner.cache_[header->bytes].push_back(header);
@@ -118,14 +118,15 @@ class LedgerAllocator final : public c10::Allocator {
 
 }  // namespace detail
 
-/// While it lives, every CPU tensor that torch makes takes its memory from the runtime: it is in the ledger
-/// as activations "torch", of the device where that is the CPU, else of the host, and counts against
-/// tranche.device_memory or host_memory. What the limit refuses is an OutOfMemory of the torch operator that
-/// asked, through autograd too. On a GPU what torch's caching allocator takes of it is in the ledger, the
-/// Trainer holds that to tranche.device_memory, and its refusals are OutOfMemory with the ledger's table.
+/// While it exists, every CPU tensor that torch creates uses memory of the runtime. The ledger records it as
+/// activations "torch", on the device if that is the CPU, else in host memory, and it counts against
+/// tranche.device_memory or tranche.host_memory. If the limit refuses an allocation, the torch operator
+/// throws OutOfMemory, also out of autograd. On a GPU the ledger records what torch's caching allocator
+/// holds. The Trainer limits that to tranche.device_memory, and a refusal is an OutOfMemory with the ledger's
+/// table.
 ///
-/// Of a process, as torch's allocators are. It ends before the runtime and after every tensor made in it:
-/// memory of tensors that outlive it is never freed.
+/// There is one for a process, like torch's allocators. It must end before the runtime, and after every
+/// tensor that was made while it existed; memory of tensors that outlive it is never freed.
 class MemoryAccount {
  public:
   explicit MemoryAccount(Runtime& runtime, std::int64_t cache_bytes = std::int64_t{32} << 20)
@@ -141,7 +142,7 @@ class MemoryAccount {
   ~MemoryAccount() {
     if (allocator_ == nullptr) return;
     c10::SetCPUAllocator(before_, priority);
-    if (allocator_->detach()) delete allocator_;  // else tensors still lead to it
+    if (allocator_->detach()) delete allocator_;  // else tensors still refer to it
   }
   MemoryAccount(MemoryAccount&& other) noexcept
       : before_(other.before_),
@@ -152,14 +153,14 @@ class MemoryAccount {
   MemoryAccount& operator=(const MemoryAccount&) = delete;
 
  private:
-  static constexpr std::uint8_t priority = 1;  ///< above that of torch's own
+  static constexpr std::uint8_t priority = 1;  ///< higher than that of torch's own allocator
   c10::Allocator* before_;
   detail::LedgerAllocator* allocator_ = nullptr;
   std::unique_ptr<detail::CudaAccount> gpu_;
 };
 
-/// `cache_bytes`: of freed memory kept for requests of the same size, in the ledger all the while, and let go
-/// before a request of torch's is refused.
+/// `cache_bytes`: the most freed memory that is kept for requests of the same size. The ledger counts it, and
+/// it is freed before a request of torch's is refused.
 [[nodiscard]] inline MemoryAccount account_memory(Runtime& runtime,
                                                   std::int64_t cache_bytes = std::int64_t{32} << 20) {
   return MemoryAccount(runtime, cache_bytes);

@@ -16,42 +16,44 @@ namespace tranche::libtorch {
 
 /// The loss of a micro-batch.
 struct Loss {
-  at::Tensor sum;           ///< of one element: the sum of the losses of tokens (samples, pixels ...)
-  std::int64_t tokens = 0;  ///< how many were added
+  at::Tensor sum;           ///< one element: the sum of the losses of tokens (samples, pixels ...)
+  std::int64_t tokens = 0;  ///< number of added losses
 
-  /// Makes the sum from a loss that is a mean over `count` elements, as torch's loss functions return it.
+  /// Makes the sum from a mean over `count` elements, which torch's loss functions return.
   static Loss of_mean(const at::Tensor& mean, std::int64_t count) {
     return {mean.to(at::kFloat) * static_cast<double>(count), count};
   }
 };
 
-/// Parameters of two dimensions that are hidden matrices, which Muon takes whole.
+/// Two-dimensional parameters that are hidden matrices; Muon updates each of them whole.
 struct MatrixNames {
-  std::string pattern;   ///< of their names, with '*' for any text
-  int side_by_side = 1;  ///< matrices of equal size along the outputs: 3 of a fused query, key and value
+  std::string pattern;   ///< pattern of their names, in which '*' matches any text
+  int side_by_side = 1;  ///< equal matrices beside each other along the outputs: 3 for a fused query, key and
+                         ///< value
 };
 
 struct TrainerOptions {
-  /// See ModelSpec: tokens in one sample, for the loss gradient's scale.
+  /// Tokens in one sample, for the scale of the loss's gradient (see ModelSpec).
   std::int64_t tokens_per_sample = 1;
-  /// Units whose forward runs again in backward, in place of keeping what it computed: names, with '*' for
-  /// any text ("layers.*"). Those of Units<> too where the configuration asks for activation_checkpointing.
+  /// Names of units whose forward runs again in backward instead of saving its activations; '*' matches any
+  /// text ("layers.*"). If the configuration asks for activation_checkpointing, units of Units<> are
+  /// recomputed as well.
   std::vector<std::string> recompute = {};
-  /// The hidden matrices among the parameters. The first of these that a name matches counts, and Muon leaves
-  /// all that none names (embeddings, heads) to AdamW.
+  /// The hidden matrices among the parameters. The first entry that matches a name counts. Muon leaves
+  /// parameters without an entry (embeddings, heads) to AdamW.
   std::vector<MatrixNames> matrices = {};
-  /// Every step and evaluation begins with rank 0's buffers (running means ...) on all ranks. Otherwise each
-  /// rank has its own.
+  /// Copies rank 0's buffers (running means ...) to all ranks at the beginning of every step and evaluation.
+  /// Otherwise each rank has its own.
   bool broadcast_buffers = false;
   double flops_per_token = 0;  ///< for reports
-  /// In place of runtime.config(), which a Runtime that was not made by from_config() has not.
+  /// Replaces runtime.config(), which only a Runtime made by from_config() has.
   std::optional<Config> config = std::nullopt;
   EngineOptions engine = {};
 };
 
 namespace detail {
 
-/// Refuses settings that the library's own models honour and the adapter cannot.
+/// Throws for settings that the library's own models support and this adapter does not.
 inline void check(const Config& config) {
   const std::string cannot = ": Tranche's own models honour it, modules of LibTorch cannot; leave it out";
   if (config.offload.activations) {

@@ -19,14 +19,15 @@
 
 namespace tranche::libtorch {
 
-/// While it lives the parameters' memory is its engine's, and they have values in calls of their units alone.
-/// The Runtime and the module outlive it; afterwards the module's parameters have no memory. What step(),
-/// evaluate() and inference() throw, out of a closure too, has been reported to the peers (Engine::fail), and
-/// ends it.
+/// While a Trainer exists, its engine owns the parameters' memory, and parameters have values only in calls
+/// of their units. The Runtime and the module must outlive it; afterwards the module's parameters have no
+/// memory. An error of step(), evaluate() or inference(), also one of a closure, is reported to the peers
+/// (Engine::fail) and ends the Trainer.
 ///
-/// Ranks are processes: torch's random numbers, threads and allocator are of a process.
+/// Each rank is a process of its own, because torch's random numbers, threads and allocator are global to a
+/// process.
 class Trainer {
-  /// Reports an error to the peers before anything of the engine is waited for.
+  /// Reports an error to the peers before waiting for anything of the engine.
   template <class Function>
   auto guarded(Function&& function) {
     try {
@@ -40,9 +41,10 @@ class Trainer {
   }
 
  public:
-  /// Collective, as the Engine's constructor. Initial weights are the module's, equal on all ranks (seed
-  /// torch alike), else ConfigurationError. Throws InvalidArgument for a parameter in no unit and a pattern
-  /// that names no unit; ConfigurationError for a configuration that only models of Tranche's own can honour.
+  /// Collective, like the Engine's constructor. Initial weights are the module's and must be equal on all
+  /// ranks (seed torch alike), else ConfigurationError. Throws InvalidArgument for a parameter in no unit and
+  /// for a pattern that matches no unit, and ConfigurationError for settings that only Tranche's own models
+  /// support.
   Trainer(Runtime& runtime, torch::nn::Module& model, TrainerOptions options = {})
       : runtime_(runtime),
         model_(model),
@@ -70,11 +72,12 @@ class Trainer {
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
-  /// For its members on state, digests, reports and traffic; steps are the Trainer's.
+  /// The engine, for its members on state, digests, reports and traffic. Only the Trainer runs steps.
   Engine& engine() { return *engine_; }
 
-  /// Collective. One step: `forward(micro_batch)` for each micro-batch returns its Loss, with its graph,
-  /// which the Trainer goes back through. Gradients are those of the mean over all tokens of the step.
+  /// Collective. Runs one step: calls `forward(micro_batch)` for each micro-batch, which returns its Loss
+  /// with the graph, and runs backward through it. Gradients are those of the mean over all tokens of the
+  /// step.
   template <class Forward>
   StepResult step(Forward&& forward) {
     return guarded([&] {
@@ -92,8 +95,8 @@ class Trainer {
       return result;
     });
   }
-  /// Collective. The mean loss of `micro_batches`, equal on all ranks, without gradients and with modules in
-  /// evaluation mode; they are in their own again afterwards.
+  /// Collective. Returns the mean loss of `micro_batches`, equal on all ranks, computed without gradients and
+  /// with modules in evaluation mode. Each module's mode is restored afterwards.
   template <class Forward>
   EvaluationResult evaluate(std::int64_t micro_batches, Forward&& forward) {
     return guarded([&] {
@@ -109,7 +112,7 @@ class Trainer {
       return engine_->end_evaluation();
     });
   }
-  /// Collective. Runs `forward()`, in which the module may be called, and returns what it returns.
+  /// Collective. Runs `forward()`, which may call the module, and returns its result.
   template <class Forward>
   auto inference(Forward&& forward) {
     return guarded([&] {
@@ -121,14 +124,15 @@ class Trainer {
     });
   }
 
-  /// Engine::save() with the module's buffers and torch's random state, each rank's own, beside the state.
+  /// Collective. Engine::save(), with each rank's own buffers of the module and random state of torch in
+  /// addition.
   std::string save(const std::string& directory, SaveOptions options = {}) {
     detail::SavedBuffers buffers(runtime_, model_, device_);
     for (SavedArray& array : buffers.arrays()) options.arrays.push_back(std::move(array));
     return engine_->save(directory, options);
   }
-  /// Engine::load(). As many ranks as saved get their own buffers and random state back; others rank 0's
-  /// buffers, and keep the random state that they have.
+  /// Collective. Engine::load(). With as many ranks as at the save, each rank gets its own buffers and random
+  /// state back. Otherwise all get rank 0's buffers and keep their random state.
   LoadResult load(const std::string& path, const LoadOptions& options = {}) {
     LoadResult result = engine_->load(path, options);
     detail::load_buffers(*engine_, model_, device_, result, !options.weights_only);
@@ -136,13 +140,13 @@ class Trainer {
     return result;
   }
 
-  /// Collective. Writes the weights (fp32) and buffers under their names as a safetensors file, a tensor at a
-  /// time; rank 0 writes. A tensor of several names has its first. Throws IoError on all ranks.
+  /// Collective. Rank 0 writes the weights (fp32) and buffers under their names to a safetensors file, one
+  /// tensor at a time. A tensor with several names is written under the first. Throws IoError on all ranks.
   void export_safetensors(const std::string& path) {
     detail::write_safetensors(*engine_, model_, units_.all(), path);
   }
-  /// Collective. Writes what torch::save writes of the module with fp32 weights, for torch::load into a
-  /// module of the same class; on rank 0, which holds the whole model meanwhile. Throws IoError on all ranks.
+  /// Collective. Rank 0 writes the module with fp32 weights as torch::save does, for torch::load into a
+  /// module of the same class; it holds the whole model meanwhile. Throws IoError on all ranks.
   void export_torch(const std::string& path) { detail::write_archive(*engine_, model_, units_.all(), path); }
 
  private:

@@ -14,26 +14,26 @@
 
 namespace tranche::libtorch {
 
-/// First argument of a Unit whose initial weights are drawn when the Trainer is made: for each rank's part,
-/// one unit at a time, so that the whole model never lies in memory. The module's constructor runs twice and
-/// finds torch's random numbers alike both times, so the weights are those of an ordinary Unit. Until there
-/// is a Trainer its parameters have shapes and no memory; what is written to them is lost.
+/// First argument of a Unit whose initial weights are drawn when the Trainer is made. Each rank draws its
+/// part, one unit at a time, so that memory never holds the whole model. The module's constructor runs twice
+/// with the same random state, so the weights are those of an ordinary Unit. Before there is a Trainer the
+/// parameters have shapes but no memory, and values written to them are lost.
 struct Deferred {};
 inline constexpr Deferred deferred{};
 
 namespace detail {
 
-/// The part of a unit's module that the Trainer finds it by.
+/// The part of a unit's module through which the Trainer finds the unit.
 struct UnitLink {
   UnitLink() = default;
-  UnitLink(const UnitLink&) {}  // of a clone, which is a plain module
+  UnitLink(const UnitLink&) {}  // a clone is a plain module without a unit
   UnitLink& operator=(const UnitLink&) { return *this; }
   virtual ~UnitLink() = default;
-  UnitState* state = nullptr;  ///< of the Trainer; null: the unit is its module
+  UnitState* state = nullptr;  ///< owned by the Trainer; null: calls go directly to the module
   bool listed = false;         ///< a member of Units
-  /// For a deferred unit: makes its module anew, with the weights that it had.
+  /// For a deferred unit: rebuilds its module with the same weights.
   std::function<std::shared_ptr<torch::nn::Module>()> rebuild = {};
-  std::string born = {};  ///< the random state that it was built with, as text
+  std::string born = {};  ///< the random state at its construction, as text
 };
 
 template <class Impl>
@@ -53,13 +53,14 @@ inline void free_memory(at::Tensor& parameter, const std::string& name) {
 }  // namespace detail
 
 /// Holds a module and registers it in its parent: `Unit<torch::nn::Linear> first{this, "first", 8, 16};` as a
-/// member of the parent, whose name and parameters are as without Unit. Called, it is the module's forward().
-/// Under a Trainer the parameters have memory only inside a call, and again in backward where that comes
-/// through the call; without one the Unit is its module. Units may lie inside units, each then holding what
-/// no unit inside it does.
+/// member of the parent. The name and parameters are the same as without Unit, and a call runs the module's
+/// forward(). Under a Trainer the parameters have memory only inside a call, and again in backward if
+/// backward reaches the call. Units may contain units; the outer one then holds only parameters that are in
+/// no inner one.
 ///
-/// Under a Trainer every rank makes the same calls in the same order. Tensors that a call computes with, and
-/// that want gradients, are among its arguments, or in vectors, tuples, pairs or optionals that are.
+/// Under a Trainer every rank must make the same calls in the same order. Tensors with which a call computes
+/// and which require gradients must be among its arguments, directly or inside vectors, tuples, pairs or
+/// optionals.
 template <class Holder>
 class Unit {
  public:
@@ -77,9 +78,9 @@ class Unit {
     return call([module = module_](auto&... values) mutable { return module->forward(values...); },
                 std::forward<Arguments>(arguments)...);
   }
-  /// function(module, arguments...) as a call of the unit, for other uses of its parameters than forward().
-  /// Tensors that want gradients are arguments: one that `function` captures would get none in a recomputed
-  /// unit.
+  /// Runs function(module, arguments...) as a call of the unit, for uses of its parameters other than
+  /// forward(). Tensors that require gradients must be arguments; a recomputed unit gives no gradient to a
+  /// captured tensor.
   template <class Function, class... Arguments>
   auto with(Function function, Arguments&&... arguments) const {
     return call([module = module_, function = std::move(function)](
@@ -127,8 +128,8 @@ class Unit {
   Holder module_;
 };
 
-/// `Units<Block> layers{this, "layers", 12, arguments...};`: units "layers.0" to "layers.11", each built with
-/// the same arguments; called, each takes the result of the one before. Config::activation_checkpointing
+/// `Units<Block> layers{this, "layers", 12, arguments...};` makes the units "layers.0" to "layers.11" with
+/// the same arguments. A call passes the result of each unit to the next. Config::activation_checkpointing
 /// recomputes them.
 template <class Holder>
 class Units {
@@ -145,7 +146,7 @@ class Units {
     for (std::int64_t i = 0; i < count; ++i) add(deferred, list_.get(), std::to_string(i), arguments...);
   }
 
-  /// `rest` go to every unit.
+  /// Every unit receives `rest`.
   template <class Value, class... Rest>
   auto operator()(Value value, const Rest&... rest) const {
     for (const Unit<Holder>& unit : units_) value = unit(value, rest...);

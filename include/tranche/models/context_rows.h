@@ -1,12 +1,12 @@
 #pragma once
 /// The rows of a micro-batch on a mesh with the axis `context`. Its ranks see the same samples, and each
-/// computes some tokens of every sample. With c ranks a sequence is cut into 2 c runs of equal length, of
-/// which rank i has run i and run 2 c - 1 - i: so all ranks have equal work under a causal mask.
+/// computes some tokens of every sample. With c ranks a sequence is cut into 2 c runs of equal length; rank i
+/// computes run i and run 2 c - 1 - i, so that all ranks have equal work under a causal mask.
 ///
-/// A rank's rows are its first run of all samples and then its second run of all samples. A Pass counts them
-/// as twice as many sequences of a run's length. Only what depends on a token's place in its sequence has to
-/// know more: positions, dropout (dropout_rows()) and attention (attend(), attend_backward()). Without the
-/// axis there is one run, which is the whole sequence.
+/// A rank's rows are its first run of all samples, followed by its second run of all samples. A Pass counts
+/// them as twice as many sequences of a run's length. Only functions that depend on a token's position in its
+/// sequence treat runs specially: positions, dropout (dropout_rows()) and attention (attend(),
+/// attend_backward()). Without the axis there is one run, the whole sequence.
 
 #include <cstdint>
 #include <vector>
@@ -17,12 +17,12 @@
 
 namespace tranche::models {
 
-/// The number, among the 2 * ranks runs of a sequence, of run `which` (0 or 1) of rank `rank`.
+/// The number, among a sequence's 2 * ranks runs, of run `which` (0 or 1) of rank `rank`.
 constexpr std::int64_t run_of_rank(int which, int rank, int ranks) {
   return which == 0 ? rank : 2 * ranks - 1 - rank;
 }
 
-/// The rows of run `run` of this rank; the first dimension of `rows` counts the runs of all samples, or their
+/// The rows of this rank's run `run`; the first dimension of `rows` counts the runs of all samples, or their
 /// tokens.
 template <typename View>
 View rows_of_run(const Pass& pass, const View& rows, int run) {
@@ -32,16 +32,17 @@ View rows_of_run(const Pass& pass, const View& rows, int run) {
   return rows.slice(run * elements, elements).reshaped(Shape(extents));
 }
 
-/// local = this rank's columns of `whole`, which are numbers of the tokens of all samples: [samples,
-/// sequence] to [batch, time] of the pass.
+/// Copies this rank's columns of `whole` [samples, sequence], which has a number for each token of all
+/// samples, to `local` [batch, time] of the pass.
 void copy_local_tokens(const Pass& pass, const ConstTensorView& whole, const TensorView& local);
 
-/// The part of a micro-batch that this rank reads: its tokens and targets, and positions where the batch has
-/// any. Without the axis it is the caller's batch.
+/// The part of a micro-batch that this rank reads: tokens, targets and, if the batch has them, positions.
+/// Without the axis it is the caller's batch.
 class LocalBatch {
  public:
   LocalBatch() = default;
-  /// Sets the positions of `pass`. Memory is of the step; the batch outlives the call only without the axis.
+  /// Also sets the positions of `pass`. Uses step memory. Without the axis the batch must outlive this
+  /// object.
   LocalBatch(Pass& pass, const TokenBatch& batch);
   const ConstTensorView& tokens() const { return tokens_; }
   const ConstTensorView& targets() const { return targets_; }
@@ -53,7 +54,7 @@ class LocalBatch {
 };
 
 /// y = dropout(x) of this rank's rows of the residual, or of their gradient, with the masks of the whole
-/// micro-batch; padding rows become zero. In place is allowed. `probability` and `site` are those of
+/// micro-batch; padding rows become zero. x and y may be the same memory. `probability` and `site`: see
 /// Pass::dropout().
 void dropout_rows(const Pass& pass, float probability, std::uint32_t site, const ConstTensorView& x,
                   const TensorView& y);

@@ -1,17 +1,17 @@
 #pragma once
-/// GPT-2 with hand-written backward, under the engine.
+/// GPT-2 with a hand-written backward, for the engine.
 
 #include "tranche/models/gpt_config.h"
 #include "tranche/models/language_model.h"
 
 namespace tranche::models {
 
-/// The GPT-2 architecture exactly: pre-norm blocks, learned positions, GELU in its tanh form, tied head, and
+/// Exactly the GPT-2 architecture: pre-norm blocks, learned positions, GELU in its tanh form, tied head, and
 /// the tensor names of Hugging Face's GPT2LMHeadModel. Units: "embedding" (wte, wpe, ln_f), then "h.0",
 /// "h.1", ...
 class Gpt final : public LanguageModel {
  public:
-  /// Throws ConfigurationError when the configuration does not fit together.
+  /// Throws ConfigurationError for an inconsistent configuration.
   explicit Gpt(GptConfig config);
   const GptConfig& config() const noexcept { return config_; }
 

@@ -1,5 +1,5 @@
 #pragma once
-/// The shape of a GPT: presets, Hugging Face's config.json, parameter and operation counts.
+/// The hyperparameters of a GPT: presets, Hugging Face's config.json, parameter and operation counts.
 
 #include <cstdint>
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace tranche::models {
 
-/// Hyperparameters of the GPT-2 architecture (Radford et al., 2019). Everything that config.json of a
-/// GPT2LMHeadModel can say beyond these is refused unless it has no effect on training.
+/// Hyperparameters of the GPT-2 architecture (Radford et al., 2019). Other settings in a GPT2LMHeadModel's
+/// config.json are refused unless they have no effect on training.
 struct GptConfig {
   std::int64_t layers = 12;
   std::int64_t heads = 12;
@@ -29,17 +29,16 @@ struct GptConfig {
   /// gpt-nano (bytes, tests). Throws ConfigurationError listing the names.
   static GptConfig preset(std::string_view name);
   static std::vector<std::string> preset_names();
-  /// Hugging Face's config.json. `file` is named in errors. Throws ConfigurationError naming key and file for
-  /// text that is not JSON, other model types, activations or attention variants, and impossible values.
+  /// Reads Hugging Face's config.json. Errors name `file`. Throws ConfigurationError naming key and file for
+  /// text that is not JSON, other model types, activations or attention variants, and invalid values.
   static GptConfig from_json(std::string_view text, std::string_view file);
-  /// A config.json that Hugging Face's GPT2LMHeadModel and from_json read back as this.
+  /// A config.json from which Hugging Face's GPT2LMHeadModel and from_json() read the same values.
   std::string to_json() const;
 
-  /// Throws ConfigurationError when values are too large or do not fit together; `origin` says where they
-  /// come from.
+  /// Throws ConfigurationError when values are too large or inconsistent; `origin` names their source.
   void validate(std::string_view origin) const;
 
-  /// All parameters, the tied head once.
+  /// The number of parameters; the tied head counts once.
   std::int64_t parameters() const;
   /// Operations of forward and backward of one token in a sequence of `sequence`:
   /// 6 * (layers * (4 width^2 + 2 width * inner) + vocabulary * width) + 6 * layers * width * (sequence + 1).

@@ -13,39 +13,38 @@
 
 namespace tranche::models {
 
-/// The heads of keys and values that each block keeps for a token.
+/// The sizes of the keys and values that each block stores for a token.
 struct CacheHeads {
   std::int64_t key_value_heads = 0;
   std::int64_t head_width = 0;
 };
 
-/// Keys and values of `rows` sequences of up to `capacity` tokens, as LanguageModel::prefill() and decode()
-/// fill them: 2 * layers * rows * key_value_heads * capacity * head_width elements of the compute dtype,
-/// taken from the runtime's device memory at once (Category::activations, tag "key-value cache") and kept
-/// until it is destroyed. On a mesh with a pipeline the layers are the blocks of this rank's stage, which may
-/// have none; with the axis `tensor` the heads are those that this rank attends with. The keys are those that
-/// attention sees, behind norms and rotation. A window takes nothing from it: all tokens are kept, the last
-/// ones are read.
+/// Keys and values of `rows` sequences of up to `capacity` tokens, which LanguageModel::prefill() and
+/// decode() fill. It has 2 * layers * rows * key_value_heads * capacity * head_width elements of the compute
+/// dtype, which the constructor allocates from the runtime's device memory (Category::activations, tag
+/// "key-value cache"). On a mesh with a pipeline the layers are the blocks of this rank's stage, which may
+/// have none; with the axis `tensor` the heads are this rank's. Keys are stored after norms and rotation. A
+/// window does not reduce the cache: all tokens are stored, and the last ones are read.
 class KeyValueCache {
  public:
-  /// Throws InvalidArgument when the model keeps none (LanguageModel::cache_heads), for less than a row and
-  /// for a capacity that is not in 1 to the model's positions; OutOfMemory as all memory does.
+  /// Throws InvalidArgument if the model does not support a cache (LanguageModel::cache_heads), for less than
+  /// one row and for a capacity outside 1 to the model's positions; OutOfMemory.
   KeyValueCache(Engine& engine, const LanguageModel& model, std::int64_t rows, std::int64_t capacity);
-  /// The memory that one takes for all blocks and heads, which is that of all stages of a pipeline together.
+  /// The bytes of a cache for all blocks and heads, which all stages of a pipeline need together.
   static std::int64_t bytes(const LanguageModel& model, DataType dtype, std::int64_t rows,
                             std::int64_t capacity);
-  /// The memory that this one takes on this rank.
+  /// The bytes of this cache on this rank.
   std::int64_t bytes() const noexcept { return memory_.bytes(); }
 
   std::int64_t rows() const noexcept { return static_cast<std::int64_t>(lengths_.size()); }
   std::int64_t capacity() const noexcept { return capacity_; }
-  /// Tokens of a row.
+  /// The number of tokens in a row.
   std::int64_t length(std::int64_t row) const { return lengths_.at(static_cast<std::size_t>(row)); }
-  /// Says how many tokens of a row there are; fewer than before forgets the last ones. InvalidArgument
-  /// outside 0 to the capacity.
+  /// Sets the number of tokens in a row; reducing it drops the last ones. Throws InvalidArgument outside 0 to
+  /// the capacity.
   void set_length(std::int64_t row, std::int64_t length);
-  /// [count, key_value_heads, capacity, head width] of rows from `first` on. InvalidArgument for a block that
-  /// another stage computes.
+  /// [count, key_value_heads, capacity, head width] of rows from `first` on. Throws InvalidArgument for a
+  /// block of another stage.
   TensorView keys(std::int64_t block, std::int64_t first, std::int64_t count) const {
     return part(block, 0, first, count);
   }
@@ -57,42 +56,43 @@ class KeyValueCache {
   /// `which`: 0 for keys, 1 for values.
   TensorView part(std::int64_t block, std::int64_t which, std::int64_t first, std::int64_t count) const;
   CacheHeads heads_;
-  std::vector<std::int64_t> blocks_;  ///< that this rank computes, ascending
+  std::vector<std::int64_t> blocks_;  ///< this rank's blocks, ascending
   std::int64_t capacity_;
   DataType dtype_;
   Buffer memory_;
   std::vector<std::int64_t> lengths_;
 };
 
-/// A pass's place in a cache: its batch entries are the rows from first_row on.
+/// The rows of a cache that a pass uses: its batch entries are the rows from first_row on.
 struct CachePlace {
   const KeyValueCache& cache;
   std::int64_t first_row = 0;
-  /// int32 [batch] in device memory: tokens of each row, the pass's own among them; 0: a row that rests.
+  /// int32 [batch] in device memory: the number of tokens in each row, including the pass's own; 0: an idle
+  /// row.
   ConstTensorView lengths;
-  std::int64_t most = 0;  ///< no row has more
-  /// The pass's tokens are the first of their rows: they see each other only.
+  std::int64_t most = 0;  ///< the largest of `lengths`
+  /// The pass's tokens are the first of their rows, so that they see only each other.
   bool from_start = false;
 };
 
-/// A block's attention: kernels::attention_forward, and, where the pass has a cache, new keys and values are
-/// added to it and those before are seen. A model that overrides LanguageModel::cache_heads() attends through
-/// here. `log_sum_exp` is written without a cache only. On the axis `context` the tensors are of this rank's
-/// tokens but for AttentionOptions::document_begin, the keys and values of the others come from their ranks,
-/// and the call is collective over the axis. With tranche.context_exchange ulysses `kept` is
-/// attention_memory(), which backward reads in place of the queries, keys and values, and log_sum_exp is of
-/// other heads than this rank's rows have.
+/// A block's attention: kernels::attention_forward; if the pass has a cache, it adds the new keys and values,
+/// and attends to the cached ones too. A model that overrides LanguageModel::cache_heads() must use this
+/// function for attention. `log_sum_exp` is written only without a cache. On the axis `context` the tensors
+/// have this rank's tokens, except AttentionOptions::document_begin; keys and values of other tokens come
+/// from other ranks, and the call is collective over the axis. With tranche.context_exchange ulysses `kept`
+/// is attention_memory(), which backward reads instead of queries, keys and values, and log_sum_exp belongs
+/// to other heads than this rank's rows.
 void attend(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
             const kernels::ConstHeads& query, const kernels::ConstHeads& key,
             const kernels::ConstHeads& value, const TensorView& out, const TensorView& log_sum_exp,
             const TensorView& kept = {});
 
-/// Elements that attend() keeps for attend_backward(); none but with tranche.context_exchange ulysses. The
-/// widths are those of this rank's heads of queries, and of keys.
+/// The elements that attend() saves for attend_backward(); none unless tranche.context_exchange is ulysses.
+/// The widths are those of this rank's query heads and key heads.
 TensorRequest attention_memory(const Pass& pass, std::int64_t query_width, std::int64_t key_width);
 
-/// attend() for kernels::attention_backward, with the operands of attend() and its results. Collective over
-/// the axis `context`.
+/// The backward of attend(), using kernels::attention_backward, with the operands and results of attend().
+/// Collective over the axis `context`.
 void attend_backward(const Pass& pass, std::int64_t block, const kernels::AttentionOptions& options,
                      const ConstTensorView& d_out, const kernels::ConstHeads& query,
                      const kernels::ConstHeads& key, const kernels::ConstHeads& value,

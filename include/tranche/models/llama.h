@@ -1,19 +1,19 @@
 #pragma once
-/// The Llama family with hand-written backward, under the engine.
+/// The Llama family with a hand-written backward, for the engine.
 
 #include "tranche/models/language_model.h"
 #include "tranche/models/llama_config.h"
 
 namespace tranche::models {
 
-/// LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM as transformers computes them:
-/// pre-norm blocks of RMSNorm, rotary positions, grouped attention and SwiGLU, with its tensor names and
-/// shapes (nn.Linear stores [out, in]). Units: "embedding" (embed_tokens; with a tied head also norm),
-/// "layers.0", "layers.1", ..., and "head" (norm, lm_head) unless it is tied. Rows may hold several
-/// documents, and tokens positions of their own.
+/// LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM as in transformers: pre-norm
+/// blocks of RMSNorm, rotary positions, grouped attention and SwiGLU, with the same tensor names and shapes
+/// (nn.Linear stores [out, in]). Units: "embedding" (embed_tokens; with a tied head also norm), "layers.0",
+/// "layers.1", ..., and "head" (norm, lm_head) unless it is tied. Rows may contain several documents, and
+/// tokens may have explicit positions.
 class Llama final : public LanguageModel {
  public:
-  /// Throws ConfigurationError when the configuration does not fit together.
+  /// Throws ConfigurationError for an inconsistent configuration.
   explicit Llama(LlamaConfig config);
   const LlamaConfig& config() const noexcept { return config_; }
 
@@ -25,7 +25,7 @@ class Llama final : public LanguageModel {
   double block_operations(std::int64_t sequence) const override;
   double skipped_operations() const override;
 
-  /// The gradients of query and key norms are sums over heads, which are taken by rank.
+  /// The gradients of query and key norms are sums over heads, which are summed by rank.
   bool chain_sums() const override { return true; }
   bool sequence_parts() const override { return true; }
   std::vector<std::string> tensor_dimensions() const override {
@@ -42,10 +42,10 @@ class Llama final : public LanguageModel {
                          const TensorView& out) const override;
   void embedding_backward(const Pass& pass, const UnitGradients& gradients, const ConstTensorView& tokens,
                           const TensorView& gradient) const override;
-  /// 3 * width + 2 * (heads + key_value_heads) * head_dim + 2 * inner elements a token, and the statistics of
-  /// norms and softmax. Queries and keys are saved rotated. Those with norms of their own are saved before
-  /// these, and normed and rotated once more in backward, in scratch memory. block_backward writes over the
-  /// activations of the MLP.
+  /// Saves 3 * width + 2 * (heads + key_value_heads) * head_dim + 2 * inner elements a token, and the
+  /// statistics of norms and softmax. Queries and keys are saved after rotation. If they have norms, they are
+  /// saved before these, and backward applies norm and rotation again in scratch memory. block_backward()
+  /// overwrites the activations of the MLP.
   StepTensors acquire_block_activations(const Pass& pass) const override;
   void block_forward(const Pass& pass, std::int64_t block, const GatheredUnit& unit,
                      const ConstTensorView& input, const StepTensors& activations,

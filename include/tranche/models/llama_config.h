@@ -1,6 +1,6 @@
 #pragma once
-/// The shape of a model of the Llama family: presets, Hugging Face's config.json, parameter and operation
-/// counts.
+/// The hyperparameters of a model of the Llama family: presets, Hugging Face's config.json, parameter and
+/// operation counts.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace tranche::models {
 
-/// The architectures of transformers that one model computes: RMSNorm, rotary positions, grouped heads,
-/// SwiGLU.
+/// The architectures of transformers that the class Llama implements: RMSNorm, rotary positions, grouped
+/// heads, SwiGLU.
 enum class LlamaKind : std::uint8_t {
   llama,    ///< LlamaForCausalLM (Touvron et al., 2023)
   mistral,  ///< MistralForCausalLM: every layer may have a window (Jiang et al., 2023)
@@ -21,8 +21,7 @@ enum class LlamaKind : std::uint8_t {
   qwen3,    ///< Qwen3ForCausalLM: norms of query and key; windows by layer
 };
 
-/// Hyperparameters. Everything that config.json can say beyond these is refused unless it has no effect on
-/// training.
+/// Hyperparameters. Other settings in config.json are refused unless they have no effect on training.
 struct LlamaConfig {
   LlamaKind kind = LlamaKind::llama;
   std::int64_t layers = 32;
@@ -35,10 +34,10 @@ struct LlamaConfig {
   std::int64_t positions = 2048;  ///< longest sequence
   double rope_theta = 10000;
   kernels::RopeScaling rope = {};
-  std::int64_t window = 0;          ///< tokens that a query sees, its own among them; 0: all before it
+  std::int64_t window = 0;          ///< tokens that a query sees, including its own; 0: all before it
   std::vector<bool> windowed = {};  ///< by layer; empty: every layer has the window
   bool tied = false;                ///< the head is the token embedding
-  bool attention_bias = false;      ///< llama, qwen3: on all four projections (qwen2 has q, k and v always)
+  bool attention_bias = false;      ///< llama, qwen3: on all four projections (qwen2 always has q, k and v)
   bool mlp_bias = false;            ///< llama
   float attention_dropout = 0;
   float norm_epsilon = 1e-6f;
@@ -66,19 +65,18 @@ struct LlamaConfig {
   /// -1.5b, -3b and -7b, qwen3-0.6b and -8b. Throws ConfigurationError listing the names.
   static LlamaConfig preset(std::string_view name);
   static std::vector<std::string> preset_names();
-  /// Hugging Face's config.json as transformers 4 (rope_theta, rope_scaling, torch_dtype) and 5
-  /// (rope_parameters, dtype) write it; keys that are missing have the architecture's defaults there. `file`
-  /// is named in errors. Throws ConfigurationError naming key and file for text that is not JSON, other
-  /// architectures, what cannot be trained, and impossible values.
+  /// Reads Hugging Face's config.json in the formats of transformers 4 (rope_theta, rope_scaling,
+  /// torch_dtype) and 5 (rope_parameters, dtype); missing keys have the architecture's defaults there. Errors
+  /// name `file`. Throws ConfigurationError naming key and file for text that is not JSON, other
+  /// architectures, unsupported settings, and invalid values.
   static LlamaConfig from_json(std::string_view text, std::string_view file);
-  /// A config.json that transformers 4 and 5 and from_json read back as this.
+  /// A config.json from which transformers 4 and 5 and from_json() read the same values.
   std::string to_json() const;
 
-  /// Throws ConfigurationError when values are too large or do not fit together; `origin` says where they
-  /// come from.
+  /// Throws ConfigurationError when values are too large or inconsistent; `origin` names their source.
   void validate(std::string_view origin) const;
 
-  /// All parameters, a tied head once.
+  /// The number of parameters; a tied head counts once.
   std::int64_t parameters() const;
   /// Operations of forward and backward of one token in a sequence of `sequence`: 6 for each matrix weight
   /// (the head's too, the embedding's not) and 12 * heads * head_dim for each key that a query sees, on

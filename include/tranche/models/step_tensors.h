@@ -14,22 +14,21 @@ class Engine;
 
 namespace models {
 
-/// A tensor wanted from step memory.
+/// A tensor to allocate in step memory.
 struct TensorRequest {
   DataType dtype = DataType::float32;
   Shape shape;
 };
 
 /// One buffer of the engine's step memory that holds a tensor for each request, each aligned to 256 bytes.
-/// Move-only; goes back to the arena at end of scope, for reuse once the compute stream has passed that
-/// point.
+/// Move-only; its destruction releases the buffer for reuse once the compute stream has passed that point.
 class StepTensors {
  public:
   StepTensors() = default;
   /// Throws OutOfMemory when the device cannot hold it.
   StepTensors(Engine& engine, Category category, std::string_view tag,
               std::initializer_list<TensorRequest> requests);
-  /// Over a buffer that take() returned, with the same requests.
+  /// Makes the tensors in a buffer that take() returned, for the same requests.
   StepTensors(StepBuffer buffer, std::initializer_list<TensorRequest> requests);
   ~StepTensors() { release(); }
   StepTensors(StepTensors&& other) noexcept;
@@ -37,12 +36,13 @@ class StepTensors {
   StepTensors(const StepTensors&) = delete;
   StepTensors& operator=(const StepTensors&) = delete;
 
-  /// Tensor of request `index`; contents are undefined until written.
+  /// The tensor of request `index`; its contents are undefined until written.
   const TensorView& operator[](int index) const { return tensors_.at(static_cast<std::size_t>(index)); }
   /// True between construction and release.
   bool held() const noexcept { return static_cast<bool>(buffer_); }
   void release() noexcept;
-  /// The buffer, to be sent elsewhere; views that were taken stay valid as long as it is on the device.
+  /// Moves out the buffer, for example to send it to the host; existing views stay valid while it is on the
+  /// device.
   StepBuffer take() noexcept;
 
  private:

@@ -1,12 +1,12 @@
 #pragma once
 /// The residual's rows on a mesh with the axis `tensor`. Its ranks see the same samples and hold a part of
-/// each cut layer; outside of cut layers each has rows of its own. With R = ceil(rows / ranks), rank i of the
-/// axis holds rows [i R, (i + 1) R) of the micro-batch. Rows behind the last one are padding: finite numbers
-/// that no result depends on, and zero in gradients.
+/// each cut layer; outside of cut layers each rank has its own rows. With R = ceil(rows / ranks), rank i of
+/// the axis holds rows [i R, (i + 1) R) of the micro-batch. Rows after the last one are padding: finite
+/// numbers on which no result depends, and zero in gradients.
 ///
-/// A column layer (its outputs are cut) gathers all rows of its input; a row layer (its inputs are cut) gives
-/// a partial sum for all rows, which is added up and scattered. Backward does the opposite. Without the axis
-/// neither copies, sends or takes memory.
+/// A column layer, whose outputs are cut, gathers all rows of its input. A row layer, whose inputs are cut,
+/// computes a partial sum for all rows; the partial sums are reduced and scattered. Backward does the
+/// opposite. Without the axis these classes copy, send and allocate nothing.
 
 #include <cstdint>
 #include <string_view>
@@ -21,27 +21,27 @@
 namespace tranche::models {
 
 /// all[r * count ...] = the `count` elements at `own` of rank r of the axis; `own` may be this rank's place
-/// in `all`. The compute stream waits for them; memory of another tier than the device's is ready at the
-/// call, and waited for by the host. `what` names the message in errors and traces. Collective over the axis;
-/// LogicError without it.
+/// in `all`. The compute stream waits for them. For memory of another tier than the device's, the elements
+/// must be ready at the call, and the host waits. Errors and traces name the message as `what`. Collective
+/// over the axis; throws LogicError without it.
 void gather_from_ranks(const Pass& pass, std::string_view what, const void* own, void* all,
                        std::int64_t count, DataType dtype, Tier tier = Tier::device);
 
-/// `values` of rank `rank` of the axis on all its ranks. The compute stream waits for them. `what` names the
-/// message in errors and traces. Collective over the axis, which there is.
+/// Broadcasts `values` of rank `rank` of the axis to all its ranks. The compute stream waits for them. Errors
+/// and traces name the message as `what`. Collective over the axis, which must exist.
 void broadcast_from_rank(const Pass& pass, std::string_view what, int rank, const TensorView& values);
 
-/// All rows of a tensor of which each rank of the axis holds R. Collective over the axis: made by all its
-/// ranks in one order. Move-only.
+/// All rows of a tensor of which each rank of the axis holds R. Collective over the axis: all its ranks
+/// construct them in the same order. Move-only.
 class GatheredRows {
  public:
   GatheredRows() = default;
-  /// `local` [R, width] is this rank's; `unit` names the layer in errors and traces. The compute stream waits
-  /// for the rows. Throws CommunicationError, OutOfMemory.
+  /// `local` [R, width] has this rank's rows; errors and traces name the layer as `unit`. The compute stream
+  /// waits for the rows. Throws CommunicationError, OutOfMemory.
   GatheredRows(const Pass& pass, std::string_view unit, const ConstTensorView& local);
   /// [rows, width]; `local` itself without the axis.
   const ConstTensorView& view() const noexcept { return view_; }
-  /// The memory behind the view, for WeightGradients::keep(); empty without the axis.
+  /// Moves out the view's memory, for WeightGradients::keep(); empty without the axis.
   StepTensors take() noexcept { return std::move(memory_); }
 
  private:
@@ -49,18 +49,18 @@ class GatheredRows {
   ConstTensorView view_;
 };
 
-/// This rank's addends of a sum over the ranks of the axis, for all rows.
+/// This rank's addends, for all rows, of a sum over the ranks of the axis.
 class PartialRows {
  public:
-  /// Memory for the addends of `sum` [R, width].
+  /// Allocates the addends of `sum` [R, width].
   PartialRows(const Pass& pass, const TensorView& sum);
-  /// [rows, width], to be written whole; `sum` itself without the axis.
+  /// [rows, width], which must be written completely; `sum` itself without the axis.
   const TensorView& view() const noexcept { return view_; }
-  /// The view holds the sum over the ranks already, as a chain leaves it on all of them: scatter() sends
-  /// nothing then.
+  /// Declares that the view already holds the sum over the ranks, as chained sums leave it on all of them;
+  /// scatter() then sends nothing.
   void mark_complete() noexcept { complete_ = true; }
-  /// sum = this rank's rows of the sum over the ranks: in fp32 and rank order, rounded once to the dtype.
-  /// Releases the memory. Collective over the axis. Throws CommunicationError.
+  /// sum = this rank's rows of the sum over the ranks, computed in fp32 and rank order, and rounded once to
+  /// the dtype. Releases the memory. Collective over the axis. Throws CommunicationError.
   void scatter(std::string_view unit);
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// A step, or an evaluation, of a model whose units are divided among the stages of a pipeline.
+/// Runs a step, or an evaluation, of a model whose units are divided among the stages of a pipeline.
 
 #include <cstdint>
 #include <functional>
@@ -17,7 +17,7 @@ namespace tranche::pipeline {
 /// executor makes the micro-batch the engine's current one before each call.
 ///
 /// A residual is [rows, ModelSpec::residual_width] in the compute dtype. Both sides of a cut compute its
-/// shape from their own batch, of which all stages of a data rank have the same: nothing is negotiated.
+/// shape from their own batch, which is the same on all stages of a data rank, so that no shapes are sent.
 class ChunkWork {
  public:
   ChunkWork() = default;
@@ -25,32 +25,36 @@ class ChunkWork {
   ChunkWork& operator=(const ChunkWork&) = delete;
   virtual ~ChunkWork() = default;
 
-  /// Memory for the residual that the chunk before makes. Called before forward(), not on the first chunk.
+  /// Memory into which the residual of the chunk before is received. Called before forward(), not on the
+  /// first chunk.
   virtual TensorView input() = 0;
   virtual void forward() = 0;
-  /// The residual for the next chunk, behind forward(); not on the last chunk.
+  /// The residual for the next chunk, after forward(); not on the last chunk.
   virtual ConstTensorView output() = 0;
-  /// The residual may be overwritten once `sent` has passed. In training it is kept until backward(): memory
-  /// that the stage asked for again before it has received the gradient could make both stages wait for each
-  /// other, each for the other to take what it sent.
+  /// The residual may be overwritten once `sent` has passed. In training the model keeps it until backward().
+  /// If a stage reused that memory before it had received the gradient, two stages could deadlock, each
+  /// waiting for the other to receive its message.
   virtual void output_sent(const Event& sent) = 0;
 
-  /// Memory for the gradient of output(), which the next chunk makes. Called before backward(), not on the
-  /// last chunk. run_forward() does not call this function, nor any below; by default they throw LogicError.
+  /// Memory into which the gradient of output() is received from the next chunk. Called before backward(),
+  /// not on the last chunk. run_forward() calls neither this function nor those below; by default they throw
+  /// LogicError.
   virtual TensorView output_gradient();
-  /// Input and weight gradients together.
+  /// Computes input and weight gradients together.
   virtual void backward();
-  /// In place of backward(): the gradient of input() alone. What weight_gradients() reads is kept.
+  /// Computes only the gradient of input(), instead of backward(). Memory that weight_gradients() reads must
+  /// be kept.
   virtual void input_gradients();
-  /// The gradients that input_gradients() left out. Weights get them in ascending micro-batches.
+  /// Computes the gradients that input_gradients() left out. They are added to weights in ascending
+  /// micro-batches.
   virtual void weight_gradients();
-  /// The gradient of input(), behind backward() or input_gradients(); not on the first chunk.
+  /// The gradient of input(), after backward() or input_gradients(); not on the first chunk.
   virtual ConstTensorView input_gradient();
   virtual void input_gradient_sent(const Event& sent);
 };
 
-/// One micro-batch on this rank: what its chunks share. A model implements it. The constructor begins the
-/// micro-batch of the engine (Engine::begin_micro_batch_beside() in training).
+/// One micro-batch on this rank, with the state that its chunks share. A model implements it. The constructor
+/// begins the engine's micro-batch (Engine::begin_micro_batch_beside() in training).
 class MicroBatchWork {
  public:
   MicroBatchWork() = default;
@@ -60,24 +64,24 @@ class MicroBatchWork {
 
   /// Begins the micro-batch on a chunk of this rank (Engine::stage()).
   virtual std::unique_ptr<ChunkWork> begin(const Engine::Chunk& chunk) = 0;
-  /// Ends the engine's micro-batch. All chunks have done their work.
+  /// Ends the engine's micro-batch, after all chunks have finished.
   virtual void end() = 0;
 };
 
-/// Begins a micro-batch of this rank by its number, from 0 on, in ascending order.
+/// Begins this rank's micro-batch of that number, from 0, in ascending order.
 using BeginWork = std::function<std::unique_ptr<MicroBatchWork>(std::int64_t micro_batch)>;
 
-/// The actions of this rank in Engine::pipeline_schedule(), for a step's Config::accumulation_steps
-/// micro-batches; Engine::step() follows. Collective over the stages of a data rank. The weights' gradients
-/// are added in ascending micro-batches on each chunk, so that no schedule changes a bit. Throws what the
-/// work and the messages throw.
+/// Runs the actions of this rank in Engine::pipeline_schedule(), for a step's Config::accumulation_steps
+/// micro-batches; call Engine::step() afterwards. Collective over the stages of a data rank. The weights'
+/// gradients are added in ascending micro-batches on each chunk, so that the bits do not depend on the
+/// schedule. Throws errors of the model and of messages.
 void run_step(Engine& engine, const BeginWork& begin);
-/// Forward of one micro-batch of an evaluation, or of a pass of inference, through all chunks. Each stage
-/// returns when it has sent its last output, and may begin the next forward while later stages work on this
-/// one. Collective over the stages of a data rank. `phase` stands in errors and traces.
+/// Runs the forward of one micro-batch of an evaluation, or of an inference pass, through all chunks. Each
+/// stage returns when it has sent its last output, and may begin the next forward while later stages still
+/// compute this one. Collective over the stages of a data rank. Errors and traces name `phase`.
 void run_forward(Engine& engine, const BeginWork& begin, std::string_view phase = "evaluate");
-/// Gives values in host memory that the last chunk's stage has computed to all stages of its data rank, and
-/// waits. Collective over those, with as many values on each. `what` names them in errors.
+/// Broadcasts values in host memory from the stage with the last chunk to all stages of its data rank, and
+/// waits. Collective over those stages, with an equal number of values. Errors name `what`.
 void give_to_all_stages(Engine& engine, std::span<float> values, std::string_view what);
 
 }  // namespace tranche::pipeline

@@ -1,6 +1,7 @@
 #pragma once
-/// The search for a mesh: which axes, with which stage, schedule, checkpointing, tiers and micro-batches,
-/// take the least time of all that fit a budget. docs/guides/mesh-search.md says how to read its answer.
+/// The search for a mesh: it finds the axes, stage, schedule, checkpointing, tiers and micro-batches with the
+/// shortest step among all that fit a budget. docs/guides/mesh-search.md explains the output;
+/// planner/mesh_search.cpp explains the bounds.
 
 #include <cstdint>
 #include <optional>
@@ -14,66 +15,73 @@
 namespace tranche::planner {
 
 struct MeshSearchRequest {
-  /// The mesh of fit.plan.config only says, with its batch, how many samples a step has: every mesh keeps
-  /// them. A schedule other than 1f1b, and a number of chunks, are kept; so is what FitRequest keeps.
+  /// The mesh of fit.plan.config counts only for the batch: with it, the configuration determines the samples
+  /// of a step, which every mesh keeps. A schedule other than 1f1b, a number of chunks, and everything that
+  /// FitRequest keeps are kept as well.
   FitRequest fit;
-  std::string axes;  ///< sizes that are given, as searched_axes() returns them
-  /// A description of the machine, whose simulation then decides among the best of each mesh, stage and
-  /// schedule by formula; its `plan` is not looked at. Empty: the formula alone decides.
+  std::string axes;  ///< fixed sizes, as searched_axes() returns them
+  /// The machine whose simulation chooses among the best candidates of each mesh, stage and schedule by
+  /// formula. Its `plan` is ignored. Empty: the formula alone chooses.
   std::optional<ProjectionRequest> machine;
-  /// Plans every configuration, without any bound: for tests, and slow.
+  /// Plans every configuration without any bound. This is slow and serves tests.
   bool exhaustive = false;
 };
 
 /// A configuration on a mesh.
 struct MeshTrial {
   std::string mesh;
-  std::string schedule;  ///< empty: there is no pipeline
+  std::string schedule;  ///< empty if there is no pipeline
   FitTrial trial;        ///< its cost is by formula
-  double seconds = 0;    ///< of a step: by the machine's simulation where there is one, else the cost's
-  /// Bytes beyond the budgets; of one that was not planned the least that a bound tells.
+  double seconds = 0;    ///< seconds of a step: by the machine's simulation if there is a machine, else those
+                         ///< of the cost
+  /// Bytes beyond the budgets. If the configuration was not planned, a bound gives the least number of them.
   std::int64_t missing = 0;
-  bool planned = false;    ///< the peaks are those of a plan
-  std::int64_t bound = 0;  ///< bytes of device memory by the state formula, which no plan is below
+  bool planned = false;    ///< true if the peaks come from a plan
+  std::int64_t bound = 0;  ///< lower bound of every plan's device memory in bytes, by the state formula
 };
 
-/// How many configurations there were, and what became of them. All but `all` and `meshes` add up to `all`.
+/// The number of configurations and the reasons for which they were left out. All fields except `all` and
+/// `meshes` add up to `all`.
 struct SearchCounts {
   std::int64_t all = 0;
-  /// The state formula alone is beyond the budget, or equal state beside the device was in a plan.
+  /// The state formula alone exceeds the budget, or a plan with equal state in host memory or on nvme did.
   std::int64_t by_state = 0;
-  std::int64_t by_activations = 0;  ///< state, and activations that another plan of equal stages measured
+  std::int64_t by_activations = 0;  ///< state and the activations that a plan of equal stages measured exceed
+                                    ///< the budget
   std::int64_t by_micro_batch = 0;  ///< a smaller micro-batch does not fit
-  std::int64_t by_time = 0;         ///< takes no less time than what was chosen, whatever its memory
+  std::int64_t by_time = 0;         ///< takes at least as long as the chosen one, whatever its memory
   std::int64_t refused = 0;         ///< a run would refuse it
   std::int64_t planned = 0;         ///< run on the meta device
-  std::int64_t projected = 0;       ///< of these: simulated on the machine
+  std::int64_t projected = 0;       ///< number of planned configurations that were simulated on the machine
 };
 
 /// The outcome of a search on one mesh.
 struct SearchedMesh {
   std::string mesh;
   std::string verdict;  ///< "chosen", "fits", "does not fit", "slower", or why a run would refuse it
-  std::optional<MeshTrial> best;  ///< the fastest that was found to fit
+  std::optional<MeshTrial> best;  ///< the fastest that fits
 };
 
 struct MeshSearchResult {
   bool fits = false;
-  MeshTrial chosen;                      ///< the fastest that fits; else the one that lacks least
+  MeshTrial chosen;                      ///< the fastest that fits, else the one with the fewest bytes beyond
+                                         ///< the budget
   std::optional<MeshTrial> less_memory;  ///< the fastest with at most nine tenths of its device memory
-  /// One that would take less time by formula, and lacks least memory of those.
+  /// Among the configurations that would be faster by formula but do not fit, the one with the fewest bytes
+  /// beyond the budget.
   std::optional<MeshTrial> less_time;
   SearchCounts counts;
   std::vector<SearchedMesh> meshes;
-  std::vector<MeshTrial> planned;  ///< every configuration that was run, in the order of the runs
-  Config config;                   ///< of the chosen, complete
-  PlanResult plan;                 ///< of its rank that is furthest beyond the budgets, or has most memory
-  int rank = 0;                    ///< that was planned
+  std::vector<MeshTrial> planned;  ///< every planned configuration, in the order of the plans
+  Config config;                   ///< the chosen configuration, complete
+  PlanResult plan;                 ///< plan of the rank with the most bytes beyond the budgets, else with the
+                                   ///< most memory
+  int rank = 0;                    ///< the rank of `plan`
 };
 
-/// Tries configurations in the order of their seconds by formula and plans those on the meta device which no
-/// bound removes, until none that is left can be faster than what fits. Throws ConfigurationError where every
-/// configuration is refused, with the reason of the first. Deterministic.
+/// Tries configurations in ascending order of their seconds by formula. Plans those that no bound excludes,
+/// and stops when no remaining one can be faster than one that fits. Throws ConfigurationError with the
+/// reason of the first if every configuration is refused. Deterministic.
 MeshSearchResult search_meshes(const MeshSearchRequest& request);
 
 }  // namespace tranche::planner

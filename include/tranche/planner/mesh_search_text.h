@@ -1,5 +1,5 @@
 #pragma once
-/// The outcome of a search of meshes, for people and as JSON.
+/// The result of a mesh search as text and as JSON.
 
 #include <string>
 
@@ -7,14 +7,14 @@
 
 namespace tranche::planner {
 
-/// "shard=4, tensor=2, stage 2, ...": a configuration in one line.
+/// A configuration in one line: "shard=4, tensor=2, stage 2, ...".
 std::string describe(const MeshTrial& one);
-/// The choice and its reason, the next best, how many were tried, and where nothing fits what would make
-/// room. `command` is the line that runs the choice.
+/// The chosen configuration and the reason, the next best ones, and how many were tried; if nothing fits, the
+/// settings that would make room. `command` is the command line that runs the chosen one.
 std::string mesh_search_text(const MeshSearchRequest& request, const MeshSearchResult& result,
                              const std::string& command);
-/// The object of a plan (plan_json() or stage_plans_json()) with "search" in it. docs/reference/plan-files.md
-/// has the keys.
+/// The JSON object of a plan (plan_json() or stage_plans_json()) with the key "search" added.
+/// docs/reference/plan-files.md describes the keys.
 std::string with_search(const std::string& plan, const MeshSearchRequest& request,
                         const MeshSearchResult& result, const std::string& command);
 

@@ -27,77 +27,82 @@ inline constexpr int most_planned_ranks = 65536;
 
 struct PlanRequest {
   PlanModel model;
-  Config config;              ///< for `ranks`; its device_memory_limit does not stop the plan
-  std::int64_t sequence = 0;  ///< of a language model; 0: as long as it allows
-  /// Lengths, none above `sequence`, that the micro-batches of the planned rank have in turn; empty: all have
-  /// that. The plan is of at least three rounds of them.
+  Config config;              ///< for `ranks` ranks; its device_memory_limit does not stop the plan
+  std::int64_t sequence = 0;  ///< length for a language model; 0: the longest that it takes
+  /// Lengths, at most `sequence`, of the planned rank's micro-batches in rotation; empty: all have the length
+  /// `sequence`. The plan runs at least three rounds of them.
   std::vector<std::int64_t> lengths;
-  bool documents = false;               ///< batches tell where documents begin, of models that take that
+  bool documents = false;               ///< batches mark the beginnings of documents, if the model supports
+                                        ///< that
   int ranks = 1;                        ///< 1 to most_planned_ranks
-  int ranks_per_node = 0;               ///< 0: all on one
-  int rank = 0;                         ///< the one that is simulated
-  DeviceKind device = DeviceKind::cpu;  ///< cuda: also the host memory that GPUs need beside theirs
-  CostModel rates;                      ///< of what is said about seconds
-  HostMemory host_memory;               ///< the budget of a search, and what is said of it
-  bool verbose = false;                 ///< the notes have a line for each key without effect, not one in all
+  int ranks_per_node = 0;               ///< 0: all ranks on one node
+  int rank = 0;                         ///< the rank that is planned
+  DeviceKind device = DeviceKind::cpu;  ///< cuda: the host memory that GPUs need in addition counts too
+  CostModel rates;                      ///< rates for the estimates of seconds
+  HostMemory host_memory;               ///< the budget of a search, and the limit that texts mention
+  bool verbose = false;                 ///< the notes have one line for each key without effect, instead of
+                                        ///< one for all
 };
 
-/// A plan with the other value of Config::gather_for.
+/// The plan that results from the other value of Config::gather_for.
 struct OtherGathering {
   GatherFor gather_for = GatherFor::step;
   std::int64_t peak = 0;      ///< bytes of device memory
-  std::int64_t elements = 0;  ///< that this rank sends in a step
-  std::int64_t bytes = 0;     ///< the same
+  std::int64_t elements = 0;  ///< elements that this rank sends in a step
+  std::int64_t bytes = 0;     ///< bytes of these elements
 };
 
-/// Data that the planned rank sends to its group of an axis of the mesh in a step, as the meter counts it and
+/// Data that the planned rank sends to its group on one axis of the mesh in a step, counted by the meter and
 /// by the engine's formula.
 struct AxisTraffic {
   std::int64_t elements = 0, bytes = 0;
   std::int64_t formula_elements = 0, formula_bytes = 0;
-  int group = 1;      ///< ranks of it
-  int elsewhere = 0;  ///< those of them on other nodes
-  /// Every rank of the group is sent the same.
+  int group = 1;      ///< ranks of the group
+  int elsewhere = 0;  ///< ranks of the group on other nodes
+  /// Every rank of the group receives the same number of bytes.
   std::int64_t bytes_to_other_nodes() const { return group > 1 ? bytes / (group - 1) * elsewhere : 0; }
 };
 
-/// The flat buffers of the planned rank whose tensors have the same optimizer states, and which as many ranks
-/// share.
+/// The flat buffers of the planned rank whose tensors have the same optimizer states and are shared by the
+/// same number of ranks.
 struct PlacedState {
-  std::int64_t elements = 0;  ///< of whole buffers, padding included
-  double state_bytes = 0;     ///< of an element in all states, without master weights
-  bool frozen = false;        ///< weights alone
+  std::int64_t elements = 0;  ///< elements of whole buffers with padding
+  double state_bytes = 0;     ///< bytes of one element in all states, without master weights
+  bool frozen = false;        ///< true: the buffers hold weights alone
   int group = 1;              ///< ranks over which a buffer is sharded
-  int holders = 1;  ///< ranks of each data rank that hold equal values; above 1 stage 3 keeps weights whole
+  int holders = 1;  ///< ranks of each data rank that hold equal values; if above 1, stage 3 keeps weights
+                    ///< whole
 };
 
 /// One rank of a run of at least three steps (the first two record and pack its memory) with an evaluation.
-/// With PlanRequest::lengths what is said of a step is of the last; formulas in tokens take `sequence`.
+/// With PlanRequest::lengths the figures of a step are those of the last one, and formulas in tokens use
+/// `sequence`.
 struct PlanResult {
   std::array<TierAccount, tier_count> tiers;
   Engine::StateBytes state;
-  /// Traffic of a step, as the meter counts it for this rank, by operation.
+  /// Traffic of one step of this rank by operation, as the meter counts it.
   std::map<std::string, TrafficCount> data, control;
-  std::int64_t formula_elements = 0;  ///< that this rank sends a step by Engine::formula_traffic_elements()
+  std::int64_t formula_elements = 0;  ///< elements that this rank sends in a step by
+                                      ///< Engine::formula_traffic_elements()
   Mesh mesh{1};
-  std::string units;  ///< of the rank's stage of a pipeline, "embedding to h.2"; empty without one
-  std::map<MeshAxis, AxisTraffic> axes;  ///< shard; the others where the mesh has them
+  std::string units;  ///< units of the rank's pipeline stage ("embedding to h.2"); empty without a pipeline
+  std::map<MeshAxis, AxisTraffic> axes;  ///< `shard` always, other axes if the mesh has them
   /// Bytes that this rank sends to other nodes in a step. GPUs may gather in rings, in which a shard crosses
-  /// once for all ranks of a node: then `crossing_exact` is false, and it is at most this.
+  /// once for all ranks of a node: then `crossing_exact` is false and this is an upper bound.
   std::int64_t crossing_bytes = 0;
   bool crossing_exact = true;
-  /// The same for all ranks of its node together, which are assumed to send alike. Not set for GPUs.
+  /// The same for all ranks of its node together, if all send the same number of bytes. Not set for GPUs.
   std::optional<std::int64_t> node_crossing_bytes;
-  /// Elements of all flat buffers, padding included.
+  /// Elements of all flat buffers with padding.
   std::int64_t padded_elements = 0;
-  std::vector<PlacedState> placed;  ///< each class of optimizer state, and behind them the frozen tensors
-  WorkCount work;                   ///< of a step, as the kernels count it
-  double model_operations = 0;      ///< of a step by the model's formula: flops_per_token x tokens
-  std::int64_t tokens = 0;          ///< of a step, this rank
-  OffloadTraffic offload_bytes;     ///< of a step
-  OffloadCost offload;              ///< by PlanRequest::rates
-  std::optional<OtherGathering> other_gathering;  ///< by plan_other_gathering()
-  std::vector<std::string> notes;  ///< as at the start of a run: cheaper stages, keys without a meaning
+  std::vector<PlacedState> placed;  ///< each class of optimizer state, followed by the frozen tensors
+  WorkCount work;                   ///< work of a step, as the kernels count it
+  double model_operations = 0;      ///< operations of a step by the model's formula: flops_per_token x tokens
+  std::int64_t tokens = 0;          ///< tokens of a step on this rank
+  OffloadTraffic offload_bytes;     ///< bytes of a step
+  OffloadCost offload;              ///< at the rates PlanRequest::rates
+  std::optional<OtherGathering> other_gathering;  ///< set by plan_other_gathering()
+  std::vector<std::string> notes;  ///< the notes of a run's start: cheaper stages, keys without effect
   /// The effective configuration, and the `memory`, `traffic` and `model` objects of a run's report, as JSON.
   std::string config, memory, traffic, model;
 
@@ -106,74 +111,76 @@ struct PlanResult {
 
 /// Throws ConfigurationError for what a run would refuse.
 PlanResult plan_run(const PlanRequest& request);
-/// The price of what `result`, the plan of the request, does not do; none where no unit is gathered from
-/// other ranks for its use.
+/// The plan with the other value of Config::gather_for, for the request that led to `result`; none if no unit
+/// is gathered from other ranks for its use.
 std::optional<OtherGathering> plan_other_gathering(const PlanRequest& request, const PlanResult& result);
 
-/// Seconds of a step in closed form (docs/internals/memory-formulas.md has the formulas), to rank candidates
-/// of a search. For times see project() (projection.h), which simulates the recorded step on a machine's
-/// measured rates.
+/// Seconds of a step in closed form (docs/internals/memory-formulas.md has the formulas), used to rank the
+/// candidates of a search. project() in projection.h simulates the recorded step on a machine's measured
+/// rates and is the estimate of real time.
 struct StepCost {
   double compute = 0;    ///< the model's own operations
-  double recompute = 0;  ///< those done again to save activations
-  double exposed = 0;    ///< communication that nothing hides
+  double recompute = 0;  ///< recomputation under activation checkpointing
+  double exposed = 0;    ///< communication that no computation hides
   double offload = 0;    ///< waiting for copies, host updates and the disk
-  double other = 0;      ///< of a simulated step alone: the update, launches, agreement of the ranks
+  double other = 0;      ///< only for a simulated step: the update, launches, agreement of the ranks
   double total() const { return compute + recompute + exposed + offload + other; }
 };
-/// `rates` are used in place of request.rates.
+/// `rates` replaces request.rates.
 StepCost step_cost(const PlanRequest& request, const CostModel& rates);
-/// The part of it that offloaded state costs, by link.
+/// The part of step_cost() that offloaded state causes, by link.
 OffloadCost step_offload_cost(const PlanRequest& request, const CostModel& rates);
 
 struct FitRequest {
-  PlanRequest plan;         ///< the first candidate; its global batch is kept
-  std::int64_t budget = 0;  ///< bytes of device memory a rank
-  CostModel rates;          ///< replace plan.rates
-  /// The seconds of a configuration, in place of step_cost(), which then only says in which order
-  /// configurations are tried: projected_cost() (projection.h) for a machine. The search ends once none that
-  /// is left takes fewer with its largest micro-batch, or less than 1.5 times as many by step_cost(). Empty:
-  /// step_cost().
+  PlanRequest plan;         ///< the first candidate, whose global batch is kept
+  std::int64_t budget = 0;  ///< bytes of device memory for one rank
+  CostModel rates;          ///< replaces plan.rates
+  /// Returns the seconds of a configuration in place of step_cost(), for example projected_cost()
+  /// (projection.h) for a machine. step_cost() then only gives the order of trials. The search ends when no
+  /// remaining configuration is faster with its largest micro-batch or takes less than 1.5 times as long by
+  /// step_cost(). Empty: step_cost() decides.
   std::function<StepCost(const PlanRequest& candidate)> seconds;
-  bool keep_stage = false;                                         ///< the stage is not searched
-  bool keep_micro_batch = false;                                   ///< nor the micro-batch
-  bool keep_optimizer_tier = false, keep_parameters_tier = false;  ///< nor where state lives
-  std::int64_t nvme_budget = 0;   ///< bytes of a rank; 0: none. Of host memory it is plan.host_memory
+  bool keep_stage = false;                                         ///< does not search the stage
+  bool keep_micro_batch = false;                                   ///< does not search the micro-batch
+  bool keep_optimizer_tier = false, keep_parameters_tier = false;  ///< does not search the tiers
+  std::int64_t nvme_budget = 0;   ///< bytes for one rank; 0: none. The budget of host memory is
+                                  ///< plan.host_memory
   std::function<bool()> give_up;  ///< asked between plans: true ends the search with an Error
 };
 
-/// A configuration that was tried, with the largest micro-batch that fits, or the smallest when none does.
-/// One whose model state alone is beyond the budget was not run, and stands for all of its stage and policy.
+/// A configuration that was tried, with the largest micro-batch that fits, or the smallest if none does. If
+/// its model state alone exceeds the budget it was not planned, and it represents all configurations of its
+/// stage and policy.
 struct FitTrial {
   int stage = 0;
   ReductionPolicy reduction = ReductionPolicy::automatic;
   int checkpoint_every = 0;  ///< 0: no activation checkpointing
   std::int64_t vocabulary_chunk = 0;
   OffloadTier optimizer = OffloadTier::none, parameters = OffloadTier::none;
-  bool activations = false;  ///< activation checkpoints wait in host memory
+  bool activations = false;  ///< copies activation checkpoints to host memory
   std::int64_t micro_batch = 1, accumulation = 1;
   std::int64_t peak = 0;            ///< bytes of device memory
-  std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 where it was not run
+  std::int64_t host = 0, nvme = 0;  ///< bytes of the other tiers; 0 if it was not planned
   bool fits = false;
-  bool state_alone =
-      false;      ///< not run: `peak` is model state, workspace and staging buffer, beyond the budget
-  StepCost cost;  ///< where FitRequest::seconds is given, of what fits alone
+  bool state_alone = false;  ///< not planned: `peak` is model state, workspace and staging buffer, which
+                             ///< exceed the budget
+  StepCost cost;             ///< if FitRequest::seconds is given, only set for what fits
 };
 
 struct FitResult {
   bool fits = false;
-  std::vector<FitTrial> ladder;  ///< in the order of trial: cheapest first
-  std::size_t chosen = 0;        ///< index in the ladder: the cheapest that fits, else the smallest
-  Config config;                 ///< of the chosen
-  PlanResult plan;               ///< of the chosen
-  int rank = 0;                  ///< that was planned: of the axis `tensor` the one with most memory
+  std::vector<FitTrial> ladder;  ///< in the order of trial, cheapest first
+  std::size_t chosen = 0;        ///< index in the ladder of the cheapest that fits, else of the smallest
+  Config config;                 ///< the chosen configuration
+  PlanResult plan;               ///< its plan
+  int rank = 0;                  ///< the planned rank: on the axis `tensor` the one with the most memory
   std::int64_t missing = 0;      ///< bytes of device memory beyond the budget when nothing fits
 };
 
-/// Searches stage, reduction policy (where the configuration leaves it to `auto`), activation checkpointing,
-/// the chunked head, where optimizer state and parameters live (on nvme only where the configuration has a
-/// path) and the micro-batch for the least step_cost() that fits, on all ranks of the axis `tensor` too.
-/// Throws ConfigurationError on a mesh with a pipeline. Deterministic.
+/// Searches the settings whose step_cost() is least among those that fit. It varies the stage, the reduction
+/// policy (if the configuration says `auto`), activation checkpointing, the chunked head, the tiers of
+/// optimizer state and parameters (nvme only if the configuration has a path), and the micro-batch. All ranks
+/// of the axis `tensor` must fit. Throws ConfigurationError on a mesh with a pipeline. Deterministic.
 FitResult find_fit(const FitRequest& request);
 
 }  // namespace tranche::planner

@@ -1,6 +1,6 @@
 #pragma once
-/// Plans of all ranks that differ in what they compute of a sample: one rank of each stage of a pipeline and
-/// of each class of coordinates on the axis `tensor`, whose ranks have parts of equal sizes.
+/// Plans of all ranks that do different work on a sample: one rank of each pipeline stage and of each class
+/// of coordinates on the axis `tensor` whose ranks have parts of equal sizes.
 
 #include <cstdint>
 #include <string>
@@ -10,13 +10,13 @@
 
 namespace tranche::planner {
 
-/// "tranche-stage-plans-1": changes with any key's meaning, not with keys that are added.
+/// Changes when the meaning of a key changes, but not when keys are added.
 inline constexpr const char* stage_plans_schema = "tranche-stage-plans-1";
 
 struct StagePlan {
   int stage = 0;             ///< its number on the mesh's axis `pipeline`
-  std::vector<int> tensors;  ///< coordinates on the mesh's axis `tensor` whose ranks hold and do the same
-  PlanRequest request;       ///< whose rank is the first of these coordinates
+  std::vector<int> tensors;  ///< coordinates on the mesh's axis `tensor` whose ranks have equal plans
+  PlanRequest request;       ///< its rank is the first of these coordinates
   PlanResult plan;
   /// "stage 1", "tensor 1" or "stage 1, tensor 0-2", as the mesh has these axes.
   std::string name() const;
@@ -25,20 +25,20 @@ struct StagePlan {
   std::int64_t state_bytes() const {
     return plan.state.parameters + plan.state.gradients + plan.state.optimizer;
   }
-  /// Residuals and gradients that the rank sends to its neighbours in a step. Reductions of tied tensors are
-  /// not among them.
+  /// Residuals and gradients that the rank sends to its neighbours in a step, without reductions of tied
+  /// tensors.
   TrafficCount messages() const;
 };
 
-/// Plans the first rank of each stage and each class of coordinates on `tensor` of the request's mesh; the
-/// request's own rank plays no part. The one with the most device memory at its
-/// peak comes first, but one that does not fit (shortages()) before those that do. `other_gathering` adds
-/// plan_other_gathering() to each. Throws ConfigurationError as plan_run().
+/// Plans the first rank of each stage and of each class of coordinates on `tensor` of the request's mesh; the
+/// request's own rank is ignored. Plans that do not fit (shortages()) come first, then the order is by peak
+/// device memory, largest first. `other_gathering` adds plan_other_gathering() to each plan. Throws
+/// ConfigurationError as plan_run() does.
 std::vector<StagePlan> plan_stages(const PlanRequest& request, std::int64_t budget,
                                    bool other_gathering = false);
 
-/// A text with the properties that all of them have in common, and a line for each in the order of `plans`. A
-/// `budget` of 0 means that there is no budget.
+/// A text with the properties that all plans share, and a line for each in the order of `plans`. A `budget`
+/// of 0 means that there is no budget.
 std::string stage_plans_text(const std::vector<StagePlan>& plans, std::int64_t budget);
 /// The same as JSON, with each stage's whole plan. docs/reference/plan-files.md has the keys.
 std::string stage_plans_json(const std::vector<StagePlan>& plans, std::int64_t budget);

@@ -1,6 +1,6 @@
 #pragma once
-// Adan (Xie et al., 2022) as a program's own optimizer: CMakeLists.txt names this file, and the configuration
-// "Adan". m, d and v are means of the gradient, of its differences and of the square of g + beta2 (g -
+// Adan (Xie et al., 2022) as a program's own optimizer; CMakeLists.txt names this file, the configuration
+// names "Adan". m, d and v are means of the gradient, of its differences, and of the square of g + beta2 (g -
 // before).
 #include <tranche/kernels/update_rule.h>
 

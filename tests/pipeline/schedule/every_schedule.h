@@ -1,5 +1,5 @@
 #pragma once
-/// The range of schedules that tests go through.
+/// The range of schedules that tests use.
 
 #include <cstdint>
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace tranche::pipeline::test {
 
-/// Calls `work(name, schedule, p, m, v)` for every named schedule of 1 to `most_stages` stages, 1 to
-/// `most_micro_batches` micro-batches, and 1 to `most_chunks` chunks on a rank where there is a choice.
+/// Calls `work(name, schedule, p, m, v)` for every named schedule with 1 to `most_stages` stages, 1 to
+/// `most_micro_batches` micro-batches and, if the number is free, 1 to `most_chunks` chunks per rank.
 template <typename Work>
 void for_every_schedule(int most_stages, int most_micro_batches, int most_chunks, Work work) {
   for (const NamedSchedule& named : named_schedules()) {

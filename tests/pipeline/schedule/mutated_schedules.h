@@ -1,5 +1,5 @@
 #pragma once
-/// Schedules with damage, for tests that compare what the checker says with what happens.
+/// Damaged schedules, for tests that compare the checker's verdict with an execution.
 
 #include <cstdint>
 #include <string>
@@ -13,9 +13,9 @@ struct MutatedSchedule {
   pipeline::PipelineSchedule schedule;
 };
 
-/// A named schedule of 2 to 4 stages with its messages, and one in four with gathers and frees, in which up
-/// to four actions were moved, exchanged, left out, doubled, or made others. A function of `seed` alone. Some
-/// are as good as before: actions may change places where nothing depends on it.
+/// A named schedule of 2 to 4 stages with its messages, one in four with gathers and frees, in which up to
+/// four actions were moved, exchanged, removed, doubled or replaced. Determined by `seed` alone. Some are
+/// still correct, because actions without dependencies may change places.
 MutatedSchedule mutated_schedule(std::uint64_t seed);
 
 }  // namespace tranche::test

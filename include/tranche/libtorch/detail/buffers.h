@@ -1,5 +1,5 @@
 #pragma once
-/// The parts of a module that are not parameters: buffers, training mode, torch's random state.
+/// State of a module that is not in its parameters: buffers, training mode, torch's random state.
 
 #include <torch/torch.h>
 
@@ -14,7 +14,7 @@
 
 namespace tranche::libtorch::detail {
 
-/// Modules in evaluation mode, each in its own again at the end.
+/// Sets all modules to evaluation mode, and restores each module's own mode at the end.
 class EvaluationMode {
  public:
   explicit EvaluationMode(torch::nn::Module& model) {
@@ -42,7 +42,7 @@ inline void broadcast_from_rank_0(Runtime& runtime, const TensorView& values, st
       .wait();
 }
 
-/// Collective. Rank 0's buffers on all ranks.
+/// Collective. Copies rank 0's buffers to all ranks.
 inline void broadcast_buffers(Runtime& runtime, const torch::nn::Module& model) {
   const at::NoGradGuard no_grad;
   for (const auto& item : model.named_buffers()) {
@@ -63,8 +63,8 @@ inline std::vector<std::pair<std::string, at::Generator>> generators(at::Device 
   return all;
 }
 
-/// Copies of a module's buffers, each as this rank's own array and as rank 0's, which other numbers of ranks
-/// load; and the state of torch's generator. Collective.
+/// Collective. Copies of a module's buffers: each as this rank's own array, and as rank 0's, which runs with
+/// another number of ranks load; and the state of torch's generator.
 class SavedBuffers {
  public:
   SavedBuffers(Runtime& runtime, const torch::nn::Module& model, at::Device device) {

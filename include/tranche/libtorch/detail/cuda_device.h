@@ -1,5 +1,5 @@
 #pragma once
-/// Torch's device, and the stream that it works on: the engine's.
+/// Torch's device for an engine, and the engine's compute stream as torch's current stream.
 
 #include <torch/torch.h>
 
@@ -36,7 +36,7 @@ inline at::Device torch_device(Device& device) {
       "device meta runs no module of LibTorch, so what its activations take is not known");
 }
 
-/// Work that torch is given in this scope goes to the engine's compute stream.
+/// In this scope torch submits its work to the engine's compute stream.
 class StreamScope {
  public:
   explicit StreamScope([[maybe_unused]] Engine& engine) {

@@ -22,16 +22,16 @@ namespace tranche::libtorch::detail {
 
 #ifdef TRANCHE_LIBTORCH_CUDA
 
-/// Books the allocator's segments, which is what it has taken of the GPU, and not the tensors in them. From
-/// LibTorch 2.3 on: earlier ones do not tell of them. Torch has no way to remove an observer, so that each
-/// holds a state which the end of the account closes.
+/// Records the segments that the allocator holds on the GPU, rather than the tensors in them. Needs LibTorch
+/// 2.3 or later, whose allocator reports segments. Torch cannot remove an observer, so the observers share a
+/// state that the destructor closes.
 class CudaAccount {
  public:
   explicit CudaAccount(Runtime& runtime) : state_(std::make_shared<State>()) {
     state_->ledger = &runtime.ledger();
     state_->device = cuda_ordinal(runtime.device());
     namespace allocator = c10::cuda::CUDACachingAllocator;
-    // An allocator that has not begun knows no device and forgets its observers.
+    // An allocator without a first allocation has no device and would drop its observers.
     at::empty({1}, at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(state_->device)));
     allocator::emptyCache();
     allocator::attachOutOfMemoryObserver(
@@ -54,7 +54,7 @@ class CudaAccount {
         ledger->allocated(Tier::device, Category::activations, bytes, tag);
       } else if (entry.action_ == allocator::TraceEntry::SEGMENT_FREE ||
                  entry.action_ == allocator::TraceEntry::SEGMENT_UNMAP) {
-        // Segments from before the account were never booked.
+        // Segments from before the account were never recorded.
         const std::int64_t booked = std::min(bytes, state->held.load());
         state->held -= booked;
         if (booked > 0) ledger->released(Tier::device, Category::activations, booked, tag);
@@ -79,8 +79,8 @@ class CudaAccount {
   std::shared_ptr<State> state_;
 };
 
-/// Leaves torch what tranche.device_memory has left beside the engine's own memory. Called when a step or
-/// pass begins, as the engine takes memory in the first two of each kind.
+/// Limits torch to the part of tranche.device_memory that the engine leaves. Called at the beginning of each
+/// step or pass, because the engine allocates in the first two of each kind.
 inline void limit_cuda_memory(Engine& engine) {
   const std::int64_t limit = engine.config().device_memory_limit;
   if (limit <= 0) return;

@@ -1,5 +1,5 @@
 #pragma once
-/// Weights and buffers as files of other programs.
+/// Exports of weights and buffers in the formats of other programs.
 
 #include <torch/torch.h>
 
@@ -17,7 +17,8 @@
 
 namespace tranche::libtorch::detail {
 
-/// Rank 0 writes, all throw what it throws. `write` is called on rank 0 alone, and must not be collective.
+/// Collective. Calls `write` on rank 0 only, where it must not use collectives; all ranks throw what it
+/// throws.
 inline void on_rank_0(Runtime& runtime, const std::string& path, const std::string& failure) {
   std::int64_t failed = failure.empty() ? 0 : 1;
   runtime.all()
@@ -60,12 +61,13 @@ inline std::string safetensors_dtype(at::ScalarType type, const std::string& nam
   }
 }
 
-/// Collective; a tensor at a time. The format: 8 bytes with the header's length, a header of JSON, the data.
+/// Collective. Writes one tensor at a time. The file has 8 bytes with the header's length, a JSON header, and
+/// the data.
 inline void write_safetensors(Engine& engine, const torch::nn::Module& model,
                               const std::deque<UnitState>& units, const std::string& path) {
   struct Entry {
     std::string name;
-    at::Tensor buffer;  ///< undefined: a weight
+    at::Tensor buffer;  ///< undefined for a weight
   };
   std::vector<Entry> entries;
   std::string header = "{\"__metadata__\":{\"format\":\"pt\"}";
@@ -112,7 +114,8 @@ inline void write_safetensors(Engine& engine, const torch::nn::Module& model,
       }
       continue;
     }
-    const std::vector<float> weight = engine.read_weight(entry.name);  // little-endian, as the machines are
+    const std::vector<float> weight = engine.read_weight(entry.name);  // little-endian, like all supported
+                                                                       // machines
     if (writes) {
       file.write(reinterpret_cast<const char*>(weight.data()),
                  static_cast<std::streamsize>(weight.size() * 4));

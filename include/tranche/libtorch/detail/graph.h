@@ -1,12 +1,15 @@
 #pragma once
 /// Calls of units in autograd's graph.
 ///
-/// Every node of the graph has a number, in the order of forward, and autograd runs what is ready by falling
-/// numbers. A node leads only to older ones, so that with one queue the nodes run by falling numbers
-/// altogether. Hence two marks around a call, which are roots of backward beside the loss: the younger one
-/// runs right before the nodes of the call and gathers its unit, the older one right after them. So the
-/// order of gathers and reductions is that of the calls, whatever of their results reaches the loss on a
-/// rank.
+/// Autograd numbers the nodes of a graph in the order of forward, and runs ready nodes in descending order of
+/// these numbers. Each node leads only to older ones, so with one queue all nodes run in descending order.
+/// Therefore each call of a unit has two marks: nodes that are roots of backward beside the loss. The younger
+/// mark runs just before the nodes of the call and gathers the unit; the older one runs just after them and
+/// reduces the gradients. So gathers and reductions happen in the reverse order of the calls on every rank,
+/// even if some results do not contribute to the loss there:
+///
+///   forward    older mark | nodes of the call | younger mark
+///   backward   younger mark: gather -> nodes of the call -> older mark: gradients
 
 #include <torch/torch.h>
 
@@ -40,7 +43,7 @@ struct Mark : torch::autograd::Function<Mark> {
   static variable_list backward(AutogradContext* context, const variable_list& /*gradients*/) {
     UnitState& unit = unit_of(context);
     if (context->saved_data["end"].toBool()) {
-      unit.gather();  // the end of forward is where backward begins
+      unit.gather();  // backward begins at the end of forward
     } else {
       unit.end_call();
     }
@@ -48,7 +51,7 @@ struct Mark : torch::autograd::Function<Mark> {
   }
 };
 
-/// The states of torch's random generators, so that a recomputed dropout drops the same.
+/// The states of torch's random generators, saved so that recomputed dropout drops the same elements.
 class GeneratorStates {
  public:
   explicit GeneratorStates(at::Device device) {
@@ -73,7 +76,7 @@ class GeneratorStates {
   std::vector<std::pair<at::Device, at::Tensor>> states_;
 };
 
-/// A call as a function of the tensors among its arguments, to be run again.
+/// A call as a function of the tensors in its arguments, which can be run again.
 struct Body : torch::CustomClassHolder {
   explicit Body(std::function<variable_list(const variable_list&)> f, at::Device device)
       : function(std::move(f)), states(device) {}
@@ -123,7 +126,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
         roots.push_back(outputs[i]);
         root_gradients.push_back(gradients[i]);
       }
-      for (const at::Tensor& mark : pass.marks) {  // of units inside this one
+      for (const at::Tensor& mark : pass.marks) {  // marks of units inside this one
         roots.push_back(mark);
         root_gradients.push_back(at::ones_like(mark));
       }
@@ -137,7 +140,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 };
 
-/// The call as a Body that keeps no tensor of the first run: Recompute saves them.
+/// Makes a Body from the call. It keeps no tensor of the first run, since Recompute saves them.
 template <class Function, class Arguments, class Result>
 c10::intrusive_ptr<Body> body_of(Function function, Arguments arguments,
                                  std::shared_ptr<std::optional<Result>> first, at::Device device) {
@@ -158,8 +161,8 @@ c10::intrusive_ptr<Body> body_of(Function function, Arguments arguments,
       device);
 }
 
-/// A backward of the closure's own would find weights that are not gathered: this node, which comes before
-/// those of the call, says what to do.
+/// Adds a node before those of the call. If the user's code runs backward itself, the weights are not
+/// gathered, and this node throws an error that names the remedy.
 inline void expect_backward_of_trainer(UnitState& unit, const at::Tensor& result) {
   if (!result.requires_grad()) return;
   result.register_hook([by_trainer = unit.pass().backward, path = unit.path()](const at::Tensor& gradient) {
@@ -169,7 +172,8 @@ inline void expect_backward_of_trainer(UnitState& unit, const at::Tensor& result
   });
 }
 
-/// Calls function(arguments...) with the unit gathered, and sees to it that backward finds it gathered too.
+/// Calls function(arguments...) with the unit gathered, and arranges that backward finds the unit gathered as
+/// well.
 template <class Function, class... Arguments>
 auto run(UnitState& unit, Function function, Arguments&&... arguments) {
   using Result = std::decay_t<std::invoke_result_t<Function&, std::decay_t<Arguments>&...>>;

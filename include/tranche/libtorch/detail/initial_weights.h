@@ -1,5 +1,5 @@
 #pragma once
-/// The weights that a module's parameters begin with, as the engine asks for them.
+/// Initial weights of a module's parameters, in the form in which the engine requests them.
 
 #include <torch/torch.h>
 
@@ -15,7 +15,7 @@
 
 namespace tranche::libtorch::detail {
 
-/// The module of a deferred unit while its weights are drawn; of one unit at a time.
+/// The module of a deferred unit while its weights are drawn. Only one unit is rebuilt at a time.
 struct Rebuilt {
   const UnitLink* of = nullptr;
   std::shared_ptr<torch::nn::Module> module = {};
@@ -37,7 +37,7 @@ inline void write_values(const at::Tensor& tensor, std::int64_t first, std::span
   at::from_blob(values.data(), {count}, at::kFloat).copy_(flat.slice(0, first, first + count));
 }
 
-/// The initializer of a parameter of the unit behind `link`, which outlives the engine's start.
+/// The initializer of a parameter of the unit behind `link`; it outlives the engine's constructor.
 inline Initializer initializer(const UnitLink& link, const Parameter& p,
                                const std::shared_ptr<Rebuilt>& rebuilt) {
   if (!link.rebuild) {

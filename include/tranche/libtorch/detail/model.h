@@ -1,5 +1,5 @@
 #pragma once
-/// The units of a model, as the engine gets to know them.
+/// Registers the units of a model with the engine.
 
 #include <torch/torch.h>
 
@@ -22,7 +22,7 @@ namespace tranche::libtorch::detail {
 
 class ModelUnits {
  public:
-  /// Throws InvalidArgument for a parameter in no unit, and a pattern that names no unit.
+  /// Throws InvalidArgument for a parameter in no unit and for a pattern that matches no unit.
   ModelUnits(torch::nn::Module& model, Pass& pass, const std::vector<std::string>& recompute,
              bool recompute_lists) {
     find_units(model, pass, recompute, recompute_lists);
@@ -38,8 +38,8 @@ class ModelUnits {
   ModelUnits(const ModelUnits&) = delete;
   ModelUnits& operator=(const ModelUnits&) = delete;
 
-  /// Parameters that want no gradient become `frozen`. Initial values are those that the parameters have,
-  /// read until adopt(). Throws InvalidArgument for `matrices` that name none.
+  /// Appends the parameters without requires_grad to `frozen`. The parameters' present values are the initial
+  /// ones, and are read until adopt(). Throws InvalidArgument for an entry of `matrices` that matches none.
   ModelSpec spec(std::vector<std::string>& frozen, const std::vector<MatrixNames>& matrices) {
     ModelSpec spec;
     std::vector<bool> used(matrices.size(), false);
@@ -63,7 +63,8 @@ class ModelUnits {
     }
     return spec;
   }
-  /// Collective, after spec(). The engine compares them too, but does not know where they come from.
+  /// Collective, after spec(). Throws if the initial values differ between ranks. The engine checks that as
+  /// well, but cannot name their source.
   void require_equal_values(Runtime& runtime) const {
     std::vector<std::uint64_t> all(static_cast<std::size_t>(runtime.size()), initial_);
     runtime.all()
@@ -78,7 +79,8 @@ class ModelUnits {
           "on all ranks (torch::manual_seed) before the module is made, or load the same file");
     }
   }
-  /// Before adopt(): autograd leaves out what tranche.frozen names, as it does what the module froze itself.
+  /// Call before adopt(): autograd then skips the parameters in tranche.frozen, as it skips those that the
+  /// module froze.
   void freeze(const Engine& engine) {
     for (UnitState& unit : units_) {
       unit.freeze([&](const std::string& name) { return engine.frozen(name); });
@@ -87,7 +89,7 @@ class ModelUnits {
   void adopt(at::ScalarType type, at::Device device) {
     for (UnitState& unit : units_) unit.adopt(type, device);
   }
-  /// In the order of registration, those without parameters included.
+  /// All units in the order of registration, including those without parameters.
   std::deque<UnitState>& all() { return units_; }
 
  private:

@@ -1,5 +1,5 @@
 #pragma once
-/// A parameter of a module, whose memory is the engine's while its unit is gathered.
+/// A parameter of a module, which uses the engine's memory while its unit is gathered.
 
 #include <torch/torch.h>
 
@@ -9,8 +9,8 @@
 
 namespace tranche::libtorch::detail {
 
-/// LibTorch from 2.3 on can refuse reads of a storage that has no memory now, with a text of ours, and later
-/// versions can stop refusing them. Before 2.3 a closed parameter is null.
+/// From LibTorch 2.3 on a storage without memory can refuse reads with a text of ours, and later versions can
+/// stop refusing. Before 2.3 a closed parameter is null.
 template <class Storage>
 inline constexpr bool can_refuse = requires(Storage& storage) {
   storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string());
@@ -31,7 +31,7 @@ void allow_reads(Storage& storage) {
   if constexpr (can_allow<Storage>) storage.clear_data_ptr_access_error_msg_();
 }
 
-/// A storage of that size without memory.
+/// A storage of the given size without memory.
 inline c10::intrusive_ptr<c10::StorageImpl> null_storage(std::int64_t bytes, at::Device device) {
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
                                                c10::DataPtr(nullptr, device), nullptr, /*resizable=*/false);
@@ -41,14 +41,16 @@ struct Parameter {
   std::string name;
   at::Tensor tensor;
   std::vector<std::string> aliases = {};
-  /// The tensor's while its unit is gathered. One for good, whatever memory it has: autograd saves parameters
-  /// and views of them; views share it and so see the memory of each gather, wherever that lies.
+  /// The tensor's storage while its unit is gathered. It is the same object for the parameter's lifetime,
+  /// whatever memory it points to, because autograd saves parameters and their views. Views share it, and so
+  /// see the memory of each gather.
   c10::intrusive_ptr<c10::StorageImpl> storage = {};
-  /// The tensor's between gathers, which refuses reads for good: not every LibTorch can read a storage again
-  /// that has refused. Where it can, `storage` refuses too, and with it the views that a graph saved.
+  /// The tensor's storage between gathers. It always refuses reads, because not every LibTorch can make a
+  /// refusing storage readable again. If LibTorch can, `storage` refuses as well, and with it the views that
+  /// a graph saved.
   c10::intrusive_ptr<c10::StorageImpl> closed = {};
 
-  /// Frees the parameter's own memory; it is closed then.
+  /// Frees the parameter's own memory and closes the parameter.
   void adopt(at::ScalarType type, at::Device device) {
     const auto bytes = tensor.numel() * static_cast<std::int64_t>(c10::elementSize(type));
     storage = null_storage(bytes, device);
@@ -58,7 +60,7 @@ struct Parameter {
                         .set_(c10::Storage(storage), 0, tensor.sizes(), {}));
     close();
   }
-  /// Gives it the memory of a gather.
+  /// Lets the parameter use the memory of a gather.
   void open(void* data) {
     storage->set_data_ptr_noswap({data, storage->device()});
     allow_reads(*storage);
@@ -70,7 +72,7 @@ struct Parameter {
     if constexpr (names_closed_views) {
       try {
         refuse_reads(*storage, refusal());
-      } catch (...) {  // no memory for the text: the view is null
+      } catch (...) {  // no memory for the text, so the view is null
       }
     }
   }

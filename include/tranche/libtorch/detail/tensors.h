@@ -1,5 +1,6 @@
 #pragma once
-/// Tensors inside arguments and results of modules, and what Tranche's dtypes are to LibTorch.
+/// Tensors inside the arguments and results of modules, and the correspondence of Tranche's and LibTorch's
+/// dtypes.
 
 #include <torch/torch.h>
 
@@ -35,8 +36,8 @@ struct IsTuple<std::tuple<T...>> : std::true_type {};
 template <class A, class B>
 struct IsTuple<std::pair<A, B>> : std::true_type {};
 
-/// Calls `function` with every tensor that is defined, in a fixed order: `value` itself, or what vectors,
-/// tuples, pairs and optionals in it hold. Other types hold none.
+/// Calls `function` with every defined tensor in `value`, in a fixed order. It looks into vectors, tuples,
+/// pairs and optionals; other types count as containing none.
 template <class Value, class Function>
 void for_each_tensor(Value& value, Function&& function) {
   using Plain = std::remove_const_t<Value>;
@@ -66,8 +67,8 @@ inline Shape shape_of(const at::Tensor& tensor) {
   return Shape(std::span<const std::int64_t>(tensor.sizes().data(), static_cast<std::size_t>(tensor.dim())));
 }
 
-/// A view of a contiguous tensor in host memory; bool as bytes. Throws InvalidArgument for a dtype that
-/// checkpoints do not know, naming `name`.
+/// A view of a contiguous tensor in host memory; bool counts as bytes. Throws InvalidArgument that names
+/// `name` for a dtype that checkpoints do not support.
 inline TensorView view_of(const at::Tensor& tensor, const std::string& name) {
   const auto view = [&](DataType dtype) { return TensorView{tensor.data_ptr(), dtype, shape_of(tensor)}; };
   switch (tensor.scalar_type()) {
@@ -93,7 +94,7 @@ inline TensorView view_of(const at::Tensor& tensor, const std::string& name) {
   }
 }
 
-/// FNV-1a over words of 8 bytes, for ranks to compare values by.
+/// FNV-1a over 8-byte words, with which ranks compare values.
 inline std::string hash_of(const at::Tensor& tensor) {
   const at::Tensor values = tensor.detach().to(at::kCPU).contiguous();
   const auto* bytes = static_cast<const unsigned char*>(values.data_ptr());

@@ -1,5 +1,5 @@
 #pragma once
-/// A unit under a Trainer: its parameters, its calls in a micro-batch, its gradients.
+/// The state of a unit under a Trainer: its parameters, its calls in a micro-batch, its gradients.
 
 #include <torch/torch.h>
 
@@ -18,14 +18,14 @@ namespace tranche::libtorch::detail {
 /// The state that the units of a Trainer share in a micro-batch.
 struct Pass {
   Engine* engine = nullptr;
-  /// The input of every mark: a scalar that wants a gradient, on the device, since autograd has a queue for
-  /// each device and the marks belong into that of the units' nodes.
+  /// The input of every mark (graph.h): a scalar that requires a gradient. It lies on the device, because
+  /// autograd has one queue for each device and the marks must be in the same queue as the units' nodes.
   at::Tensor anchor;
-  /// The marks of calls' beginnings and ends, as roots of backward (see graph.h).
+  /// The marks at the beginnings and ends of calls, which are roots of backward (graph.h).
   std::vector<at::Tensor> marks;
-  /// Calls that are made now recompute others. Shared with graphs, which may outlive the Trainer.
+  /// True while backward recomputes calls. Graphs share it and may outlive the Trainer.
   std::shared_ptr<bool> backward = std::make_shared<bool>(false);
-  bool first_run = false;  ///< the forward of a recomputed unit, without a graph
+  bool first_run = false;  ///< the first forward of a recomputed unit, without a graph
 };
 
 class UnitState {
@@ -46,7 +46,7 @@ class UnitState {
     trainable_ = trainable_ || tensor.requires_grad();
   }
   void set_id(UnitId id) { id_ = id; }
-  /// Parameters of which `frozen(name)` is true want no gradient from here on.
+  /// From now on parameters for which `frozen(name)` is true require no gradient.
   template <class Frozen>
   void freeze(Frozen frozen) {
     trainable_ = false;
@@ -56,7 +56,7 @@ class UnitState {
     }
   }
 
-  /// Frees the parameters' own memory: the engine's takes its place from this call on.
+  /// Frees the parameters' own memory; from now on they use the engine's.
   void adopt(at::ScalarType type, at::Device device) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       Parameter& p = parameters_[i];
@@ -66,7 +66,7 @@ class UnitState {
       }
     }
   }
-  /// The end of the Trainer: hooks would lead nowhere.
+  /// Called when the Trainer ends, since the hooks must not refer to it any longer.
   void abandon() noexcept {
     for (Parameter& p : parameters_) {
       if (p.storage && p.tensor.requires_grad()) {
@@ -74,7 +74,7 @@ class UnitState {
       }
     }
   }
-  /// A graph that outlives the step would see other weights: autograd refuses it.
+  /// Makes autograd refuse a graph that outlives the step, because it would see other weights.
   void weights_changed() {
     for (Parameter& p : parameters_) p.tensor.unsafeGetTensorImpl()->bump_version();
   }
@@ -98,21 +98,21 @@ class UnitState {
     expected_ = ended_ = 0;
     submitted_ = false;
   }
-  /// A call that backward will come through.
+  /// Counts a call that backward will reach.
   void expect_call() {
     if (!*pass_.backward) ++expected_;
   }
-  /// All of a call's nodes have run. The last call hands the gradients over.
+  /// Called when all nodes of a call have run. After the last call the gradients are submitted.
   void end_call() {
     release();
     if (++ended_ == expected_) submit();
   }
-  /// Submits the unit if backward did not come through it, so that all ranks submit the same units.
+  /// Submits the unit if backward did not reach it, so that all ranks submit the same units.
   void finish() {
     while (holders_ > 0) release();
     if (!submitted_) submit();
   }
-  /// After an error that the engine knows of.
+  /// Cleans up after an error that was reported to the engine.
   void drop() noexcept {
     while (holders_ > 0) release();
     sums_.clear();
@@ -153,8 +153,8 @@ class UnitState {
     }
     parameter.mutable_grad().reset();
     if (expected_ <= 1) return add(index, gradient);
-    // A recomputed unit hands over a gradient for each of its calls, a kept one their sum, which autograd
-    // makes: so that both have the same bits, these are summed likewise before the engine adds.
+    // A recomputed unit submits one gradient for each call, whereas for other units autograd adds these up
+    // first. They are added here in the same way, so that both have the same bits.
     if (sums_.empty()) sums_.resize(parameters_.size());
     at::Tensor& sum = sums_[std::size_t(index)];
     sum = sum.defined() ? sum + gradient : gradient;
@@ -191,8 +191,8 @@ class UnitState {
   int holders_ = 0;
   GatheredUnit held_ = {};
   std::optional<UnitGradients> gradients_ = {};
-  std::vector<at::Tensor> sums_ = {};  ///< of the gradients of a unit's several calls; by parameter
-  int expected_ = 0, ended_ = 0;       ///< calls that backward comes through
+  std::vector<at::Tensor> sums_ = {};  ///< by parameter: gradients of several calls, added up
+  int expected_ = 0, ended_ = 0;       ///< calls that backward reaches, and calls that have ended
   bool submitted_ = false;
 };
 
