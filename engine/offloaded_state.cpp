@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "device/work_recorder.h"
 #include "offload/calibration.h"
+#include "tranche/core/shape.h"
 #include "tranche/kernels/elementwise.h"
 
 namespace tranche::detail {
