@@ -72,7 +72,8 @@ TEST(ConfigFields, EachIsOfOneRow) {
   const std::set<const void*> derived{
       &config.loss_scaling,      &config.precision_given, &config.clipping_given,
       &config.pipeline_cuts_key, &config.shard_size_key,  &config.shard_size,
-      &config.ignored,           &config.notes,           &config.pipeline_begins};
+      &config.ignored,           &config.notes,           &config.pipeline_begins,
+      &config.offload.host_state_reason};
   for (const void* field : derived) EXPECT_FALSE(bound.contains(field)) << bound[field];
   // Config holds these nine structs, of which MonitorConfig twice, beside fields that are none.
   const std::size_t fields =

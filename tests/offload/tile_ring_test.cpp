@@ -373,7 +373,7 @@ TEST(TileRingTransfers, NoMoreAreUnderWayThanAllowed) {
     return bytes;
   });
   for (const int at_once : {1, 2, 0}) {
-    TileBench bench(folder.path(), *files, {.engine = BlockIoEngine::threads, .depth = 8});
+    TileBench bench(folder.path(), *files, {.engine = BlockIoEngine::threads, .depth = 8, .hook = {}});
     const TileRegion region = bench.region(8 * 1000, 1000, {8});
     bench.swap.create();
     TileRing ring({.buffers = 6, .buffer_bytes = region.bytes_of(0), .at_once = at_once}, bench.swap,
