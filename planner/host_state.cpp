@@ -18,6 +18,7 @@ namespace {
 constexpr int most_rounds = 3;
 /// What is less is not worth another plan.
 constexpr std::int64_t least_gain = std::int64_t{1} << 20;
+constexpr std::int64_t most_margin = std::int64_t{4} << 30;
 
 /// One rank of each class whose plans may differ.
 std::vector<int> differing_ranks(const PlanRequest& request) {
@@ -71,10 +72,17 @@ Need need_of(const PlanRequest& request, const std::vector<int>& ranks, std::int
   return most;
 }
 
+/// Bytes of memory found on this machine that are left alone: programs take more than a run accounts for.
+std::int64_t margin_of(const HostMemory& memory) {
+  return memory.found_here() ? std::min(memory.bytes / 8, most_margin) : 0;
+}
+
 std::string source_of(const HostMemory& memory) {
-  return memory.source == HostMemory::Source::configuration   ? "the limit that is given"
-         : memory.source == HostMemory::Source::control_group ? "7/8 of what its control group's limit leaves"
-                                                              : "7/8 of what this machine has available";
+  if (!memory.found_here()) return "the limit that is given";
+  return fmt::format("what {}, less {}",
+                     memory.source == HostMemory::Source::control_group ? "its control group's limit leaves"
+                                                                        : "this machine has available",
+                     format_bytes(margin_of(memory)));
 }
 
 }  // namespace
@@ -88,7 +96,7 @@ void resolve_host_state(PlanRequest& request) {
     offload.host_state_reason = ", as auto finds no limit of host memory (--host-memory gives one)";
     return;
   }
-  const std::int64_t allowed = memory.found_here() ? memory.bytes / 8 * 7 : memory.bytes;
+  const std::int64_t allowed = memory.bytes - margin_of(memory);
   const std::vector<int> ranks = differing_ranks(request);
   const Need least = need_of(request, ranks, 0);
   const std::int64_t beside = least.host + bytes_to_load(request);

@@ -69,11 +69,11 @@ TEST(ConfigFields, EachIsOfOneRow) {
     EXPECT_TRUE(first) << key.path << " and " << known->second << " fill one field";
   }
   // Fields that no key holds by itself: they follow from several, or say where a value came from.
-  const std::set<const void*> derived{
-      &config.loss_scaling,      &config.precision_given, &config.clipping_given,
-      &config.pipeline_cuts_key, &config.shard_size_key,  &config.shard_size,
-      &config.ignored,           &config.notes,           &config.pipeline_begins,
-      &config.offload.host_state_reason};
+  const std::set<const void*> derived{&config.loss_scaling,    &config.precision_given,
+                                      &config.clipping_given,  &config.pipeline_cuts_key,
+                                      &config.shard_size_key,  &config.shard_size,
+                                      &config.ignored,         &config.notes,
+                                      &config.pipeline_begins, &config.offload.host_state_reason};
   for (const void* field : derived) EXPECT_FALSE(bound.contains(field)) << bound[field];
   // Config holds these nine structs, of which MonitorConfig twice, beside fields that are none.
   const std::size_t fields =

@@ -18,7 +18,7 @@ using testing::Not;
 
 PlanRequest request_of(int ranks, OffloadTier parameters = OffloadTier::nvme) {
   PlanRequest request;
-  request.model = load_plan_model("gpt-nano", {});
+  request.model = load_plan_model("gpt-nano");
   request.ranks = ranks;
   request.sequence = 16;
   request.config = parse_config(
@@ -88,7 +88,7 @@ TEST(HostState, NoLimitThatIsKnownKeepsNothing) {
   EXPECT_THAT(request.config.offload.host_state_reason, HasSubstr("auto finds no limit of host memory"));
 }
 
-TEST(HostState, LeavesAnEighthOfAMachineAloneAndCountsACpusDeviceMemory) {
+TEST(HostState, LeavesAMarginOfAMachineAndCountsACpusDeviceMemory) {
   PlanRequest request = request_of(1);
   const PlanResult none = plan_run(request);
   const std::int64_t beside = none.tier(Tier::host).peak + none.tier(Tier::device).peak;
@@ -101,7 +101,7 @@ TEST(HostState, LeavesAnEighthOfAMachineAloneAndCountsACpusDeviceMemory) {
   EXPECT_GE(request.config.offload.host_state, room);
   EXPECT_LT(request.config.offload.host_state, none.state.asked_on_nvme);
   EXPECT_THAT(request.config.offload.host_state_reason,
-              AllOf(HasSubstr("7/8 of what its control group's limit leaves"), HasSubstr("all else takes")));
+              AllOf(HasSubstr("what its control group's limit leaves, less "), HasSubstr("all else takes")));
 }
 
 TEST(HostState, RanksOfATensorAxisTakeTheSameBytes) {
