@@ -1,5 +1,5 @@
 # cmake -DMODE=installed|subdirectory|subdirectory_whole -DBUILD= -DSOURCE= -DWORK= ... -P run.cmake
-cmake_minimum_required(VERSION 3.25)  # without its policies "installed" in quotes would be the variable of that name
+cmake_minimum_required(VERSION 3.25)  # Older policies would expand "installed" in quotes as a variable.
 
 function(run)
   execute_process(COMMAND ${ARGV} RESULT_VARIABLE status OUTPUT_VARIABLE output ERROR_VARIABLE output)
@@ -12,10 +12,10 @@ endfunction()
 
 set(options -G ${GENERATOR} -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
 if(MODE STREQUAL "installed")
-  # Afresh, so that a header or library that is no longer installed is missed; the build may not be of help.
+  # The folder is empty before the installation, so that a header or library that is no longer installed is missing.
   file(REMOVE_RECURSE ${WORK})
   run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/staging)
-  file(RENAME ${WORK}/staging ${WORK}/prefix)  # an installation can be moved
+  file(RENAME ${WORK}/staging ${WORK}/prefix)  # The installation has to work from another folder than the one it was installed to.
   list(APPEND options -DCMAKE_PREFIX_PATH=${WORK}/prefix)
   file(GLOB_RECURSE public RELATIVE ${SOURCE}/include ${SOURCE}/include/*.h)
   file(GLOB_RECURSE headers RELATIVE ${WORK}/prefix/include ${WORK}/prefix/include/*)
@@ -33,8 +33,8 @@ if(MODE STREQUAL "installed")
     endforeach()
   endforeach()
 else()
-  # The smallest build, so that it is quick: plain kernels for one instruction set, no backends, no optimisation, few
-  # units.
+  # These options make the quickest build: plain kernels for one instruction set, no backends, no optimisation and few
+  # translation units.
   list(APPEND options -DTRANCHE_SOURCE=${SOURCE} -DCMAKE_BUILD_TYPE=Debug
        "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -DHWY_COMPILE_ONLY_STATIC"
        -DTRANCHE_PLAIN_KERNELS=ON -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=32
@@ -49,7 +49,7 @@ if("$ENV{TRANCHE_TEST_PART}" MATCHES "^[1-9]")
   set(other_part ON)
 endif()
 if(MODE STREQUAL "subdirectory" AND other_part)
-  # The other parts of the sweep link what is there with the lowest folder alone, which compiles in a tenth of the time.
+  # The other parts of the sweep build and link only core/, the lowest folder, which takes a tenth of the time.
   message("part $ENV{TRANCHE_TEST_PART}: core_only is built (TRANCHE_TEST_PART); left out: optimizer_list, which part 0 builds")
   run(${CMAKE_COMMAND} --build ${WORK}/build --parallel 1 --target core_only)
   run(${WORK}/build/core_only)
@@ -73,7 +73,7 @@ run(${WORK}/build/consumer)
 message("${output}")
 set(printed "${output}")
 if(MODE STREQUAL "installed")
-  # README's lines, as they stand there, in a home of their own.
+  # The commands of README's block run unchanged, with HOME set to an empty folder.
   file(READ ${SOURCE}/README.md readme)
   if(NOT readme MATCHES "\n```\n(cmake --install [^`]+)```\n")
     message(FATAL_ERROR "README.md has no block of lines that begins with cmake --install")
@@ -103,7 +103,7 @@ ${lines}")
   if(NOT output MATCHES "steps 240 applied")
     message(FATAL_ERROR "the example of a training rule printed something else: ${output}")
   endif()
-  # A configuration that cannot be is status 2, with its text, also where there is no Runtime yet.
+  # An invalid configuration ends the program with exit status 2 and the error's text, even before a Runtime exists.
   execute_process(COMMAND ${WORK}/home/my_network/build/two_layer_network 7 RESULT_VARIABLE status ERROR_VARIABLE errors)
   if(NOT status EQUAL 2 OR NOT errors MATCHES "zero_optimization.stage")
     message(FATAL_ERROR "stage 7 ended with status ${status}: ${errors}")

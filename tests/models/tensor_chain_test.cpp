@@ -1,5 +1,5 @@
-// Sums over the axis `tensor` as chains (tranche.tensor_sums), which have the bits of one rank; and what else
-// is equal to the bit on meshes with the axis.
+// Sums over the axis `tensor` as chains (tranche.tensor_sums), which have the bits of one rank; and other
+// equal bits on meshes with the axis.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The bits of a run: of all state at its end, of each step, and of answers between steps.
+/// The bits of a run: those of all state at its end, of each step, and of answers between steps.
 struct Bits {
   kernels::Digest state;
   std::vector<double> losses, norms;
@@ -43,7 +43,7 @@ void expect_same(const Bits& actual, const Bits& expected) {
   EXPECT_EQ(actual.greedy, expected.greedy);
 }
 
-/// Trains `steps` steps on the micro-batches of any number of data ranks, evaluates, and goes on with a text.
+/// Trains `steps` steps on the micro-batches of any number of data ranks, evaluates, and continues a text.
 Bits trained(int ranks, const LanguageModel& model, const Config& config, int steps) {
   Bits bits;
   std::mutex mutex;
@@ -94,7 +94,7 @@ Bits trained(int ranks, const LanguageModel& model, const Config& config, int st
   return bits;
 }
 
-/// Sizes that 2, 3 or 4 ranks cut between pairs of elements, in part unevenly.
+/// Sizes that 2, 3 or 4 ranks cut at even elements, in part unevenly.
 GptConfig even_gpt(std::int64_t heads) {
   GptConfig model = with_dropout(six_heads());
   model.heads = heads;
@@ -109,7 +109,7 @@ Config chained(Config config, DataType dtype = DataType::float32) {
   return config;
 }
 
-/// fp32 and bf16, as far as their products add up in ascending order here.
+/// fp32 and bf16, if this machine adds their products in ascending order.
 std::vector<DataType> ascending_types() {
   std::vector<DataType> types;
   for (const DataType dtype : {DataType::float32, DataType::bfloat16}) {
@@ -118,7 +118,7 @@ std::vector<DataType> ascending_types() {
   return types;
 }
 
-/// One rank's bits on 2 and more ranks of the axis, alone and beside data ranks.
+/// Expects the bits of one rank on 2 and more ranks of the axis, alone and together with data ranks.
 void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<int> sizes, int steps,
                              bool whole_vocabulary = false, const LoraConfig& lora = {}) {
   const std::vector<DataType> types = ascending_types();
@@ -127,7 +127,7 @@ void expect_bits_of_one_rank(const LanguageModel& model, std::initializer_list<i
                  << kernels::matmul_path(DeviceKind::cpu, DataType::float32)
                  << ", which do not add up in ascending order";
   }
-  steps = std::max(steps, 2);  // a single loss says nothing of the update
+  steps = std::max(steps, 2);  // a single loss does not depend on the update
   for (const DataType dtype : types) {
     if (test::sanitized && dtype != types.front()) continue;
     Config alone = config_of(1);
@@ -161,7 +161,7 @@ TEST(TensorChain, GptHasTheBitsOfOneRank) {
 TEST(TensorChain, BlocksOfALargeVocabularyAreThoseOfOneRank) {
   if (test::sanitized) GTEST_SKIP() << "the bits of a second block are no matter of memory and threads";
   GptConfig model = even_gpt(4);
-  model.vocabulary = 4168;  // a block of 4096 columns, which lies across the parts of ranks, and another one
+  model.vocabulary = 4168;  // a block of 4096 columns, which crosses the parts of ranks, and a second one
   expect_bits_of_one_rank(Gpt(model), {4}, 2);
 }
 
@@ -271,7 +271,7 @@ TEST(TensorChain, PlansHoldToTheByteOnEveryRank) {
 
 TEST(TensorInvariance, TheNumberOfDataRanksChangesNoBit) {
   const Gpt gpt(with_dropout(six_heads()));
-  const Llama llama(eight_heads(LlamaKind::llama));  // whose key and value heads four ranks share
+  const Llama llama(eight_heads(LlamaKind::llama));  // four ranks share its key and value heads
   const auto compare = [](const LanguageModel& model, int tensor, bool blocks) {
     Config config = config_of(1);
     config.world_size_invariant = true;

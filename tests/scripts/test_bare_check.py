@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bare_check.sh takes its commands from the README of the commit it is given, and refuses what it cannot do."""
+"""bare_check.sh takes its commands from the README of the given commit, and refuses requests that it cannot fulfil."""
 import pathlib
 import shutil
 import subprocess
