@@ -16,7 +16,7 @@ namespace {
 
 /// Plans after the first: each says what buffers of the disk's part are no longer needed.
 constexpr int most_rounds = 3;
-/// What is less is not worth another plan.
+/// Another plan is made for this gain or more.
 constexpr std::int64_t least_gain = std::int64_t{1} << 20;
 constexpr std::int64_t most_margin = std::int64_t{4} << 30;
 
@@ -101,7 +101,7 @@ void resolve_host_state(PlanRequest& request) {
   const Need least = need_of(request, ranks, 0);
   const std::int64_t beside = least.host + bytes_to_load(request);
   std::int64_t bytes = std::clamp<std::int64_t>(allowed - beside, 0, least.asked);
-  // What stays needs no buffers on its way from the disk.
+  // State that stays needs no buffers on its way from the disk.
   std::int64_t next = bytes;
   for (int round = 0; round < most_rounds && next > 0 && next < least.asked; ++round) {
     const std::int64_t left = allowed - (beside - least.host) - need_of(request, ranks, next).host;

@@ -752,7 +752,7 @@ TEST(PlanOfTheProgram, EqualsTheReport) {
        "--nvme-path", folder.path(""), "--host-state", "0"},
       {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
        folder.path(""), "--host-state", "200000"},
-      // What is free is more than all of it.
+      // All of it fits in free memory.
       {"--stage", "3", "--offload-optimizer", "nvme", "--offload-param", "nvme", "--nvme-path",
        folder.path("")},
       {"--offload-optimizer", "nvme", "--nvme-path", folder.path(""), "--host-memory", "1MiB"}};

@@ -88,7 +88,7 @@ struct Run {
   /// Collective. Checks that all ranks can write checkpoints to one folder, and that no other run does.
   /// Returns the exit status.
   int require_folder();
-  /// What a plan of this run is asked for.
+  /// The request for a plan of this run.
   planner::PlanRequest plan_request(int ranks_per_node) const;
   /// Collective. Replaces tranche.host_state auto by bytes, the same on all ranks. Returns the exit status.
   int resolve_host_state();
