@@ -36,6 +36,19 @@ std::string routing_of(const Optimizer& optimizer, std::span<const TensorState> 
   }
 }
 
+std::string need_of_all_gradients(const Optimizer& optimizer, const StateStore& store, bool sums) {
+  if (sums) return optimizer.name() + " computes sums over whole tensors first";
+  const bool whole = std::any_of(store.trainable().begin(), store.trainable().end(),
+                                 [](const FlatBuffer* flat) { return flat->whole_matrices; });
+  return whole ? optimizer.name() + " computes whole matrices, which ranks exchange first" : std::string();
+}
+
+void check_update(const Config& config, const Optimizer& optimizer, const StateStore& store, bool sums) {
+  const std::string need = need_of_all_gradients(optimizer, store, sums);
+  if (config.update == UpdateTime::at_the_boundary || need.empty()) return;
+  throw ConfigurationError("tranche.update: not as_reduced: optimizer " + need + "; write at_the_boundary");
+}
+
 void check_host_memory(const Runtime& runtime, const Config& config, const StateStore& store,
                        const StateFormulas& formulas) {
   // On a CPU device memory is host memory; a limit of device memory has a separate error.

@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 #include "offload/block_io.h"
+#include "offload/disk_meter.h"
 
 namespace tranche::detail {
 
@@ -31,11 +33,13 @@ class TileFlow {
   };
   /// Buffers must live until finish(), which must be called. At most `at_once` reads are under way, and as
   /// many writes.
-  TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once);
+  TileFlow(BlockIo& io, std::vector<char*> buffers, std::size_t at_once, std::shared_ptr<DiskMeter> meter);
 
   /// Appends tiles, which are transferred from and to `file`. Returns the position of the first. Rethrows the
   /// failure that has stopped the flow.
   std::int64_t add(File& file, const std::vector<Tile>& tiles, bool read);
+  /// The work that uses this tile, the next one, has been issued.
+  void issued(std::int64_t position) noexcept;
   /// Blocks until the tile is in its buffer. This and the next two throw the failure that has stopped the
   /// flow.
   void await_tile(std::int64_t position);
@@ -54,8 +58,6 @@ class TileFlow {
   /// Ends the threads, once nothing is in flight.
   void finish() noexcept;
 
-  double take_busy_seconds();
-
  private:
   enum class Stage : std::uint8_t { queued, reading, in_memory, left, writing, settled };
   struct Place {
@@ -67,8 +69,11 @@ class TileFlow {
   struct UnderWay {
     IoTicket ticket;
     std::int64_t position = 0;
+    double begun = 0;
   };
   struct Lane {
+    const char* track = "";           // of the trace
+    double ended = 0;                 // the last transfer's end
     std::vector<UnderWay> under_way;  // in the order of submission; at most one per buffer
     std::condition_variable arrived;  // a transfer has been submitted, or the flow ends
     std::thread thread;
@@ -79,6 +84,8 @@ class TileFlow {
   void start_reads();
   void start_writes();
   void started(Lane& lane, IoTicket ticket, std::int64_t position);
+  void ended(Lane& lane, const UnderWay& transfer);
+  void tell_meter() noexcept;
   bool idle() const { return reads_.under_way.empty() && writes_.under_way.empty(); }
   void settle(std::int64_t position);
   void stop_locked(std::exception_ptr failure) noexcept;
@@ -86,6 +93,7 @@ class TileFlow {
   void run(Lane& lane);
 
   BlockIo& io_;
+  const std::shared_ptr<DiskMeter> meter_;
   const std::vector<char*> buffers_;
   const std::size_t at_once_;
 
@@ -95,10 +103,10 @@ class TileFlow {
   std::int64_t first_ = 0;           // all tiles before are settled
   std::int64_t next_ = 0;            // the first tile that is still queued
   std::deque<std::int64_t> left_;    // tiles whose writes wait for others
+  std::int64_t issued_ = 0;          // the first tile whose work has not been issued
   bool stopped_ = false;
   std::exception_ptr failure_;
   bool finishing_ = false;
-  double busy_seconds_ = 0, busy_since_ = 0;
   Lane reads_, writes_;
 };
 

@@ -108,11 +108,15 @@ TEST(Program, ReportHasEveryKeyOfItsSchema) {
                        {"exposed_offload_seconds", number_float},
                        {"exposed_message_seconds", number_float},
                        {"offload", object},
+                       {"disk_idle", object},
                        {"offload_bytes", object}});
     expect_keys(step["offload"], {{"to_host_seconds", number_float},
                                   {"from_host_seconds", number_float},
                                   {"host_update_seconds", number_float},
                                   {"disk_seconds", number_float}});
+    expect_keys(step["disk_idle"], {{"nothing_asked_seconds", number_float},
+                                    {"no_buffer_seconds", number_float},
+                                    {"norm_seconds", number_float}});
     expect_keys(step["offload_bytes"], {{"to_host", number_integer},
                                         {"from_host", number_integer},
                                         {"nvme_read", number_integer},
