@@ -230,7 +230,7 @@ TEST_F(HostState, ASaveTakesStateThatStaysTileByTile) {
         saving.offload.host_state = host_state;
         std::int64_t peak = 0;
         on_tiled_ranks(saving, [&](Engine& engine, Runtime& runtime) {
-          engine.save(folder + "-memory", {.wait = true});
+          engine.save(folder + "-memory-" + std::to_string(host_state), {.wait = true});
           if (runtime.rank() == 0) peak = snapshot_peak(runtime);
         });
         return peak;

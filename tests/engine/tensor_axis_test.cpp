@@ -777,14 +777,6 @@ TEST(TensorAxis, RefusesWhatItCannotCut) {
   EXPECT_THAT(text_of({4, "pipeline=2, tensor=2"}, [](Config& c) { c.gradient_noise_scale = true; }),
               HasSubstr("tranche.gradient_noise_scale: not with tranche.mesh \"pipeline=2, tensor=2\": a "
                         "stage has a part of each gradient alone; leave it out"));
-  EXPECT_THAT(
-      with([](Config& c) {
-        c.tensor_sums = TensorSums::chain;
-        c.layout["inner"] = "whole";
-      }),
-      HasSubstr("tranche.tensor_sums: chain with tranche.layout: layers whose inner is whole on every rank "
-                "add their gradients up over rows, not in chains; write rank_order, or leave inner out of "
-                "the layout"));
   EXPECT_THAT(with([](Config& c) { c.tensor_sums = TensorSums::chain; }),
               HasSubstr("tranche.tensor_sums: chain: the model does not compute in chains "
                         "(ModelSpec::chain_sums); write rank_order"));

@@ -22,6 +22,7 @@
 #include "tests/models/training_fixture.h"
 #include "tranche/core/error.h"
 #include "tranche/device/ledger.h"
+#include "tranche/kernels/matmul.h"
 #include "tranche/planner/planner.h"
 
 namespace tranche::models {
@@ -331,6 +332,24 @@ TEST_F(GpuTensor, TakesTheMemoryOfItsPlan) {
     config.device_transport = transport;
     expect_memory_of_plan(config, ranks, std::string(mesh) + ", " + transport);
   }
+}
+
+TEST_F(GpuTensor, RefusesChains) {
+  Config config = base_config(0, 2);
+  config.mesh = "tensor=2";
+  config.tensor_sums = TensorSums::chain;
+  try {
+    on_ranks(
+        2, narrow_gpt().spec(time_steps), config, [](Engine&) {}, DeviceKind::cuda);
+  } catch (const ConfigurationError& error) {
+    EXPECT_EQ(error.message(),
+              "tranche.tensor_sums: chain: products of bf16 run by \"" +
+                  std::string(kernels::matmul_path(DeviceKind::cuda, DataType::bfloat16)) +
+                  "\" here, which does not add up in ascending order, so that no chain has the bits of one "
+                  "rank; write rank_order");
+    return;
+  }
+  FAIL() << "accepted";
 }
 
 /// The error of each rank when rank 1 of three stages does `what` before its third micro-batch. `what`

@@ -107,6 +107,7 @@ TEST(HostState, LeavesAMarginOfAMachineAndCountsACpusDeviceMemory) {
 TEST(HostState, RanksOfATensorAxisTakeTheSameBytes) {
   PlanRequest request = request_of(4, OffloadTier::none);
   request.config.mesh = "shard=2, tensor=2";
+  request.config.train_batch_size = 2;
   const PlanResult none = plan_run(request);
   request.host_memory = limit(none.tier(Tier::host).peak + none.state.asked_on_nvme / 2);
   const std::int64_t bytes = resolved(request);

@@ -377,7 +377,7 @@ TEST(Arguments, HelpNamesTypesValuesAndDefaultsInGroups) {
   }
   for (const char* group : {"\nSteps:\n", "\nCheckpoints:\n"}) EXPECT_THAT(help, HasSubstr(group));
   for (const char* line :
-       {"  --model NAME|FILE           preset or Hugging Face config.json [gpt-mini]\n",
+       {"  --model PRESET|FILE         preset or Hugging Face config.json [gpt-mini]\n",
         "  --stage 0|1|2|3             ZeRO stage\n",
         "  --device cpu|cuda           where a rank computes [cpu]\n",
         "  --offload-optimizer none|cpu|nvme\n                              where master weights",
