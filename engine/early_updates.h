@@ -27,7 +27,7 @@ class EarlyUpdates {
   bool on() const { return on_; }
   /// The last micro-batch of a step begins: what is complete from here on is updated with `step`.
   void begin(const OptimizerStep& step);
-  /// From begin() to end_step().
+  /// The step of begin(), until end_step(); otherwise empty.
   const std::optional<OptimizerStep>& begun() const { return step_; }
   /// The last reduction of the buffer's gradient was launched.
   void complete(FlatBuffer& flat);

@@ -144,7 +144,7 @@ class Walk {
     return units;
   }
 
-  /// What the updates of a step leave for the next one, whose first micro-batch begins at 0.
+  /// The effect of a step's updates on the next step, whose first micro-batch begins at time 0.
   struct Updates {
     std::vector<double> arrival;  ///< by unit: its new weights are where its next use finds them
     double weights_out = 0;       ///< the link out is busy with weights that the device updated
