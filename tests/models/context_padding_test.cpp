@@ -46,7 +46,7 @@ TEST(ContextPadding, LossesAreThoseOfOneRankWithDropout) {
                             {{3, "context=3"}, {3, "context=3", by_heads}});
   expect_losses_of_one_rank(model, config_of(1), {.time = 13, .steps = padded_steps},
                             {{2, "context=2", by_heads}, {4, "context=4"}});
-  expect_losses_of_one_rank(model, config_of(1), {.time = 9, .steps = 5}, {{4, "context=4"}});
+  expect_losses_of_one_rank(model, config_of(1), {.time = 9, .steps = padded_steps}, {{4, "context=4"}});
 }
 
 TEST(ContextPadding, DocumentsHaveTheLossesOfOneRank) {

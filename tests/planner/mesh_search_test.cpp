@@ -115,13 +115,21 @@ void expect_equal_searches(MeshSearchRequest request, const std::vector<double>&
       return one.trial.peak <= request.fit.budget;
     });
     const MeshSearchResult pruned = search_meshes(request);
-    ASSERT_TRUE(pruned.fits) << request.fit.budget;
-    EXPECT_EQ(settings_of(pruned.chosen), settings_of(*expected)) << request.fit.budget;
+    EXPECT_EQ(pruned.counts.all, whole.counts.all);
+    EXPECT_EQ(sum_of(pruned.counts), pruned.counts.all);
+    if (!pruned.fits || settings_of(pruned.chosen) != settings_of(*expected)) {
+      // A whole step may take more than the trial of a few micro-batches: then only a search knows.
+      request.exhaustive = true;
+      const MeshSearchResult exact = search_meshes(request);
+      request.exhaustive = false;
+      EXPECT_EQ(pruned.fits, exact.fits) << request.fit.budget;
+      EXPECT_EQ(settings_of(pruned.chosen), settings_of(exact.chosen)) << request.fit.budget;
+      EXPECT_EQ(pruned.chosen.seconds, exact.chosen.seconds);
+      continue;
+    }
     EXPECT_GE(pruned.chosen.trial.peak, expected->trial.peak) << "whole steps may pack a little worse";
     EXPECT_LE(pruned.chosen.trial.peak, request.fit.budget);
     EXPECT_EQ(pruned.chosen.seconds, expected->seconds);
-    EXPECT_EQ(pruned.counts.all, whole.counts.all);
-    EXPECT_EQ(sum_of(pruned.counts), pruned.counts.all);
     EXPECT_LT(pruned.counts.planned, whole.counts.planned / 2);
   }
 }
